@@ -1,0 +1,57 @@
+# Two commands do everything: `make demo` runs Catchment, `make test` proves it.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+SCALE  ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types format bench docs soak clean java
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/runtime java ## Run Catchment on embedded defaults and show what it did
+	@$(BIN)/catchment demo
+
+test: $(VENV)/dev java ## Run the whole test suite
+	$(BIN)/python -m pytest
+
+check: lint types test ## Lint, check types, test: what continuous integration runs
+
+lint: $(VENV)/dev ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev ## Check types
+	$(BIN)/mypy src tests benchmarks examples docs
+
+format: $(VENV)/dev ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a quick look
+	$(BIN)/python -m benchmarks.moving --scale $(SCALE)
+
+soak: $(VENV)/dev java ## Run the long campaigns
+	$(BIN)/python -m pytest -m soak
+
+docs: $(VENV)/dev ## Write docs/reference/ again from the code
+	$(BIN)/python docs/generate.py
+
+clean: ## Remove everything that was generated
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out catchment-demo
+
+java:
+	@bin/ensure-java
+
+$(VENV)/runtime: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) …" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Catchment needs Python 3.11 or newer.")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/runtime
+	@$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Catchment: the durable front door of a DuckLake."""

@@ -1,0 +1,53 @@
+"""The composition root: builds the parts that the settings name and hands them to whoever faces the user."""
+
+from types import TracebackType
+
+from catchment.clock import Clock, SystemClock
+from catchment.lake import Lake
+from catchment.lake.upkeep import Ages, UpkeepReport, maintain
+from catchment.pipeline import Deliverer, SparkRunner
+from catchment.settings import Settings
+
+
+class App:
+    """One process of Catchment. Parts are made when first asked for, and closed together."""
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self._lake: Lake | None = None
+        self._runner: SparkRunner | None = None
+
+    def __enter__(self) -> "App":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        if self._lake is not None:
+            self._lake.close()
+
+    @property
+    def lake(self) -> Lake:
+        """The lake, opened, and created where there is none."""
+        if self._lake is None:
+            self._lake = Lake.from_settings(self.settings, clock=self.clock)
+            self._lake.open()
+        return self._lake
+
+    @property
+    def runner(self) -> SparkRunner:
+        """Spark; it starts with its first task."""
+        if self._runner is None:
+            self._runner = SparkRunner(self.settings)
+        return self._runner
+
+    def deliverer(self) -> Deliverer:
+        """What delivers into the lake."""
+        return Deliverer(self.lake, self.runner, self.settings)
+
+    def maintain(self, *, dry_run: bool) -> UpkeepReport:
+        """Run the lake's upkeep."""
+        return maintain(self.lake, Ages.from_settings(self.settings), dry_run=dry_run)

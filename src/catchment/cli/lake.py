@@ -1,0 +1,154 @@
+"""`catchment lake`: deliver into the lake, prove it, keep it in shape."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from catchment.app import App
+from catchment.cli.context import AsJson, Home, command
+from catchment.errors import EXIT_FAILED, InputError
+from catchment.ids import ProducerId, TableId
+from catchment.lake import AuditReport, Commit, UpkeepReport
+from catchment.lake.commit import CreateTable
+from catchment.pipeline import Mode, ParquetFiles, Plan, Report, Retirement
+
+group = typer.Typer(help="Deliver into the lake, audit it, keep it in shape.", no_args_is_help=True)
+
+
+@group.command()
+def deliver(
+    table: Annotated[str, typer.Argument(help="`table` or `schema.table`.")],
+    paths: Annotated[list[Path], typer.Argument(help="Parquet files, or folders that hold some.")],
+    *,
+    mode: Annotated[Mode, typer.Option(help="Adopt files as they are, rewrite them, or judge by size.")] = Mode.AUTO,
+    retire: Annotated[Retirement, typer.Option(help="What becomes of a delivered file.")] = Retirement.KEEP,
+    create: Annotated[bool, typer.Option("--create", help="Create the table from the files if it is missing.")] = False,
+    partition_by: Annotated[str, typer.Option(help="With --create: columns to partition by, with commas.")] = "",
+    digests: Annotated[bool, typer.Option("--digests", help="Read adopted files to the end and digest them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver Parquet files into a table, each exactly once, however often this is run."""
+    with command(home, as_json) as run:
+        source = ParquetFiles(_parquet_files(paths), TableId.parse(table), retirement=retire)
+        if run.app.lake.find_table(source.table) is None:
+            if not create:
+                raise InputError(
+                    f"The lake has no table {source.table}.", hint="Add --create to make it from the files."
+                )
+            if dry_run:
+                columns = [f"{column.name} {column.type}" for column in source.columns()]
+                run.out.value({"create": columns}, [f"Table {source.table} would be created: {', '.join(columns)}."])
+                return
+            keys = tuple(key.strip() for key in partition_by.split(",") if key.strip())
+            create_table(run.app, source, keys)
+        deliverer = run.app.deliverer()
+        plan = deliverer.plan(source, mode)
+        if dry_run:
+            run.out.value(_plan_facts(plan), plan.explain())
+            return
+        for line in plan.explain():
+            run.out.say(line)
+        report = deliverer.deliver(plan, source.retire, digests=digests)
+        run.out.value(report, report_lines(report))
+        if not report.ok:
+            raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def audit(
+    producer: Annotated[str | None, typer.Option(help="Only this producer.")] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that every unit was delivered exactly once; exit 1 on a finding."""
+    with command(home, as_json) as run:
+        report = run.app.lake.audit(None if producer is None else ProducerId.parse(producer))
+        run.out.table(
+            "Producers",
+            ["producer", "epoch", "seq", "units", "rows", "tables"],
+            [(p.producer, p.epoch, p.seq, p.units, f"{p.rows:,}", ", ".join(p.tables)) for p in report.producers],
+        )
+        run.out.value({"ok": report.ok, **_fields(report)}, audit_lines(report))
+        if not report.ok:
+            raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def maintain(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the same steps; change nothing.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small files, expire old snapshots, delete what nothing refers to; safe beside running deliveries."""
+    with command(home, as_json) as run:
+        report = run.app.maintain(dry_run=dry_run)
+        run.out.value(report, _upkeep_lines(report))
+
+
+def create_table(app: App, source: ParquetFiles, partition_by: tuple[str, ...] = ()) -> None:
+    """Make the table that the files need."""
+    change = CreateTable(table=source.table, columns=source.columns(), partition_by=partition_by)
+    app.lake.commit(Commit(message=f"create {source.table}", changes=(change,)))
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """A delivery's report, for a person."""
+    yield (
+        f"Delivered {report.delivered} units, {report.rows:,} rows, in {report.files} files "
+        f"({report.bytes / 1e6:,.1f} MB) to {report.table}; {report.skipped} were there already."
+    )
+    for failure in report.failures:
+        yield f"Failed: {failure.reason}"
+
+
+def audit_lines(report: AuditReport) -> Iterator[str]:
+    """An audit's result, for a person."""
+    for finding in report.findings:
+        yield f"FINDING {finding.kind}: {finding.producer}: {finding.detail}"
+    for note in report.notes:
+        yield f"note: {note}"
+    units = sum(producer.units for producer in report.producers)
+    rows = sum(producer.rows for producer in report.producers)
+    verdict = "every one exactly once" if report.ok else f"{len(report.findings)} findings"
+    yield f"{units} units, {rows:,} rows: {verdict}."
+
+
+def _fields(report: AuditReport) -> dict[str, object]:
+    return {"producers": report.producers, "findings": report.findings, "notes": report.notes}
+
+
+def _upkeep_lines(report: UpkeepReport) -> Iterator[str]:
+    for step in report.steps:
+        yield f"{step.name:8} {step.subject:24} {step.count:6} {step.unit}"
+    if not report.done:
+        yield "Nothing was changed."
+
+
+def _plan_facts(plan: Plan) -> dict[str, object]:
+    return {
+        "table": plan.table,
+        "mode": plan.mode,
+        "units": sum(len(batch.units) for batch in plan.batches),
+        "delivered_already": len(plan.delivered),
+        "bytes": sum(unit.bytes for batch in plan.batches for unit in batch.units),
+        "commits": len(plan.batches),
+        "tasks": [
+            {"mode": stint.mode, "files": len(stint.parts), "bytes": stint.bytes}
+            for batch in plan.batches
+            for stint in batch.stints
+        ],
+    }
+
+
+def _parquet_files(paths: list[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        found.extend(sorted(path.rglob("*.parquet")) if path.is_dir() else [path])
+    if not found:
+        raise InputError("There is no Parquet file at the paths given.", hint="Name files, or folders that hold some.")
+    return found

@@ -1,0 +1,84 @@
+"""The only place that prints: data on stdout, as text or JSON, and everything else on stderr."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from catchment.errors import CatchmentError
+
+
+class Output:
+    """Where a command puts what it has to say. With `as_json`, stdout holds exactly one JSON value."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._data = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._talk = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    def value(self, value: Any, lines: Iterable[str]) -> None:
+        """The command's result: `value` as JSON, or the same in lines for a person."""
+        if self.as_json:
+            self._json(value)
+        else:
+            for line in lines:
+                self._data.print(escape(line))
+
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for a person; never part of JSON output."""
+        if not self.as_json:
+            table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+            for column in columns:
+                table.add_column(column)
+            for row in rows:
+                table.add_row(*(escape(str(cell)) for cell in row))
+            self._data.print(table)
+
+    def say(self, text: str) -> None:
+        """Progress and remarks."""
+        self._talk.print(escape(text))
+
+    def step(self, text: str) -> None:
+        """A heading in a longer story."""
+        self._talk.print(f"[bold cyan]▸[/] {escape(text)}")
+
+    def error(self, error: CatchmentError) -> None:
+        """Why the command failed, and what to do."""
+        if self.as_json:
+            shown = {"error": type(error).__name__, "message": error.message, "hint": error.hint, **plain(error.facts)}
+            self._json(shown)
+        self._talk.print(f"[bold red]error:[/] {escape(error.message)}")
+        if error.hint:
+            self._talk.print(f"[bold]hint:[/] {escape(error.hint)}")
+
+    def _json(self, value: object) -> None:
+        sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if type(value).__str__ is not object.__str__:
+            return str(value)
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    match value:
+        case dict():
+            return {str(key): plain(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(each) for each in value]
+        case Enum():
+            return value.value
+        case datetime():
+            return value.isoformat()
+        case Path():
+            return str(value)
+        case _:
+            return value

@@ -1,0 +1,94 @@
+"""What Catchment needs of a machine, checked one by one, each with what to do about it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psycopg
+
+from catchment import files
+from catchment.errors import CatchmentError, LakeUnavailableError
+from catchment.lake import Lake, extensions, parse_catalog
+from catchment.lake.attach import PostgresCatalog
+from catchment.pipeline import SparkRunner
+from catchment.pipeline.java import find_java
+from catchment.settings import Settings
+
+_PYTHON_MIN = (3, 11)
+_FREE_BYTES_MIN = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None = None
+
+
+def examine(settings: Settings) -> Iterator[Check]:
+    """Look at everything, in the order in which it would be missed."""
+    yield _python()
+    yield _check("java", _java)
+    yield _check("extensions", _extensions)
+    yield _check("disk", lambda: _disk(settings))
+    yield _check("lake", lambda: _lake(settings))
+    yield _check("spark", lambda: _spark(settings))
+
+
+def _check(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, ok=True, detail=look())
+    except CatchmentError as error:
+        return Check(name=name, ok=False, detail=error.message, hint=error.hint)
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info[:2] >= _PYTHON_MIN
+    return Check(name="python", ok=ok, detail=version, hint=None if ok else "Install Python 3.11 or newer.")
+
+
+def _java() -> str:
+    java = find_java()
+    return f"Java {java.version} at {java.path}"
+
+
+def _extensions() -> str:
+    with extensions.connect() as connection:
+        for name in extensions.KNOWN:
+            extensions.load(connection, name)
+    return f"{', '.join(extensions.KNOWN)} load from their wheels"
+
+
+def _disk(settings: Settings) -> str:
+    free = min(files.free_bytes(settings.home), files.free_bytes(files.local_path(settings.data_path)))
+    if free < _FREE_BYTES_MIN:
+        raise LakeUnavailableError(
+            f"Only {free / 1e9:.1f} GB are free at {settings.data_path}.",
+            hint="Make room, or set CATCHMENT_LAKE_DATA_PATH to a larger disk.",
+        )
+    return f"{free / 1e9:.1f} GB free at {settings.data_path}"
+
+
+def _lake(settings: Settings) -> str:
+    catalog = parse_catalog(settings.catalog_url.get_secret_value())
+    if isinstance(catalog, PostgresCatalog):
+        try:
+            psycopg.connect(catalog.conninfo, connect_timeout=5).close()
+        except psycopg.Error as error:
+            raise LakeUnavailableError(
+                f"{catalog} cannot be reached: {error}", hint="Is the server up, and CATCHMENT_LAKE_CATALOG right?"
+            ) from None
+    elif not catalog.path.exists():
+        return f"none yet; it will be made at {catalog}"
+    with Lake.from_settings(settings) as lake:
+        return f"{len(lake.tables())} tables at {lake.address.catalog}"
+
+
+def _spark(settings: Settings) -> str:
+    with SparkRunner(settings) as runner:
+        total = runner.spark.range(100).selectExpr("sum(id) AS total").collect()[0]["total"]
+        return f"Spark {runner.spark.version} on {settings.spark_master} counts to {total}"

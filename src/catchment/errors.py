@@ -1,0 +1,145 @@
+"""Every error that Catchment raises, grouped by what the one who catches it does.
+
+    CatchmentError
+    ├── RetryableError            wait, then do the same again
+    │   ├── ConflictError         another transaction got in between: redo the commit, keep the files
+    │   ├── LakeUnavailableError  catalog or storage cannot be reached
+    │   ├── LockTimeoutError      somebody else holds the lock
+    │   └── SparkFailedError      the cluster failed the job; nothing was committed
+    ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
+    ├── FencedError               another process has taken over this producer: stop
+    ├── InputError                the caller must change what was given; nothing was written
+    │   ├── SettingsError
+    │   ├── TableMissingError
+    │   ├── TypeConflictError
+    │   ├── CorruptInputError
+    │   ├── StorageUnsupportedError
+    │   └── PreconditionError     what a commit requires is not so
+    ├── MachineError              the machine lacks something: install it
+    │   ├── JavaMissingError
+    │   └── ExtensionMissingError
+    └── InvariantError            a bug of ours, or a damaged store: stop and report
+
+The first line of a class's docstring is its default message. Every error survives pickling, because Spark carries
+errors from its workers to the driver.
+"""
+
+from typing import Any, ClassVar, Self
+
+EXIT_FAILED = 1
+EXIT_NEEDS_YOU = 2
+
+
+class CatchmentError(Exception):
+    """Something went wrong."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+    default_hint: ClassVar[str | None] = None
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None, **facts: Any) -> None:
+        """`hint` says what to do next; `facts` are the values behind the message, for logs and `--json`."""
+        self.message = message or (type(self).__doc__ or "").partition("\n")[0]
+        self.hint = hint or type(self).default_hint
+        self.facts = facts
+        super().__init__(self.message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.facts))
+
+    @classmethod
+    def rebuild(cls, message: str, hint: str | None, facts: dict[str, Any]) -> Self:
+        return cls(message, hint=hint, **facts)
+
+
+def _rebuild(
+    error_class: type[CatchmentError], message: str, hint: str | None, facts: dict[str, Any]
+) -> CatchmentError:
+    return error_class.rebuild(message, hint, facts)
+
+
+class RetryableError(CatchmentError):
+    """It failed for now; the same call may succeed later."""
+
+
+class ConflictError(RetryableError):
+    """Another transaction changed the lake in between; nothing of this one was committed."""
+
+
+class LakeUnavailableError(RetryableError):
+    """The lake's catalog or storage cannot be reached."""
+
+    default_hint = "Run `catchment doctor` to see what cannot be reached."
+
+
+class LockTimeoutError(RetryableError):
+    """Somebody else holds the lock."""
+
+
+class SparkFailedError(RetryableError):
+    """Spark gave up on the job; nothing of it was committed."""
+
+
+class CommitUnknownError(CatchmentError):
+    """The connection failed during COMMIT: the commit may or may not have landed."""
+
+    default_hint = "The ledger knows: `catchment lake audit` shows which units were delivered."
+
+
+class FencedError(CatchmentError):
+    """Another process has taken over this producer."""
+
+    default_hint = "Stop this process, or start it again to take the producer back."
+
+
+class InputError(CatchmentError):
+    """The input cannot be used."""
+
+    exit_code = EXIT_NEEDS_YOU
+
+
+class SettingsError(InputError):
+    """A setting is wrong."""
+
+
+class TableMissingError(InputError):
+    """The table does not exist in the lake."""
+
+
+class TypeConflictError(InputError):
+    """A column's type does not fit the table."""
+
+
+class CorruptInputError(InputError):
+    """A file cannot be read."""
+
+
+class StorageUnsupportedError(InputError):
+    """This kind of storage is not supported for this operation."""
+
+
+class PreconditionError(InputError):
+    """What the commit requires is not so."""
+
+
+class MachineError(CatchmentError):
+    """This machine lacks something that Catchment needs."""
+
+    exit_code = EXIT_NEEDS_YOU
+
+
+class JavaMissingError(MachineError):
+    """Spark needs Java 17 or newer."""
+
+    default_hint = "Install a Java runtime, e.g. `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME."
+
+
+class ExtensionMissingError(MachineError):
+    """A DuckDB extension cannot be loaded from its wheel."""
+
+    default_hint = "Reinstall Catchment's dependencies; extensions come as Python wheels, never from the network."
+
+
+class InvariantError(CatchmentError):
+    """A fact that must always hold does not."""
+
+    default_hint = "Please report this; the lake was left as it was."

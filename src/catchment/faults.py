@@ -1,0 +1,59 @@
+"""Crash points: named places between two effects, where a test may kill the process or fail the step.
+
+`reach` does nothing unless a test has armed the point. Every name is declared here, and every declared name is both
+reached by the product and killed by the crash tests.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from catchment.errors import InvariantError
+
+POINTS: dict[str, str] = {
+    "deliver.before_write": "the staging folder exists; no task has started",
+    "deliver.after_write": "tasks have written their files; none is in its final place",
+    "deliver.after_place": "the files are in their final folder; the catalog does not know them",
+    "deliver.before_commit": "everything is in the open transaction; COMMIT was not sent",
+    "deliver.after_commit": "the lake has the rows and the ledger says so; the caller does not know",
+    "retire.before_unit": "the unit is delivered; its source is untouched",
+    "retire.between_inputs": "one input of the unit's source is gone",
+    "retire.after_unit": "the unit's source is gone; the next unit's is not",
+    "deliver.before_clean": "everything is retired; the staging folder lies there",
+    "upkeep.after_merge": "small files are merged; the old ones are still known",
+    "upkeep.after_expire": "old snapshots are gone; their files still lie there",
+    "upkeep.after_clean": "old files are deleted; orphans still lie there",
+}
+
+Action = Callable[[], None]
+_armed: dict[str, Action] = {}
+
+
+def reach(point: str) -> None:
+    """Say that execution has come to this point."""
+    action = _armed.get(point)
+    if action is not None:
+        action()
+
+
+@contextmanager
+def armed(point: str, action: Action) -> Iterator[None]:
+    """Run `action` whenever `point` is reached, for a while."""
+    arm(point, action)
+    try:
+        yield
+    finally:
+        del _armed[point]
+
+
+def arm(point: str, action: Action) -> None:
+    """Run `action` whenever `point` is reached, until the process ends."""
+    if point not in POINTS:
+        raise InvariantError(f"There is no crash point {point!r}.")
+    _armed[point] = action
+
+
+def kill() -> None:
+    """End this process as a power cut would: no handlers, no clean-up."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,167 @@
+"""Files and folders: durable renames, links, locks that die with their holder. Only this module renames and syncs."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from catchment.clock import Clock
+from catchment.errors import LockTimeoutError, StorageUnsupportedError
+
+_LOCK_POLL_S = 0.005
+
+
+def local_path(uri: str) -> Path:
+    """The local path behind a URI; paths without a scheme are local already."""
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if "://" in uri:
+        raise StorageUnsupportedError(
+            f"{parts.scheme}:// storage is not supported here.", hint="Use a local path or a mounted file system."
+        )
+    return Path(uri)
+
+
+def sync_file(path: Path) -> None:
+    """Make the file's content survive a power cut."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the folder's entries (creations, renames, removals) survive a power cut."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_folders_up(path: Path, *, to: Path) -> None:
+    """Make a folder and its parents up to `to` survive a power cut, with all that was put into them."""
+    sync_folder(path)
+    if path != to and to in path.parents:
+        sync_folders_up(path.parent, to=to)
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder and its parents; it may exist."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within a file system; the caller syncs the folders once for many moves."""
+    source.rename(target)
+
+
+def link_or_copy(source: Path, target: Path) -> bool:
+    """Give `source` a second name, or a durable copy where links are impossible; True when linked."""
+    try:
+        os.link(source, target, follow_symlinks=True)
+    except OSError:
+        shutil.copyfile(source, target)
+        sync_file(target)
+        return False
+    return True
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file's content in one step: a reader sees the old text or the new, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    sync_file(temporary)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Delete one file; it may be gone already."""
+    path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder with everything in it; it may be gone already."""
+    shutil.rmtree(path, ignore_errors=not path.exists())
+
+
+def remove_empty_folders(path: Path) -> None:
+    """Delete the folder and its sub-folders as far as they hold no file."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        if not any(os.scandir(folder)):
+            Path(folder).rmdir()
+
+
+def free_bytes(path: Path) -> int:
+    """Room left on the file system that holds `path`, or will hold it once it exists."""
+    existing = next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
+    return shutil.disk_usage(existing).free
+
+
+class FileLock:
+    """An exclusive lock on a file, held by this process and released by the system when the process ends.
+
+    The file stays: removing it would let two processes hold locks on two files of the same name.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock) -> None:
+        self.path = path
+        self._clock = clock
+
+    @contextmanager
+    def held(self, *, timeout_s: float) -> Iterator[None]:
+        """Hold the lock, waiting for it at most `timeout_s`."""
+        descriptor = self._open()
+        try:
+            give_up_at = self._clock.monotonic_s() + timeout_s
+            while not _try_lock(descriptor):
+                if self._clock.monotonic_s() >= give_up_at:
+                    raise LockTimeoutError(f"{self.path} has been locked for {timeout_s:g} s.", path=str(self.path))
+                self._clock.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def take(self) -> "HeldLock | None":
+        """The lock, or None where somebody else holds it."""
+        descriptor = self._open()
+        if _try_lock(descriptor):
+            return HeldLock(descriptor)
+        os.close(descriptor)
+        return None
+
+    def is_free(self) -> bool:
+        """Whether nobody holds the lock at this moment."""
+        lock = self.take()
+        if lock is None:
+            return False
+        lock.release()
+        return True
+
+    def _open(self) -> int:
+        make_folder(self.path.parent)
+        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+class HeldLock:
+    """A lock that was taken, to be released once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

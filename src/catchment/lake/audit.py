@@ -1,0 +1,168 @@
+"""The audit: proof, from the ledger and the tables alone, that every unit was delivered exactly once.
+
+For each producer: no unit twice, no gap and no overlap in the sequence, the watermark where the deliveries end; and
+for each delivering snapshot, as many rows in the table as its units recorded.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import duckdb
+
+from catchment import sql
+from catchment.ids import ProducerId, TableId
+from catchment.lake import tables
+from catchment.lake.ledger import PACKAGE, Claim, Delivery, Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that must not be."""
+
+    kind: str
+    producer: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerAudit:
+    """What one producer has delivered."""
+
+    producer: str
+    epoch: int
+    seq: int
+    units: int
+    rows: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """The audit's result: `findings` are faults, `notes` say what could not be compared and why."""
+
+    producers: tuple[ProducerAudit, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+def audit(connection: duckdb.DuckDBPyConnection, lake_name: str, producer: ProducerId | None = None) -> AuditReport:
+    """Audit one producer, or all; reads one consistent snapshot of the lake."""
+    connection.execute("BEGIN")
+    try:
+        ledger = Ledger(connection, lake_name)
+        claims = [claim for claim in ledger.producers() if producer in (None, claim.producer)]
+        # Rows are compared per snapshot, which several producers may share in a table: read all deliveries.
+        deliveries = ledger.deliveries()
+        findings, notes = _audit_rows(connection, lake_name, deliveries)
+    finally:
+        connection.execute("ROLLBACK")
+    mine: defaultdict[ProducerId, list[Delivery]] = defaultdict(list)
+    for delivery in deliveries:
+        mine[delivery.producer].append(delivery)
+    wanted = {str(claim.producer) for claim in claims}
+    return AuditReport(
+        producers=tuple(_summary(claim, mine.get(claim.producer, [])) for claim in claims),
+        findings=(
+            *_audit_seeding(claims, mine if producer is None else {}),
+            *_audit_sequence(claims, mine),
+            *(finding for finding in findings if finding.producer in wanted),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _audit_seeding(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[Finding]:
+    for stranger in sorted(set(mine) - {claim.producer for claim in claims}):
+        yield Finding(kind="unknown_producer", producer=str(stranger), detail="has deliveries but was never seeded")
+
+
+def _audit_sequence(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[Finding]:
+    for claim in claims:
+        name = str(claim.producer)
+        counts = Counter(each.unit_id for each in mine.get(claim.producer, []))
+        for unit, times in counts.items():
+            if times > 1:
+                yield Finding(kind="unit_twice", producer=name, detail=f"unit {unit} was delivered {times} times")
+        expected = 1
+        for each in mine.get(claim.producer, []):
+            if each.seq_first != expected:
+                yield Finding(
+                    kind="seq_gap" if each.seq_first > expected else "seq_overlap",
+                    producer=name,
+                    detail=f"unit {each.unit_id} starts at seq {each.seq_first}, expected {expected}",
+                )
+            expected = max(expected, each.seq_last + 1)
+        if claim.seq != expected - 1:
+            yield Finding(
+                kind="watermark", producer=name, detail=f"watermark is {claim.seq}, deliveries end at {expected - 1}"
+            )
+
+
+def _audit_rows(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, deliveries: Iterable[Delivery]
+) -> tuple[list[Finding], list[str]]:
+    findings: list[Finding] = []
+    notes: list[str] = []
+    by_table: defaultdict[TableId, defaultdict[int, list[Delivery]]] = defaultdict(lambda: defaultdict(list))
+    for each in deliveries:
+        by_table[each.table][each.snapshot_id or 0].append(each)
+    existing = set(tables.list_tables(connection, lake_name))
+    oldest = _oldest_snapshot(connection, lake_name)
+    for table, snapshots in sorted(by_table.items()):
+        if table not in existing:
+            notes.append(f"{table} was dropped; {sum(map(len, snapshots.values()))} units of it cannot be compared.")
+            continue
+        live = _rows_by_snapshot(connection, lake_name, table)
+        short = _Shortfall(changed=_was_changed(connection, lake_name, table), oldest=oldest)
+        for snapshot, units in snapshots.items():
+            recorded, there = sum(each.rows for each in units), live.get(snapshot, 0)
+            detail = f"{table} has {there} rows of snapshot {snapshot}, its {len(units)} units recorded {recorded}"
+            if there > recorded or (there < recorded and short.is_fault(snapshot)):
+                names = sorted({str(each.producer) for each in units})
+                findings.extend(Finding(kind="rows", producer=name, detail=detail) for name in names)
+            elif there < recorded:
+                notes.append(f"{detail}: rows were deleted or rewritten since.")
+    return findings, notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shortfall:
+    """Whether missing rows can be explained by what users may do to their own table."""
+
+    changed: bool
+    oldest: int
+
+    def is_fault(self, snapshot: int) -> bool:
+        return not self.changed and snapshot >= self.oldest
+
+
+def _rows_by_snapshot(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> dict[int, int]:
+    text = sql.statement(PACKAGE, "audit_rows", lake=lake_name, schema=table.schema, table=table.name)
+    return dict(connection.execute(text).fetchall())
+
+
+def _was_changed(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
+    text = sql.statement(PACKAGE, "audit_changes", metadata=tables.metadata_of(lake_name))
+    return any(row[0] for row in connection.execute(text, [table.schema, table.name]).fetchall())
+
+
+def _oldest_snapshot(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
+    metadata = sql.identifier(tables.metadata_of(lake_name))
+    row = connection.execute(f"SELECT min(snapshot_id) FROM {metadata}.ducklake_snapshot").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _summary(claim: Claim, deliveries: list[Delivery]) -> ProducerAudit:
+    return ProducerAudit(
+        producer=str(claim.producer),
+        epoch=claim.epoch,
+        seq=claim.seq,
+        units=len(deliveries),
+        rows=sum(each.rows for each in deliveries),
+        tables=tuple(sorted({str(each.table) for each in deliveries})),
+    )

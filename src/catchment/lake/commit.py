@@ -1,0 +1,217 @@
+"""A commit as a value: what must be so, and what to change, applied in one DuckLake transaction.
+
+A failed commit is one of three things, and they are different errors because they call for different acts:
+ConflictError (nothing landed: refresh and redo), FencedError (another process owns the producer: stop) and
+CommitUnknownError (the connection broke during COMMIT: ask the ledger).
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, assert_never
+
+import duckdb
+
+from catchment import sql
+from catchment.errors import ConflictError, InvariantError, PreconditionError
+from catchment.ids import TableId
+from catchment.lake import types
+from catchment.lake.ledger import Claim, Delivery, Ledger
+from catchment.lake.types import Column
+
+_TOKEN = re.compile(r"\{([A-Z_]+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableHas:
+    """Requires that the table exists with exactly these columns, so that files written for them still fit."""
+
+    table: TableId
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undelivered:
+    """Requires that the lake has none of these units."""
+
+    unit_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTable:
+    """Creates the table, and its schema where it is missing."""
+
+    table: TableId
+    columns: tuple[Column, ...]
+    partition_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddColumn:
+    """Adds a nullable column."""
+
+    table: TableId
+    column: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsertRows:
+    """Inserts what a query on the lake's connection returns: for few rows, not for bulk."""
+
+    table: TableId
+    query: str
+    parameters: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterFiles:
+    """Registers every Parquet file under `folder`, which must hold exactly `files` files with `rows` rows.
+
+    `partitioned` takes partition values from `key=value` folders. `allow_missing` lets a column that a file lacks read
+    as NULL.
+    """
+
+    table: TableId
+    folder: str
+    files: int
+    rows: int
+    partitioned: bool
+    allow_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """Moves a producer's watermark: both an effect and the precondition that nobody else moved it."""
+
+    claim: Claim
+    seq_to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Writes delivered units into the audit trail."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+Precondition = TableHas | Undelivered
+Change = CreateTable | AddColumn | InsertRows | RegisterFiles | Advance | Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Preconditions and changes, applied in the order given. `info` becomes the snapshot's provenance, never more."""
+
+    message: str
+    changes: tuple[Change, ...]
+    requires: tuple[Precondition, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The open transaction that a commit is applied to."""
+
+    connection: duckdb.DuckDBPyConnection
+    lake_name: str
+    now: datetime
+    columns_of: Callable[[TableId], tuple[Column, ...] | None]
+
+
+def apply(commit: Commit, target: Target) -> None:
+    """Run everything but BEGIN and COMMIT."""
+    for requirement in commit.requires:
+        _require(requirement, target)
+    for change in commit.changes:
+        _change(change, target)
+    target.connection.execute(
+        f"CALL {sql.identifier(target.lake_name)}.set_commit_message('catchment', ?, extra_info => ?)",
+        [_without_tokens(commit.message), _without_tokens(json.dumps(commit.info))],
+    )
+
+
+def _require(requirement: Precondition, target: Target) -> None:
+    match requirement:
+        case TableHas(table=table, columns=columns):
+            if target.columns_of(table) != columns:
+                raise PreconditionError(
+                    f"Table {table} has changed since the delivery was planned.", hint="Plan and deliver again."
+                )
+        case Undelivered(unit_ids=unit_ids):
+            there = Ledger(target.connection, target.lake_name).delivered(unit_ids)
+            if there:
+                raise ConflictError(f"{len(there)} of {len(unit_ids)} units were delivered meanwhile.")
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _change(change: Change, target: Target) -> None:
+    match change:
+        case CreateTable():
+            _create_table(change, target)
+        case AddColumn(table=table, column=column):
+            types.require_deliverable(column)
+            _alter(target, table, f"ADD COLUMN {_definition(column)}")
+        case InsertRows(table=table, query=query, parameters=parameters):
+            target.connection.execute(f"INSERT INTO {_name(target, table)} BY NAME {query}", list(parameters))
+        case RegisterFiles():
+            _register(change, target)
+        case Advance(claim=claim, seq_to=seq_to):
+            Ledger(target.connection, target.lake_name).advance(claim, seq_to, target.now)
+        case Record(deliveries=deliveries):
+            Ledger(target.connection, target.lake_name).record(deliveries)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _create_table(change: CreateTable, target: Target) -> None:
+    for column in change.columns:
+        types.require_deliverable(column)
+    target.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(target.lake_name, change.table.schema)}")
+    definitions = ", ".join(_definition(column) for column in change.columns)
+    target.connection.execute(f"CREATE TABLE {_name(target, change.table)} ({definitions})")
+    if change.partition_by:
+        _alter(target, change.table, f"SET PARTITIONED BY ({sql.identifiers(change.partition_by)})")
+
+
+def _register(change: RegisterFiles, target: Target) -> None:
+    pattern = f"{change.folder.rstrip('/')}/**/*.parquet"
+    # A file that some other attempt left in this folder would double rows without a word: count before registering.
+    found = target.connection.execute(
+        "SELECT count(*), coalesce(sum(num_rows), 0)::BIGINT FROM parquet_file_metadata(?)", [pattern]
+    ).fetchone()
+    if found != (change.files, change.rows):
+        raise InvariantError(
+            f"{change.folder} holds {found} files and rows; {(change.files, change.rows)} were to be registered."
+        )
+    target.connection.execute(
+        "CALL ducklake_add_data_files(?, ?, ?, schema => ?, hive_partitioning => ?, allow_missing => ?)",
+        [
+            target.lake_name,
+            change.table.name,
+            pattern,
+            change.table.schema,
+            change.partitioned,
+            change.allow_missing,
+        ],
+    )
+
+
+def _alter(target: Target, table: TableId, action: str) -> None:
+    target.connection.execute(f"ALTER TABLE {_name(target, table)} {action}")
+
+
+def _name(target: Target, table: TableId) -> str:
+    return sql.qualified(target.lake_name, table.schema, table.name)
+
+
+def _definition(column: Column) -> str:
+    default = "" if column.default is None else f" DEFAULT {column.default}"
+    return f"{sql.identifier(column.name)} {column.type}{default}{'' if column.nullable else ' NOT NULL'}"
+
+
+def _without_tokens(text: str) -> str:
+    # DuckLake replaces {SNAPSHOT_ID} and the like inside its own metadata SQL, wherever they come from.
+    return _TOKEN.sub(r"(\1)", text)

@@ -1,0 +1,44 @@
+"""DuckDB extensions, loaded from the wheels that carry them and never from the network."""
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+import duckdb
+
+from catchment import sql
+from catchment.errors import ExtensionMissingError
+
+# The wheel of an extension is named after its package, DuckDB's entry point after the extension itself.
+_ENTRY_POINTS = {"ducklake": "ducklake", "sqlite": "sqlite_scanner", "postgres": "postgres_scanner"}
+KNOWN = tuple(_ENTRY_POINTS)
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """A DuckDB instance in memory that never looks for an extension by itself."""
+    return duckdb.connect(config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"})
+
+
+def load(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Load one extension into the instance behind `connection`."""
+    binary = _binary(name)
+    # DuckDB derives the entry point from the file's name, which the wheels have shortened; a link puts it right
+    # without writing to a folder that other processes share.
+    with tempfile.TemporaryDirectory(prefix="catchment-extension-") as folder:
+        link = Path(folder) / f"{_ENTRY_POINTS[name]}.duckdb_extension"
+        link.symlink_to(binary)
+        try:
+            connection.execute(f"LOAD {sql.literal(str(link))}")
+        except duckdb.Error as error:
+            raise ExtensionMissingError(f"DuckDB refuses its {name} extension: {error}") from error
+
+
+def _binary(name: str) -> Path:
+    package = f"duckdb_extension_{name}"
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ExtensionMissingError(f"The package {package} is not installed.")
+    path = Path(spec.origin).parent / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+    if not path.exists():
+        raise ExtensionMissingError(f"{package} holds no extension for DuckDB {duckdb.__version__}.")
+    return path

@@ -1,0 +1,247 @@
+"""The ledger: which producer has delivered what, recorded in the lake by the transaction that delivers.
+
+`producers` holds one row per producer, seeded before its first delivery. A delivery moves `seq` of its own row by a
+guarded UPDATE, which is the fence: of two racing deliveries the second conflicts, and one of an older epoch finds no
+row. `deliveries` is append-only: one row per unit, the audit trail and the answer to "did my commit land?".
+
+    claim ──▶ epoch + 1: whoever delivered under the old epoch is fenced
+    join  ──▶ same epoch: several processes share a producer and race; the ledger lets each unit through once
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from catchment import sql
+from catchment.errors import ConflictError, FencedError, InvariantError
+from catchment.ids import ProducerId, TableId
+
+PACKAGE = "catchment.lake"
+
+# Seeding a producer updates this row, so that two processes cannot both insert the same producer.
+_ROOT = "ledger:0:root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A producer as one process sees it: the epoch it delivers under and how far the lake has it."""
+
+    producer: ProducerId
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One delivered unit. `seq_first..seq_last` are the sequence numbers it covers, without gap to its neighbours."""
+
+    unit_id: str
+    producer: ProducerId
+    epoch: int
+    seq_first: int
+    seq_last: int
+    table: TableId
+    mode: str
+    rows: int
+    bytes: int
+    digest: str | None
+    source: str
+    job_id: str
+    delivered_at: datetime
+    snapshot_id: int | None = None
+
+
+class Ledger:
+    """Statements on the ledger; each method runs in whatever transaction its connection is in."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str) -> None:
+        self._connection = connection
+        self._lake = lake_name
+
+    def exists(self) -> bool:
+        """Whether the lake has a ledger."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = '_catchment'", [self._lake]
+        ).fetchone()
+        return row is not None and row[0] == 2
+
+    def is_closed_to_compaction(self) -> bool:
+        """Whether merging and rewriting by anybody's CHECKPOINT passes the ledger by."""
+        row = self._connection.execute(
+            f"SELECT count(*) FROM {sql.identifier(self._lake)}.options() "
+            "WHERE option_name = 'auto_compact' AND scope_entry = '_catchment' AND value = 'false'"
+        ).fetchone()
+        return row is not None and row[0] == 1
+
+    def create(self, now: datetime) -> None:
+        """Make both tables, inside the caller's transaction."""
+        self._connection.execute(self._statement("ledger_create"))
+        self._insert_producer(_ROOT, now)
+
+    def read(self, producer: ProducerId) -> Claim | None:
+        """The producer as it stands, without taking it over; None before it was seeded."""
+        rows = self._connection.execute(self._statement("ledger_read_producer"), [str(producer)]).fetchall()
+        if len(rows) > 1:
+            raise InvariantError(f"The ledger holds producer {producer} {len(rows)} times.")
+        return Claim(producer=producer, epoch=rows[0][0], seq=rows[0][1]) if rows else None
+
+    def seed(self, producer: ProducerId, now: datetime) -> None:
+        """Add a producer that has delivered nothing."""
+        self._bump(_ROOT, now)
+        self._insert_producer(str(producer), now)
+
+    def claim(self, producer: ProducerId, now: datetime) -> None:
+        """Take the producer over: fence everybody who holds an older epoch."""
+        self._bump(str(producer), now)
+
+    def advance(self, claim: Claim, seq_to: int, now: datetime) -> None:
+        """Move the producer's watermark from `claim.seq` to `seq_to`, or fail without effect."""
+        current = self.read(claim.producer)
+        if current is None:
+            raise InvariantError(f"Producer {claim.producer} was never seeded.")
+        if current.epoch != claim.epoch:
+            raise FencedError(
+                f"Producer {claim.producer} is at epoch {current.epoch}; this process holds epoch {claim.epoch}."
+            )
+        if current.seq != claim.seq:
+            raise ConflictError(f"Producer {claim.producer} is at seq {current.seq}, not {claim.seq}.")
+        self._require_one(
+            self._connection.execute(
+                self._statement("ledger_advance"),
+                {
+                    "seq_to": seq_to,
+                    "at": _naive(now),
+                    "producer": str(claim.producer),
+                    "epoch": claim.epoch,
+                    "seq_from": claim.seq,
+                },
+            )
+        )
+
+    def record(self, deliveries: Iterable[Delivery]) -> None:
+        """Append units to the audit trail."""
+        # As an Arrow table: bound one by one, thousands of units would cost more than their registration.
+        units = pa.Table.from_pylist([_row(each) for each in deliveries], schema=_DELIVERIES)
+        target = sql.qualified(self._lake, "_catchment", "deliveries")
+        with self._registered(units) as name:
+            self._connection.execute(f"INSERT INTO {target} BY NAME FROM {name}")
+
+    def delivered(self, unit_ids: Iterable[str]) -> dict[str, Delivery]:
+        """Those of the units that the lake has."""
+        wanted = pa.table({"unit_id": pa.array(list(unit_ids), pa.string())})
+        with self._registered(wanted) as name:
+            text = f"{self._statement('ledger_deliveries')} WHERE unit_id IN (SELECT unit_id FROM {name})"
+            found = [_delivery(row) for row in self._connection.execute(text).fetchall()]
+        return {each.unit_id: each for each in found}
+
+    def deliveries(self, producer: ProducerId | None = None) -> list[Delivery]:
+        """Everything delivered, by producer and sequence."""
+        where = "WHERE producer = coalesce(?, producer) ORDER BY producer, seq_first"
+        wanted = None if producer is None else str(producer)
+        rows = self._connection.execute(f"{self._statement('ledger_deliveries')} {where}", [wanted]).fetchall()
+        return [_delivery(row) for row in rows]
+
+    def producers(self) -> list[Claim]:
+        """Every producer, as it stands."""
+        rows = self._connection.execute(
+            f"SELECT producer, epoch, seq FROM {sql.qualified(self._lake, '_catchment', 'producers')} "
+            "WHERE producer <> ? ORDER BY producer",
+            [_ROOT],
+        ).fetchall()
+        return [Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows]
+
+    @contextmanager
+    def _registered(self, rows: pa.Table) -> Iterator[str]:
+        name = "catchment_units"
+        self._connection.register(name, rows)
+        try:
+            yield name
+        finally:
+            self._connection.unregister(name)
+
+    def _bump(self, producer: str, now: datetime) -> None:
+        parameters = {"producer": producer, "at": _naive(now)}
+        self._require_one(self._connection.execute(self._statement("ledger_claim"), parameters))
+
+    def _insert_producer(self, producer: str, now: datetime) -> None:
+        self._connection.execute(
+            f"INSERT INTO {sql.qualified(self._lake, '_catchment', 'producers')} VALUES (?, 0, 0, ?)",
+            [producer, _naive(now)],
+        )
+
+    def _require_one(self, result: duckdb.DuckDBPyConnection) -> None:
+        row = result.fetchone()
+        if row is None or row[0] != 1:
+            raise InvariantError(f"A guarded update of the ledger affected {row and row[0]} rows instead of one.")
+
+    def _statement(self, name: str) -> str:
+        return sql.statement(PACKAGE, name, lake=self._lake)
+
+
+_DELIVERIES = pa.schema(
+    [
+        ("unit_id", pa.string()),
+        ("producer", pa.string()),
+        ("epoch", pa.int64()),
+        ("seq_first", pa.int64()),
+        ("seq_last", pa.int64()),
+        ("table_schema", pa.string()),
+        ("table_name", pa.string()),
+        ("mode", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("digest", pa.string()),
+        ("source", pa.string()),
+        ("job_id", pa.string()),
+        ("delivered_at", pa.timestamp("us")),
+    ]
+)
+
+
+def _naive(moment: datetime) -> datetime:
+    # Stored as UTC without a zone: DuckDB needs a further package to hand zoned times to Python.
+    return moment.astimezone(UTC).replace(tzinfo=None)
+
+
+def _row(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "unit_id": delivery.unit_id,
+        "producer": str(delivery.producer),
+        "epoch": delivery.epoch,
+        "seq_first": delivery.seq_first,
+        "seq_last": delivery.seq_last,
+        "table_schema": delivery.table.schema,
+        "table_name": delivery.table.name,
+        "mode": delivery.mode,
+        "rows": delivery.rows,
+        "bytes": delivery.bytes,
+        "digest": delivery.digest,
+        "source": delivery.source,
+        "job_id": delivery.job_id,
+        "delivered_at": _naive(delivery.delivered_at),
+    }
+
+
+def _delivery(row: tuple[Any, ...]) -> Delivery:
+    (unit, producer, epoch, first, last, schema, table, mode, rows, size, digest, source, job, at, snapshot) = row
+    return Delivery(
+        unit_id=unit,
+        producer=ProducerId.parse(producer),
+        epoch=epoch,
+        seq_first=first,
+        seq_last=last,
+        table=TableId(schema, table),
+        mode=mode,
+        rows=rows,
+        bytes=size,
+        digest=digest,
+        source=source,
+        job_id=job,
+        delivered_at=at.replace(tzinfo=UTC),
+        snapshot_id=snapshot,
+    )

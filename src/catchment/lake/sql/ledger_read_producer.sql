@@ -1,0 +1,1 @@
+SELECT epoch, seq FROM {lake}._catchment.producers WHERE producer = ?

@@ -1,0 +1,93 @@
+"""Where running jobs put their files, and how upkeep knows which jobs still run.
+
+    <data path>/_catchment_staging/<job>/alive.lock    held by the driver for as long as the job runs
+    <data path>/_catchment_staging/<job>/<attempt>/…   what one attempt of one task wrote
+    <table folder>/<job>/<batch>/…                     what finished tasks wrote, placed to be registered
+
+Everything that a job writes lies under a folder named by its id, so a file that no snapshot knows can be traced to its
+job: alive, it is left alone; dead and old enough, the file is an orphan. The age comes from the id, not from the
+file: a hard link is as old as the file it was made from.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePath
+
+from catchment import files, ids
+from catchment.clock import Clock
+from catchment.errors import InvariantError
+
+FOLDER = "_catchment_staging"
+_LOCK = "alive.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFolder:
+    """The staging folder of one running job."""
+
+    job_id: str
+    path: Path
+
+    def table_folder(self, table_folder: str, batch: int) -> Path:
+        """Where one batch of this job is placed to be registered."""
+        return files.local_path(table_folder) / self.job_id / f"{batch:04d}"
+
+
+class Staging:
+    """The staging area of one lake."""
+
+    def __init__(self, data_path: str, *, clock: Clock) -> None:
+        self._path = files.local_path(data_path) / FOLDER
+        self._clock = clock
+
+    @contextmanager
+    def job(self) -> Iterator[JobFolder]:
+        """A folder for a new job, alive until the block ends; removed when it ends well."""
+        job_id = ids.new_job_id(self._clock)
+        folder = JobFolder(job_id=job_id, path=self._path / job_id)
+        lock = files.FileLock(folder.path / _LOCK, clock=self._clock).take()
+        if lock is None:
+            raise InvariantError(f"The new job {job_id} is locked already.")
+        try:
+            yield folder
+            files.remove_tree(folder.path)
+        finally:
+            lock.release()
+
+    def live_jobs(self) -> frozenset[str]:
+        """The jobs that run at this moment, on any process of this host."""
+        if not self._path.exists():
+            return frozenset()
+        return frozenset(entry.name for entry in self._path.iterdir() if not self._is_dead(entry))
+
+    def remove_dead(self, *, before: datetime) -> list[str]:
+        """Remove the staging folders of dead jobs that started before then; returns the jobs."""
+        dead = self.dead_jobs(before=before)
+        for job_id in dead:
+            files.remove_tree(self._path / job_id)
+        return dead
+
+    def dead_jobs(self, *, before: datetime) -> list[str]:
+        """Jobs that started before then, left something in the staging area, and run no more."""
+        if not self._path.exists():
+            return []
+        return sorted(
+            entry.name for entry in self._path.iterdir() if is_older(entry.name, before) and self._is_dead(entry)
+        )
+
+    def _is_dead(self, folder: Path) -> bool:
+        lock = folder / _LOCK
+        return not lock.exists() or files.FileLock(lock, clock=self._clock).is_free()
+
+
+def job_of(path: str) -> str | None:
+    """The job that wrote the file, by the folders it lies in."""
+    return next((part for part in PurePath(path).parts if ids.job_started_at(part) is not None), None)
+
+
+def is_older(job_id: str, moment: datetime) -> bool:
+    """Whether the job started before then."""
+    started_at = ids.job_started_at(job_id)
+    return started_at is not None and started_at < moment

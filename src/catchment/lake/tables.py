@@ -1,0 +1,102 @@
+"""The lake's tables as values: columns, partitioning, order, and where their files belong."""
+
+from dataclasses import dataclass
+
+import duckdb
+
+from catchment import sql
+from catchment.errors import TableMissingError
+from catchment.ids import TableId
+from catchment.lake import types
+from catchment.lake.types import Column
+
+PACKAGE = "catchment.lake"
+LEDGER_SCHEMA = "_catchment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionKey:
+    """A column, or a transform of one, that the table's files are split by."""
+
+    column: str
+    transform: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortKey:
+    """An expression that the table's files are ordered by."""
+
+    expression: str
+    descending: bool = False
+    nulls_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of the lake as the catalog describes it now."""
+
+    id: TableId
+    folder: str
+    columns: tuple[Column, ...]
+    partition_by: tuple[PartitionKey, ...] = ()
+    sort_by: tuple[SortKey, ...] = ()
+
+
+def metadata_of(lake_name: str) -> str:
+    """The name under which DuckLake attaches the catalog database itself."""
+    return f"__ducklake_metadata_{lake_name}"
+
+
+def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[TableId, ...]:
+    """Every user table."""
+    rows = connection.execute(
+        "SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = ? AND schema_name <> ? ORDER BY ALL",
+        [lake_name, LEDGER_SCHEMA],
+    ).fetchall()
+    return tuple(TableId(*row) for row in rows)
+
+
+def find_table(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str
+) -> Table | None:
+    """The table, or None where the lake has none of that name."""
+    where = [lake_name, table.schema, table.name]
+    columns = connection.execute(sql.statement(PACKAGE, "table_columns"), where).fetchall()
+    if not columns:
+        return None
+    names = {"metadata": metadata_of(lake_name)}
+    (folder,) = _one(connection.execute(sql.statement(PACKAGE, "table_folder", **names), where[1:]).fetchall(), table)
+    keys = connection.execute(sql.statement(PACKAGE, "table_partition_keys", **names), where[1:]).fetchall()
+    order = connection.execute(sql.statement(PACKAGE, "table_sort_keys", **names), where[1:]).fetchall()
+    return Table(
+        id=table,
+        folder=folder if folder.startswith("/") or "://" in folder else f"{data_path.rstrip('/')}/{folder}",
+        columns=tuple(
+            Column(name=name, type=types.normal(kind), nullable=nullable, default=_default(default))
+            for name, kind, nullable, default in columns
+        ),
+        partition_by=tuple(PartitionKey(column=column, transform=transform) for column, transform in keys),
+        sort_by=tuple(
+            SortKey(expression=expression, descending=direction == "DESC", nulls_first=nulls == "NULLS_FIRST")
+            for expression, direction, nulls in order
+        ),
+    )
+
+
+def require_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str) -> Table:
+    """The table, or an error that says what is there instead."""
+    found = find_table(connection, lake_name, table, data_path=data_path)
+    if found is None:
+        known = ", ".join(str(each) for each in list_tables(connection, lake_name)[:10]) or "none"
+        raise TableMissingError(f"The lake has no table {table}.", hint=f"Its tables: {known}.")
+    return found
+
+
+def _default(expression: str | None) -> str | None:
+    return None if expression == "NULL" else expression
+
+
+def _one(rows: list[tuple[str]], table: TableId) -> tuple[str]:
+    if len(rows) != 1:
+        raise TableMissingError(f"The catalog has {len(rows)} entries for table {table}.")
+    return rows[0]

@@ -1,0 +1,173 @@
+"""Columns and types: what a lake can hold in registered files, and which source fits which column.
+
+A registered file bypasses DuckLake's own writer, so a type counts as deliverable only where a value goes through
+Parquet and comes back the same. The others are refused before anything is written.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+import duckdb
+from duckdb import sqltypes
+
+from catchment.errors import InputError, TypeConflictError
+
+DuckDBType = sqltypes.DuckDBPyType
+
+_DELIVERABLE = frozenset(
+    {
+        *("boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"),
+        *("float", "double", "decimal", "varchar", "blob", "uuid", "date", "time"),
+        *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
+        *("list", "struct", "map"),
+    }
+)
+
+_REASONS = {
+    "hugeint": "Parquet would store it as DOUBLE and lose digits",
+    "uhugeint": "Parquet would store it as DOUBLE and lose digits",
+    "interval": "Parquet keeps only milliseconds of it",
+    "time with time zone": "Parquet loses its zone",
+    "time_ns": "Parquet stores it as text",
+    "variant": "DuckLake cannot register files that hold it",
+    "geometry": "DuckLake cannot register files that hold it",
+}
+
+# For each type, the types that hold every value of it unchanged. Nested types and decimals are worked out by `fit`.
+_WIDER: dict[str, frozenset[str]] = {
+    "tinyint": frozenset({"smallint", "integer", "bigint", "float", "double"}),
+    "smallint": frozenset({"integer", "bigint", "float", "double"}),
+    "integer": frozenset({"bigint", "double"}),
+    "utinyint": frozenset({"smallint", "integer", "bigint", "usmallint", "uinteger", "ubigint", "float", "double"}),
+    "usmallint": frozenset({"integer", "bigint", "uinteger", "ubigint", "float", "double"}),
+    "uinteger": frozenset({"bigint", "ubigint", "double"}),
+    "float": frozenset({"double"}),
+    "date": frozenset({"timestamp", "timestamp_s", "timestamp_ms"}),
+    "timestamp_s": frozenset({"timestamp", "timestamp_ms"}),
+    "timestamp_ms": frozenset({"timestamp"}),
+    "enum": frozenset({"varchar"}),
+    "uuid": frozenset({"varchar"}),
+}
+
+
+class Fit(Enum):
+    """How a source type goes into a column."""
+
+    EXACT = "exact"
+    WIDER = "wider"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression."""
+
+    name: str
+    type: str
+    nullable: bool = True
+    default: str | None = None
+
+
+def parse(text: str) -> DuckDBType:
+    """The type behind DuckDB's spelling of it."""
+    try:
+        return _parse(text)
+    except duckdb.Error as error:
+        raise InputError(f"{text!r} is not a type: {error}") from None
+
+
+def normal(text: str) -> str:
+    """DuckDB's own spelling of a type, so that equal types are equal texts."""
+    return str(parse(text))
+
+
+def require_deliverable(column: Column) -> None:
+    """Refuse a column whose values would not survive delivery."""
+    culprit = _undeliverable(parse(column.type))
+    if culprit is not None:
+        reason = _REASONS.get(culprit.id, "DuckLake has no such type")
+        raise TypeConflictError(
+            f"Column {column.name!r} has type {column.type}: {culprit} cannot be delivered, because {reason}.",
+            hint="Cast it in the source, for example to VARCHAR or DECIMAL(38,0).",
+            column=column.name,
+        )
+
+
+def fit(source: DuckDBType, target: DuckDBType) -> Fit:
+    """Whether every value of `source` can go into `target` unchanged."""
+    if str(source) == str(target):
+        return Fit.EXACT
+    if source.id == "null" or (str(source), str(target)) == ("JSON", "VARCHAR"):
+        return Fit.WIDER
+    match source.id, target.id:
+        case "decimal", "decimal":
+            return _fit_decimal(_decimal(source), _decimal(target))
+        case (("tinyint" | "smallint" | "integer" | "bigint" | "utinyint" | "usmallint" | "uinteger"), "decimal"):
+            return _fit_decimal((_INTEGER_DIGITS[source.id], 0), _decimal(target))
+        case (("list" | "array"), "list"):
+            return _at_most(Fit.WIDER, _children(source)[0], _children(target)[0])
+        case "map", "map":
+            return _worst(fit(a, b) for a, b in zip(_children(source), _children(target), strict=True))
+        case "struct", "struct":
+            return _fit_struct(source, target)
+        case _:
+            return Fit.WIDER if target.id in _WIDER.get(source.id, ()) and str(target) != "JSON" else Fit.NONE
+
+
+_INTEGER_DIGITS = {
+    "tinyint": 3, "smallint": 5, "integer": 10, "bigint": 19, "utinyint": 3, "usmallint": 5, "uinteger": 10,
+}  # fmt: skip
+
+
+@cache
+def _parse(text: str) -> DuckDBType:
+    return duckdb.sqltype(text)
+
+
+def _undeliverable(kind: DuckDBType) -> DuckDBType | None:
+    if kind.id not in _DELIVERABLE:
+        return kind
+    if kind.id in ("list", "struct", "map"):
+        return next((culprit for child in _children(kind) if (culprit := _undeliverable(child)) is not None), None)
+    return None
+
+
+def _children(kind: DuckDBType) -> list[DuckDBType]:
+    return [child for _, child in kind.children if isinstance(child, DuckDBType)]
+
+
+def _decimal(kind: DuckDBType) -> tuple[int, int]:
+    facts = dict(kind.children)
+    return int(str(facts["precision"])), int(str(facts["scale"]))
+
+
+def _fit_decimal(source: tuple[int, int], target: tuple[int, int]) -> Fit:
+    holds = target[1] >= source[1] and target[0] - target[1] >= source[0] - source[1]
+    return Fit.WIDER if holds else Fit.NONE
+
+
+def _fit_struct(source: DuckDBType, target: DuckDBType) -> Fit:
+    # Fields match by name; a field that the source lacks reads as NULL, one that the target lacks would be dropped.
+    have = {name.lower(): kind for name, kind in source.children}
+    want = {name.lower(): kind for name, kind in target.children}
+    if not set(have) <= set(want):
+        return Fit.NONE
+    worst = _worst(fit(_as_type(have[name]), _as_type(want[name])) for name in have)
+    return worst if list(have) == list(want) or worst is Fit.NONE else Fit.WIDER
+
+
+def _as_type(child: object) -> DuckDBType:
+    assert isinstance(child, DuckDBType)
+    return child
+
+
+def _at_most(best: Fit, source: DuckDBType, target: DuckDBType) -> Fit:
+    inner = fit(source, target)
+    return inner if inner is Fit.NONE else best
+
+
+def _worst(fits: Iterable[Fit]) -> Fit:
+    seen = set(fits)
+    return next((kind for kind in (Fit.NONE, Fit.WIDER) if kind in seen), Fit.EXACT)

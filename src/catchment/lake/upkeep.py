@@ -1,0 +1,190 @@
+"""Upkeep: merge small files, expire snapshots, clean up, remove orphans; safe beside running deliveries.
+
+Each step has two forms, one that looks and one that acts, over the same selection, so that a dry run cannot differ from
+what would be done. Order matters: merging makes files old, expiry makes more, cleaning deletes them, and orphans are
+looked for last.
+
+    merge ──▶ settle the ledger ──▶ expire ──▶ clean ──▶ orphans
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import duckdb
+
+from catchment import events, faults, files, sql
+from catchment.ids import TableId
+from catchment.lake import staging, tables
+from catchment.lake.lake import Lake
+from catchment.lake.ledger import PACKAGE
+from catchment.lake.staging import Staging
+from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """How old a thing must be before upkeep touches it."""
+
+    snapshot: timedelta
+    orphan: timedelta
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Ages":
+        return cls(
+            snapshot=timedelta(hours=settings.lake_snapshot_keep_hours),
+            orphan=timedelta(hours=settings.lake_orphan_keep_hours),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step did, or would do: how many of what."""
+
+    name: str
+    subject: str
+    count: int
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepReport:
+    """Every step, in order; `done` is false for a dry run."""
+
+    done: bool
+    steps: tuple[Step, ...]
+
+
+def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> UpkeepReport:
+    """Run every step; each commits by itself, so it may be stopped anywhere and run again."""
+    now = lake.clock.now()
+    selection = _Look(lake) if dry_run else _Act(lake)
+    steps: list[Step] = []
+
+    def took(step: Step) -> None:
+        steps.append(step)
+        events.emit("upkeep_step", step=step.name, subject=step.subject, count=step.count, dry_run=dry_run)
+
+    for table in lake.tables():
+        took(Step(name="merge", subject=str(table), count=selection.merge(table), unit="files"))
+    faults.reach("upkeep.after_merge")
+    took(Step(name="settle", subject="ledger", count=selection.settle(), unit="rows"))
+    took(Step(name="expire", subject=lake.name, count=selection.expire(now - ages.snapshot), unit="snapshots"))
+    faults.reach("upkeep.after_expire")
+    took(Step(name="clean", subject=lake.name, count=selection.clean(now - ages.orphan), unit="files"))
+    faults.reach("upkeep.after_clean")
+    took(Step(name="orphans", subject=lake.name, count=selection.orphans(now - ages.orphan), unit="files"))
+    return UpkeepReport(done=not dry_run, steps=tuple(steps))
+
+
+class _Look:
+    """Counts what there is to do."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._staging = Staging(lake.address.data_path, clock=lake.clock)
+
+    def merge(self, table: TableId) -> int:
+        parameters = [table.schema, table.name, self._lake.limits.target_file_bytes]
+        with self._lake.cursor() as cursor:
+            return _count(cursor, self._statement("upkeep_small_files"), parameters)
+
+    def settle(self) -> int:
+        with self._lake.cursor() as cursor:
+            found = cursor.execute(self._statement("upkeep_inlined_tables"), [LEDGER_SCHEMA]).fetchall()
+            metadata = tables.metadata_of(self._lake.name)
+            return sum(_count(cursor, f"SELECT count(*) FROM {sql.qualified(metadata, name)}", []) for (name,) in found)
+
+    def expire(self, before: datetime) -> int:
+        with self._lake.cursor() as cursor:
+            return len(_call(cursor, "ducklake_expire_snapshots", self._lake.name, before, dry_run=True))
+
+    def clean(self, before: datetime) -> int:
+        with self._lake.cursor() as cursor:
+            return len(_call(cursor, "ducklake_cleanup_old_files", self._lake.name, before, dry_run=True))
+
+    def orphans(self, before: datetime) -> int:
+        return len(self._orphans(before))
+
+    def _orphans(self, before: datetime) -> list[Path]:
+        # Which jobs live is asked before DuckLake is: a job that commits in between was alive, so its files stay.
+        alive = self._staging.live_jobs()
+        with self._lake.cursor() as cursor:
+            listed = _call(cursor, "ducklake_delete_orphaned_files", self._lake.name, before, dry_run=True)
+        return [files.local_path(path) for path in listed if _is_abandoned(path, alive, before)]
+
+    def _statement(self, name: str) -> str:
+        return sql.statement(PACKAGE, name, metadata=tables.metadata_of(self._lake.name))
+
+
+class _Act(_Look):
+    """Does it."""
+
+    def merge(self, table: TableId) -> int:
+        with self._lake.write() as connection:
+            rows = connection.execute(
+                "SELECT files_processed FROM ducklake_merge_adjacent_files(?, ?, schema => ?)",
+                [self._lake.name, table.name, table.schema],
+            ).fetchall()
+        return sum(int(row[0]) for row in rows)
+
+    def settle(self) -> int:
+        # The ledger is closed to everybody's compaction; it is opened for the length of this transaction, under the
+        # commit lock, so that dead versions of its rows do not pile up in the catalog.
+        call = f"CALL {sql.identifier(self._lake.name)}.set_option"
+        with self._lake.write() as connection:
+            connection.execute(f"{call}('auto_compact', true, schema => {sql.literal(LEDGER_SCHEMA)})")
+            flushed = 0
+            for name in ("producers", "deliveries"):
+                rows = connection.execute(
+                    "SELECT rows_flushed FROM ducklake_flush_inlined_data(?, schema_name => ?, table_name => ?)",
+                    [self._lake.name, LEDGER_SCHEMA, name],
+                ).fetchall()
+                flushed += sum(int(row[0]) for row in rows)
+            connection.execute(f"{call}('auto_compact', false, schema => {sql.literal(LEDGER_SCHEMA)})")
+        return flushed
+
+    def expire(self, before: datetime) -> int:
+        with self._lake.write() as connection:
+            return len(_call(connection, "ducklake_expire_snapshots", self._lake.name, before, dry_run=False))
+
+    def clean(self, before: datetime) -> int:
+        with self._lake.write() as connection:
+            return len(_call(connection, "ducklake_cleanup_old_files", self._lake.name, before, dry_run=False))
+
+    def orphans(self, before: datetime) -> int:
+        orphans = self._orphans(before)
+        for path in orphans:
+            files.remove(path)
+        self._staging.remove_dead(before=before)
+        for folder in {job_folder for path in orphans for job_folder in _job_folders(path)}:
+            files.remove_empty_folders(folder)
+        return len(orphans)
+
+
+def _is_abandoned(path: str, alive: frozenset[str], before: datetime) -> bool:
+    job_id = staging.job_of(path)
+    # Files that no job of ours wrote are DuckLake's own; it has looked at their age already.
+    return job_id is None or (job_id not in alive and staging.is_older(job_id, before))
+
+
+def _job_folders(path: Path) -> Iterator[Path]:
+    job_id = staging.job_of(str(path))
+    return (parent for parent in path.parents if parent.name == job_id)
+
+
+def _call(
+    connection: duckdb.DuckDBPyConnection, function: str, lake_name: str, before: datetime, *, dry_run: bool
+) -> list[str]:
+    rows = connection.execute(
+        f"SELECT COLUMNS(*)::VARCHAR FROM {function}(?, dry_run => ?, older_than => ?::TIMESTAMPTZ)",
+        [lake_name, dry_run, before.isoformat()],
+    ).fetchall()
+    return [str(row[0]) for row in rows]
+
+
+def _count(connection: duckdb.DuckDBPyConnection, text: str, parameters: list[object]) -> int:
+    row = connection.execute(text, parameters).fetchone()
+    return int(row[0]) if row else 0

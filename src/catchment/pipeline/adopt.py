@@ -1,0 +1,160 @@
+"""Adopting in a worker: a second name for a Parquet file that already is what the table needs.
+
+Registering a file that DuckLake misreads would lose rows silently, so a file is adopted only where its footer shows
+that it will not: same types, standard lists, no hidden NaN or NULL. What only lies in the way of adoption is reported
+as rewritable.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+
+import duckdb
+
+from catchment import files, sql
+from catchment.lake import types
+from catchment.lake.types import Column
+from catchment.pipeline import sources
+from catchment.pipeline.sources import Group
+from catchment.pipeline.work import FileFacts, Format, Part, Task, TaskResult, UnitFacts, UnitFailure
+
+
+def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
+    """Link the task's files; those that must not be adopted are left out and reported."""
+    groups, failures = sources.inspect(connection, task.parts)
+    written: list[FileFacts] = []
+    units: list[UnitFacts] = []
+    for group in groups:
+        reason = _unfit(connection, group, task)
+        if reason is not None:
+            refused = sources.conflicts(group, task.shape.columns)
+            failures.extend(
+                sources.failure(part, refused or reason, rewritable=refused is None) for part in group.parts
+            )
+            continue
+        hidden = _hidden(connection, group, task.shape.columns)
+        counts = sources.rows(connection, group)
+        digests, unreadable = _digests(connection, group, task)
+        failures.extend(unreadable)
+        for part, rows in zip(group.parts, counts, strict=True):
+            if part.input.uri in hidden:
+                failures.append(sources.failure(part, hidden[part.input.uri], rewritable=True))
+                continue
+            text = digests.get(part.input.uri)
+            try:
+                if rows:
+                    written.append(_link(part, task, folder, number=len(written), rows=rows, digest_text=text))
+            except OSError as error:
+                failures.append(sources.failure(part, error))
+            else:
+                units.append(UnitFacts(unit_id=part.unit_id, rows=rows, digest=text))
+    return TaskResult(number=task.number, files=tuple(written), units=tuple(units), failures=tuple(failures))
+
+
+def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> str | None:
+    """Why no file of the group can be adopted, judged by their common schema."""
+    first = group.parts[0].input
+    if first.format is not Format.PARQUET:
+        return f"a {first.format} file is not Parquet"
+    if tuple(key.lower() for key in first.hive_keys) != tuple(key.lower() for key in task.shape.partition_by):
+        return "its folders do not carry exactly the table's partition keys"
+    have = {name.lower(): types.normal(kind) for name, kind in group.columns}
+    keys = {key.lower() for key in first.hive_keys}
+    want = {column.name.lower(): column for column in task.shape.columns}
+    if not set(have) <= set(want):
+        return f"the table has no column {', '.join(sorted(set(have) - set(want)))}"
+    for key, column in want.items():
+        if key not in have:
+            if not column.nullable or column.default is not None:
+                return f"column {column.name!r} is missing and would not read as NULL"
+        elif key not in keys and have[key] != types.normal(column.type):
+            return f"column {column.name!r} is {have[key]}, not {column.type}"
+    return _odd_layout(connection, first.uri)
+
+
+def _odd_layout(connection: duckdb.DuckDBPyConnection, uri: str) -> str | None:
+    """Layouts that DuckDB reads well from the file, and DuckLake wrongly once the file is registered."""
+    rows = connection.execute(_LAYOUT, [uri]).fetchall()
+    for at, (name, kind, repetition, _) in enumerate(rows):
+        if kind == "INT96":
+            return f"column {name!r} holds INT96 timestamps"
+        standard = name in ("list", "key_value") and at > 0 and rows[at - 1][3] in ("LIST", "MAP", "MAP_KEY_VALUE")
+        if repetition == "REPEATED" and not standard:
+            return f"its list {name!r} is not in the standard layout"
+        if repetition == "REPEATED" and name == "list" and rows[at + 1][0] != "element":
+            return f"its list of {rows[at + 1][0]!r} is not in the standard layout"
+    return None
+
+
+_LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schema(?)"
+
+
+def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]) -> dict[str, str]:
+    """Files, by uri, whose values would break a promise of the table, with the reason."""
+    uris = sql.literals(part.input.uri for part in group.parts)
+    found: dict[str, str] = {}
+    required = [column.name for column in columns if not column.nullable]
+    if required:
+        for uri, name in connection.execute(_NULLS.format(uris, sql.literals(required))).fetchall():
+            found[uri] = f"column {name!r} may hold NULL and must not"
+    floating = [name for name, kind in group.columns if "FLOAT" in kind or "DOUBLE" in kind]
+    if floating:
+        for (uri,) in connection.execute(_FOREIGN_STATISTICS.format(uris)).fetchall():
+            found[uri] = f"its statistics may hide NaN in {', '.join(floating)}"
+    return found
+
+
+_NULLS = """
+SELECT DISTINCT file_name, path_in_schema FROM parquet_metadata({})
+WHERE list_contains({}, path_in_schema) AND coalesce(stats_null_count, 1) > 0
+"""
+
+# DuckDB leaves a column's minimum and maximum out when it holds NaN. Other writers ignore NaN in them, and DuckLake
+# would then skip the file for a filter that NaN meets.
+_FOREIGN_STATISTICS = """
+SELECT DISTINCT file_name
+FROM parquet_metadata({0}) JOIN parquet_file_metadata({0}) USING (file_name)
+WHERE type IN ('FLOAT', 'DOUBLE') AND created_by NOT LIKE 'DuckDB%' AND coalesce(stats_max_value, stats_max) IS NOT NULL
+"""
+
+
+def _digests(
+    connection: duckdb.DuckDBPyConnection, group: Group, task: Task
+) -> tuple[dict[str, str], list[UnitFailure]]:
+    """The digest of each file, by uri, where the job wants it; files that cannot be read to the end are failures."""
+    if not task.digest:
+        return {}, []
+    try:
+        return sources.digests(connection, [group], task.shape.columns), []
+    except duckdb.Error as error:
+        if len(group.parts) == 1:
+            return {}, [sources.failure(group.parts[0], error)]
+    digests: dict[str, str] = {}
+    failures: list[UnitFailure] = []
+    for part in group.parts:
+        found, unreadable = _digests(connection, Group(parts=(part,), columns=group.columns), task)
+        digests |= found
+        failures += unreadable
+    return digests, failures
+
+
+def _link(part: Part, task: Task, folder: Path, *, number: int, rows: int, digest_text: str | None) -> FileFacts:
+    target = folder / f"{number:06d}.parquet"
+    files.link_or_copy(files.local_path(part.input.uri), target)
+    return FileFacts(
+        path=str(target),
+        place=_place(part.input.uri, task.shape.partition_by),
+        rows=rows,
+        bytes=target.stat().st_size,
+        digest=digest_text,
+        unit_ids=(part.unit_id,),
+    )
+
+
+def _place(uri: str, keys: Iterable[str]) -> str:
+    wanted = {key.lower(): key for key in keys}
+    values: dict[str, str] = {}
+    for segment in PurePath(uri).parts[:-1]:
+        key, equals, value = segment.partition("=")
+        if equals and key.lower() in wanted:
+            values[key.lower()] = value
+    return str(PurePath(*(f"{key}={values[low]}" for low, key in wanted.items()))) if wanted else "."

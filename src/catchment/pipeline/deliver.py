@@ -1,0 +1,333 @@
+"""Delivering: the state machine that flush, legacy import and backfill share.
+
+    plan ──▶ write (Spark) ──▶ place ──▶ commit (files + ledger, one transaction) ──▶ retire
+             │                 │         │ conflict: redo the commit, keep the files
+             │                 │         │ unknown: the ledger knows
+             └─ killed: nothing is visible; the files are orphans     └─ killed: the ledger has the units; only retire
+
+A unit that fails leaves its reason in the report and its source where it is; the others go on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from catchment import events, faults, files
+from catchment.backoff import retry
+from catchment.errors import CommitUnknownError, ConflictError, InvariantError, LakeUnavailableError
+from catchment.ids import ProducerId, TableId
+from catchment.lake import Claim, Commit, Delivery, Lake
+from catchment.lake.commit import Advance, Change, Record, RegisterFiles, TableHas, Undelivered
+from catchment.lake.staging import JobFolder, Staging
+from catchment.pipeline.plan import Batch, Bounds, Plan, Stint, Unit, plan, stints
+from catchment.pipeline.spark import Runner
+from catchment.pipeline.work import Mode, Task, UnitFailure
+from catchment.pipeline.write import Written, write
+from catchment.settings import Settings
+
+_ROUNDS_MAX = 10
+_INFO_UNITS_MAX = 100
+_TASKS_PER_BATCH_MAX = 100_000
+
+Retire = Callable[[Unit], None]
+
+
+class Source(Protocol):
+    """Where units come from, and what becomes of them once they are delivered."""
+
+    @property
+    def producer(self) -> ProducerId:
+        """Under whose name the ledger records the units."""
+        ...
+
+    @property
+    def table(self) -> TableId:
+        """The table they go into."""
+        ...
+
+    def units(self) -> Sequence[Unit]:
+        """Every unit that is there to deliver, delivered ones included; reading facts only."""
+        ...
+
+    def retire(self, unit: Unit) -> None:
+        """Make the delivered unit's source go away. Must be safe to repeat after a crash half-way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a delivery did: units delivered now, units that the lake had already, and units that failed."""
+
+    job_id: str
+    table: TableId
+    delivered: int
+    skipped: int
+    rows: int
+    files: int
+    bytes: int
+    write_s: float
+    commit_s: float
+    failures: tuple[UnitFailure, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+class Deliverer:
+    """Delivers what a source has into a lake, exactly once, however often and by however many processes it is run."""
+
+    def __init__(self, lake: Lake, runner: Runner, settings: Settings) -> None:
+        self.lake = lake
+        self.runner = runner
+        self.memory_mb = settings.deliver_task_memory_mb
+        self.bounds = Bounds(
+            file_bytes=settings.lake_target_file_bytes,
+            adopt_bytes_min=settings.deliver_adopt_bytes_min,
+            units_per_commit_max=settings.deliver_units_per_commit_max,
+            parallelism=runner.parallelism,
+        )
+
+    def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
+        """What `deliver` would do now, without effect on anything."""
+        units = source.units()
+        with self.lake.ledger() as ledger:
+            delivered = ledger.delivered(unit.id for unit in units)
+        return plan(
+            producer=source.producer,
+            table=self.lake.table(source.table),
+            units=units,
+            delivered=delivered,
+            mode=mode,
+            bounds=self.bounds,
+        )
+
+    def deliver(self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None) -> Report:
+        """Do the plan, retiring each batch once it is delivered.
+
+        `digests` makes adopted files be read to the end; rewritten ones always are. `claim` is the epoch to deliver
+        under; without one, the producer is joined as it stands.
+        """
+        epoch = (claim or self.lake.join(plan.producer)).epoch
+        tally = _Tally()
+        with Staging(self.lake.address.data_path, clock=self.lake.clock).job() as job:
+            self._retire(plan.delivered, retire)
+            for number, batch in enumerate(plan.batches):
+                run = _BatchRun(self, plan, job, number=number, epoch=epoch, digests=digests, tally=tally)
+                self._retire(run.deliver(batch), retire)
+            faults.reach("deliver.before_clean")
+        return Report(
+            job_id=job.job_id,
+            table=plan.table,
+            delivered=tally.delivered,
+            skipped=len(plan.delivered) + tally.skipped,
+            rows=tally.rows,
+            files=tally.files,
+            bytes=tally.bytes,
+            write_s=tally.write_s,
+            commit_s=tally.commit_s,
+            failures=tuple(tally.failures),
+        )
+
+    def run(self, source: Source, *, mode: Mode = Mode.AUTO, digests: bool = False) -> Report:
+        """Plan, deliver and retire."""
+        return self.deliver(self.plan(source, mode), source.retire, digests=digests)
+
+    def _retire(self, units: Sequence[Unit], retire: Retire) -> None:
+        for unit in units:
+            faults.reach("retire.before_unit")
+            retire(unit)
+            faults.reach("retire.after_unit")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What has been done so far."""
+
+    delivered: int = 0
+    skipped: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    write_s: float = 0.0
+    commit_s: float = 0.0
+    failures: list[UnitFailure] = field(default_factory=list)
+
+
+class _BatchRun:
+    """One batch on its way: written, placed, committed."""
+
+    def __init__(
+        self, owner: Deliverer, plan: Plan, job: JobFolder, *, number: int, epoch: int, digests: bool, tally: _Tally
+    ) -> None:
+        self._owner = owner
+        self._lake = owner.lake
+        self._plan = plan
+        self._job = job
+        self._number = number
+        self._epoch = epoch
+        self._digests = digests
+        self._tally = tally
+        self._tasks = 0
+
+    def deliver(self, batch: Batch) -> list[Unit]:
+        """Write and commit the batch; returns the units that the lake has now, whoever brought them.
+
+        Units that another process delivers meanwhile are taken out, and the rest is written again without them.
+        """
+        there: list[Unit] = []
+        left, work = batch.units, batch.stints
+        for round_number in range(_ROUNDS_MAX):
+            written = self._write(left, work)
+            left = tuple(unit for unit in left if unit.id in written.units)
+            if not left:
+                return there
+            folder = self._place(written, round_number)
+            lost = self._commit(left, written, folder)
+            if not lost:
+                return [*there, *left]
+            files.remove_tree(folder)
+            there.extend(unit for unit in left if unit.id in lost)
+            self._tally.skipped += len(lost)
+            left = tuple(unit for unit in left if unit.id not in lost)
+            work = stints(left, self._plan.mode, self._owner.bounds)
+        raise ConflictError(f"Other processes keep delivering units of batch {self._number}.")
+
+    def _write(self, units: Sequence[Unit], work: Sequence[Stint]) -> Written:
+        faults.reach("deliver.before_write")
+        started_s = self._lake.clock.monotonic_s()
+        written = write(
+            units,
+            work,
+            mode=self._plan.mode,
+            bounds=self._owner.bounds,
+            runner=self._owner.runner,
+            make_task=self._task,
+        )
+        self._tally.failures.extend(written.failures)
+        self._tally.write_s += self._lake.clock.monotonic_s() - started_s
+        faults.reach("deliver.after_write")
+        return written
+
+    def _task(self, stint: Stint) -> Task:
+        self._tasks += 1
+        if self._tasks >= _TASKS_PER_BATCH_MAX:
+            raise InvariantError(f"Batch {self._number} has come to {self._tasks} tasks.")
+        return Task(
+            number=self._number * _TASKS_PER_BATCH_MAX + self._tasks,
+            mode=stint.mode,
+            parts=stint.parts,
+            shape=self._plan.shape,
+            folder=str(self._job.path),
+            memory_mb=self._owner.memory_mb,
+            digest=self._digests,
+        )
+
+    def _place(self, written: Written, round_number: int) -> Path:
+        """Move the files into a folder that holds nothing else, so that it can be registered whole."""
+        root = self._job.table_folder(self._plan.folder, self._number * _ROUNDS_MAX + round_number)
+        folders = {root / each.place for each in written.files}
+        for folder in folders:
+            files.make_folder(folder)
+        for at, each in enumerate(written.files):
+            files.move(files.local_path(each.path), root / each.place / f"{at:06d}.parquet")
+        for folder in folders:
+            files.sync_folders_up(folder, to=files.local_path(self._plan.folder))
+        faults.reach("deliver.after_place")
+        return root
+
+    def _commit(self, units: Sequence[Unit], written: Written, folder: Path) -> frozenset[str]:
+        """Commit the batch, redone on conflict; returns units that somebody else delivered first, else nothing."""
+        started_s = self._lake.clock.monotonic_s()
+        lost = retry(
+            lambda: self._commit_once(units, written, folder),
+            policy=self._lake.redo(),
+            clock=self._lake.clock,
+            on=(ConflictError, CommitUnknownError, LakeUnavailableError),
+        )
+        self._tally.commit_s += self._lake.clock.monotonic_s() - started_s
+        if not lost:
+            self._count(units, written)
+        return lost
+
+    def _commit_once(self, units: Sequence[Unit], written: Written, folder: Path) -> frozenset[str]:
+        with self._lake.ledger() as ledger:
+            there = ledger.delivered(unit.id for unit in units)
+        if there:
+            # Either our own COMMIT landed though we were told nothing, or another process was faster.
+            ours = all(each.job_id == self._job.job_id for each in there.values())
+            return frozenset() if ours else frozenset(there)
+        commit = self._value(units, written, folder)
+        try:
+            self._lake.commit(commit)
+        except (ConflictError, CommitUnknownError) as error:
+            events.emit("commit_redone", job=self._job.job_id, batch=self._number, reason=error.message)
+            raise
+        faults.reach("deliver.after_commit")
+        return frozenset()
+
+    def _value(self, units: Sequence[Unit], written: Written, folder: Path) -> Commit:
+        seq = self._lake.join(self._plan.producer).seq
+        claim = Claim(producer=self._plan.producer, epoch=self._epoch, seq=seq)
+        changes: list[Change] = [
+            Advance(claim=claim, seq_to=seq + len(units)),
+            Record(deliveries=tuple(self._delivery(unit, written, seq + at) for at, unit in enumerate(units, 1))),
+        ]
+        if written.files:
+            changes.append(
+                RegisterFiles(
+                    table=self._plan.table,
+                    folder=str(folder),
+                    files=len(written.files),
+                    rows=sum(each.rows for each in written.files),
+                    partitioned=bool(self._plan.shape.partition_by),
+                    allow_missing=written.adopted,
+                )
+            )
+        return Commit(
+            message=f"deliver {len(units)} units to {self._plan.table}",
+            requires=(
+                TableHas(table=self._plan.table, columns=self._plan.shape.columns),
+                Undelivered(unit_ids=tuple(unit.id for unit in units)),
+            ),
+            changes=tuple(changes),
+            info={
+                "job": self._job.job_id,
+                "producer": str(self._plan.producer),
+                "units": [unit.id for unit in units[:_INFO_UNITS_MAX]],
+            },
+        )
+
+    def _delivery(self, unit: Unit, written: Written, seq: int) -> Delivery:
+        facts = written.units[unit.id]
+        return Delivery(
+            unit_id=unit.id,
+            producer=self._plan.producer,
+            epoch=self._epoch,
+            seq_first=seq,
+            seq_last=seq,
+            table=self._plan.table,
+            mode=facts.mode,
+            rows=facts.rows,
+            bytes=unit.bytes,
+            digest=facts.digest,
+            source=unit.source,
+            job_id=self._job.job_id,
+            delivered_at=self._lake.clock.now(),
+        )
+
+    def _count(self, units: Sequence[Unit], written: Written) -> None:
+        rows = sum(written.units[unit.id].rows for unit in units)
+        self._tally.delivered += len(units)
+        self._tally.rows += rows
+        self._tally.files += len(written.files)
+        self._tally.bytes += sum(each.bytes for each in written.files)
+        events.emit(
+            "delivered",
+            job=self._job.job_id,
+            table=str(self._plan.table),
+            units=len(units),
+            rows=rows,
+            files=len(written.files),
+        )

@@ -1,0 +1,45 @@
+"""The digest of a set of rows: the same for the same rows in any order, and it adds up over disjoint sets.
+
+Each value is hashed with its column's name, the hashes of a row are mixed and hashed again, and the rows are summed
+modulo 2^64. A NULL contributes nothing, so a column that an older file lacks changes nothing. It guards against
+mistakes and damage, not against forgery. The hash is DuckDB's own and may change with its version: the prefix names it.
+"""
+
+from collections.abc import Iterable
+
+from catchment import sql
+from catchment.lake.types import Column
+
+_MODULUS = 1 << 64
+_PREFIX = "duckdb1.5:"
+
+
+def row_hash(columns: Iterable[Column]) -> str:
+    """An SQL expression for the hash of one row, as UBIGINT."""
+    mixed = "0::UBIGINT"
+    for column in columns:
+        name = sql.literal(column.name.lower())
+        mixed = f"xor({mixed}, xor(hash({sql.identifier(column.name)}, {name}), hash(NULL, {name})))"
+    return f"hash({mixed})"
+
+
+def rows_digest(columns: Iterable[Column]) -> str:
+    """An SQL aggregate for the digest of many rows, as a number below 2^64."""
+    return f"(coalesce(sum({row_hash(columns)}), 0) % {_MODULUS}::HUGEINT)::UBIGINT"
+
+
+def text(number: int) -> str:
+    """The digest as it is recorded."""
+    return f"{_PREFIX}{number % _MODULUS:016x}"
+
+
+def number(recorded: str) -> int:
+    """The number behind a recorded digest."""
+    return int(recorded.removeprefix(_PREFIX), 16)
+
+
+def add(digests: Iterable[str | None]) -> str | None:
+    """The digest of disjoint sets of rows taken together; None where one of them is not known."""
+    known = list(digests)
+    numbers = [number(each) for each in known if each is not None]
+    return text(sum(numbers)) if len(numbers) == len(known) else None

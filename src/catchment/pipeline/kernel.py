@@ -1,0 +1,43 @@
+"""What a Spark task does, in Spark's Python worker: DuckDB on one thread, its connection kept between tasks.
+
+Spark decides where and when, this decides what. A task writes into a folder of its own attempt, so a retried or
+speculative twin never meets it; it returns facts about the files it finished, and nothing else of it is ever used.
+A unit that cannot be delivered is a result, not an exception: the others of the task go on.
+"""
+
+import secrets
+from functools import cache
+
+import duckdb
+
+from catchment import files, sql
+from catchment.pipeline import adopt, rewrite
+from catchment.pipeline.work import Mode, Task, TaskResult
+
+
+def run(task: Task) -> TaskResult:
+    """Do the task; called by Spark."""
+    folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
+    files.make_folder(folder)
+    connection = _connection(task.memory_mb)
+    connection.execute(f"SET temp_directory = {sql.literal(str(folder / 'spill'))}")
+    work = adopt.adopt if task.mode is Mode.ADOPT else rewrite.rewrite
+    return work(connection, task, folder)
+
+
+@cache
+def _connection(memory_mb: int) -> duckdb.DuckDBPyConnection:
+    # One thread: the parallelism is Spark's. Cached here, in an imported module, because Spark rebuilds __main__ for
+    # every task but keeps the worker process and its modules.
+    connection = duckdb.connect(
+        config={
+            "threads": "1",
+            "memory_limit": f"{memory_mb}MiB",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "preserve_insertion_order": "true",
+        }
+    )
+    # Footers are read to group files, to count rows and to scan them: once is enough.
+    connection.execute("SET parquet_metadata_cache = true")
+    return connection

@@ -1,0 +1,178 @@
+"""Planning a delivery: which units go how, in which tasks and commits. Pure: no file is touched, no session started."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from catchment.errors import InputError
+from catchment.ids import ProducerId, TableId
+from catchment.lake.tables import Table
+from catchment.pipeline.work import Format, Input, Mode, Part, Shape
+
+_SMALL_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is delivered whole or not at all: a stable id, where it comes from, and its files."""
+
+    id: str
+    source: str
+    inputs: tuple[Input, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The sizes that shape a plan."""
+
+    file_bytes: int
+    adopt_bytes_min: int
+    units_per_commit_max: int
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stint:
+    """The work of one task, before it is given a folder."""
+
+    mode: Mode
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.input.bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The units of one commit, and the tasks that write them."""
+
+    units: tuple[Unit, ...]
+    stints: tuple[Stint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired."""
+
+    producer: ProducerId
+    table: TableId
+    mode: Mode
+    shape: Shape
+    folder: str
+    batches: tuple[Batch, ...]
+    delivered: tuple[Unit, ...]
+
+    def explain(self) -> Iterator[str]:
+        """The plan in sentences, for a person."""
+        units = [unit for batch in self.batches for unit in batch.units]
+        stints = [stint for batch in self.batches for stint in batch.stints]
+        yield f"{len(units)} units with {_megabytes(unit.bytes for unit in units)} go into {self.table}."
+        if self.delivered:
+            yield f"{len(self.delivered)} units are in the lake already and are only retired."
+        for mode, verb in ((Mode.ADOPT, "adopted as they are"), (Mode.REWRITE, "rewritten into files of a good size")):
+            some = [stint for stint in stints if stint.mode is mode]
+            if some:
+                files = sum(len(stint.parts) for stint in some)
+                size = _megabytes(stint.bytes for stint in some)
+                yield f"{files} files ({size}) are {verb}, by {len(some)} Spark tasks."
+        if self.batches:
+            yield f"They are committed in {len(self.batches)} transaction{'s' if len(self.batches) > 1 else ''}."
+
+
+def plan(
+    *,
+    producer: ProducerId,
+    table: Table,
+    units: Sequence[Unit],
+    delivered: Iterable[str],
+    mode: Mode,
+    bounds: Bounds,
+) -> Plan:
+    """Decide everything that can be decided before the first file is read."""
+    refuse_transforms(table)
+    known = frozenset(delivered)
+    todo = [unit for unit in units if unit.id not in known]
+    if len({unit.id for unit in units}) != len(units):
+        raise InputError("Two units of the delivery have the same id.", hint="Is a file named twice?")
+    shape = Shape(
+        columns=table.columns,
+        partition_by=tuple(key.column for key in table.partition_by),
+        sort_by=table.sort_by,
+        file_bytes=bounds.file_bytes,
+    )
+    chunks = [todo[at : at + bounds.units_per_commit_max] for at in range(0, len(todo), bounds.units_per_commit_max)]
+    return Plan(
+        producer=producer,
+        table=table.id,
+        mode=mode,
+        shape=shape,
+        folder=table.folder,
+        batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, mode, bounds)) for chunk in chunks),
+        delivered=tuple(unit for unit in units if unit.id in known),
+    )
+
+
+def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[Stint, ...]:
+    """Share the units' files out over tasks: adopted ones evenly, rewritten ones so that outputs are of equal size."""
+    adopted: list[Part] = []
+    rewritten: list[Part] = []
+    for unit in units:
+        parts = [Part(unit_id=unit.id, input=each) for each in unit.inputs]
+        (adopted if _adopts(unit, mode, bounds) else rewritten).extend(parts)
+    pieces = min(bounds.parallelism, len(adopted))
+    return (
+        *(Stint(mode=Mode.ADOPT, parts=some) for some in _even(adopted, [1] * len(adopted), pieces)),
+        *(
+            Stint(mode=Mode.REWRITE, parts=some)
+            for some in _even(rewritten, [part.input.bytes for part in rewritten], _outputs(rewritten, bounds))
+        ),
+    )
+
+
+def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
+    if mode is Mode.AUTO:
+        return all(each.format is Format.PARQUET and each.bytes >= bounds.adopt_bytes_min for each in unit.inputs)
+    return mode is Mode.ADOPT
+
+
+def _outputs(parts: Sequence[Part], bounds: Bounds) -> int:
+    """How many output files to aim at: near the target size, and a multiple of what runs at once, so no task lags."""
+    total = sum(part.input.bytes for part in parts)
+    if total < _SMALL_BYTES:
+        return min(1, len(parts))
+    waves = max(1, round(total / bounds.file_bytes / bounds.parallelism))
+    return min(waves * bounds.parallelism, len(parts))
+
+
+def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterator[tuple[Part, ...]]:
+    """Cut the parts into consecutive pieces of about equal weight; neighbours stay together."""
+    if not parts:
+        return
+    total, start = max(sum(weights), 1), 0
+    ends = list(accumulate(weights))
+    for piece in range(1, pieces + 1):
+        end = start
+        while end < len(parts) and (piece == pieces or ends[end] * pieces <= total * piece or end == start):
+            end += 1
+        if end > start:
+            yield tuple(parts[start:end])
+        start = end
+
+
+def refuse_transforms(table: Table) -> None:
+    """Registered files carry partition values in their path, which is exact for plain columns only."""
+    for key in table.partition_by:
+        if key.transform != "identity":
+            raise InputError(
+                f"{table.id} is partitioned by {key.transform}({key.column}), which registered files cannot carry.",
+                hint=f"Partition it by a plain column: ALTER TABLE {table.id} SET PARTITIONED BY (…).",
+            )
+
+
+def _megabytes(sizes: Iterable[int]) -> str:
+    return f"{sum(sizes) / 1e6:,.1f} MB"

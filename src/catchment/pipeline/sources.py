@@ -1,0 +1,220 @@
+"""Reading inputs in a worker: which files can be read, whether their columns fit, and the relation that unites them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+
+from catchment import files, sql
+from catchment.lake import types
+from catchment.lake.types import Column, Fit
+from catchment.pipeline import digest
+from catchment.pipeline.work import Format, Input, Part, UnitFailure
+
+URI = "catchment__uri"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Inputs of one format and one set of columns, read by one relation."""
+
+    parts: tuple[Part, ...]
+    columns: tuple[tuple[str, str], ...]
+
+
+def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> tuple[list[Group], list[UnitFailure]]:
+    """Group the parts by their columns; parts that cannot be opened become failures of their units."""
+    groups: list[Group] = []
+    failures: list[UnitFailure] = []
+    parquet = [part for part in parts if part.input.format is Format.PARQUET]
+    for alike in _alike(connection, parquet, failures):
+        groups.extend(_described(connection, alike, failures))
+    for part in parts:
+        if part.input.format is not Format.PARQUET:
+            groups.extend(_described(connection, (part,), failures))
+    return groups, failures
+
+
+def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
+    """Why the group's columns cannot go into the table, or None."""
+    have = {name.lower(): kind for name, kind in group.columns}
+    want = {column.name.lower(): column for column in columns}
+    # A value in a path is text whatever it means: it is cast, and a value that does not cast fails its unit.
+    keys = {key.lower() for key in group.parts[0].input.hive_keys}
+    extra = [name for name, _ in group.columns if name.lower() not in want]
+    if extra:
+        return f"the table has no column {', '.join(map(repr, extra))}"
+    for key, column in want.items():
+        if key not in have:
+            if not column.nullable and column.default is None:
+                return f"column {column.name!r} is missing, must not be NULL and has no default"
+        elif key not in keys and types.fit(types.parse(have[key]), types.parse(column.type)) is Fit.NONE:
+            return f"column {column.name!r} is {have[key]}, which does not go into {column.type} unchanged"
+    return None
+
+
+@contextmanager
+def relation(
+    connection: duckdb.DuckDBPyConnection, groups: Sequence[Group], columns: Sequence[Column], *, named: bool = False
+) -> Iterator[str]:
+    """A query that reads all groups with the table's columns and types; `named` adds the input's uri as column URI."""
+    with _Opened(connection) as opened:
+        yield " UNION ALL ".join(_select(opened, group, columns, named=named) for group in groups)
+
+
+def rows(connection: duckdb.DuckDBPyConnection, group: Group) -> list[int]:
+    """How many rows each part of the group holds; for Parquet, by its footer."""
+    if group.parts[0].input.format is Format.PARQUET:
+        uris = [part.input.uri for part in group.parts]
+        text = f"SELECT file_name, num_rows FROM parquet_file_metadata({sql.literals(uris)})"
+        counts = dict(connection.execute(text).fetchall())
+        return [int(counts[uri]) for uri in uris]
+    with _Opened(connection) as opened:
+        row = connection.execute(f"SELECT count(*) FROM {opened.scan(group.parts)}").fetchone()
+    return [int(row[0]) if row else 0]
+
+
+def digests(
+    connection: duckdb.DuckDBPyConnection, groups: Sequence[Group], columns: Sequence[Column]
+) -> dict[str, str]:
+    """The digest of each input, by uri; reads all the data."""
+    with relation(connection, groups, columns, named=True) as query:
+        text = f"SELECT {URI}, {digest.rows_digest(columns)} FROM ({query}) GROUP BY {URI}"
+        found = dict(connection.execute(text).fetchall())
+    return {part.input.uri: digest.text(int(found.get(part.input.uri, 0))) for group in groups for part in group.parts}
+
+
+def _alike(
+    connection: duckdb.DuckDBPyConnection, parts: Sequence[Part], failures: list[UnitFailure]
+) -> Iterator[tuple[Part, ...]]:
+    """Parquet parts with the same footer schema, found by one query; file by file only where that query fails."""
+    if not parts:
+        return
+    try:
+        found = connection.execute(_FINGERPRINTS.format(sql.literals(part.input.uri for part in parts))).fetchall()
+    except duckdb.Error as error:
+        if len(parts) == 1:
+            failures.append(failure(parts[0], error))
+            return
+        middle = len(parts) // 2
+        yield from _alike(connection, parts[:middle], failures)
+        yield from _alike(connection, parts[middle:], failures)
+        return
+    prints = dict(found)
+    alike: defaultdict[tuple[int, tuple[str, ...]], list[Part]] = defaultdict(list)
+    for part in parts:
+        alike[prints[part.input.uri], part.input.hive_keys].append(part)
+    yield from (tuple(each) for each in alike.values())
+
+
+# Lists of paths go in as literals: bound as a parameter, DuckDB asks Python about the type of every element, which cost
+# a quarter of a whole rewrite.
+_FINGERPRINTS = """
+SELECT file_name, hash(list((name, type, type_length, repetition_type, num_children, converted_type, scale, precision,
+                             logical_type)))
+FROM parquet_schema({})
+GROUP BY file_name
+"""
+
+
+def _described(
+    connection: duckdb.DuckDBPyConnection, parts: tuple[Part, ...], failures: list[UnitFailure]
+) -> Iterator[Group]:
+    try:
+        with _Opened(connection) as opened:
+            found = connection.execute(f"DESCRIBE FROM {opened.scan(parts[:1])}").fetchall()
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        failures.extend(failure(part, error) for part in parts)
+    else:
+        yield Group(parts=parts, columns=tuple((row[0], row[1]) for row in found))
+
+
+def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
+    """The part's unit cannot be delivered, with the path in the reason."""
+    reason = " ".join(str(error).split())
+    return UnitFailure(
+        unit_id=part.unit_id, path=part.input.uri, reason=f"{part.input.uri}: {reason}", rewritable=rewritable
+    )
+
+
+def _select(opened: "_Opened", group: Group, columns: Sequence[Column], *, named: bool) -> str:
+    have = {name.lower(): (name, kind) for name, kind in group.columns}
+    chosen = [_expression(column, have.get(column.name.lower())) for column in columns]
+    if named:
+        chosen.append(
+            URI
+            if group.parts[0].input.format is Format.PARQUET
+            else f"{sql.literal(group.parts[0].input.uri)} AS {URI}"
+        )
+    return f"SELECT {', '.join(chosen)} FROM {opened.scan(group.parts, named=named)}"
+
+
+def _expression(column: Column, source: tuple[str, str] | None) -> str:
+    name = sql.identifier(column.name)
+    if source is None:
+        return f"CAST({column.default or 'NULL'} AS {column.type}) AS {name}"
+    if types.normal(source[1]) == types.normal(column.type):
+        return f"{sql.identifier(source[0])} AS {name}"
+    return f"CAST({sql.identifier(source[0])} AS {column.type}) AS {name}"
+
+
+class _Opened:
+    """Inputs opened for the length of one query."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._names: list[str] = []
+        self._attached: list[str] = []
+        self._maps: list[pa.MemoryMappedFile] = []
+
+    def __enter__(self) -> "_Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._names:
+            self._connection.unregister(name)
+        for name in self._attached:
+            self._connection.execute(f"DETACH {sql.identifier(name)}")
+        for mapped in self._maps:
+            mapped.close()
+
+    def scan(self, parts: Iterable[Part], *, named: bool = False) -> str:
+        """What stands behind FROM to read the parts, which are all of one format."""
+        inputs = [part.input for part in parts]
+        match inputs[0].format:
+            case Format.PARQUET:
+                return _read_parquet(inputs, named=named)
+            case Format.ARROW:
+                return self._arrow(inputs[0])
+            case Format.DUCKDB:
+                return self._duckdb(inputs[0])
+
+    def _arrow(self, source: Input) -> str:
+        mapped = pa.memory_map(str(files.local_path(source.uri)))
+        self._maps.append(mapped)
+        name = f"catchment_arrow_{len(self._names)}"
+        self._connection.register(name, pa.ipc.open_file(mapped).read_all())
+        self._names.append(name)
+        return sql.identifier(name)
+
+    def _duckdb(self, source: Input) -> str:
+        name = f"catchment_file_{len(self._attached)}"
+        self._connection.execute(f"ATTACH {sql.literal(source.uri)} AS {sql.identifier(name)} (READ_ONLY)")
+        self._attached.append(name)
+        return sql.qualified(name, *source.relation.split("."))
+
+
+def _read_parquet(inputs: Sequence[Input], *, named: bool) -> str:
+    options = [sql.literals(each.uri for each in inputs)]
+    keys = inputs[0].hive_keys
+    if keys:
+        hive = ", ".join(f"{sql.literal(key)}: 'VARCHAR'" for key in keys)
+        options.append(f"hive_partitioning = true, hive_types = {{{hive}}}")
+    else:
+        options.append("hive_partitioning = false")
+    if named:
+        options.append(f"filename = {sql.literal(URI)}")
+    return f"read_parquet({', '.join(options)})"

@@ -1,0 +1,106 @@
+"""The values that travel between the driver and Spark's workers: small, frozen, picklable."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from catchment.lake.tables import SortKey
+from catchment.lake.types import Column
+
+
+class Format(StrEnum):
+    """What an input file is."""
+
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    DUCKDB = "duckdb"
+
+
+class Mode(StrEnum):
+    """How a unit's files come into the lake."""
+
+    REWRITE = "rewrite"
+    ADOPT = "adopt"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One file to read. `relation` names the table inside a DuckDB file; `hive_keys` are columns found in the path."""
+
+    uri: str
+    bytes: int
+    format: Format = Format.PARQUET
+    relation: str = ""
+    hive_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """An input as a part of its unit; a unit with several inputs may be spread over several tasks."""
+
+    unit_id: str
+    input: Input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the written files must look like."""
+
+    columns: tuple[Column, ...]
+    partition_by: tuple[str, ...] = ()
+    sort_by: tuple[SortKey, ...] = ()
+    file_bytes: int = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one Spark task does: these parts, in this mode, into a folder of its own under `folder`."""
+
+    number: int
+    mode: Mode
+    parts: tuple[Part, ...]
+    shape: Shape
+    folder: str
+    memory_mb: int
+    digest: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """A file that a finished task wrote. `place` is the folder it belongs in, below the one that is registered."""
+
+    path: str
+    place: str
+    rows: int
+    bytes: int
+    digest: str | None
+    unit_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFacts:
+    """What a finished task read of a unit; parts of one unit add up."""
+
+    unit_id: str
+    rows: int
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFailure:
+    """Why a unit cannot be delivered. `rewritable`: only its file's layout is in the way, rewriting would do."""
+
+    unit_id: str
+    path: str
+    reason: str
+    rewritable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """Everything a task hands back. Only the files named here are ever registered."""
+
+    number: int
+    files: tuple[FileFacts, ...]
+    units: tuple[UnitFacts, ...]
+    failures: tuple[UnitFailure, ...]

@@ -1,0 +1,101 @@
+"""Writing a batch's files on Spark, until no written file holds a row of a unit that failed.
+
+A unit whose files are spread over several tasks can fail in one of them only; a file that other tasks coalesced it
+into is then of no use, and those tasks are done again without it. Every round removes a unit, so the rounds end.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from catchment.pipeline import digest
+from catchment.pipeline.plan import Bounds, Stint, Unit, stints
+from catchment.pipeline.spark import Runner
+from catchment.pipeline.work import FileFacts, Mode, Task, TaskResult, UnitFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenUnit:
+    """A unit whose rows are all in written files."""
+
+    rows: int
+    digest: str | None
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The files to register, and what they hold."""
+
+    files: tuple[FileFacts, ...]
+    units: Mapping[str, WrittenUnit]
+    failures: tuple[UnitFailure, ...]
+
+    @property
+    def adopted(self) -> bool:
+        return any(unit.mode is Mode.ADOPT for unit in self.units.values())
+
+
+def write(
+    units: Sequence[Unit],
+    work: Sequence[Stint],
+    *,
+    mode: Mode,
+    bounds: Bounds,
+    runner: Runner,
+    make_task: Callable[[Stint], Task],
+) -> Written:
+    """Run the stints; in mode `auto`, files that cannot be adopted are rewritten instead."""
+    by_id = {unit.id: unit for unit in units}
+    kept: dict[int, tuple[Task, TaskResult]] = {}
+    failed: dict[str, UnitFailure] = {}
+    rewritten: set[str] = set()
+    todo = list(work)
+    while todo:
+        tasks = {task.number: task for task in map(make_task, todo)}
+        results = runner.run(list(tasks.values()))
+        kept |= {result.number: (tasks[result.number], result) for result in results}
+        fresh: set[str] = set()
+        for failure in (failure for result in results for failure in result.failures):
+            if failure.rewritable and mode is Mode.AUTO:
+                fresh.add(failure.unit_id)
+            else:
+                failed.setdefault(failure.unit_id, failure)
+        rewritten |= fresh
+        spoilt = [number for number, (task, result) in kept.items() if _is_spoilt(task, result, failed)]
+        again = [_without(kept.pop(number)[0], failed) for number in spoilt]
+        todo = [stint for stint in again if stint.parts]
+        todo += stints([unit for unit in units if unit.id in fresh - failed.keys()], Mode.REWRITE, bounds)
+    wanted = {unit_id: Mode.REWRITE if unit_id in rewritten else None for unit_id in by_id if unit_id not in failed}
+    return _collect(kept.values(), wanted, tuple(failed.values()))
+
+
+def _is_spoilt(task: Task, result: TaskResult, failed: Mapping[str, UnitFailure]) -> bool:
+    return task.mode is Mode.REWRITE and any(unit.unit_id in failed for unit in result.units)
+
+
+def _without(task: Task, failed: Mapping[str, UnitFailure]) -> Stint:
+    return Stint(mode=task.mode, parts=tuple(part for part in task.parts if part.unit_id not in failed))
+
+
+def _collect(
+    kept: Iterable[tuple[Task, TaskResult]], wanted: Mapping[str, Mode | None], failures: tuple[UnitFailure, ...]
+) -> Written:
+    """What counts of the results: adopted files of failed or rewritten units do not."""
+    found: list[FileFacts] = []
+    rows: defaultdict[str, int] = defaultdict(int)
+    digests: defaultdict[str, list[str | None]] = defaultdict(list)
+    modes: dict[str, Mode] = {}
+    for task, result in kept:
+        counted = {unit_id for unit_id, only in wanted.items() if only in (None, task.mode)}
+        found.extend(each for each in result.files if counted.issuperset(each.unit_ids))
+        for unit in result.units:
+            if unit.unit_id in counted:
+                rows[unit.unit_id] += unit.rows
+                digests[unit.unit_id].append(unit.digest)
+                modes[unit.unit_id] = task.mode
+    units = {
+        unit_id: WrittenUnit(rows=count, digest=digest.add(digests[unit_id]), mode=modes[unit_id])
+        for unit_id, count in rows.items()
+    }
+    return Written(files=tuple(found), units=units, failures=failures)

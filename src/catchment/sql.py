@@ -1,0 +1,65 @@
+"""Quoting: the one way in which a name or a value becomes SQL text."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
+
+from catchment.errors import InvariantError
+
+Value = str | int | float | bool | None
+
+
+def identifier(name: str) -> str:
+    """A name as a quoted identifier."""
+    if "\x00" in name:
+        raise InvariantError("A name holds a NUL character.")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def qualified(*names: str) -> str:
+    """Names joined by dots, each quoted."""
+    return ".".join(identifier(name) for name in names)
+
+
+def identifiers(names: Iterable[str]) -> str:
+    """Names as a comma-separated list."""
+    return ", ".join(identifier(name) for name in names)
+
+
+def literal(value: Value) -> str:
+    """A value as a literal."""
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            if "\x00" in value:
+                raise InvariantError("A text value holds a NUL character.")
+            return "'" + value.replace("'", "''") + "'"
+
+
+def literals(values: Iterable[str]) -> str:
+    """Texts as a list literal."""
+    return "[" + ", ".join(literal(value) for value in values) + "]"
+
+
+def options(values: Mapping[str, Value]) -> str:
+    """A parenthesised option list, as ATTACH and COPY take it; None leaves an option out."""
+    given = [f"{name} {literal(value)}" for name, value in values.items() if value is not None]
+    return f"({', '.join(given)})" if given else ""
+
+
+def statement(package: str, name: str, **names: str) -> str:
+    """The statement kept in `<package>/sql/<name>.sql`, with `{key}` replaced by the quoted identifier given for it."""
+    text = _resource(package, name)
+    for key, value in names.items():
+        text = text.replace("{" + key + "}", identifier(value))
+    return text
+
+
+@cache
+def _resource(package: str, name: str) -> str:
+    return resources.files(package).joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")

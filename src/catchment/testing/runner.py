@@ -1,0 +1,22 @@
+"""A runner without Spark, for tests of what surrounds the tasks: the tasks themselves are the real ones."""
+
+from collections.abc import Callable, Sequence
+
+from catchment.pipeline import kernel
+from catchment.pipeline.work import Task, TaskResult
+
+
+class InlineRunner:
+    """Runs tasks one after the other in this process."""
+
+    def __init__(self, *, parallelism: int = 2, after_task: Callable[[Task], None] | None = None) -> None:
+        self.parallelism = parallelism
+        self._after_task = after_task
+
+    def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
+        results = []
+        for task in tasks:
+            results.append(kernel.run(task))
+            if self._after_task is not None:
+                self._after_task(task)
+        return results

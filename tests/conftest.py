@@ -1,0 +1,64 @@
+"""Fixtures that the whole run shares: one Spark session, one PostgreSQL server."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from catchment.lake import Lake
+from catchment.pipeline import SparkRunner
+from catchment.settings import Settings
+from catchment.testing import EmbeddedPostgres
+
+CATALOGS = ("duckdb", "sqlite", "postgres")
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def spark_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkRunner]:
+    """The one Spark session of the run, with two task slots whatever the machine has."""
+    home = tmp_path_factory.mktemp("spark")
+    with SparkRunner(Settings(home=home, spark_master="local[2]")) as runner:
+        yield runner
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path, request: pytest.FixtureRequest) -> MakeSettings:
+    """Settings for a lake of the test's own, with a catalog of the kind asked for."""
+
+    def make(catalog: str = "sqlite", **values: object) -> Settings:
+        home = tmp_path / catalog
+        url = f"{catalog}:{home / f'catalog.{catalog}'}"
+        if catalog == "postgres":
+            url = f"postgres:{request.getfixturevalue('postgres').new_database()}"
+        return Settings(**{"home": home, "lake_catalog": SecretStr(url), **values})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(params=CATALOGS)
+def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
+    """Settings for each kind of catalog in turn."""
+    return make_settings(request.param)
+
+
+@pytest.fixture
+def lake(settings: Settings) -> Iterator[Lake]:
+    """An empty lake, with each kind of catalog in turn."""
+    with Lake.from_settings(settings) as lake:
+        yield lake
+
+
+@pytest.fixture
+def sqlite_lake(make_settings: MakeSettings) -> Iterator[Lake]:
+    """An empty lake with the default kind of catalog."""
+    with Lake.from_settings(make_settings()) as lake:
+        yield lake

@@ -1,0 +1,41 @@
+"""The product's own source, parsed once for the tests that are about it."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "catchment"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: `name` is dotted below `catchment`."""
+
+    path: Path
+    name: str
+    text: str
+    tree: ast.Module
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    return tuple(_read(path) for path in sorted(SOURCE.rglob("*.py")))
+
+
+def imports(module: Module) -> Iterator[str]:
+    """Every module that is imported, wherever the import stands."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _read(path: Path) -> Module:
+    text = path.read_text(encoding="utf-8")
+    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    return Module(path=path, name=name.removesuffix(".__init__"), text=text, tree=ast.parse(text))

@@ -1,0 +1,108 @@
+"""Imports go down only, and some names are imported or used in one place only."""
+
+import ast
+
+import pytest
+
+from tests.repo.source_tree import Module, imports, modules
+
+# From the top down; packages on one line do not import each other.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"cli", "server", "web"}),
+    frozenset({"app", "status", "doctor", "testing"}),
+    frozenset({"pipeline", "tenants"}),
+    frozenset({"queue", "schema"}),
+    frozenset({"lake"}),
+    frozenset({"errors", "ids", "clock", "settings", "files", "sql", "backoff", "events", "faults"}),
+)
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "pyspark": ("pipeline",),
+    "py4j": ("pipeline",),
+    "pyarrow.flight": ("server", "tenants.transport"),
+    "rich": ("cli",),
+    "typer": ("cli",),
+    "time": ("clock",),
+    "fcntl": ("files",),
+    "shutil": ("files", "pipeline.java"),
+    "pydantic": ("settings",),
+    "pydantic_settings": ("settings",),
+}
+
+CALLS_ONLY_IN: dict[str, tuple[str, ...]] = {
+    "os.environ": ("settings",),
+    "os.getenv": ("settings",),
+    "os.fsync": ("files",),
+    "os.rename": ("files",),
+    "os.replace": ("files",),
+    "os.link": ("files",),
+    "datetime.now": ("clock",),
+    "datetime.utcnow": (),
+    "sys.stdout": ("cli.output",),
+    "sys.stderr": ("cli.output",),
+}
+
+
+def _level(name: str) -> int:
+    top = name.partition(".")[0]
+    found = [level for level, names in enumerate(LAYERS) if top in names]
+    assert found, f"{name} is in no layer: say in this test where it belongs"
+    return found[0]
+
+
+def _is_in(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def _named(modules: tuple[Module, ...]) -> list[Module]:
+    return [module for module in modules if module.name != "__init__"]
+
+
+@pytest.mark.parametrize("module", _named(modules()), ids=lambda module: module.name)
+def test_a_module_imports_only_from_its_own_package_and_from_layers_below(module: Module) -> None:
+    own = module.name.partition(".")[0]
+    for imported in imports(module):
+        if not imported.startswith("catchment."):
+            continue
+        other = imported.removeprefix("catchment.")
+        if other.partition(".")[0] == own:
+            continue
+        below = _level(other) > _level(module.name)
+        foundation = _level(other) == _level(module.name) == len(LAYERS) - 1
+        composition = _level(other) == _level(module.name) == 1
+        assert below or foundation or composition, f"{module.name} imports {imported}, which is not below it"
+
+
+@pytest.mark.parametrize("module", _named(modules()), ids=lambda module: module.name)
+def test_libraries_with_one_home_are_imported_there_only(module: Module) -> None:
+    for imported in imports(module):
+        for library, places in ONLY_IN.items():
+            if imported == library or imported.startswith(f"{library}."):
+                assert _is_in(module.name, places), f"{library} is for {places}, not for {module.name}"
+
+
+@pytest.mark.parametrize("module", _named(modules()), ids=lambda module: module.name)
+def test_effects_with_one_home_are_used_there_only(module: Module) -> None:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute):
+            used = ast.unparse(node)
+            for effect, places in CALLS_ONLY_IN.items():
+                if used == effect:
+                    assert _is_in(module.name, places), f"{effect} is for {places}, not for {module.name}"
+
+
+def test_the_foundation_has_no_import_cycle() -> None:
+    graph = {
+        module.name: {
+            imported.removeprefix("catchment.").partition(".")[0]
+            for imported in imports(module)
+            if imported.startswith("catchment.")
+        }
+        for module in _named(modules())
+        if "." not in module.name
+    }
+    done: set[str] = set()
+    while graph.keys() - done:
+        ready = {name for name in graph.keys() - done if not (graph[name] & graph.keys()) - done - {name}}
+        assert ready, f"a cycle among {sorted(graph.keys() - done)}"
+        done |= ready
