@@ -16,8 +16,8 @@ MakeSettings = Callable[..., Settings]
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
+def postgres() -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres()
     yield server
     server.close()
 

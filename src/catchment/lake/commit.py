@@ -6,7 +6,6 @@ CommitUnknownError (the connection broke during COMMIT: ask the ledger).
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,9 +18,8 @@ from catchment.errors import ConflictError, InvariantError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import types
 from catchment.lake.ledger import Claim, Delivery, Ledger
+from catchment.lake.tokens import without_tokens
 from catchment.lake.types import Column
-
-_TOKEN = re.compile(r"\{([A-Z_]+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +126,7 @@ def apply(commit: Commit, target: Target) -> None:
         _change(change, target)
     target.connection.execute(
         f"CALL {sql.identifier(target.lake_name)}.set_commit_message('catchment', ?, extra_info => ?)",
-        [_without_tokens(commit.message), _without_tokens(json.dumps(commit.info))],
+        [without_tokens(commit.message), without_tokens(json.dumps(commit.info))],
     )
 
 
@@ -210,8 +208,3 @@ def _name(target: Target, table: TableId) -> str:
 def _definition(column: Column) -> str:
     default = "" if column.default is None else f" DEFAULT {column.default}"
     return f"{sql.identifier(column.name)} {column.type}{default}{'' if column.nullable else ' NOT NULL'}"
-
-
-def _without_tokens(text: str) -> str:
-    # DuckLake replaces {SNAPSHOT_ID} and the like inside its own metadata SQL, wherever they come from.
-    return _TOKEN.sub(r"(\1)", text)

@@ -12,6 +12,7 @@ import duckdb
 
 from catchment import files, sql
 from catchment.lake import types
+from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
 from catchment.pipeline import sources
 from catchment.pipeline.sources import Group
@@ -57,6 +58,8 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
         return f"a {first.format} file is not Parquet"
     if tuple(key.lower() for key in first.hive_keys) != tuple(key.lower() for key in task.shape.partition_by):
         return "its folders do not carry exactly the table's partition keys"
+    if has_token(first.uri) and first.hive_keys:
+        return "its path holds text that DuckLake would replace"
     have = {name.lower(): types.normal(kind) for name, kind in group.columns}
     keys = {key.lower() for key in first.hive_keys}
     want = {column.name.lower(): column for column in task.shape.columns}
@@ -96,6 +99,8 @@ def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequen
     if required:
         for uri, name in connection.execute(_NULLS.format(uris, sql.literals(required))).fetchall():
             found[uri] = f"column {name!r} may hold NULL and must not"
+    for (uri,) in connection.execute(_TOKENS.format(uris)).fetchall():
+        found[uri] = "its statistics hold text that DuckLake would replace"
     floating = [name for name, kind in group.columns if "FLOAT" in kind or "DOUBLE" in kind]
     if floating:
         for (uri,) in connection.execute(_FOREIGN_STATISTICS.format(uris)).fetchall():
@@ -106,6 +111,11 @@ def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequen
 _NULLS = """
 SELECT DISTINCT file_name, path_in_schema FROM parquet_metadata({})
 WHERE list_contains({}, path_in_schema) AND coalesce(stats_null_count, 1) > 0
+"""
+
+_TOKENS = """
+SELECT DISTINCT file_name FROM parquet_metadata({})
+WHERE regexp_matches(concat_ws(' ', stats_min_value, stats_max_value, stats_min, stats_max), '\\{{[A-Z_]+\\}}')
 """
 
 # DuckDB leaves a column's minimum and maximum out when it holds NaN. Other writers ignore NaN in them, and DuckLake

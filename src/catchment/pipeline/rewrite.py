@@ -4,13 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from catchment import files, sql
 from catchment.errors import InvariantError
+from catchment.lake.tokens import PATTERN, has_token
 from catchment.lake.types import Column
 from catchment.pipeline import digest, sources
 from catchment.pipeline.sources import Group
@@ -33,9 +36,9 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
         attempt += 1
         try:
             return _write(connection, groups, task, folder / f"{attempt:03d}", failures)
-        except (duckdb.Error, pa.ArrowException, OSError, _NullsError) as error:
+        except (duckdb.Error, pa.ArrowException, OSError, _RefusedError) as error:
             files.remove_tree(folder / f"{attempt:03d}")
-            found = list(_probe(connection, groups, task.shape.columns))
+            found = list(_probe(connection, groups, task.shape))
             if not found:
                 # No input is to blame: disk, memory or a bug. Spark may try again elsewhere.
                 raise InvariantError(
@@ -45,8 +48,8 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
     return TaskResult(number=task.number, files=(), units=(), failures=tuple(failures))
 
 
-class _NullsError(Exception):
-    """A column that must not be NULL is."""
+class _RefusedError(Exception):
+    """The rows that were written hold something that the table must not get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class _Output:
     rows: int
     bytes: int
     statistics: dict[str, dict[str, str]]
+    partition: dict[str, str | None]
 
 
 def _write(
@@ -62,7 +66,7 @@ def _write(
 ) -> TaskResult:
     files.make_folder(folder)
     outputs = _copy(connection, groups, task.shape, folder)
-    _refuse_nulls(outputs, task.shape.columns)
+    _refuse(outputs, task.shape)
     parts = [part for group in groups for part in group.parts]
     units = list(dict.fromkeys(part.unit_id for part in parts))
     rows_in = _rows(connection, groups)
@@ -107,7 +111,7 @@ def _copy(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Sha
     order = _order_by(shape)
     with sources.relation(connection, groups, shape.columns) as query:
         rows = connection.execute(f"COPY ({query}{order}) TO {sql.literal(str(folder))} ({listed})").fetchall()
-    outputs = [_Output(path=row[0], rows=row[1], bytes=row[2], statistics=row[4] or {}) for row in rows]
+    outputs = [_output(row) for row in rows]
     # DuckDB numbers the files it splits into, so that sorting by that number gives the rows back in their order.
     return sorted((output for output in outputs if output.rows), key=lambda output: _natural(output.path))
 
@@ -128,12 +132,37 @@ def _natural(path: str) -> tuple[str, int, str]:
     return str(Path(path).parent), int(number) if number.isdigit() else 0, name
 
 
-def _refuse_nulls(outputs: Iterable[_Output], columns: Iterable[Column]) -> None:
-    required = [column.name for column in columns if not column.nullable]
+def _output(row: tuple[Any, ...]) -> _Output:
+    path, rows, size, _, statistics, partition = row
+    extremes = (facts.get(end, "") for facts in (statistics or {}).values() for end in ("min", "max"))
+    if any(has_token(extreme) for extreme in extremes):
+        size = _strip_statistics(Path(path))
+    return _Output(path=path, rows=rows, bytes=size, statistics=statistics or {}, partition=partition or {})
+
+
+def _strip_statistics(path: Path) -> int:
+    """Write the file again without statistics, which DuckLake would garble; returns its new size.
+
+    DuckDB always writes them, so this rare case goes through Arrow. The digest, taken afterwards, proves the rows.
+    """
+    bare = path.with_suffix(".bare")
+    source = pq.ParquetFile(path, arrow_extensions_enabled=True)
+    options = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "store_schema": False}
+    with pq.ParquetWriter(bare, source.schema_arrow, **options) as writer:
+        for batch in source.iter_batches():
+            writer.write_batch(batch)
+    files.move(bare, path)
+    return path.stat().st_size
+
+
+def _refuse(outputs: Iterable[_Output], shape: Shape) -> None:
+    required = [column.name for column in shape.columns if not column.nullable]
     for output in outputs:
         for name in required:
             if int(output.statistics.get(sql.identifier(name), {}).get("null_count", "0")):
-                raise _NullsError(name)
+                raise _RefusedError(f"{name} is NULL")
+        if any(has_token(value or "") for value in output.partition.values()):
+            raise _RefusedError(f"partition {output.partition}")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group]) -> list[int]:
@@ -224,22 +253,29 @@ def _without(groups: Iterable[Group], failures: Iterable[UnitFailure]) -> list[G
     return [group for group in left if group.parts]
 
 
-def _probe(
-    connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], columns: Sequence[Column]
-) -> Iterator[UnitFailure]:
+def _probe(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: Shape) -> Iterator[UnitFailure]:
     """Read every input by itself, to find the ones that spoil the task."""
-    nulls = (
-        " OR ".join(f"{sql.identifier(column.name)} IS NULL" for column in columns if not column.nullable) or "false"
-    )
+    columns = shape.columns
+    nulls = _any(f"{sql.identifier(column.name)} IS NULL" for column in columns if not column.nullable)
+    match = sql.literal(PATTERN)
+    tokens = _any(f"regexp_matches({sql.identifier(key)}::VARCHAR, {match})" for key in shape.partition_by)
     for group in groups:
         for part in group.parts:
             alone = Group(parts=(part,), columns=group.columns)
             try:
                 with sources.relation(connection, [alone], columns) as query:
-                    text = f"SELECT count(*) FILTER ({nulls}), {digest.rows_digest(columns)} FROM ({query})"
-                    row = connection.execute(text).fetchone()
+                    counts = f"count(*) FILTER ({nulls}), count(*) FILTER ({tokens}), {digest.rows_digest(columns)}"
+                    row = connection.execute(f"SELECT {counts} FROM ({query})").fetchone() or (0, 0)
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 yield sources.failure(part, error)
             else:
-                if row is not None and row[0]:
+                if row[0]:
                     yield sources.failure(part, f"{row[0]} rows are NULL in a column that must not be")
+                elif row[1]:
+                    yield sources.failure(
+                        part, f"{row[1]} rows hold text in a partition key that DuckLake would replace"
+                    )
+
+
+def _any(conditions: Iterable[str]) -> str:
+    return " OR ".join(conditions) or "false"

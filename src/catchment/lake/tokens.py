@@ -1,0 +1,20 @@
+"""DuckLake's placeholders: text such as `{SNAPSHOT_ID}` that it replaces anywhere in its own metadata SQL.
+
+It does so in values too: in commit messages, in partition values, and in the minimum and maximum of a column, after
+which a filter on that column passes the file by. So such text must not reach the catalog. Inside data files it is safe.
+"""
+
+import re
+
+PATTERN = r"\{[A-Z_]+\}"
+_TOKEN = re.compile(PATTERN)
+
+
+def has_token(text: str) -> bool:
+    """Whether DuckLake would replace something in the text."""
+    return _TOKEN.search(text) is not None
+
+
+def without_tokens(text: str) -> str:
+    """The text with its placeholders in round brackets, which mean nothing to DuckLake."""
+    return _TOKEN.sub(lambda token: f"({token[0][1:-1]})", text)

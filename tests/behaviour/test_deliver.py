@@ -1,0 +1,373 @@
+"""Deliveries: what goes in comes out, whatever the inputs look like, and a bad unit harms only itself."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from catchment import sql
+from catchment.errors import InputError, PreconditionError
+from catchment.ids import TableId
+from catchment.lake import Commit, Lake
+from catchment.lake.commit import AddColumn
+from catchment.lake.types import Column
+from catchment.pipeline import Format, Input, Mode, Report, Unit
+from catchment.pipeline.deliver import Deliverer
+from catchment.pipeline.plan import Plan
+from catchment.settings import Settings
+from catchment.testing import InlineRunner
+from tests.conftest import MakeSettings
+from tests.scenes import (
+    EVENTS,
+    Units,
+    assert_exactly_once,
+    create_table,
+    deliverer,
+    event_files,
+    rows_of,
+    source_of,
+    write_parquet,
+)
+
+BOTH = pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT])
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings("duckdb")
+
+
+def _unit(name: str, *paths: Path, **facts: object) -> Unit:
+    inputs = tuple(Input(uri=str(path), bytes=path.stat().st_size, **facts) for path in paths)  # type: ignore[arg-type]
+    return Unit(id=name, source=name, inputs=inputs)
+
+
+def _run(lake: Lake, settings: Settings, *units: Unit, mode: Mode = Mode.REWRITE, **options: bool) -> Report:
+    return deliverer(lake, settings).run(Units(*units), mode=mode, **options)
+
+
+@BOTH
+def test_every_row_arrives_once_and_a_second_run_does_nothing(
+    mode: Mode, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    source = source_of(event_files(tmp_path / "in", 7))
+    first, again = (deliverer(lake, settings).run(source, mode=mode) for _ in range(2))
+    assert (first.delivered, first.skipped, first.rows) == (7, 0, 70)
+    assert first.files == (7 if mode is Mode.ADOPT else 1)
+    assert (again.delivered, again.skipped, again.files) == (0, 7, 0)
+    assert_exactly_once(lake, 7)
+
+
+def test_an_adopted_file_is_a_second_name_for_the_source(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    (path,) = event_files(tmp_path / "in", 1)
+    _run(lake, settings, _unit("u", path), mode=Mode.ADOPT)
+    (listed,) = rows_of(lake, "SELECT data_file FROM ducklake_list_files('lake', 'events')")
+    assert Path(str(listed[0])).stat().st_ino == path.stat().st_ino
+    path.unlink()
+    assert len(rows_of(lake)) == 10
+
+
+def test_digests_of_a_unit_are_the_same_whichever_way_it_came(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    create_table(lake, TableId("main", "other"))
+    files = event_files(tmp_path / "in", 3)
+    deliverer(lake, settings).run(source_of(files), mode=Mode.REWRITE)
+    deliverer(lake, settings).run(source_of(files, TableId("main", "other")), mode=Mode.ADOPT, digests=True)
+    with lake.ledger() as ledger:
+        digests = {(each.source, each.table.name): each.digest for each in ledger.deliveries()}
+    assert all(digests.values())
+    assert len(set(digests.values())) == 3
+    assert all(digests[str(path), "events"] == digests[str(path), "other"] for path in files)
+
+
+def test_a_corrupt_file_fails_its_own_unit_with_its_path(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 4)
+    damaged = {1: b"", 2: files[2].read_bytes()[:40] + b"\0" * 60 + files[2].read_bytes()[100:]}
+    for at, content in damaged.items():
+        files[at].write_bytes(content)
+    for mode, digests in ((Mode.REWRITE, False), (Mode.ADOPT, True)):
+        report = deliverer(lake, settings).run(source_of(files), mode=mode, digests=digests)
+        assert {failure.path for failure in report.failures} == {str(files[1]), str(files[2])}
+        assert all(failure.path in failure.reason for failure in report.failures)
+    assert rows_of(lake) == [(n,) for n in (*range(10), *range(30, 40))]
+    assert lake.audit().ok
+
+
+def test_a_unit_spread_over_tasks_fails_whole_and_takes_nobody_with_it(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 8)
+    files[7].write_bytes(b"not parquet")
+    # Large enough by its own account to be cut over two tasks: the broken part and a good one lie in different tasks.
+    spread = tuple(Input(uri=str(files[at]), bytes=20_000_000) for at in (3, 7))
+    others = [_unit(f"u{at}", files[at]) for at in (0, 1, 2, 4, 5, 6)]
+    report = _run(lake, settings, *others, Unit(id="spread", source="spread", inputs=spread))
+    assert [failure.unit_id for failure in report.failures] == ["spread"]
+    assert rows_of(lake) == [(n,) for n in (*range(30), *range(40, 70))]
+    assert lake.audit().ok
+
+
+def test_arrow_and_duckdb_files_are_read_like_parquet(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    table = pa.table({"kind": ["a", "b"], "id": pa.array([1, 2], pa.int32())})
+    arrow = tmp_path / "slice.arrow"
+    with pa.OSFile(str(arrow), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    buffer = tmp_path / "segment.db"
+    with duckdb.connect(str(buffer)) as connection:
+        connection.execute("CREATE TABLE q AS SELECT 3::BIGINT AS id, 'c' AS kind")
+    parquet = write_parquet(tmp_path / "p.parquet", "SELECT 4::SMALLINT AS id, 'd' AS kind")
+    report = _run(
+        lake,
+        settings,
+        _unit("arrow", arrow, format=Format.ARROW),
+        _unit("duckdb", buffer, format=Format.DUCKDB, relation="q"),
+        _unit("parquet", parquet),
+    )
+    assert (report.delivered, report.files) == (3, 1)
+    assert rows_of(lake, "SELECT id, kind FROM events ORDER BY id") == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
+    with lake.ledger() as ledger:
+        assert {each.unit_id: each.rows for each in ledger.deliveries()} == {"arrow": 2, "duckdb": 1, "parquet": 1}
+
+
+def test_columns_match_by_name_widen_and_take_defaults(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    columns = (
+        Column(name="id", type="BIGINT"),
+        Column(name="price", type="DECIMAL(12,4)"),
+        Column(name="note", type="VARCHAR", default="'none'"),
+        Column(name="nested", type="STRUCT(a BIGINT, b VARCHAR)[]"),
+    )
+    create_table(lake, columns=columns)
+    small = write_parquet(tmp_path / "1.parquet", "SELECT 1.5::DECIMAL(4,2) AS PRICE, 7::TINYINT AS Id")
+    nested = write_parquet(
+        tmp_path / "2.parquet", "SELECT 8::INTEGER AS id, [{'a': 1::SMALLINT}] AS nested, 'x' AS note"
+    )
+    assert _run(lake, settings, _unit("small", small), _unit("nested", nested)).delivered == 2
+    assert rows_of(lake, "SELECT id, price::VARCHAR, note, nested FROM events ORDER BY id") == [
+        (7, "1.5000", "none", None),
+        (8, None, "x", [{"a": 1, "b": None}]),
+    ]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("SELECT 1.5::DOUBLE AS id, 'k' AS kind", "DOUBLE, which does not go into BIGINT unchanged"),
+        ("SELECT '7' AS id, 'k' AS kind", "VARCHAR, which does not go into BIGINT unchanged"),
+        ("SELECT 1::BIGINT AS id, 'k' AS kind, 5 AS surprise", "no column 'surprise'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(
+    mode: Mode, query: str, reason: str, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    path = write_parquet(tmp_path / "odd.parquet", query)
+    report = _run(lake, settings, _unit("odd", path), *[_unit(p.name, p) for p in event_files(tmp_path, 1)], mode=mode)
+    (failure,) = report.failures
+    assert reason in failure.reason
+    assert report.delivered == 1
+    assert_exactly_once(lake, 1)
+
+
+@BOTH
+def test_null_in_a_column_that_must_not_be_null_fails_its_unit(
+    mode: Mode, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake, columns=(Column(name="id", type="BIGINT", nullable=False), Column(name="kind", type="VARCHAR")))
+    bad = write_parquet(tmp_path / "bad.parquet", "SELECT unnest([5, NULL])::BIGINT AS id, 'k' AS kind")
+    good = [_unit(path.name, path) for path in event_files(tmp_path / "in", 2)]
+    report = _run(lake, settings, good[0], _unit("bad", bad), good[1], mode=mode)
+    assert [failure.unit_id for failure in report.failures] == ["bad"]
+    assert "NULL" in report.failures[0].reason
+    assert_exactly_once(lake, 2)
+
+
+@BOTH
+def test_files_without_rows_are_delivered_as_units_without_files(
+    mode: Mode, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    empty = write_parquet(tmp_path / "e.parquet", "SELECT 1::BIGINT AS id, 'k' AS kind WHERE false")
+    report = _run(lake, settings, _unit("empty", empty), mode=mode)
+    assert (report.delivered, report.rows, report.files) == (1, 0, 0)
+    assert lake.audit().ok
+
+
+def test_a_partitioned_table_gets_files_split_and_pruned_by_its_keys(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    columns = (
+        Column(name="id", type="BIGINT"),
+        Column(name="day", type="DATE"),
+        Column(name="kind", type="VARCHAR"),
+    )
+    create_table(lake, columns=columns, partition_by=("kind", "day"))
+    kinds = ["plain", "with space", "sl/ash", "a=b", "50%", "ünï", "00123", None]
+    values = ", ".join(f"({at}, {sql.literal(kind)})" for at, kind in enumerate(kinds))
+    query = (
+        "SELECT (n * 10 + i)::BIGINT AS id, DATE '2026-01-01' + n::INTEGER AS day, k AS kind "
+        f"FROM range(2) r(n), (VALUES {values}) v(i, k)"
+    )
+    files = [
+        write_parquet(tmp_path / f"{n}.parquet", f"SELECT * FROM ({query}) WHERE id // 10 = {n}") for n in range(2)
+    ]
+    report = _run(lake, settings, *[_unit(f"u{n}", path) for n, path in enumerate(files)])
+    assert (report.delivered, report.files) == (2, 16)
+    with duckdb.connect() as connection:
+        expected = connection.execute(f"SELECT id, day, kind FROM ({query}) ORDER BY id").fetchall()
+    assert rows_of(lake, "SELECT id, day, kind FROM events ORDER BY id") == expected
+    for at, kind in enumerate(kinds):
+        condition = "kind IS NULL" if kind is None else f"kind = {sql.literal(kind)}"
+        assert rows_of(lake, f"SELECT id FROM events WHERE {condition} ORDER BY id") == [(at,), (10 + at,)]
+    with lake.cursor() as cursor:
+        plan = str(
+            cursor.execute(
+                "EXPLAIN ANALYZE SELECT * FROM events WHERE kind = 'plain' AND day = '2026-01-01'"
+            ).fetchall()
+        )
+    assert "Total Files Read: 1" in plan
+
+
+def test_hive_folders_are_adopted_by_a_table_with_the_same_keys(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(
+        lake, columns=(Column(name="id", type="BIGINT"), Column(name="code", type="VARCHAR")), partition_by=("code",)
+    )
+    path = write_parquet(tmp_path / "code=00123" / "a.parquet", "SELECT 1::BIGINT AS id")
+    for mode, unit in ((Mode.ADOPT, "adopted"), (Mode.REWRITE, "rewritten")):
+        report = _run(lake, settings, _unit(unit, path, hive_keys=("code",)), mode=mode)
+        assert report.delivered == 1, report.failures
+    assert rows_of(lake, "SELECT id, code FROM events") == [(1, "00123"), (1, "00123")]
+
+
+def test_a_sorted_table_gets_sorted_files(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    with lake.write() as connection:
+        connection.execute("ALTER TABLE events SET SORTED BY (id DESC)")
+    files = event_files(tmp_path / "in", 3)
+    assert _run(lake, settings, *[_unit(path.name, path) for path in files]).delivered == 3
+    (listed,) = rows_of(lake, "SELECT data_file FROM ducklake_list_files('lake', 'events')")
+    with duckdb.connect() as connection:
+        stored = connection.execute("SELECT id FROM read_parquet(?)", [listed[0]]).fetchall()
+    assert stored == [(n,) for n in reversed(range(30))]
+    with lake.ledger() as ledger:
+        assert len({each.digest for each in ledger.deliveries()}) == 3
+    assert_exactly_once(lake, 3)
+
+
+def test_a_table_partitioned_by_a_transform_is_refused_with_a_hint(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake, columns=(Column(name="id", type="BIGINT"), Column(name="ts", type="TIMESTAMP")))
+    with lake.write() as connection:
+        connection.execute("ALTER TABLE events SET PARTITIONED BY (month(ts))")
+    with pytest.raises(InputError, match=r"month\(ts\)") as caught:
+        _run(lake, settings, _unit("u", *event_files(tmp_path, 1)))
+    assert "SET PARTITIONED BY" in str(caught.value.hint)
+
+
+def test_large_outputs_are_cut_near_the_target_size(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings("duckdb", lake_target_file_bytes=1024 * 1024)
+    create_table(lake)
+    query = "SELECT i AS id, md5(i::VARCHAR) || md5((i * 7)::VARCHAR) AS kind FROM range(500_000) r(i)"
+    path = write_parquet(tmp_path / "big.parquet", query)
+    report = deliverer(lake, settings).run(Units(_unit("big", path)), mode=Mode.REWRITE)
+    assert report.files > 3
+    assert rows_of(lake, "SELECT count(*), sum(id) FROM events") == [(500_000, 499_999 * 250_000)]
+
+
+def test_units_go_in_batches_of_a_bounded_size(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings("duckdb", deliver_units_per_commit_max=3)
+    create_table(lake)
+    deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 8)))
+    with lake.ledger() as ledger:
+        assert len({each.snapshot_id for each in ledger.deliveries()}) == 3
+    assert_exactly_once(lake, 8)
+
+
+def _auto(lake: Lake, make_settings: MakeSettings, path: Path) -> tuple[Report, set[str]]:
+    settings = make_settings("duckdb", deliver_adopt_bytes_min=0)
+    report = deliverer(lake, settings).run(Units(_unit(path.name, path)), mode=Mode.AUTO)
+    with lake.ledger() as ledger:
+        return report, {each.mode for each in ledger.deliveries()}
+
+
+def test_auto_rewrites_files_whose_statistics_may_hide_nan(
+    lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    create_table(lake, columns=(Column(name="x", type="DOUBLE"),))
+    path = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"x": [1.0, float("nan")]}), path)
+    report, modes = _auto(lake, make_settings, path)
+    assert (report.delivered, modes) == (1, {"rewrite"})
+    assert len(rows_of(lake, "SELECT x FROM events WHERE x > 5")) == 1
+
+
+def test_auto_rewrites_lists_and_timestamps_of_old_writers(
+    lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    create_table(lake, columns=(Column(name="tags", type="INTEGER[]"), Column(name="ts", type="TIMESTAMP")))
+    path = tmp_path / "old.parquet"
+    old = pa.table({"tags": pa.array([[1, 2]], pa.list_(pa.int32())), "ts": pa.array([0], pa.timestamp("ns"))})
+    pq.write_table(old, path, use_compliant_nested_type=False, use_deprecated_int96_timestamps=True)
+    report, modes = _auto(lake, make_settings, path)
+    assert (report.delivered, modes) == (1, {"rewrite"})
+    assert rows_of(lake, "SELECT tags, ts::VARCHAR FROM events") == [([1, 2], "1970-01-01 00:00:00")]
+
+
+def test_auto_adopts_what_can_be_adopted(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:
+    create_table(lake)
+    _, modes = _auto(lake, make_settings, event_files(tmp_path, 1)[0])
+    assert modes == {"adopt"}
+    assert_exactly_once(lake, 1)
+
+
+def test_a_table_altered_under_a_delivery_stops_it_and_the_next_run_delivers(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 2)
+
+    def alter(_: object) -> None:
+        lake.commit(Commit(message="alter", changes=(AddColumn(table=EVENTS, column=Column(name="x", type="DATE")),)))
+
+    running = Deliverer(lake, InlineRunner(after_task=alter), settings)
+    with pytest.raises(PreconditionError):
+        running.run(source_of(files))
+    assert rows_of(lake) == []
+    deliverer(lake, settings).run(source_of(files))
+    assert_exactly_once(lake, 2)
+
+
+def test_units_that_another_process_delivers_meanwhile_are_taken_out_of_the_batch(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 5)
+    others = deliverer(lake, settings)
+    meanwhile = [source_of(files[1:3]), source_of(files[3:4])]
+
+    def deliver_some(_: object) -> None:
+        if meanwhile:
+            others.run(meanwhile.pop())
+
+    report = Deliverer(lake, InlineRunner(after_task=deliver_some), settings).run(source_of(files))
+    assert (report.delivered, report.skipped) == (2, 3)
+    assert_exactly_once(lake, 5)
+
+
+def test_a_plan_explains_itself_and_changes_nothing(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 3)
+    deliverer(lake, settings).run(source_of(files[:1]))
+    plan: Plan = deliverer(lake, settings).plan(source_of(files))
+    text = " ".join(plan.explain())
+    assert "2 units" in text
+    assert "1 units are in the lake already" in text
+    assert len(rows_of(lake)) == 10

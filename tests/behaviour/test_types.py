@@ -1,0 +1,197 @@
+"""Every type that DuckLake has: in equals out through rewrite and adopt, or a refusal before anything is written."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from catchment.errors import TypeConflictError
+from catchment.lake import Lake
+from catchment.lake.types import Column
+from catchment.pipeline import Format, Input, Mode, Unit
+from catchment.settings import Settings
+from tests.conftest import MakeSettings
+from tests.scenes import Units, create_table, deliverer, rows_of, source_of, write_parquet
+
+ODD_TEXTS = (
+    "''", "'{SNAPSHOT_ID}'", "'{DATA_PATH}/{METADATA_CATALOG}'", "'it''s'", "'a\"b'", "'line\nline'", "'tab\t'",
+    "'ünï ☃'", "'NULL'", "'%2F'", "' '", "'\\'",
+)  # fmt: skip
+
+# For each type, values as SQL; NULL is added to every list.
+VALUES: dict[str, tuple[str, ...]] = {
+    "BOOLEAN": ("true", "false"),
+    "TINYINT": ("-128", "0", "127"),
+    "SMALLINT": ("-32768", "32767"),
+    "INTEGER": ("-2147483648", "2147483647"),
+    "BIGINT": ("-9223372036854775808", "9223372036854775807"),
+    "UTINYINT": ("0", "255"),
+    "USMALLINT": ("0", "65535"),
+    "UINTEGER": ("0", "4294967295"),
+    "UBIGINT": ("0", "18446744073709551615"),
+    "FLOAT": ("1.5", "'-0.0'", "'nan'", "'inf'", "'-inf'", "3.4028235e38"),
+    "DOUBLE": ("1.5", "'-0.0'", "'nan'", "'inf'", "'-inf'", "1.7976931348623157e308", "5e-324"),
+    "DECIMAL(4,1)": ("-999.9", "0.1"),
+    "DECIMAL(9,3)": ("-999999.999",),
+    "DECIMAL(18,0)": ("999999999999999999",),
+    "DECIMAL(38,10)": ("'9999999999999999999999999999.9999999999'",),
+    "VARCHAR": ODD_TEXTS,
+    "BLOB": ("''::BLOB", "'\\x00\\xFF'::BLOB"),
+    "JSON": ('\'{"a": [1, null, "{SNAPSHOT_ID}"]}\'', "'null'"),
+    "UUID": ("'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",),
+    "DATE": ("'0001-01-01'", "'2026-02-28'", "'9999-12-31'"),
+    "TIME": ("'00:00:00'", "'23:59:59.999999'"),
+    "TIMESTAMP": ("'1970-01-01'", "'2026-03-29 02:30:00.123456'", "'0001-01-01'"),
+    "TIMESTAMP_S": ("'2026-01-01 12:34:56'",),
+    "TIMESTAMP_MS": ("'2026-01-01 12:34:56.789'",),
+    "TIMESTAMP_NS": ("'2026-01-01 12:34:56.123456789'",),
+    "TIMESTAMP WITH TIME ZONE": ("'2026-03-29 02:30:00.123456+02'", "'2026-01-01 00:00:00-11'"),
+    "INTEGER[]": ("[]", "[1, NULL, 3]"),
+    "VARCHAR[][]": ("[['a', ''], []]", "[NULL]"),
+    "STRUCT(a INTEGER, b VARCHAR)": ("{'a': 1, 'b': 'x'}", "{'a': NULL, 'b': '{SNAPSHOT_ID}'}"),
+    "MAP(VARCHAR, INTEGER)": ("MAP {'a': 1, 'b': NULL}", "MAP {}"),
+    "STRUCT(a STRUCT(b DOUBLE[], c TIMESTAMP)[], d MAP(INTEGER, STRUCT(e DATE)))": (
+        "{'a': [{'b': ['nan'::DOUBLE, 1.0], 'c': TIMESTAMP '2026-01-01'}], 'd': MAP {1: {'e': DATE '2026-01-01'}}}",
+        "{'a': [], 'd': NULL}",
+    ),
+}
+
+REFUSED = (
+    "HUGEINT", "UHUGEINT", "INTERVAL", "TIME WITH TIME ZONE", "TIME_NS", "VARIANT", "GEOMETRY", "BIT", "BIGNUM",
+    "INTEGER[3]", "ENUM('a', 'b')", "UNION(n INTEGER, s VARCHAR)", "HUGEINT[]",
+    "STRUCT(a INTEGER, b STRUCT(c INTERVAL))",
+    "MAP(VARCHAR, BIT)",
+)  # fmt: skip
+
+
+# DuckDB reads every timestamp of a Parquet file as microseconds or finer, and those do not go into coarser unchanged.
+NOT_FROM_PARQUET = ("TIMESTAMP_S", "TIMESTAMP_MS")
+
+
+def _rows(kinds: Iterable[str]) -> str:
+    """One wide row set with a column per type, each running through its values."""
+    picks = [_pick(f"c{at}", kind, (*VALUES[kind], "NULL")) for at, kind in enumerate(kinds)]
+    return f"SELECT n, {', '.join(picks)} FROM range(40) r(n)"
+
+
+def _pick(name: str, kind: str, values: tuple[str, ...]) -> str:
+    listed = ", ".join(f"({value})::{kind}" for value in values)
+    return f"([{listed}])[1 + (n % {len(values)})::INTEGER] AS {name}"
+
+
+def _check(lake: Lake, query: str) -> None:
+    with duckdb.connect() as connection:
+        # As text, because NaN equals nothing in Python; DuckDB's text of a value is exact.
+        expected = connection.execute(f"SELECT COLUMNS(*)::VARCHAR FROM ({query}) ORDER BY n::INTEGER").fetchall()
+        kinds = [(row[0], row[1]) for row in connection.execute(f"DESCRIBE {query}").fetchall()]
+    assert rows_of(lake, "SELECT COLUMNS(*)::VARCHAR FROM events ORDER BY n::INTEGER") == expected
+    assert rows_of(lake, "SELECT column_name, column_type FROM (DESCRIBE events)") == kinds
+    assert lake.audit().ok
+
+
+def _create(lake: Lake, kinds: Iterable[str]) -> None:
+    columns = (Column(name=f"c{at}", type=kind) for at, kind in enumerate(kinds))
+    create_table(lake, columns=(Column(name="n", type="BIGINT"), *columns))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
+    return make_settings(request.param)
+
+
+def test_every_type_comes_back_as_it_went_in_when_rewritten(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    _create(lake, VALUES)
+    path = tmp_path / "all.db"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"CREATE TABLE everything AS {_rows(VALUES)}")
+    source = Input(uri=str(path), bytes=path.stat().st_size, format=Format.DUCKDB, relation="everything")
+    report = deliverer(lake, settings).run(Units(Unit(id="all", source="all", inputs=(source,))), mode=Mode.REWRITE)
+    assert report.ok, report.failures
+    _check(lake, _rows(VALUES))
+
+
+def test_every_type_of_a_parquet_file_comes_back_as_it_went_in(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    kinds = [kind for kind in VALUES if kind not in NOT_FROM_PARQUET]
+    _create(lake, kinds)
+    path = write_parquet(tmp_path / "all.parquet", _rows(kinds))
+    report = deliverer(lake, settings).run(source_of([path]), mode=Mode.REWRITE)
+    assert report.ok, report.failures
+    _check(lake, _rows(kinds))
+
+
+def test_every_type_comes_back_as_it_went_in_when_adopted(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    # A file with a token at either end of a column's order is not adopted: here they are written small.
+    kinds = [kind for kind in VALUES if kind not in NOT_FROM_PARQUET]
+    query = _rows(kinds).replace("{SNAPSHOT_ID}", "{snapshot_id}").replace("{DATA_PATH}/{METADATA_CATALOG}", "{path}")
+    _create(lake, kinds)
+    path = write_parquet(tmp_path / "all.parquet", query)
+    report = deliverer(lake, settings).run(source_of([path]), mode=Mode.ADOPT, digests=True)
+    assert report.ok, report.failures
+    _check(lake, query)
+
+
+@pytest.mark.parametrize("kind", NOT_FROM_PARQUET)
+@pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT])
+def test_a_parquet_file_for_a_column_of_coarse_timestamps_is_refused_in_words(
+    mode: Mode, kind: str, sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    _create(sqlite_lake, [kind])
+    path = write_parquet(tmp_path / "s.parquet", _rows([kind]))
+    (failure,) = deliverer(sqlite_lake, make_settings()).run(source_of([path]), mode=mode).failures
+    assert f"TIMESTAMP, which does not go into {kind} unchanged" in failure.reason
+    assert rows_of(sqlite_lake, "SELECT * FROM events") == []
+
+
+def test_a_file_whose_statistics_hold_a_token_is_rewritten_without_them(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake, columns=(Column(name="s", type="VARCHAR"), Column(name="t", type="STRUCT(a VARCHAR)")))
+    query = "SELECT unnest(['a', '{SNAPSHOT_ID}']) AS s, {'a': '{DATA_PATH}'} AS t"
+    path = write_parquet(tmp_path / "a.parquet", query)
+    (refused,) = deliverer(lake, settings).run(source_of([path]), mode=Mode.ADOPT).failures
+    assert "DuckLake would replace" in refused.reason
+    assert deliverer(lake, settings).run(source_of([path]), mode=Mode.REWRITE).delivered == 1
+    token = "{SNAPSHOT_ID}"
+    for condition, found in (("s = 'a'", "a"), ("s > 'b'", token), (f"s = '{token}'", token)):
+        assert rows_of(lake, f"SELECT s FROM events WHERE {condition}") == [(found,)]
+    assert len(rows_of(lake, "SELECT s FROM events WHERE t.a = '{DATA_PATH}'")) == 2
+
+
+def test_a_partition_value_that_ducklake_would_replace_fails_its_unit(
+    sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    columns = (Column(name="id", type="BIGINT"), Column(name="kind", type="VARCHAR"))
+    create_table(sqlite_lake, columns=columns, partition_by=("kind",))
+    good = write_parquet(tmp_path / "good.parquet", "SELECT 1::BIGINT AS id, 'a' AS kind")
+    bad = write_parquet(tmp_path / "bad.parquet", "SELECT 2::BIGINT AS id, '{SNAPSHOT_ID}' AS kind")
+    report = deliverer(sqlite_lake, make_settings()).run(source_of([good, bad]), mode=Mode.REWRITE)
+    assert [failure.path for failure in report.failures] == [str(bad)]
+    assert rows_of(sqlite_lake) == [(1,)]
+
+
+@pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT])
+def test_filters_find_nan(mode: Mode, lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake, columns=(Column(name="x", type="DOUBLE"), Column(name="s", type="VARCHAR")))
+    path = write_parquet(tmp_path / "a.parquet", "FROM (VALUES (1.0::DOUBLE, 'a'), ('nan'::DOUBLE, 'b')) v(x, s)")
+    deliverer(lake, settings).run(source_of([path]), mode=mode)
+    assert rows_of(lake, "SELECT s FROM events WHERE x > 5") == [("b",)]
+    assert rows_of(lake, "SELECT s FROM events WHERE x = 'nan'::DOUBLE") == [("b",)]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_type_that_would_not_survive_is_refused_before_anything_is_written(kind: str, sqlite_lake: Lake) -> None:
+    with pytest.raises(TypeConflictError, match="cannot be delivered") as caught:
+        create_table(sqlite_lake, columns=(Column(name="c", type=kind),))
+    assert "'c'" in caught.value.message
+    assert caught.value.hint
+    assert sqlite_lake.tables() == ()
+
+
+def test_every_type_is_either_delivered_or_refused() -> None:
+    with duckdb.connect() as connection:
+        names = {row[0] for row in connection.execute("SELECT DISTINCT logical_type FROM duckdb_types()").fetchall()}
+    covered = {kind.partition("(")[0].partition("[")[0] for kind in (*VALUES, *REFUSED)} | {"LIST", "ARRAY"}
+    # Not types of columns: NULL of its own, and names that only the parser knows.
+    leftover = names - covered - {"NULL", "SQLNULL", '"NULL"', "POINTER", "LAMBDA", "TYPE"}
+    assert not leftover

@@ -1,0 +1,107 @@
+"""SIGKILL at every crash point, then resume: every row exactly once, and the audit agrees."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from catchment import faults
+from catchment.lake import Lake
+from catchment.lake.staging import Staging
+from catchment.lake.upkeep import maintain
+from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
+from catchment.settings import Settings
+from tests.behaviour.test_upkeep import NOW
+from tests.conftest import MakeSettings
+from tests.repo.source_tree import ROOT
+from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
+
+DELIVERY = [point for point in faults.POINTS if not point.startswith("upkeep.")]
+UPKEEP = [point for point in faults.POINTS if point.startswith("upkeep.")]
+COMMITTED = (
+    "deliver.after_commit",
+    "deliver.before_clean",
+    "retire.before_unit",
+    "retire.between_inputs",
+    "retire.after_unit",
+)
+UNITS = 6
+
+
+def _killed(act: str, settings: Settings, point: str, mode: Mode, files: Sequence[Path]) -> None:
+    """Run the child until it is killed at the point; anything else it does is a failure."""
+    url = settings.catalog_url.get_secret_value()
+    command = [sys.executable, "-m", "tests.crash.child", act, str(settings.home), url, point, mode, *map(str, files)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def _resume(lake: Lake, settings: Settings, files: Sequence[Path], runner: SparkRunner | None = None) -> None:
+    """Start again as an operator would: with the files that are still there."""
+    left = [path for path in files if path.exists()]
+    if left:
+        source = ParquetFiles(left, EVENTS, retirement=Retirement.REMOVE)
+        work = deliverer(lake, settings) if runner is None else Deliverer(lake, runner, settings)
+        assert work.run(source).ok
+
+
+@pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
+@pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT])
+@pytest.mark.parametrize("point", DELIVERY)
+def test_a_delivery_killed_anywhere_is_exactly_once_after_resuming(
+    point: str, mode: Mode, catalog: str, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings(catalog)
+    files = event_files(tmp_path / "in", UNITS)
+    with Lake.from_settings(settings) as lake:
+        create_table(lake)
+        _killed("deliver", settings, point, mode, files)
+        # Truly mid-flight: the lake has all or nothing, and the sources are there while it has nothing.
+        assert len(rows_of(lake)) == (UNITS * 10 if point in COMMITTED else 0)
+        assert point in COMMITTED or all(path.exists() for path in files)
+        assert Staging(lake.address.data_path, clock=lake.clock).live_jobs() == frozenset()
+        _resume(lake, settings, files)
+        assert_exactly_once(lake, UNITS)
+        assert not any(path.exists() for path in files)
+        # Twice: what the first run replaces is old enough for the second one only.
+        for _ in range(2):
+            maintain(lake, NOW)
+        assert_exactly_once(lake, UNITS)
+        on_disk = {str(path) for path in Path(lake.address.data_path).rglob("main/**/*.parquet")}
+        assert on_disk == {
+            str(row[0]) for row in rows_of(lake, "SELECT data_file FROM ducklake_list_files('lake', 'events')")
+        }
+
+
+@pytest.mark.parametrize("point", ["deliver.after_place", "deliver.after_commit"])
+def test_a_delivery_on_spark_killed_with_its_driver_is_exactly_once_after_resuming(
+    point: str, make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
+) -> None:
+    settings = make_settings("sqlite")
+    files = event_files(tmp_path / "in", UNITS)
+    with Lake.from_settings(settings) as lake:
+        create_table(lake)
+        _killed("spark", settings, point, Mode.REWRITE, files)
+        _resume(lake, settings, files, spark_runner)
+        assert_exactly_once(lake, UNITS)
+
+
+@pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
+@pytest.mark.parametrize("point", UPKEEP)
+def test_upkeep_killed_anywhere_loses_nothing(
+    point: str, catalog: str, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings(catalog)
+    files = event_files(tmp_path / "in", UNITS)
+    with Lake.from_settings(settings) as lake:
+        create_table(lake)
+        for upto in range(1, UNITS + 1):
+            deliverer(lake, settings).run(source_of(files[:upto]))
+        _killed("maintain", settings, point, Mode.AUTO, [])
+        assert_exactly_once(lake, UNITS)
+        maintain(lake, NOW)
+        assert deliverer(lake, settings).run(source_of(files)).skipped == UNITS
+        assert_exactly_once(lake, UNITS)

@@ -1,0 +1,76 @@
+"""Extensions: from their wheels, never from the network, and a clear word where a wheel lacks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from catchment.errors import EXIT_NEEDS_YOU, ExtensionMissingError
+from catchment.lake import extensions
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """An instance with no extension installed, and whatever it would download put where the test can see it."""
+    with extensions.connect() as connection:
+        connection.execute(f"SET extension_directory = '{tmp_path / 'downloads'}'")
+        yield connection
+
+
+def _fake_wheel(folder: Path, name: str) -> Path:
+    """A package that stands before the real wheel of the extension; returns where its binary belongs."""
+    package = folder / f"duckdb_extension_{name}"
+    binaries = package / "extensions" / f"v{duckdb.__version__}"
+    binaries.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    return binaries / f"{name}.duckdb_extension"
+
+
+@pytest.mark.parametrize("name", extensions.KNOWN)
+def test_an_extension_loads_without_anything_installed_or_downloaded(
+    connection: duckdb.DuckDBPyConnection, tmp_path: Path, name: str
+) -> None:
+    extensions.load(connection, name)
+    loaded = connection.execute("SELECT extension_name FROM duckdb_extensions() WHERE loaded").fetchall()
+    assert any(name in found for (found,) in loaded)
+    assert not (tmp_path / "downloads").exists()
+
+
+def test_loading_an_extension_again_does_no_harm(connection: duckdb.DuckDBPyConnection) -> None:
+    for _ in range(2):
+        extensions.load(connection, "sqlite")
+
+
+def test_duckdb_never_fetches_an_extension_by_itself(connection: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    with pytest.raises(duckdb.Error):
+        connection.execute("ATTACH 'ducklake:nowhere.db' AS lake")
+    assert not (tmp_path / "downloads").exists()
+
+
+def test_a_wheel_that_is_not_installed_is_named(connection: duckdb.DuckDBPyConnection) -> None:
+    with pytest.raises(ExtensionMissingError, match="duckdb_extension_nonesuch is not installed") as raised:
+        extensions.load(connection, "nonesuch")
+    assert raised.value.hint
+    assert raised.value.exit_code == EXIT_NEEDS_YOU
+
+
+def test_a_wheel_of_another_duckdb_is_named_with_the_version_it_should_have(
+    connection: duckdb.DuckDBPyConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_wheel(tmp_path, "sqlite")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ExtensionMissingError, match=duckdb.__version__) as raised:
+        extensions.load(connection, "sqlite")
+    assert "duckdb_extension_sqlite" in raised.value.message
+    assert "Reinstall" in (raised.value.hint or "")
+
+
+def test_a_binary_that_duckdb_refuses_is_named_with_duckdb_s_reason(
+    connection: duckdb.DuckDBPyConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_wheel(tmp_path, "sqlite").write_bytes(b"this is no extension" * 100)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ExtensionMissingError, match=r"refuses its sqlite extension: .+") as raised:
+        extensions.load(connection, "sqlite")
+    assert raised.value.hint

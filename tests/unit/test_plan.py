@@ -1,0 +1,207 @@
+"""Planning: every file once, in order, evenly shared, within bounds; nothing read, nothing written."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catchment.errors import InputError
+from catchment.ids import ProducerId, TableId
+from catchment.lake.tables import PartitionKey, SortKey, Table
+from catchment.lake.types import Column
+from catchment.pipeline.plan import Bounds, Plan, Stint, Unit, plan, stints
+from catchment.pipeline.work import Format, Input, Mode, Part
+
+# A machine that is busy with other things is no failure.
+UNHURRIED = settings(deadline=None)
+
+MIB = 1024 * 1024
+BOUNDS = Bounds(file_bytes=128 * MIB, adopt_bytes_min=16 * MIB, units_per_commit_max=1000, parallelism=4)
+PRODUCER = ProducerId("parquet", "main.events", "1")
+TABLE = Table(id=TableId("main", "events"), folder="/data/main/events/", columns=(Column(name="id", type="BIGINT"),))
+
+# Sizes around the bounds that the planner looks at, and any others.
+SIZES = st.sampled_from([0, 1, 16 * MIB - 1, 16 * MIB, 128 * MIB]) | st.integers(0, 1024 * MIB)
+MODES = st.sampled_from(Mode)
+ANY_BOUNDS = st.builds(
+    Bounds,
+    file_bytes=st.integers(MIB, 512 * MIB),
+    adopt_bytes_min=st.integers(0, 64 * MIB),
+    units_per_commit_max=st.integers(1, 12),
+    parallelism=st.integers(1, 9),
+)
+
+
+def _unit(number: int, sizes: Sequence[int], format: Format = Format.PARQUET) -> Unit:  # noqa: A002
+    inputs = tuple(Input(uri=f"/in/{number}/{at}", bytes=size, format=format) for at, size in enumerate(sizes))
+    return Unit(id=f"unit-{number:04d}", source=f"/in/{number}", inputs=inputs)
+
+
+@st.composite
+def _units(draw: st.DrawFn) -> list[Unit]:
+    sizes = draw(st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=30))
+    return [_unit(number, each, draw(st.sampled_from(Format))) for number, each in enumerate(sizes)]
+
+
+def _parts(units: Sequence[Unit]) -> list[Part]:
+    return [Part(unit_id=unit.id, input=each) for unit in units for each in unit.inputs]
+
+
+def _plan(
+    units: Sequence[Unit],
+    *,
+    delivered: Sequence[str] = (),
+    mode: Mode = Mode.AUTO,
+    bounds: Bounds = BOUNDS,
+    table: Table = TABLE,
+) -> Plan:
+    return plan(producer=PRODUCER, table=table, units=units, delivered=delivered, mode=mode, bounds=bounds)
+
+
+def _of_mode(found: Sequence[Stint], mode: Mode) -> list[Stint]:
+    return [stint for stint in found if stint.mode is mode]
+
+
+@UNHURRIED
+@given(units=_units(), mode=MODES, bounds=ANY_BOUNDS)
+def test_every_file_is_in_one_task_and_neighbours_stay_in_order(units: list[Unit], mode: Mode, bounds: Bounds) -> None:
+    found = stints(units, mode, bounds)
+    order = {part: at for at, part in enumerate(_parts(units))}
+    for some in (Mode.ADOPT, Mode.REWRITE):
+        places = [order[part] for stint in _of_mode(found, some) for part in stint.parts]
+        assert all(one < other for one, other in pairwise(places))
+    assert sorted(order[part] for stint in found for part in stint.parts) == list(range(len(order)))
+    assert all(stint.parts and stint.mode is not Mode.AUTO for stint in found)
+
+
+@UNHURRIED
+@given(units=_units(), mode=MODES, bounds=ANY_BOUNDS)
+def test_a_unit_is_adopted_whole_or_rewritten_whole(units: list[Unit], mode: Mode, bounds: Bounds) -> None:
+    found = stints(units, mode, bounds)
+    adopted, rewritten = (
+        {part.unit_id for stint in _of_mode(found, some) for part in stint.parts} for some in (Mode.ADOPT, Mode.REWRITE)
+    )
+    assert not adopted & rewritten
+
+
+@UNHURRIED
+@given(units=_units(), bounds=ANY_BOUNDS)
+def test_adopted_files_are_shared_out_to_within_one(units: list[Unit], bounds: Bounds) -> None:
+    counts = [len(stint.parts) for stint in stints(units, Mode.ADOPT, bounds)]
+    assert len(counts) == min(bounds.parallelism, len(_parts(units)))
+    assert max(counts, default=0) - min(counts, default=0) <= 1
+
+
+@UNHURRIED
+@given(units=_units(), bounds=ANY_BOUNDS)
+def test_no_rewriting_task_weighs_more_than_its_share_and_one_file(units: list[Unit], bounds: Bounds) -> None:
+    found = stints(units, Mode.REWRITE, bounds)
+    sizes = [part.input.bytes for part in _parts(units)]
+    for stint in found:
+        assert stint.bytes <= sum(sizes) / len(found) + max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "tasks"),
+    [(3, MIB, 1), (15, MIB, 1), (16, MIB, 4), (1024, MIB, 8), (2, 64 * MIB, 2), (1, 1024 * MIB, 1), (6, 512 * MIB, 6)],
+    ids=["tiny", "just small", "one wave", "two waves", "fewer files", "one file", "large files"],
+)
+def test_rewriting_aims_at_files_of_the_right_size_in_whole_waves(files: int, size: int, tasks: int) -> None:
+    # 16 MiB and up are worth a wave of four tasks; 1 GiB is two waves of 128 MiB each.
+    found = stints([_unit(number, [size]) for number in range(files)], Mode.REWRITE, BOUNDS)
+    assert len(found) == tasks
+    assert max(stint.bytes for stint in found) - min(stint.bytes for stint in found) <= size
+
+
+def test_in_mode_auto_size_decides() -> None:
+    large, small = _unit(1, [16 * MIB, 20 * MIB]), _unit(2, [16 * MIB - 1])
+    found = stints([large, small], Mode.AUTO, BOUNDS)
+    assert {part.unit_id for stint in _of_mode(found, Mode.ADOPT) for part in stint.parts} == {large.id}
+    assert {part.unit_id for stint in _of_mode(found, Mode.REWRITE) for part in stint.parts} == {small.id}
+
+
+def test_in_mode_auto_one_small_file_makes_its_unit_be_rewritten() -> None:
+    found = stints([_unit(1, [64 * MIB, 1])], Mode.AUTO, BOUNDS)
+    assert {stint.mode for stint in found} == {Mode.REWRITE}
+
+
+@pytest.mark.parametrize("kind", [Format.ARROW, Format.DUCKDB])
+def test_in_mode_auto_what_is_not_parquet_is_rewritten_however_large(kind: Format) -> None:
+    found = stints([_unit(1, [64 * MIB], kind)], Mode.AUTO, BOUNDS)
+    assert {stint.mode for stint in found} == {Mode.REWRITE}
+
+
+@pytest.mark.parametrize("mode", [Mode.ADOPT, Mode.REWRITE])
+def test_a_mode_that_is_asked_for_is_used_whatever_the_size(mode: Mode) -> None:
+    found = stints([_unit(1, [1]), _unit(2, [64 * MIB])], mode, BOUNDS)
+    assert {stint.mode for stint in found} == {mode}
+
+
+@UNHURRIED
+@given(units=_units(), mode=MODES, bounds=ANY_BOUNDS, data=st.data())
+def test_a_plan_holds_every_unit_once_in_commits_within_the_bound(
+    units: list[Unit], mode: Mode, bounds: Bounds, data: st.DataObject
+) -> None:
+    known = data.draw(st.lists(st.sampled_from([*(unit.id for unit in units), "unit-of-another-source"]), unique=True))
+    made = _plan(units, delivered=known, mode=mode, bounds=bounds)
+    todo = [unit for batch in made.batches for unit in batch.units]
+    assert todo == [unit for unit in units if unit.id not in known]
+    assert list(made.delivered) == [unit for unit in units if unit.id in known]
+    for batch in made.batches:
+        assert 1 <= len(batch.units) <= bounds.units_per_commit_max
+        assert batch.stints == stints(batch.units, mode, bounds)
+    assert len(made.batches) == -(-len(todo) // bounds.units_per_commit_max)
+
+
+def test_nothing_to_deliver_is_a_plan_without_commits() -> None:
+    assert _plan([]).batches == ()
+
+
+@pytest.mark.parametrize("delivered", [[], ["unit-0001"]], ids=["new", "delivered already"])
+def test_two_units_of_one_id_are_refused(delivered: list[str]) -> None:
+    with pytest.raises(InputError, match="the same id") as raised:
+        _plan([_unit(1, [1]), _unit(1, [1])], delivered=delivered)
+    assert raised.value.hint == "Is a file named twice?"
+
+
+def test_a_plan_writes_in_the_shape_of_the_table() -> None:
+    sort_by = (SortKey(expression="id", descending=True),)
+    table = Table(
+        id=TABLE.id,
+        folder=TABLE.folder,
+        columns=(*TABLE.columns, Column(name="day", type="DATE")),
+        partition_by=(PartitionKey(column="day"),),
+        sort_by=sort_by,
+    )
+    made = _plan([_unit(1, [1])], table=table)
+    assert made.shape.columns == table.columns
+    assert made.shape.partition_by == ("day",)
+    assert made.shape.sort_by == sort_by
+    assert made.shape.file_bytes == BOUNDS.file_bytes
+    assert (made.producer, made.table, made.folder) == (PRODUCER, TABLE.id, TABLE.folder)
+
+
+def test_a_table_partitioned_by_a_transform_is_refused_with_what_to_do() -> None:
+    keys = (PartitionKey(column="id"), PartitionKey(column="at", transform="year"))
+    table = Table(id=TABLE.id, folder=TABLE.folder, columns=TABLE.columns, partition_by=keys)
+    with pytest.raises(InputError, match=r"year\(at\)") as raised:
+        _plan([_unit(1, [1])], table=table)
+    assert "SET PARTITIONED BY" in (raised.value.hint or "")
+
+
+def test_a_plan_explains_itself() -> None:
+    bounds = Bounds(file_bytes=128 * MIB, adopt_bytes_min=16 * MIB, units_per_commit_max=2, parallelism=2)
+    units = [_unit(1, [20_000_000]), _unit(2, [1_000_000, 500_000]), _unit(3, [1_000_000]), _unit(4, [1])]
+    assert list(_plan(units, delivered=["unit-0004"], bounds=bounds).explain()) == [
+        "3 units with 22.5 MB go into main.events.",
+        "1 units are in the lake already and are only retired.",
+        "1 files (20.0 MB) are adopted as they are, by 1 Spark tasks.",
+        "3 files (2.5 MB) are rewritten into files of a good size, by 2 Spark tasks.",
+        "They are committed in 2 transactions.",
+    ]
+
+
+def test_a_plan_with_nothing_to_do_says_so_and_promises_no_commit() -> None:
+    assert list(_plan([]).explain()) == ["0 units with 0.0 MB go into main.events."]

@@ -1,0 +1,276 @@
+"""Settings: who wins, what is refused and how it is said, and that a secret stays one."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from catchment import settings
+from catchment.errors import SettingsError
+from catchment.settings import Settings, declared, environment, load_settings
+
+SECRET = "hunter2"
+CATALOG = f"postgres:host=127.0.0.1 user=me password={SECRET}"
+NUMBERS = [name for name, field in Settings.model_fields.items() if field.annotation in (int, float)]
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in [name for name in os.environ if name.startswith(settings.PREFIX)]:
+        monkeypatch.delenv(variable)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def _write(home: Path, text: str) -> None:
+    (home / settings.FILE_NAME).write_text(text, encoding="utf-8")
+
+
+def _refused(home: Path | None = None) -> SettingsError:
+    with pytest.raises(SettingsError) as raised:
+        load_settings(home)
+    return raised.value
+
+
+def test_nothing_needs_to_be_set(home: Path) -> None:
+    found = load_settings(home)
+    assert found.home == home
+    assert found.catalog_url.get_secret_value() == f"sqlite:{home}/catalog.sqlite"
+    assert found.data_path == f"{home}/data"
+
+
+def test_the_default_home_is_a_folder_where_the_command_runs(tmp_path: Path) -> None:
+    assert load_settings().data_path == str(tmp_path / "catchment-data" / "data")
+
+
+def test_the_file_wins_over_the_default(home: Path) -> None:
+    _write(home, 'log_level = "debug"\nlake_commit_attempts_max = 3\nlog_json = true')
+    found = load_settings(home)
+    assert (found.log_level, found.lake_commit_attempts_max, found.log_json) == ("debug", 3, True)
+
+
+def test_the_environment_wins_over_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(home, 'log_level = "debug"\nlake_name = "pond"')
+    monkeypatch.setenv("CATCHMENT_LOG_LEVEL", "error")
+    found = load_settings(home)
+    assert (found.log_level, found.lake_name) == ("error", "pond")
+
+
+def test_an_empty_variable_counts_as_not_set(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(home, 'log_level = "debug"')
+    monkeypatch.setenv("CATCHMENT_LOG_LEVEL", "")
+    monkeypatch.setenv("CATCHMENT_LAKE_NAME", "")
+    found = load_settings(home)
+    assert (found.log_level, found.lake_name) == ("debug", "lake")
+
+
+def test_the_home_of_the_command_line_wins_over_that_of_the_environment(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHMENT_HOME", str(tmp_path / "other"))
+    _write(home, 'lake_name = "pond"')
+    found = load_settings(home)
+    assert (found.home, found.lake_name) == (home, "pond")
+
+
+def test_the_file_is_read_from_the_home_that_the_environment_names(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_HOME", str(home))
+    _write(home, 'lake_name = "pond"')
+    found = load_settings()
+    assert (found.home, found.lake_name) == (home, "pond")
+
+
+def test_a_variable_that_is_no_setting_is_refused_with_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_LAKE_CATALOGUE", "sqlite:x")
+    error = _refused()
+    assert "CATCHMENT_LAKE_CATALOGUE" in error.message
+    assert error.hint == "Did you mean CATCHMENT_LAKE_CATALOG?"
+
+
+def test_a_key_that_is_no_setting_is_refused_with_the_nearest_one_and_the_file(home: Path) -> None:
+    _write(home, 'log_levle = "debug"')
+    error = _refused(home)
+    assert "'log_levle'" in error.message
+    assert str(home / settings.FILE_NAME) in error.message
+    assert error.hint == "Did you mean log_level?"
+
+
+def test_what_resembles_no_setting_is_refused_with_where_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_ZZZZZZ", "1")
+    assert _refused().hint == "`catchment --help` lists the settings."
+
+
+def test_the_file_cannot_move_the_home_that_it_lies_in(home: Path) -> None:
+    _write(home, 'home = "/elsewhere"')
+    assert "'home'" in _refused(home).message
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "log_level", "log_json", "lake_name"])
+def test_a_wrong_value_in_the_environment_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"CATCHMENT_{name.upper()}", "no such value!")
+    assert f"{name}: " in _refused().message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lake_commit_attempts_max", 0),
+        ("lake_commit_attempts_max", 1001),
+        ("lake_lock_timeout_seconds", 0),
+        ("lake_target_file_bytes", 1024),
+        ("deliver_units_per_commit_max", 0),
+        ("deliver_adopt_bytes_min", -1),
+        ("deliver_task_memory_mb", 1),
+        ("spark_driver_memory_mb", 1),
+        ("spark_task_failures_max", 0),
+    ],
+)
+def test_a_number_out_of_bounds_is_named(name: str, value: int, home: Path) -> None:
+    _write(home, f"{name} = {value}")
+    assert f"{name}: " in _refused(home).message
+
+
+def test_all_wrong_values_are_named_at_once(home: Path) -> None:
+    _write(home, 'log_level = "loud"\nspark_driver_memory_mb = 1')
+    message = _refused(home).message
+    assert "log_level: " in message
+    assert "spark_driver_memory_mb: " in message
+
+
+@pytest.mark.parametrize("content", [b"log_level = ", b"\xff\xfe"], ids=["not TOML", "not UTF-8"])
+def test_a_file_that_cannot_be_read_is_named(content: bytes, home: Path) -> None:
+    (home / settings.FILE_NAME).write_bytes(content)
+    assert str(home / settings.FILE_NAME) in _refused(home).message
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "file"
+    home.touch()
+    assert str(home) in _refused(home).message
+
+
+def test_spark_settings_come_as_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_SPARK_CONF", " spark.a = 1 ,spark.b=x=y,,")
+    assert load_settings().spark_conf == {"spark.a": "1", "spark.b": "x=y"}
+
+
+def test_spark_settings_come_as_a_table_whose_values_may_hold_commas(home: Path) -> None:
+    _write(home, '[spark_conf]\n"spark.jars" = "a.jar,b.jar"')
+    assert load_settings(home).spark_conf == {"spark.jars": "a.jar,b.jar"}
+
+
+def test_spark_settings_in_the_file_may_be_pairs_too(home: Path) -> None:
+    _write(home, 'spark_conf = "spark.a=1"')
+    assert load_settings(home).spark_conf == {"spark.a": "1"}
+
+
+def test_spark_settings_that_are_not_spark_s_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_SPARK_CONF", "spark.a=1,hadoop.b=2")
+    message = _refused().message
+    assert "hadoop.b" in message
+    assert "spark.a" not in message
+
+
+def test_a_catalog_s_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_LAKE_CATALOG", CATALOG)
+    found = load_settings()
+    assert found.catalog_url.get_secret_value() == CATALOG
+    for shown in (repr(found), str(found), found.model_dump_json(), json.dumps(found.model_dump(), default=str)):
+        assert SECRET not in shown
+
+
+def test_a_credential_among_spark_s_settings_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_SPARK_CONF", f"spark.hadoop.fs.s3a.secret.key={SECRET}")
+    found = load_settings()
+    assert found.spark_conf == {"spark.hadoop.fs.s3a.secret.key": SECRET}
+    assert SECRET not in repr(found)
+    assert SECRET not in str(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'lake_catalog = "{CATALOG}"\nlog_level = "loud"',
+        f'lake_catalog = ["{CATALOG}"]',
+        f'lake_catalog = "{CATALOG}',
+        f'lake_catalogue = "{CATALOG}"',
+        f'lake_catalog = "{CATALOG}"\nlake_snapshot_keep_hours = 0.001',
+    ],
+    ids=["another is wrong", "wrong type", "broken file", "misspelt", "wrong together"],
+)
+def test_a_password_is_never_in_an_error(text: str, home: Path) -> None:
+    _write(home, text)
+    error = _refused(home)
+    assert SECRET not in f"{error!s} {error!r} {error.hint} {error.facts}"
+
+
+def test_snapshots_that_expire_under_a_long_transaction_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_LAKE_TRANSACTION_SECONDS_MAX", "3600")
+    monkeypatch.setenv("CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS", "10")
+    assert load_settings().lake_snapshot_keep_hours == 10
+    monkeypatch.setenv("CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS", "9.99")
+    message = _refused().message
+    assert "lake_snapshot_keep_hours" in message
+    assert "lake_transaction_seconds_max" in message
+
+
+def test_a_process_lives_with_the_settings_it_started_with(home: Path) -> None:
+    found = Settings(home=home)
+    with pytest.raises(ValidationError, match="frozen"):
+        found.log_level = "debug"
+
+
+def test_every_setting_has_help_that_is_a_sentence() -> None:
+    assert [each.name for each in declared()] == list(Settings.model_fields)
+    for each in declared():
+        assert each.help[:1].isupper(), each.name
+        assert each.help.endswith("."), each.name
+        assert each.variable == f"CATCHMENT_{each.name.upper()}"
+
+
+def test_every_number_has_a_unit_and_nothing_else_has() -> None:
+    assert {each.name for each in declared() if each.unit} == set(NUMBERS)
+
+
+def test_the_default_shown_is_the_default_used(home: Path) -> None:
+    used = Settings(home=home)
+    for each in declared():
+        value = getattr(used, each.name)
+        if each.name in NUMBERS:
+            assert value == float(each.default)
+        elif each.name != "home":
+            assert ("" if value is None else str(value)) == each.default
+
+
+def test_a_secret_is_not_shown_as_a_default() -> None:
+    assert all(not isinstance(field.default, SecretStr) for field in Settings.model_fields.values())
+
+
+def test_child_processes_get_what_the_user_has_not_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_TEST_SET", "theirs")
+
+    def fail() -> None:
+        with environment(CATCHMENT_TEST_SET="ours", CATCHMENT_TEST_UNSET="ours"):
+            assert os.environ["CATCHMENT_TEST_SET"] == "theirs"
+            assert os.environ["CATCHMENT_TEST_UNSET"] == "ours"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert os.environ["CATCHMENT_TEST_SET"] == "theirs"
+    assert "CATCHMENT_TEST_UNSET" not in os.environ
+
+
+def test_an_empty_java_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "")
+    assert settings.java_home() is None
+    monkeypatch.setenv("JAVA_HOME", "/jvm")
+    assert settings.java_home() == "/jvm"
