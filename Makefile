@@ -40,7 +40,7 @@ docs: $(VENV)/dev ## Write docs/reference/ again from the code
 	$(BIN)/python docs/generate.py
 
 clean: ## Remove everything that was generated
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out catchment-demo
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out
 
 java:
 	@bin/ensure-java

@@ -32,9 +32,18 @@ class App:
     @property
     def lake(self) -> Lake:
         """The lake, opened, and created where there is none."""
+        return self._open(create=True)
+
+    @property
+    def existing_lake(self) -> Lake:
+        """The lake, opened; LakeMissingError where there is none."""
+        return self._open(create=False)
+
+    def _open(self, *, create: bool) -> Lake:
         if self._lake is None:
-            self._lake = Lake.from_settings(self.settings, clock=self.clock)
-            self._lake.open()
+            lake = Lake.from_settings(self.settings, clock=self.clock)
+            lake.open(create=create)
+            self._lake = lake
         return self._lake
 
     @property
@@ -50,4 +59,4 @@ class App:
 
     def maintain(self, *, dry_run: bool) -> UpkeepReport:
         """Run the lake's upkeep."""
-        return maintain(self.lake, Ages.from_settings(self.settings), dry_run=dry_run)
+        return maintain(self.existing_lake, Ages.from_settings(self.settings), dry_run=dry_run)

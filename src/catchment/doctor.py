@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psycopg
 
 from catchment import files
-from catchment.errors import CatchmentError, LakeUnavailableError
+from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.pipeline import SparkRunner
@@ -82,10 +82,14 @@ def _lake(settings: Settings) -> str:
             raise LakeUnavailableError(
                 f"{catalog} cannot be reached: {error}", hint="Is the server up, and CATCHMENT_LAKE_CATALOG right?"
             ) from None
-    elif not catalog.path.exists():
-        return f"none yet; it will be made at {catalog}"
-    with Lake.from_settings(settings) as lake:
+    lake = Lake.from_settings(settings)
+    try:
+        lake.open(create=False)
         return f"{len(lake.tables())} tables at {lake.address.catalog}"
+    except LakeMissingError:
+        return f"none yet; it will be made at {catalog}"
+    finally:
+        lake.close()
 
 
 def _spark(settings: Settings) -> str:

@@ -4,12 +4,14 @@
     ├── RetryableError            wait, then do the same again
     │   ├── ConflictError         another transaction got in between: redo the commit, keep the files
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
+    │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
     │   ├── LockTimeoutError      somebody else holds the lock
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
     ├── FencedError               another process has taken over this producer: stop
     ├── InputError                the caller must change what was given; nothing was written
     │   ├── SettingsError
+    │   ├── LakeMissingError
     │   ├── TableMissingError
     │   ├── TypeConflictError
     │   ├── CorruptInputError
@@ -71,6 +73,12 @@ class LakeUnavailableError(RetryableError):
     default_hint = "Run `catchment doctor` to see what cannot be reached."
 
 
+class StorageFailedError(RetryableError):
+    """A file or folder cannot be written, moved or removed."""
+
+    default_hint = "Is the disk full or read-only, and may this user write there? Then run the same again."
+
+
 class LockTimeoutError(RetryableError):
     """Somebody else holds the lock."""
 
@@ -99,6 +107,12 @@ class InputError(CatchmentError):
 
 class SettingsError(InputError):
     """A setting is wrong."""
+
+
+class LakeMissingError(InputError):
+    """There is no lake."""
+
+    default_hint = "`catchment demo` makes one, and so does the first delivery."
 
 
 class TableMissingError(InputError):

@@ -3,13 +3,13 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from catchment.clock import Clock
-from catchment.errors import LockTimeoutError, StorageUnsupportedError
+from catchment.errors import LockTimeoutError, StorageFailedError, StorageUnsupportedError
 
 _LOCK_POLL_S = 0.005
 
@@ -28,12 +28,12 @@ def local_path(uri: str) -> Path:
 
 def sync_file(path: Path) -> None:
     """Make the file's content survive a power cut."""
-    _sync(path, os.O_RDONLY)
+    _sync(path, os.O_RDONLY, os.fdatasync)
 
 
 def sync_folder(path: Path) -> None:
     """Make the folder's entries (creations, renames, removals) survive a power cut."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 
 
 def sync_folders_up(path: Path, *, to: Path) -> None:
@@ -45,49 +45,64 @@ def sync_folders_up(path: Path, *, to: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create the folder and its parents; it may exist."""
-    path.mkdir(parents=True, exist_ok=True)
+    with _failing(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def move(source: Path, target: Path) -> None:
     """Rename within a file system; the caller syncs the folders once for many moves."""
-    source.rename(target)
+    with _failing(source):
+        source.rename(target)
 
 
 def link_or_copy(source: Path, target: Path) -> bool:
-    """Give `source` a second name, or a durable copy where links are impossible; True when linked."""
-    try:
-        os.link(source, target, follow_symlinks=True)
-    except OSError:
-        shutil.copyfile(source, target)
-        sync_file(target)
-        return False
-    return True
+    """Give `source` a durable second name, or a copy where links are impossible; True when linked."""
+    with _failing(source):
+        # Resolved first: a link to a symbolic link would go when the user's file goes.
+        real = source.resolve(strict=True)
+        try:
+            os.link(real, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            shutil.copyfile(real, target)
+            linked = False
+        else:
+            linked = True
+    # The link's name is the folder's business; the rows must be on the disk whoever wrote them.
+    sync_file(target)
+    return linked
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file's content in one step: a reader sees the old text or the new, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    sync_file(temporary)
-    temporary.replace(path)
+    with _failing(path):
+        temporary.write_text(text, encoding="utf-8")
+        sync_file(temporary)
+        temporary.replace(path)
     sync_folder(path.parent)
 
 
 def remove(path: Path) -> None:
     """Delete one file; it may be gone already."""
-    path.unlink(missing_ok=True)
+    with _failing(path):
+        path.unlink(missing_ok=True)
 
 
 def remove_tree(path: Path) -> None:
     """Delete a folder with everything in it; it may be gone already."""
-    shutil.rmtree(path, ignore_errors=not path.exists())
+    if path.exists():
+        with _failing(path):
+            shutil.rmtree(path)
 
 
 def remove_empty_folders(path: Path) -> None:
     """Delete the folder and its sub-folders as far as they hold no file."""
     for folder, _, _ in os.walk(path, topdown=False):
-        if not any(os.scandir(folder)):
-            Path(folder).rmdir()
+        if not os.listdir(folder):  # noqa: PTH208 - an open iterator would have to be closed
+            with _failing(path):
+                Path(folder).rmdir()
 
 
 def free_bytes(path: Path) -> int:
@@ -159,9 +174,18 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        raise StorageFailedError(f"{path}: {error.strerror or error}.", path=str(path)) from error
+
+
+def _sync(path: Path, flags: int, sync: Callable[[int], None]) -> None:
+    with _failing(path):
+        descriptor = os.open(path, flags)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)

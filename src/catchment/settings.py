@@ -63,6 +63,7 @@ class Settings(BaseSettings):
         16 * MIB,
         "In mode `auto`, files of this size and up are adopted as they are, smaller ones coalesced.",
         unit="bytes",
+        ge=0,
     )
     deliver_task_memory_mb: int = _setting(1024, "Memory of DuckDB in one Spark task; more spills.", unit="MiB", ge=64)
 
@@ -70,7 +71,9 @@ class Settings(BaseSettings):
     spark_driver_memory_mb: int = _setting(1024, "Heap of Spark's driver JVM.", unit="MiB", ge=512)
     spark_task_failures_max: int = _setting(4, "Tries of one Spark task before its job fails.", unit="tries", ge=1)
     spark_conf: Annotated[dict[str, str], NoDecode] = _setting(
-        {}, "Further `spark.*` settings: `key=value` pairs separated by commas, or a table in the file."
+        {},
+        "Further `spark.*` settings: `key=value` pairs with commas between, or a table with quoted keys in the file.",
+        repr=False,
     )
 
     @model_validator(mode="before")
@@ -134,7 +137,7 @@ def load_settings(home: Path | None = None) -> Settings:
     """Read the settings; `home` (the command line's) wins over the environment's."""
     _refuse_unknown_variables()
     folder = home or Path(os.environ.get(_variable("home")) or Settings.model_fields["home"].default)
-    values = {key: value for key, value in _read_file(folder / FILE_NAME).items() if _variable(key) not in os.environ}
+    values = {key: value for key, value in _read_file(folder / FILE_NAME).items() if not os.environ.get(_variable(key))}
     try:
         return Settings(**{**values, "home": folder})
     except ValidationError as error:
@@ -177,6 +180,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint="Is the home a folder?") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}.") from None
     for name in values:
@@ -197,5 +202,6 @@ def _refuse_unknown_variables() -> None:
 
 
 def _nearest(name: str, known: dict[str, Any]) -> str | None:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]}?" if near else "`catchment --help` lists the settings."
+    bare = {each.removeprefix(PREFIX): each for each in known}
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1)
+    return f"Did you mean {bare[near[0]]}?" if near else "`catchment --help` lists the settings."

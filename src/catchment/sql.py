@@ -1,5 +1,6 @@
 """Quoting: the one way in which a name or a value becomes SQL text."""
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -33,8 +34,11 @@ def literal(value: Value) -> str:
             return "NULL"
         case bool():
             return "true" if value else "false"
-        case int() | float():
-            return repr(value)
+        case int():
+            return str(value)
+        case float():
+            # As text: DuckDB reads a bare number as a decimal first, and infinity and NaN not at all.
+            return f"'{value!r}'::DOUBLE"
         case str():
             if "\x00" in value:
                 raise InvariantError("A text value holds a NUL character.")
@@ -54,10 +58,8 @@ def options(values: Mapping[str, Value]) -> str:
 
 def statement(package: str, name: str, **names: str) -> str:
     """The statement kept in `<package>/sql/<name>.sql`, with `{key}` replaced by the quoted identifier given for it."""
-    text = _resource(package, name)
-    for key, value in names.items():
-        text = text.replace("{" + key + "}", identifier(value))
-    return text
+    # In one pass, so that a name which looks like a place holder stays as it is.
+    return re.sub(r"\{(\w+)\}", lambda found: identifier(names[found[1]]), _resource(package, name))
 
 
 @cache

@@ -43,6 +43,7 @@ def _delivery(lake: Lake, claim: Claim, unit: str) -> Delivery:
         seq_first=claim.seq + 1,
         seq_last=claim.seq + 1,
         table=EVENTS,
+        table_uuid=lake.table(EVENTS).uuid,
         mode="rewrite",
         rows=10,
         bytes=100,
@@ -65,7 +66,8 @@ def _deliver(lake: Lake, claim: Claim, unit: str, folder: str) -> Commit:
         Record(deliveries=(_delivery(lake, claim, unit),)),
         _files(lake, folder),
     )
-    return Commit(message="deliver", requires=(Undelivered(unit_ids=(unit,)),), changes=changes)
+    requirement = Undelivered(unit_ids=(unit,), table_uuid=lake.table(EVENTS).uuid)
+    return Commit(message="deliver", requires=(requirement,), changes=changes)
 
 
 def test_files_rows_and_ledger_land_in_one_snapshot(lake: Lake) -> None:
@@ -77,8 +79,9 @@ def test_files_rows_and_ledger_land_in_one_snapshot(lake: Lake) -> None:
     assert isinstance(before, int)
     assert after == before + 1
     assert len(rows_of(lake)) == 10
+    uuid = lake.table(EVENTS).uuid
     with lake.ledger() as ledger:
-        assert ledger.delivered(["u1", "u2"])["u1"].snapshot_id == after
+        assert ledger.delivered(["u1", "u2"], uuid)["u1"].snapshot_id == after
         assert ledger.read(PRODUCER) == Claim(producer=PRODUCER, epoch=claim.epoch, seq=1)
 
 
@@ -90,8 +93,9 @@ def test_a_commit_that_fails_half_way_leaves_nothing(lake: Lake) -> None:
     with pytest.raises(InputError):
         lake.commit(Commit(message="deliver", changes=(*good.changes, broken)))
     assert rows_of(lake) == []
+    uuid = lake.table(EVENTS).uuid
     with lake.ledger() as ledger:
-        assert ledger.delivered(["u1"]) == {}
+        assert ledger.delivered(["u1"], uuid) == {}
         assert ledger.read(PRODUCER) == claim
     lake.commit(good)
     assert len(rows_of(lake)) == 10
@@ -167,9 +171,8 @@ def _producers(lake: Lake) -> list[Claim]:
 def test_a_table_that_changed_since_the_plan_is_refused(lake: Lake) -> None:
     create_table(lake)
     lake.commit(Commit(message="add", changes=(AddColumn(table=EVENTS, column=Column(name="x", type="DATE")),)))
-    commit = Commit(
-        message="deliver", requires=(TableHas(table=EVENTS, columns=EVENT_COLUMNS),), changes=(_files(lake, "a"),)
-    )
+    requirement = TableHas(table=EVENTS, uuid=lake.table(EVENTS).uuid, columns=EVENT_COLUMNS)
+    commit = Commit(message="deliver", requires=(requirement,), changes=(_files(lake, "a"),))
     with pytest.raises(PreconditionError, match="has changed"):
         lake.commit(commit)
     assert rows_of(lake) == []

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from catchment import sql
-from catchment.errors import InputError, PreconditionError
+from catchment.errors import InputError, PreconditionError, TypeConflictError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import AddColumn
@@ -369,5 +369,30 @@ def test_a_plan_explains_itself_and_changes_nothing(lake: Lake, settings: Settin
     plan: Plan = deliverer(lake, settings).plan(source_of(files))
     text = " ".join(plan.explain())
     assert "2 units" in text
-    assert "1 units are in the lake already" in text
+    assert "1 unit in the lake already" in text
     assert len(rows_of(lake)) == 10
+
+
+def test_a_table_that_was_dropped_and_made_again_gets_its_files_again(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    files = event_files(tmp_path / "in", 2)
+    create_table(lake)
+    deliverer(lake, settings).run(source_of(files))
+    with lake.write() as connection:
+        connection.execute("DROP TABLE events")
+    create_table(lake)
+    assert deliverer(lake, settings).run(source_of(files)).delivered == 2
+    assert rows_of(lake) == [(n,) for n in range(20)]
+    report = lake.audit()
+    assert report.ok, report.findings
+    assert "was dropped" in report.notes[0]
+
+
+def test_a_table_with_a_column_that_would_not_survive_gets_nothing(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    with lake.write() as connection:
+        connection.execute("CREATE TABLE events (id BIGINT, kind VARCHAR, gap INTERVAL)")
+    with pytest.raises(TypeConflictError, match="milliseconds"):
+        deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 1)))

@@ -48,8 +48,9 @@ def _resume(lake: Lake, settings: Settings, files: Sequence[Path], runner: Spark
         assert work.run(source).ok
 
 
-@pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
-@pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT])
+@pytest.mark.parametrize(
+    ("catalog", "mode"), [("sqlite", Mode.REWRITE), ("sqlite", Mode.ADOPT), ("postgres", Mode.REWRITE)]
+)
 @pytest.mark.parametrize("point", DELIVERY)
 def test_a_delivery_killed_anywhere_is_exactly_once_after_resuming(
     point: str, mode: Mode, catalog: str, make_settings: MakeSettings, tmp_path: Path

@@ -6,12 +6,15 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from catchment.errors import CatchmentError, LakeUnavailableError, SettingsError
 from catchment.lake import Lake, LakeAddress, parse_catalog
 from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog, open_connection
-from catchment.testing import FakeClock
+from catchment.testing import EmbeddedPostgres, FakeClock
 
 SECRET = "hunter2"
 
@@ -112,6 +115,23 @@ def test_a_postgres_that_does_not_answer_is_said_without_the_password(
     shown = _everything(raised.value)
     assert SECRET not in shown
     assert "%68unter2" not in shown
+
+
+def test_a_postgres_that_goes_away_is_said_without_the_password(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    conninfo = postgres.new_database()
+    name = conninfo_to_dict(conninfo)["dbname"]
+    catalog = PostgresCatalog(make_conninfo(conninfo, password=SECRET))
+    with Lake(LakeAddress(catalog=catalog, data_path=str(tmp_path)), clock=FakeClock()) as lake:
+        assert lake.tables() == ()
+        with psycopg.connect(make_conninfo(conninfo, dbname="postgres"), autocommit=True) as server:
+            server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(str(name))))
+        postgres.terminate_connections(conninfo)
+        with pytest.raises(LakeUnavailableError) as reading:
+            lake.tables()
+        with pytest.raises(LakeUnavailableError) as writing, lake.write():
+            pytest.fail("a transaction was opened")
+    assert SECRET not in _everything(reading.value)
+    assert SECRET not in _everything(writing.value)
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "sqlite"])

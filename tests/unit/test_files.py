@@ -13,7 +13,7 @@ import pytest
 
 from catchment import files
 from catchment.clock import SystemClock
-from catchment.errors import LockTimeoutError, StorageUnsupportedError
+from catchment.errors import LockTimeoutError, StorageFailedError, StorageUnsupportedError
 from catchment.files import FileLock
 from catchment.testing import FakeClock
 
@@ -152,6 +152,14 @@ def test_a_file_is_copied_to_another_file_system(tmp_path: Path, other_file_syst
     assert target.read_bytes() == source.read_bytes()
 
 
+def test_a_second_name_is_given_to_rows_that_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_text("rows")
+    synced = _record_syncs(monkeypatch)
+    assert files.link_or_copy(source, target) is True
+    assert synced == [source.stat().st_ino]
+
+
 def test_a_copy_is_durable_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("rows")
@@ -180,14 +188,15 @@ def test_a_name_that_is_taken_is_not_overwritten(tmp_path: Path) -> None:
     source.write_text("ours")
     theirs.write_text("theirs")
     os.link(theirs, target)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(StorageFailedError):
         files.link_or_copy(source, target)
     assert theirs.read_text() == "theirs"
 
 
 def test_a_file_that_is_missing_is_not_linked(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageFailedError, match=str(tmp_path / "missing")) as raised:
         files.link_or_copy(tmp_path / "missing", tmp_path / "b")
+    assert raised.value.facts == {"path": str(tmp_path / "missing")}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -205,7 +214,8 @@ def test_a_text_that_cannot_be_made_durable_replaces_nothing(tmp_path: Path, mon
     path = tmp_path / "state"
     files.write_text(path, "old")
     monkeypatch.setattr(os, "fsync", _fails_with(errno.EIO))
-    with pytest.raises(OSError, match="fault"):
+    monkeypatch.setattr(os, "fdatasync", _fails_with(errno.EIO))
+    with pytest.raises(StorageFailedError, match="fault"):
         files.write_text(path, "new")
     assert path.read_text() == "old"
 
@@ -305,11 +315,10 @@ def _fails_with(number: int) -> Callable[..., None]:
 def _record_syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The inodes that are synced from now on, in order."""
     synced: list[int] = []
-    real = os.fsync
 
-    def fsync(descriptor: int) -> None:
+    def record(descriptor: int) -> None:
         synced.append(os.fstat(descriptor).st_ino)
-        real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "fdatasync", record)
     return synced

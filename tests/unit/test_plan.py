@@ -1,13 +1,14 @@
 """Planning: every file once, in order, evenly shared, within bounds; nothing read, nothing written."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchment.errors import InputError
+from catchment.errors import InputError, TypeConflictError
 from catchment.ids import ProducerId, TableId
 from catchment.lake.tables import PartitionKey, SortKey, Table
 from catchment.lake.types import Column
@@ -20,7 +21,12 @@ UNHURRIED = settings(deadline=None)
 MIB = 1024 * 1024
 BOUNDS = Bounds(file_bytes=128 * MIB, adopt_bytes_min=16 * MIB, units_per_commit_max=1000, parallelism=4)
 PRODUCER = ProducerId("parquet", "main.events", "1")
-TABLE = Table(id=TableId("main", "events"), folder="/data/main/events/", columns=(Column(name="id", type="BIGINT"),))
+TABLE = Table(
+    id=TableId("main", "events"),
+    uuid="01a1e15d-0000-7000-8000-000000000000",
+    folder="/data/main/events/",
+    columns=(Column(name="id", type="BIGINT"),),
+)
 
 # Sizes around the bounds that the planner looks at, and any others.
 SIZES = st.sampled_from([0, 1, 16 * MIB - 1, 16 * MIB, 128 * MIB]) | st.integers(0, 1024 * MIB)
@@ -168,40 +174,40 @@ def test_two_units_of_one_id_are_refused(delivered: list[str]) -> None:
 
 def test_a_plan_writes_in_the_shape_of_the_table() -> None:
     sort_by = (SortKey(expression="id", descending=True),)
-    table = Table(
-        id=TABLE.id,
-        folder=TABLE.folder,
-        columns=(*TABLE.columns, Column(name="day", type="DATE")),
-        partition_by=(PartitionKey(column="day"),),
-        sort_by=sort_by,
-    )
+    columns = (*TABLE.columns, Column(name="day", type="DATE"))
+    table = replace(TABLE, columns=columns, partition_by=(PartitionKey(column="day"),), sort_by=sort_by)
     made = _plan([_unit(1, [1])], table=table)
     assert made.shape.columns == table.columns
     assert made.shape.partition_by == ("day",)
     assert made.shape.sort_by == sort_by
     assert made.shape.file_bytes == BOUNDS.file_bytes
-    assert (made.producer, made.table, made.folder) == (PRODUCER, TABLE.id, TABLE.folder)
+    assert (made.producer, made.table, made.table_uuid, made.folder) == (PRODUCER, TABLE.id, TABLE.uuid, TABLE.folder)
 
 
 def test_a_table_partitioned_by_a_transform_is_refused_with_what_to_do() -> None:
     keys = (PartitionKey(column="id"), PartitionKey(column="at", transform="year"))
-    table = Table(id=TABLE.id, folder=TABLE.folder, columns=TABLE.columns, partition_by=keys)
     with pytest.raises(InputError, match=r"year\(at\)") as raised:
-        _plan([_unit(1, [1])], table=table)
+        _plan([_unit(1, [1])], table=replace(TABLE, partition_by=keys))
     assert "SET PARTITIONED BY" in (raised.value.hint or "")
+
+
+def test_a_table_whose_values_would_not_survive_delivery_is_refused() -> None:
+    columns = (*TABLE.columns, Column(name="lasted", type="INTERVAL"))
+    with pytest.raises(TypeConflictError, match="'lasted'"):
+        _plan([_unit(1, [1])], table=replace(TABLE, columns=columns))
 
 
 def test_a_plan_explains_itself() -> None:
     bounds = Bounds(file_bytes=128 * MIB, adopt_bytes_min=16 * MIB, units_per_commit_max=2, parallelism=2)
     units = [_unit(1, [20_000_000]), _unit(2, [1_000_000, 500_000]), _unit(3, [1_000_000]), _unit(4, [1])]
     assert list(_plan(units, delivered=["unit-0004"], bounds=bounds).explain()) == [
-        "3 units with 22.5 MB go into main.events.",
-        "1 units are in the lake already and are only retired.",
-        "1 files (20.0 MB) are adopted as they are, by 1 Spark tasks.",
-        "3 files (2.5 MB) are rewritten into files of a good size, by 2 Spark tasks.",
-        "They are committed in 2 transactions.",
+        "3 units with 22.5 MB to go into main.events.",
+        "1 unit in the lake already, only to be retired.",
+        "1 file (20.0 MB) to be adopted, by 1 Spark task.",
+        "3 files (2.5 MB) to be rewritten into files of a good size, by 2 Spark tasks.",
+        "All in 2 transactions.",
     ]
 
 
 def test_a_plan_with_nothing_to_do_says_so_and_promises_no_commit() -> None:
-    assert list(_plan([]).explain()) == ["0 units with 0.0 MB go into main.events."]
+    assert list(_plan([]).explain()) == ["0 units with 0.0 MB to go into main.events."]

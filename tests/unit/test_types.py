@@ -64,7 +64,7 @@ WIDER = [pair for pair in PAIRS if types.fit(*map(types.parse, pair)) is Fit.WID
 DELIVERABLE_SCALARS = (
     *(*INTEGERS, "BOOLEAN", "FLOAT", "DOUBLE", "VARCHAR", "JSON", "BLOB", "UUID", "DATE", "TIME"),
     *("DECIMAL(4,1)", "DECIMAL(9,9)", "DECIMAL(19,0)", "DECIMAL(38,0)", "DECIMAL(38,10)"),
-    *("TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"),
+    *("TIMESTAMP", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"),
 )
 
 
@@ -152,7 +152,7 @@ def test_a_column_of_nothing_but_null_fits_every_type(target: str) -> None:
     assert types.fit(types.parse("NULL"), types.parse(target)) is Fit.WIDER
 
 
-@pytest.mark.parametrize("target", ["TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS"])
+@pytest.mark.parametrize("target", ["TIMESTAMP", "TIMESTAMP_MS"])
 @pytest.mark.parametrize("value", ["5881580-07-10", "5877642-06-25 (BC)"])
 def test_a_date_that_no_timestamp_can_hold_fails_instead_of_changing(
     connection: duckdb.DuckDBPyConnection, value: str, target: str

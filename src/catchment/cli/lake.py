@@ -8,11 +8,12 @@ import typer
 
 from catchment.app import App
 from catchment.cli.context import AsJson, Home, command
-from catchment.errors import EXIT_FAILED, InputError
+from catchment.errors import EXIT_FAILED, InputError, LakeMissingError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import AuditReport, Commit, UpkeepReport
 from catchment.lake.commit import CreateTable
 from catchment.pipeline import Mode, ParquetFiles, Plan, Report, Retirement
+from catchment.pipeline.plan import counted
 
 group = typer.Typer(help="Deliver into the lake, audit it, keep it in shape.", no_args_is_help=True)
 
@@ -34,7 +35,7 @@ def deliver(
     """Deliver Parquet files into a table, each exactly once, however often this is run."""
     with command(home, as_json) as run:
         source = ParquetFiles(_parquet_files(paths), TableId.parse(table), retirement=retire)
-        if run.app.lake.find_table(source.table) is None:
+        if not _has_table(run.app, source.table, create=create and not dry_run):
             if not create:
                 raise InputError(
                     f"The lake has no table {source.table}.", hint="Add --create to make it from the files."
@@ -66,7 +67,7 @@ def audit(
 ) -> None:
     """Prove that every unit was delivered exactly once; exit 1 on a finding."""
     with command(home, as_json) as run:
-        report = run.app.lake.audit(None if producer is None else ProducerId.parse(producer))
+        report = run.app.existing_lake.audit(None if producer is None else ProducerId.parse(producer))
         run.out.table(
             "Producers",
             ["producer", "epoch", "seq", "units", "rows", "tables"],
@@ -99,8 +100,9 @@ def create_table(app: App, source: ParquetFiles, partition_by: tuple[str, ...] =
 def report_lines(report: Report) -> Iterator[str]:
     """A delivery's report, for a person."""
     yield (
-        f"Delivered {report.delivered} units, {report.rows:,} rows, in {report.files} files "
-        f"({report.bytes / 1e6:,.1f} MB) to {report.table}; {report.skipped} were there already."
+        f"Delivered {counted(report.delivered, 'unit')}, {counted(report.rows, 'row')}, in "
+        f"{counted(report.files, 'file')} ({report.bytes / 1e6:,.1f} MB) to {report.table}; "
+        f"{counted(report.skipped, 'unit')} there already."
     )
     for failure in report.failures:
         yield f"Failed: {failure.reason}"
@@ -114,8 +116,8 @@ def audit_lines(report: AuditReport) -> Iterator[str]:
         yield f"note: {note}"
     units = sum(producer.units for producer in report.producers)
     rows = sum(producer.rows for producer in report.producers)
-    verdict = "every one exactly once" if report.ok else f"{len(report.findings)} findings"
-    yield f"{units} units, {rows:,} rows: {verdict}."
+    verdict = "every one exactly once" if report.ok else counted(len(report.findings), "finding")
+    yield f"{counted(units, 'unit')}, {counted(rows, 'row')}: {verdict}."
 
 
 def _fields(report: AuditReport) -> dict[str, object]:
@@ -127,6 +129,14 @@ def _upkeep_lines(report: UpkeepReport) -> Iterator[str]:
         yield f"{step.name:8} {step.subject:24} {step.count:6} {step.unit}"
     if not report.done:
         yield "Nothing was changed."
+
+
+def _has_table(app: App, table: TableId, *, create: bool) -> bool:
+    try:
+        lake = app.lake if create else app.existing_lake
+    except LakeMissingError:
+        return False
+    return lake.find_table(table) is not None
 
 
 def _plan_facts(plan: Plan) -> dict[str, object]:

@@ -21,8 +21,8 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self._data = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._talk = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._data = Console(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
+        self._talk = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
     def value(self, value: Any, lines: Iterable[str]) -> None:
         """The command's result: `value` as JSON, or the same in lines for a person."""

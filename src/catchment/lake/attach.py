@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import assert_never
 
 import duckdb
+import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from catchment import files, sql
 from catchment.backoff import Backoff, retry
 from catchment.clock import Clock
-from catchment.errors import ConflictError, LakeUnavailableError, SettingsError
+from catchment.errors import CatchmentError, ConflictError, LakeMissingError, LakeUnavailableError, SettingsError
 from catchment.lake import extensions
 
 ATTACH_BACKOFF = Backoff(attempts_max=8, first_ms=50, wait_ms_max=2_000)
@@ -45,8 +46,16 @@ class PostgresCatalog:
     conninfo: str = field(repr=False)
 
     def __str__(self) -> str:
-        shown = {key: value for key, value in conninfo_to_dict(self.conninfo).items() if key != "password"}
-        return f"postgres:{make_conninfo('', **shown)}"
+        facts = conninfo_to_dict(self.conninfo)
+        return f"postgres:{make_conninfo('', **{key: value for key, value in facts.items() if 'password' not in key})}"
+
+    def redact(self, text: str) -> str:
+        """The text without what must stay secret; DuckDB quotes connection strings in its messages."""
+        text = text.replace(self.conninfo, str(self))
+        secrets = [str(value) for key, value in conninfo_to_dict(self.conninfo).items() if "password" in key]
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return text
 
 
 Catalog = DuckDbCatalog | SqliteCatalog | PostgresCatalog
@@ -71,17 +80,35 @@ def parse_catalog(url: str) -> Catalog:
             case "sqlite":
                 return SqliteCatalog(Path(rest).absolute())
             case "postgres" | "postgresql":
-                return PostgresCatalog(url if rest.startswith("//") else rest)
+                return _postgres(url if rest.startswith("//") else rest)
     raise SettingsError(
         "The lake's catalog is given in a form that is not known.",
         hint="CATCHMENT_LAKE_CATALOG is `sqlite:PATH`, `duckdb:PATH` or `postgres:CONNINFO`.",
     )
 
 
+def _postgres(conninfo: str) -> PostgresCatalog:
+    try:
+        conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # What is wrong with it is not said: the message would quote it, password and all.
+        raise SettingsError(
+            "The PostgreSQL connection string of the lake's catalog cannot be read.",
+            hint="CATCHMENT_LAKE_CATALOG is `postgres:host=… dbname=…`; values with spaces stand in single quotes.",
+        ) from None
+    return PostgresCatalog(conninfo)
+
+
+def error_text(error: duckdb.Error, address: LakeAddress) -> str:
+    """What DuckDB says, without what must stay secret."""
+    text = str(error)
+    return address.catalog.redact(text) if isinstance(address.catalog, PostgresCatalog) else text
+
+
 def open_connection(
-    address: LakeAddress, *, clock: Clock, settings: Mapping[str, sql.Value]
+    address: LakeAddress, *, clock: Clock, settings: Mapping[str, sql.Value], create: bool = True
 ) -> duckdb.DuckDBPyConnection:
-    """A new DuckDB instance with the lake attached, created where there is none, and `settings` in force."""
+    """A new DuckDB instance with the lake attached and `settings` in force; `create` makes one where there is none."""
     connection = extensions.connect()
     extensions.load(connection, "ducklake")
     match address.catalog:
@@ -96,13 +123,14 @@ def open_connection(
             assert_never(unreachable)
     for name, value in settings.items():
         connection.execute(f"SET {name} = {sql.literal(value)}")
-    retry(lambda: _attach(connection, address), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
+    retry(lambda: _attach(connection, address, create=create), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
     return connection
 
 
-def _attach(connection: duckdb.DuckDBPyConnection, address: LakeAddress) -> None:
+def _attach(connection: duckdb.DuckDBPyConnection, address: LakeAddress, *, create: bool) -> None:
     target, options = _target(address.catalog)
     options["DATA_PATH"] = address.data_path.rstrip("/") + "/"
+    options["CREATE_IF_NOT_EXISTS"] = create
     try:
         connection.execute(f"ATTACH {sql.literal(target)} AS {sql.identifier(address.name)} {sql.options(options)}")
     except duckdb.Error as error:
@@ -121,18 +149,15 @@ def _target(catalog: Catalog) -> tuple[str, dict[str, sql.Value]]:
             assert_never(unreachable)
 
 
-def _attach_error(error: duckdb.Error, address: LakeAddress) -> ConflictError | LakeUnavailableError | SettingsError:
-    # DuckDB quotes the connection string in its messages; a password must not travel with them.
-    text = str(error)
-    if isinstance(address.catalog, PostgresCatalog):
-        text = text.replace(address.catalog.conninfo, str(address.catalog))
-        password = conninfo_to_dict(address.catalog.conninfo).get("password")
-        text = text.replace(str(password), "***") if password else text
+def _attach_error(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
+    text = error_text(error, address)
     if "does not match existing data path" in text or "DATA_PATH" in text:
         return SettingsError(
             f"The lake at {address.catalog} keeps its data elsewhere than {address.data_path}: {text}",
             hint="Set CATCHMENT_LAKE_DATA_PATH to the folder that the lake was made with.",
         )
+    if "creating a new DuckLake is explicitly disabled" in text:
+        return LakeMissingError(f"There is no lake at {address.catalog}.")
     if "database is locked" in text or "already exists" in text or "duplicate key" in text:
         return ConflictError(f"Another process is opening the lake at {address.catalog}: {text}")
     return LakeUnavailableError(f"The lake at {address.catalog} cannot be opened: {text}")

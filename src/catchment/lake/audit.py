@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import duckdb
 
 from catchment import sql
+from catchment.errors import InputError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import tables
 from catchment.lake.ledger import PACKAGE, Claim, Delivery, Ledger
@@ -51,16 +52,14 @@ class AuditReport:
 
 
 def audit(connection: duckdb.DuckDBPyConnection, lake_name: str, producer: ProducerId | None = None) -> AuditReport:
-    """Audit one producer, or all; reads one consistent snapshot of the lake."""
-    connection.execute("BEGIN")
-    try:
-        ledger = Ledger(connection, lake_name)
-        claims = [claim for claim in ledger.producers() if producer in (None, claim.producer)]
-        # Rows are compared per snapshot, which several producers may share in a table: read all deliveries.
-        deliveries = ledger.deliveries()
-        findings, notes = _audit_rows(connection, lake_name, deliveries)
-    finally:
-        connection.execute("ROLLBACK")
+    """Audit one producer, or all, in the transaction that the connection is in: one snapshot of the lake."""
+    ledger = Ledger(connection, lake_name)
+    claims = [claim for claim in ledger.producers() if producer in (None, claim.producer)]
+    if producer is not None and not claims:
+        raise InputError(f"The ledger has no producer {producer}.", hint="Without --producer all are listed.")
+    # Rows are compared per snapshot, which several producers may share in a table: read all deliveries.
+    deliveries = ledger.deliveries()
+    findings, notes = _audit_rows(connection, lake_name, deliveries)
     mine: defaultdict[ProducerId, list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         mine[delivery.producer].append(delivery)
@@ -84,8 +83,8 @@ def _audit_seeding(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Deliv
 def _audit_sequence(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[Finding]:
     for claim in claims:
         name = str(claim.producer)
-        counts = Counter(each.unit_id for each in mine.get(claim.producer, []))
-        for unit, times in counts.items():
+        counts = Counter((each.unit_id, each.table_uuid) for each in mine.get(claim.producer, []))
+        for (unit, _), times in counts.items():
             if times > 1:
                 yield Finding(kind="unit_twice", producer=name, detail=f"unit {unit} was delivered {times} times")
         expected = 1
@@ -108,13 +107,14 @@ def _audit_rows(
 ) -> tuple[list[Finding], list[str]]:
     findings: list[Finding] = []
     notes: list[str] = []
-    by_table: defaultdict[TableId, defaultdict[int, list[Delivery]]] = defaultdict(lambda: defaultdict(list))
+    by_table: defaultdict[tuple[TableId, str], defaultdict[int, list[Delivery]]]
+    by_table = defaultdict(lambda: defaultdict(list))
     for each in deliveries:
-        by_table[each.table][each.snapshot_id or 0].append(each)
-    existing = set(tables.list_tables(connection, lake_name))
+        by_table[each.table, each.table_uuid][each.snapshot_id or 0].append(each)
+    existing = tables.list_uuids(connection, lake_name)
     oldest = _oldest_snapshot(connection, lake_name)
-    for table, snapshots in sorted(by_table.items()):
-        if table not in existing:
+    for (table, uuid), snapshots in sorted(by_table.items()):
+        if existing.get(table) != uuid:
             notes.append(f"{table} was dropped; {sum(map(len, snapshots.values()))} units of it cannot be compared.")
             continue
         live = _rows_by_snapshot(connection, lake_name, table)

@@ -14,27 +14,30 @@ from typing import Any, assert_never
 import duckdb
 
 from catchment import sql
-from catchment.errors import ConflictError, InvariantError, PreconditionError
+from catchment.errors import ConflictError, InputError, InvariantError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import types
 from catchment.lake.ledger import Claim, Delivery, Ledger
+from catchment.lake.tables import LEDGER_SCHEMA, Table
 from catchment.lake.tokens import without_tokens
 from catchment.lake.types import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableHas:
-    """Requires that the table exists with exactly these columns, so that files written for them still fit."""
+    """Requires that this very table exists with exactly these columns, so that files written for them still fit."""
 
     table: TableId
+    uuid: str
     columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undelivered:
-    """Requires that the lake has none of these units."""
+    """Requires that the table has none of these units."""
 
     unit_ids: tuple[str, ...]
+    table_uuid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ class Target:
     connection: duckdb.DuckDBPyConnection
     lake_name: str
     now: datetime
-    columns_of: Callable[[TableId], tuple[Column, ...] | None]
+    find_table: Callable[[TableId], Table | None]
 
 
 def apply(commit: Commit, target: Target) -> None:
@@ -132,13 +135,14 @@ def apply(commit: Commit, target: Target) -> None:
 
 def _require(requirement: Precondition, target: Target) -> None:
     match requirement:
-        case TableHas(table=table, columns=columns):
-            if target.columns_of(table) != columns:
+        case TableHas(table=table, uuid=uuid, columns=columns):
+            found = target.find_table(table)
+            if found is None or (found.uuid, found.columns) != (uuid, columns):
                 raise PreconditionError(
                     f"Table {table} has changed since the delivery was planned.", hint="Plan and deliver again."
                 )
-        case Undelivered(unit_ids=unit_ids):
-            there = Ledger(target.connection, target.lake_name).delivered(unit_ids)
+        case Undelivered(unit_ids=unit_ids, table_uuid=uuid):
+            there = Ledger(target.connection, target.lake_name).delivered(unit_ids, uuid)
             if there:
                 raise ConflictError(f"{len(there)} of {len(unit_ids)} units were delivered meanwhile.")
         case _ as unreachable:
@@ -146,6 +150,8 @@ def _require(requirement: Precondition, target: Target) -> None:
 
 
 def _change(change: Change, target: Target) -> None:
+    if isinstance(change, CreateTable | AddColumn | InsertRows | RegisterFiles):
+        refuse_ledger(change.table)
     match change:
         case CreateTable():
             _create_table(change, target)
@@ -162,6 +168,12 @@ def _change(change: Change, target: Target) -> None:
             Ledger(target.connection, target.lake_name).record(deliveries)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def refuse_ledger(table: TableId) -> None:
+    """The ledger's own tables take nothing from outside."""
+    if table.schema.lower() == LEDGER_SCHEMA:
+        raise InputError(f"{table} belongs to Catchment's ledger.", hint="Choose a table in another schema.")
 
 
 def _create_table(change: CreateTable, target: Target) -> None:

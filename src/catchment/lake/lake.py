@@ -1,7 +1,7 @@
 """A lake that is open: reading from it, and the one way of writing to it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, TypeVar
@@ -17,18 +17,26 @@ from catchment.errors import (
     ConflictError,
     InputError,
     InvariantError,
+    LakeMissingError,
     LakeUnavailableError,
 )
 from catchment.ids import ProducerId, TableId
 from catchment.lake import commit as commits
 from catchment.lake import tables
-from catchment.lake.attach import DuckDbCatalog, LakeAddress, open_connection, parse_catalog
+from catchment.lake.attach import (
+    DuckDbCatalog,
+    LakeAddress,
+    PostgresCatalog,
+    SqliteCatalog,
+    error_text,
+    open_connection,
+    parse_catalog,
+)
 from catchment.lake.audit import AuditReport, audit
 from catchment.lake.commit import Commit
-from catchment.lake.ledger import Claim, Ledger
+from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.locks import CommitLock, lock_for
 from catchment.lake.tables import LEDGER_SCHEMA, Table
-from catchment.lake.types import Column
 from catchment.settings import MIB, Settings
 
 T = TypeVar("T")
@@ -103,13 +111,29 @@ class Lake:
     def name(self) -> str:
         return self.address.name
 
-    def open(self) -> None:
-        """Attach the lake, creating it and its ledger where they do not exist."""
+    def open(self, *, create: bool = True) -> None:
+        """Attach the lake. `create` makes it and its ledger where they do not exist; else that is LakeMissingError."""
+        if not create and not self._exists():
+            raise LakeMissingError(f"There is no lake with a ledger at {self.address.catalog}.")
         with self.ledger() as ledger:
-            ready = ledger.exists() and ledger.is_closed_to_compaction()
-        if not ready:
+            has_ledger = ledger.exists()
+        if not has_ledger:
             self._retrying(self._create_ledger)
+        if create and not self._has_options():
             self._retrying(self._set_options)
+
+    def _exists(self) -> bool:
+        catalog = self.address.catalog
+        if not isinstance(catalog, PostgresCatalog) and not catalog.path.exists():
+            return False
+        with self._instance_mutex:
+            if self._instance is None:
+                self._instance = self._connect(create=False)
+        with self.ledger() as ledger:
+            return ledger.exists()
+
+    def _connect(self, *, create: bool = True) -> duckdb.DuckDBPyConnection:
+        return open_connection(self.address, clock=self.clock, settings=_DUCKLAKE_RETRIES, create=create)
 
     def close(self) -> None:
         """Let go of the catalog."""
@@ -121,17 +145,14 @@ class Lake:
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection for reading, with the lake as its default catalog; the caller closes it."""
-        with self._instance_mutex:
-            if self._instance is None:
-                self._instance = open_connection(self.address, clock=self.clock, settings=_DUCKLAKE_RETRIES)
-            cursor = self._instance.cursor()
-        cursor.execute(f"USE {sql.identifier(self.name)}")
+        cursor = self._bare_cursor()
+        self._execute(cursor, f"USE {sql.identifier(self.name)}")
         return cursor
 
     def find_table(self, table: TableId) -> Table | None:
         """The table as the catalog has it now, or None."""
         with self._reading() as cursor:
-            return tables.find_table(cursor, self.name, table, data_path=self.address.data_path)
+            return self._find_table(cursor, table)
 
     def table(self, table: TableId) -> Table:
         """The table as the catalog has it now."""
@@ -142,6 +163,12 @@ class Lake:
         """Every user table."""
         with self._reading() as cursor:
             return tables.list_tables(cursor, self.name)
+
+    def table_and_units(self, table: TableId, unit_ids: Iterable[str]) -> tuple[Table, dict[str, Delivery]]:
+        """The table, and those of the units that it has, as of one moment."""
+        with self._reading() as cursor:
+            found = tables.require_table(cursor, self.name, table, data_path=self.address.data_path)
+            return found, Ledger(cursor, self.name).delivered(unit_ids, found.uuid)
 
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:
@@ -171,7 +198,7 @@ class Lake:
                     connection=connection,
                     lake_name=self.name,
                     now=self.clock.now(),
-                    columns_of=lambda table: self._columns(connection, table),
+                    find_table=lambda table: self._find_table(connection, table),
                 ),
             )
             faults.reach("deliver.before_commit")
@@ -180,17 +207,18 @@ class Lake:
     def write(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """One write transaction under the commit lock: committed when the block ends well, else rolled back."""
         with self._commit_lock.held(self.limits.lock_timeout_s):
-            connection = self.cursor()
+            connection = self._bare_cursor()
             try:
                 started_s = self.clock.monotonic_s()
                 self._execute(connection, "BEGIN")
                 try:
+                    connection.execute(f"USE {sql.identifier(self.name)}")
                     yield connection
                     self._refuse_overlong(started_s)
                 except BaseException as error:
                     self._roll_back(connection)
                     if isinstance(error, duckdb.Error):
-                        raise _before_commit(error) from error
+                        raise self._before_commit(error) from None
                     raise
                 self._commit(connection)
             finally:
@@ -202,11 +230,19 @@ class Lake:
 
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        with self.cursor() as cursor:
+        # One transaction for all that is read together: it is consistent, and DuckLake loads its metadata once.
+        with self._bare_cursor() as cursor:
             try:
+                cursor.execute("BEGIN")
                 yield cursor
             except duckdb.Error as error:
-                raise _before_commit(error) from error
+                raise self._before_commit(error) from None
+
+    def _bare_cursor(self) -> duckdb.DuckDBPyConnection:
+        with self._instance_mutex:
+            if self._instance is None:
+                self._instance = self._connect()
+            return self._instance.cursor()
 
     def _create_ledger(self) -> None:
         with self.write() as connection:
@@ -217,8 +253,18 @@ class Lake:
 
     def _set_options(self) -> None:
         with self.write() as connection:
-            for statement in _options(self.name, self.limits):
-                connection.execute(statement)
+            for (name, schema), value in _options(self.limits).items():
+                scope = "" if schema is None else f", schema => {sql.literal(schema)}"
+                set_option = f"{sql.identifier(self.name)}.set_option"
+                # DuckLake wants a unit where it is told a size, and says the number of bytes when it is asked.
+                told = f"{value} bytes" if name == "target_file_size" else value
+                connection.execute(f"CALL {set_option}({sql.literal(name)}, {sql.literal(told)}{scope})")
+
+    def _has_options(self) -> bool:
+        with self._reading() as cursor:
+            query = f"SELECT option_name, scope_entry, value FROM {sql.identifier(self.name)}.options()"
+            found = {(name, entry): value for name, entry, value in cursor.execute(query).fetchall()}
+        return found.items() >= _options(self.limits).items()
 
     def _seeded(self, producer: ProducerId, *, claim: bool) -> Claim:
         with self.ledger() as ledger:
@@ -239,22 +285,21 @@ class Lake:
     def _retrying(self, operation: Callable[[], T]) -> T:
         return retry(operation, policy=self.redo(), clock=self.clock, on=(ConflictError, LakeUnavailableError))
 
-    def _columns(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> tuple[Column, ...] | None:
-        found = tables.find_table(connection, self.name, table, data_path=self.address.data_path)
-        return None if found is None else found.columns
+    def _find_table(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
+        return tables.find_table(connection, self.name, table, data_path=self.address.data_path)
 
     def _execute(self, connection: duckdb.DuckDBPyConnection, statement: str) -> None:
         try:
             connection.execute(statement)
         except duckdb.Error as error:
-            raise _before_commit(error) from error
+            raise self._before_commit(error) from None
 
     def _commit(self, connection: duckdb.DuckDBPyConnection) -> None:
         try:
             connection.execute("COMMIT")
         except duckdb.Error as error:
             self._discard(error)
-            raise _during_commit(error) from error
+            raise self._during_commit(error) from None
 
     def _roll_back(self, connection: duckdb.DuckDBPyConnection) -> None:
         try:
@@ -264,15 +309,42 @@ class Lake:
             self._discard(error)
 
     def _discard(self, error: duckdb.Error) -> None:
-        # Readers that still hold a cursor keep the old instance alive until they are done. A DuckDB-file catalog
-        # cannot be opened twice by one process, and a conflict does it no harm: there the instance stays, unless
-        # DuckDB itself has given it up.
-        with self._instance_mutex:
-            if not isinstance(self.address.catalog, DuckDbCatalog):
+        """Decide what else goes with a connection whose COMMIT failed; readers keep an old instance until done.
+
+        SQLite: the whole instance, or it crashes later. PostgreSQL: only after anything but a conflict, since DuckLake
+        holds on to a server connection of every instance that saw a conflict. A DuckDB file cannot be opened twice by
+        one process: its instance stays unless DuckDB itself has given it up.
+        """
+        match self.address.catalog:
+            case SqliteCatalog():
+                spoilt = True
+            case PostgresCatalog():
+                spoilt = not isinstance(self._during_commit(error), ConflictError)
+            case DuckDbCatalog():
+                spoilt = isinstance(error, duckdb.FatalException)
+        if spoilt:
+            with self._instance_mutex:
+                if isinstance(self.address.catalog, DuckDbCatalog) and self._instance is not None:
+                    self._instance.close()
                 self._instance = None
-            elif isinstance(error, duckdb.FatalException) and self._instance is not None:
-                self._instance.close()
-                self._instance = None
+
+    def _before_commit(self, error: duckdb.Error) -> CatchmentError:
+        text = error_text(error, self.address)
+        if isinstance(error, duckdb.InternalException | duckdb.FatalException):
+            return InvariantError(f"DuckDB failed: {text}")
+        if isinstance(
+            error, duckdb.DataError | duckdb.IntegrityError | duckdb.ProgrammingError | duckdb.NotSupportedError
+        ):
+            return InputError(f"The lake refuses the change: {text}")
+        if any(word in text.lower() for word in _CONFLICT_WORDS):
+            return ConflictError(text)
+        return LakeUnavailableError(f"The lake does not answer: {text}")
+
+    def _during_commit(self, error: duckdb.Error) -> CatchmentError:
+        text = error_text(error, self.address)
+        if any(word in text.lower() for word in _CONFLICT_WORDS):
+            return ConflictError(text)
+        return CommitUnknownError(f"COMMIT failed: {text}")
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s
@@ -284,31 +356,13 @@ class Lake:
             )
 
 
-def _options(lake_name: str, limits: LakeLimits) -> Iterator[str]:
+def _options(limits: LakeLimits) -> dict[tuple[str, str | None], str]:
     # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL, and the queue does
     # the same job better. The ledger's one-row updates are, and nobody but our own upkeep may compact it.
-    call = f"CALL {sql.identifier(lake_name)}.set_option"
-    yield f"{call}('data_inlining_row_limit', 0)"
-    yield f"{call}('data_inlining_row_limit', 10, schema => {sql.literal(LEDGER_SCHEMA)})"
-    yield f"{call}('parquet_compression', 'zstd')"
-    yield f"{call}('target_file_size', {sql.literal(f'{limits.target_file_bytes} bytes')})"
-    # Last, because `open` takes this one as the sign that all are set.
-    yield f"{call}('auto_compact', false, schema => {sql.literal(LEDGER_SCHEMA)})"
-
-
-def _before_commit(error: duckdb.Error) -> CatchmentError:
-    text = str(error)
-    if isinstance(error, duckdb.InternalException | duckdb.FatalException):
-        return InvariantError(f"DuckDB failed: {text}")
-    if isinstance(error, duckdb.DataError | duckdb.IntegrityError | duckdb.ProgrammingError | duckdb.NotSupportedError):
-        return InputError(f"The lake refuses the change: {text}")
-    if any(word in text.lower() for word in _CONFLICT_WORDS):
-        return ConflictError(text)
-    return LakeUnavailableError(f"The lake does not answer: {text}")
-
-
-def _during_commit(error: duckdb.Error) -> CatchmentError:
-    text = str(error)
-    if any(word in text.lower() for word in _CONFLICT_WORDS):
-        return ConflictError(text)
-    return CommitUnknownError(f"COMMIT failed: {text}")
+    return {
+        ("data_inlining_row_limit", None): "0",
+        ("data_inlining_row_limit", LEDGER_SCHEMA): "10",
+        ("auto_compact", LEDGER_SCHEMA): "false",
+        ("parquet_compression", None): "zstd",
+        ("target_file_size", None): str(limits.target_file_bytes),
+    }

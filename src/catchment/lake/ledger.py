@@ -46,6 +46,7 @@ class Delivery:
     seq_first: int
     seq_last: int
     table: TableId
+    table_uuid: str
     mode: str
     rows: int
     bytes: int
@@ -69,14 +70,6 @@ class Ledger:
             "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = '_catchment'", [self._lake]
         ).fetchone()
         return row is not None and row[0] == 2
-
-    def is_closed_to_compaction(self) -> bool:
-        """Whether merging and rewriting by anybody's CHECKPOINT passes the ledger by."""
-        row = self._connection.execute(
-            f"SELECT count(*) FROM {sql.identifier(self._lake)}.options() "
-            "WHERE option_name = 'auto_compact' AND scope_entry = '_catchment' AND value = 'false'"
-        ).fetchone()
-        return row is not None and row[0] == 1
 
     def create(self, now: datetime) -> None:
         """Make both tables, inside the caller's transaction."""
@@ -131,12 +124,12 @@ class Ledger:
         with self._registered(units) as name:
             self._connection.execute(f"INSERT INTO {target} BY NAME FROM {name}")
 
-    def delivered(self, unit_ids: Iterable[str]) -> dict[str, Delivery]:
-        """Those of the units that the lake has."""
+    def delivered(self, unit_ids: Iterable[str], table_uuid: str) -> dict[str, Delivery]:
+        """Those of the units that the table has; a table that was dropped and made again has none."""
         wanted = pa.table({"unit_id": pa.array(list(unit_ids), pa.string())})
         with self._registered(wanted) as name:
-            text = f"{self._statement('ledger_deliveries')} WHERE unit_id IN (SELECT unit_id FROM {name})"
-            found = [_delivery(row) for row in self._connection.execute(text).fetchall()]
+            text = f"{self._statement('ledger_deliveries')} WHERE table_uuid = ? AND unit_id IN (FROM {name})"
+            found = [_delivery(row) for row in self._connection.execute(text, [table_uuid]).fetchall()]
         return {each.unit_id: each for each in found}
 
     def deliveries(self, producer: ProducerId | None = None) -> list[Delivery]:
@@ -192,6 +185,7 @@ _DELIVERIES = pa.schema(
         ("seq_last", pa.int64()),
         ("table_schema", pa.string()),
         ("table_name", pa.string()),
+        ("table_uuid", pa.string()),
         ("mode", pa.string()),
         ("rows", pa.int64()),
         ("bytes", pa.int64()),
@@ -217,6 +211,7 @@ def _row(delivery: Delivery) -> dict[str, Any]:
         "seq_last": delivery.seq_last,
         "table_schema": delivery.table.schema,
         "table_name": delivery.table.name,
+        "table_uuid": delivery.table_uuid,
         "mode": delivery.mode,
         "rows": delivery.rows,
         "bytes": delivery.bytes,
@@ -228,7 +223,7 @@ def _row(delivery: Delivery) -> dict[str, Any]:
 
 
 def _delivery(row: tuple[Any, ...]) -> Delivery:
-    (unit, producer, epoch, first, last, schema, table, mode, rows, size, digest, source, job, at, snapshot) = row
+    (unit, producer, epoch, first, last, schema, table, uuid, mode, rows, size, digest, source, job, at, snapshot) = row
     return Delivery(
         unit_id=unit,
         producer=ProducerId.parse(producer),
@@ -236,6 +231,7 @@ def _delivery(row: tuple[Any, ...]) -> Delivery:
         seq_first=first,
         seq_last=last,
         table=TableId(schema, table),
+        table_uuid=uuid,
         mode=mode,
         rows=rows,
         bytes=size,

@@ -17,10 +17,10 @@ from pathlib import Path, PurePath
 
 from catchment import files, ids
 from catchment.clock import Clock
-from catchment.errors import InvariantError
 
 FOLDER = "_catchment_staging"
 _LOCK = "alive.lock"
+_LOCK_S_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,10 @@ class Staging:
         """A folder for a new job, alive until the block ends; removed when it ends well."""
         job_id = ids.new_job_id(self._clock)
         folder = JobFolder(job_id=job_id, path=self._path / job_id)
-        lock = files.FileLock(folder.path / _LOCK, clock=self._clock).take()
-        if lock is None:
-            raise InvariantError(f"The new job {job_id} is locked already.")
-        try:
+        # Somebody who asks whether the job lives holds the lock for an instant.
+        with files.FileLock(folder.path / _LOCK, clock=self._clock).held(timeout_s=_LOCK_S_MAX):
             yield folder
             files.remove_tree(folder.path)
-        finally:
-            lock.release()
 
     def live_jobs(self) -> frozenset[str]:
         """The jobs that run at this moment, on any process of this host."""

@@ -36,6 +36,7 @@ class Table:
     """A table of the lake as the catalog describes it now."""
 
     id: TableId
+    uuid: str
     folder: str
     columns: tuple[Column, ...]
     partition_by: tuple[PartitionKey, ...] = ()
@@ -56,6 +57,12 @@ def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[
     return tuple(TableId(*row) for row in rows)
 
 
+def list_uuids(connection: duckdb.DuckDBPyConnection, lake_name: str) -> dict[TableId, str]:
+    """Every table with what tells it from a namesake that was dropped."""
+    text = sql.statement(PACKAGE, "table_uuids", metadata=metadata_of(lake_name))
+    return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text).fetchall()}
+
+
 def find_table(
     connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str
 ) -> Table | None:
@@ -65,11 +72,14 @@ def find_table(
     if not columns:
         return None
     names = {"metadata": metadata_of(lake_name)}
-    (folder,) = _one(connection.execute(sql.statement(PACKAGE, "table_folder", **names), where[1:]).fetchall(), table)
+    uuid, folder = _one(
+        connection.execute(sql.statement(PACKAGE, "table_folder", **names), where[1:]).fetchall(), table
+    )
     keys = connection.execute(sql.statement(PACKAGE, "table_partition_keys", **names), where[1:]).fetchall()
     order = connection.execute(sql.statement(PACKAGE, "table_sort_keys", **names), where[1:]).fetchall()
     return Table(
         id=table,
+        uuid=uuid,
         folder=folder if folder.startswith("/") or "://" in folder else f"{data_path.rstrip('/')}/{folder}",
         columns=tuple(
             Column(name=name, type=types.normal(kind), nullable=nullable, default=_default(default))
@@ -96,7 +106,7 @@ def _default(expression: str | None) -> str | None:
     return None if expression == "NULL" else expression
 
 
-def _one(rows: list[tuple[str]], table: TableId) -> tuple[str]:
+def _one(rows: list[tuple[str, str]], table: TableId) -> tuple[str, str]:
     if len(rows) != 1:
         raise TableMissingError(f"The catalog has {len(rows)} entries for table {table}.")
     return rows[0]

@@ -20,7 +20,7 @@ _DELIVERABLE = frozenset(
     {
         *("boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"),
         *("float", "double", "decimal", "varchar", "blob", "uuid", "date", "time"),
-        *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
+        *("timestamp", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
         *("list", "struct", "map"),
     }
 )
@@ -30,6 +30,7 @@ _REASONS = {
     "uhugeint": "Parquet would store it as DOUBLE and lose digits",
     "interval": "Parquet keeps only milliseconds of it",
     "time with time zone": "Parquet loses its zone",
+    "timestamp_s": "Parquet has no timestamps in seconds",
     "time_ns": "Parquet stores it as text",
     "variant": "DuckLake cannot register files that hold it",
     "geometry": "DuckLake cannot register files that hold it",
@@ -44,7 +45,7 @@ _WIDER: dict[str, frozenset[str]] = {
     "usmallint": frozenset({"integer", "bigint", "uinteger", "ubigint", "float", "double"}),
     "uinteger": frozenset({"bigint", "ubigint", "double"}),
     "float": frozenset({"double"}),
-    "date": frozenset({"timestamp", "timestamp_s", "timestamp_ms"}),
+    "date": frozenset({"timestamp", "timestamp_ms"}),
     "timestamp_s": frozenset({"timestamp", "timestamp_ms"}),
     "timestamp_ms": frozenset({"timestamp"}),
     "enum": frozenset({"varchar"}),

@@ -23,6 +23,8 @@ from catchment.lake.staging import Staging
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.settings import Settings
 
+_MERGED_FILES_PER_COMMIT_MAX = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
@@ -123,10 +125,18 @@ class _Act(_Look):
     """Does it."""
 
     def merge(self, table: TableId) -> int:
+        # A few outputs per transaction, so that none is open for long however much there is to merge.
+        merged = 0
+        while processed := self._merge_some(table):
+            merged += processed
+        return merged
+
+    def _merge_some(self, table: TableId) -> int:
         with self._lake.write() as connection:
             rows = connection.execute(
-                "SELECT files_processed FROM ducklake_merge_adjacent_files(?, ?, schema => ?)",
-                [self._lake.name, table.name, table.schema],
+                "SELECT files_processed "
+                "FROM ducklake_merge_adjacent_files(?, ?, schema => ?, max_compacted_files => ?)",
+                [self._lake.name, table.name, table.schema, _MERGED_FILES_PER_COMMIT_MAX],
             ).fetchall()
         return sum(int(row[0]) for row in rows)
 

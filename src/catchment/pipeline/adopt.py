@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 import duckdb
 
 from catchment import files, sql
+from catchment.errors import StorageFailedError
 from catchment.lake import types
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
@@ -44,7 +45,7 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
             try:
                 if rows:
                     written.append(_link(part, task, folder, number=len(written), rows=rows, digest_text=text))
-            except OSError as error:
+            except StorageFailedError as error:
                 failures.append(sources.failure(part, error))
             else:
                 units.append(UnitFacts(unit_id=part.unit_id, rows=rows, digest=text))

@@ -9,7 +9,8 @@ A unit that fails leaves its reason in the report and its source where it is; th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -92,11 +93,10 @@ class Deliverer:
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
         """What `deliver` would do now, without effect on anything."""
         units = source.units()
-        with self.lake.ledger() as ledger:
-            delivered = ledger.delivered(unit.id for unit in units)
+        table, delivered = self.lake.table_and_units(source.table, (unit.id for unit in units))
         return plan(
             producer=source.producer,
-            table=self.lake.table(source.table),
+            table=table,
             units=units,
             delivered=delivered,
             mode=mode,
@@ -109,12 +109,11 @@ class Deliverer:
         `digests` makes adopted files be read to the end; rewritten ones always are. `claim` is the epoch to deliver
         under; without one, the producer is joined as it stands.
         """
-        epoch = (claim or self.lake.join(plan.producer)).epoch
-        tally = _Tally()
+        tally = _Tally(claim=claim or self.lake.join(plan.producer))
         with Staging(self.lake.address.data_path, clock=self.lake.clock).job() as job:
             self._retire(plan.delivered, retire)
             for number, batch in enumerate(plan.batches):
-                run = _BatchRun(self, plan, job, number=number, epoch=epoch, digests=digests, tally=tally)
+                run = _BatchRun(self, plan, job, number=number, digests=digests, tally=tally)
                 self._retire(run.deliver(batch), retire)
             faults.reach("deliver.before_clean")
         return Report(
@@ -143,8 +142,9 @@ class Deliverer:
 
 @dataclass(slots=True)
 class _Tally:
-    """What has been done so far."""
+    """What has been done so far, and where the producer stands as far as is known."""
 
+    claim: Claim
     delivered: int = 0
     skipped: int = 0
     rows: int = 0
@@ -159,14 +159,13 @@ class _BatchRun:
     """One batch on its way: written, placed, committed."""
 
     def __init__(
-        self, owner: Deliverer, plan: Plan, job: JobFolder, *, number: int, epoch: int, digests: bool, tally: _Tally
+        self, owner: Deliverer, plan: Plan, job: JobFolder, *, number: int, digests: bool, tally: _Tally
     ) -> None:
         self._owner = owner
         self._lake = owner.lake
         self._plan = plan
         self._job = job
         self._number = number
-        self._epoch = epoch
         self._digests = digests
         self._tally = tally
         self._tasks = 0
@@ -233,15 +232,16 @@ class _BatchRun:
         for at, each in enumerate(written.files):
             files.move(files.local_path(each.path), root / each.place / f"{at:06d}.parquet")
         for folder in folders:
-            files.sync_folders_up(folder, to=files.local_path(self._plan.folder))
+            files.sync_folders_up(folder, to=files.local_path(self._lake.address.data_path))
         faults.reach("deliver.after_place")
         return root
 
     def _commit(self, units: Sequence[Unit], written: Written, folder: Path) -> frozenset[str]:
         """Commit the batch, redone on conflict; returns units that somebody else delivered first, else nothing."""
         started_s = self._lake.clock.monotonic_s()
+        attempts = count(1)
         lost = retry(
-            lambda: self._commit_once(units, written, folder),
+            lambda: self._commit_once(units, written, folder, attempt=next(attempts)),
             policy=self._lake.redo(),
             clock=self._lake.clock,
             on=(ConflictError, CommitUnknownError, LakeUnavailableError),
@@ -251,25 +251,33 @@ class _BatchRun:
             self._count(units, written)
         return lost
 
-    def _commit_once(self, units: Sequence[Unit], written: Written, folder: Path) -> frozenset[str]:
-        with self._lake.ledger() as ledger:
-            there = ledger.delivered(unit.id for unit in units)
-        if there:
-            # Either our own COMMIT landed though we were told nothing, or another process was faster.
-            ours = all(each.job_id == self._job.job_id for each in there.values())
-            return frozenset() if ours else frozenset(there)
-        commit = self._value(units, written, folder)
+    def _commit_once(self, units: Sequence[Unit], written: Written, folder: Path, *, attempt: int) -> frozenset[str]:
+        if attempt > 1:
+            there = self._look_again(units)
+            if there:
+                # Either our own COMMIT landed though we were told nothing, or another process was faster.
+                ours = all(each.job_id == self._job.job_id for each in there.values())
+                return frozenset() if ours else frozenset(there)
         try:
-            self._lake.commit(commit)
+            self._lake.commit(self._value(units, written, folder))
         except (ConflictError, CommitUnknownError) as error:
             events.emit("commit_redone", job=self._job.job_id, batch=self._number, reason=error.message)
             raise
         faults.reach("deliver.after_commit")
         return frozenset()
 
+    def _look_again(self, units: Sequence[Unit]) -> dict[str, Delivery]:
+        """Where the producer stands now, under the epoch that we hold, and which of the units are there."""
+        with self._lake.ledger() as ledger:
+            current = ledger.read(self._plan.producer)
+            there = ledger.delivered((unit.id for unit in units), self._plan.table_uuid)
+        if current is not None:
+            self._tally.claim = replace(self._tally.claim, seq=current.seq)
+        return there
+
     def _value(self, units: Sequence[Unit], written: Written, folder: Path) -> Commit:
-        seq = self._lake.join(self._plan.producer).seq
-        claim = Claim(producer=self._plan.producer, epoch=self._epoch, seq=seq)
+        claim = self._tally.claim
+        seq = claim.seq
         changes: list[Change] = [
             Advance(claim=claim, seq_to=seq + len(units)),
             Record(deliveries=tuple(self._delivery(unit, written, seq + at) for at, unit in enumerate(units, 1))),
@@ -288,8 +296,8 @@ class _BatchRun:
         return Commit(
             message=f"deliver {len(units)} units to {self._plan.table}",
             requires=(
-                TableHas(table=self._plan.table, columns=self._plan.shape.columns),
-                Undelivered(unit_ids=tuple(unit.id for unit in units)),
+                TableHas(table=self._plan.table, uuid=self._plan.table_uuid, columns=self._plan.shape.columns),
+                Undelivered(unit_ids=tuple(unit.id for unit in units), table_uuid=self._plan.table_uuid),
             ),
             changes=tuple(changes),
             info={
@@ -304,10 +312,11 @@ class _BatchRun:
         return Delivery(
             unit_id=unit.id,
             producer=self._plan.producer,
-            epoch=self._epoch,
+            epoch=self._tally.claim.epoch,
             seq_first=seq,
             seq_last=seq,
             table=self._plan.table,
+            table_uuid=self._plan.table_uuid,
             mode=facts.mode,
             rows=facts.rows,
             bytes=unit.bytes,
@@ -319,6 +328,7 @@ class _BatchRun:
 
     def _count(self, units: Sequence[Unit], written: Written) -> None:
         rows = sum(written.units[unit.id].rows for unit in units)
+        self._tally.claim = replace(self._tally.claim, seq=self._tally.claim.seq + len(units))
         self._tally.delivered += len(units)
         self._tally.rows += rows
         self._tally.files += len(written.files)

@@ -16,10 +16,12 @@ _PREFIX = "duckdb1.5:"
 
 def row_hash(columns: Iterable[Column]) -> str:
     """An SQL expression for the hash of one row, as UBIGINT."""
-    mixed = "0::UBIGINT"
+    mixed = "1::UBIGINT"
     for column in columns:
         name = sql.literal(column.name.lower())
-        mixed = f"xor({mixed}, xor(hash({sql.identifier(column.name)}, {name}), hash(NULL, {name})))"
+        # Hashed twice: DuckDB mixes the name in by a mere xor, which two columns with equal values would cancel.
+        value, null = f"hash(hash({sql.identifier(column.name)}, {name}))", f"hash(hash(NULL, {name}))"
+        mixed = f"xor({mixed}, xor({value}, {null}))"
     return f"hash({mixed})"
 
 

@@ -52,6 +52,8 @@ class ParquetFiles:
             raise CorruptInputError(f"The files' columns cannot be read: {error}") from None
 
     def _unit(self, path: Path) -> Unit:
+        if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+            raise InputError(f"The name of {str(path)!r} is not text.", hint="Give the file a name in UTF-8.")
         try:
             facts = path.stat()
         except OSError as error:

@@ -6,6 +6,8 @@ from itertools import accumulate
 
 from catchment.errors import InputError
 from catchment.ids import ProducerId, TableId
+from catchment.lake import types
+from catchment.lake.commit import refuse_ledger
 from catchment.lake.tables import Table
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
 
@@ -61,6 +63,7 @@ class Plan:
 
     producer: ProducerId
     table: TableId
+    table_uuid: str
     mode: Mode
     shape: Shape
     folder: str
@@ -71,17 +74,17 @@ class Plan:
         """The plan in sentences, for a person."""
         units = [unit for batch in self.batches for unit in batch.units]
         stints = [stint for batch in self.batches for stint in batch.stints]
-        yield f"{len(units)} units with {_megabytes(unit.bytes for unit in units)} go into {self.table}."
+        yield f"{counted(len(units), 'unit')} with {_megabytes(unit.bytes for unit in units)} to go into {self.table}."
         if self.delivered:
-            yield f"{len(self.delivered)} units are in the lake already and are only retired."
-        for mode, verb in ((Mode.ADOPT, "adopted as they are"), (Mode.REWRITE, "rewritten into files of a good size")):
+            yield f"{counted(len(self.delivered), 'unit')} in the lake already, only to be retired."
+        for mode, verb in ((Mode.ADOPT, "to be adopted"), (Mode.REWRITE, "to be rewritten into files of a good size")):
             some = [stint for stint in stints if stint.mode is mode]
             if some:
                 files = sum(len(stint.parts) for stint in some)
                 size = _megabytes(stint.bytes for stint in some)
-                yield f"{files} files ({size}) are {verb}, by {len(some)} Spark tasks."
+                yield f"{counted(files, 'file')} ({size}) {verb}, by {counted(len(some), 'Spark task')}."
         if self.batches:
-            yield f"They are committed in {len(self.batches)} transaction{'s' if len(self.batches) > 1 else ''}."
+            yield f"All in {counted(len(self.batches), 'transaction')}."
 
 
 def plan(
@@ -94,7 +97,10 @@ def plan(
     bounds: Bounds,
 ) -> Plan:
     """Decide everything that can be decided before the first file is read."""
-    refuse_transforms(table)
+    refuse_ledger(table.id)
+    _refuse_transforms(table)
+    for column in table.columns:
+        types.require_deliverable(column)
     known = frozenset(delivered)
     todo = [unit for unit in units if unit.id not in known]
     if len({unit.id for unit in units}) != len(units):
@@ -109,6 +115,7 @@ def plan(
     return Plan(
         producer=producer,
         table=table.id,
+        table_uuid=table.uuid,
         mode=mode,
         shape=shape,
         folder=table.folder,
@@ -164,7 +171,7 @@ def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterato
         start = end
 
 
-def refuse_transforms(table: Table) -> None:
+def _refuse_transforms(table: Table) -> None:
     """Registered files carry partition values in their path, which is exact for plain columns only."""
     for key in table.partition_by:
         if key.transform != "identity":
@@ -172,6 +179,11 @@ def refuse_transforms(table: Table) -> None:
                 f"{table.id} is partitioned by {key.transform}({key.column}), which registered files cannot carry.",
                 hint=f"Partition it by a plain column: ALTER TABLE {table.id} SET PARTITIONED BY (…).",
             )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for a person."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _megabytes(sizes: Iterable[int]) -> str:

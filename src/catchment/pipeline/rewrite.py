@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from catchment import files, sql
 from catchment.errors import InvariantError
-from catchment.lake.tokens import PATTERN, has_token
+from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
 from catchment.pipeline import digest, sources
 from catchment.pipeline.sources import Group
@@ -36,13 +36,13 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
         attempt += 1
         try:
             return _write(connection, groups, task, folder / f"{attempt:03d}", failures)
-        except (duckdb.Error, pa.ArrowException, OSError, _RefusedError) as error:
+        except _INPUT_ERRORS as error:
             files.remove_tree(folder / f"{attempt:03d}")
-            found = list(_probe(connection, groups, task.shape))
+            found = list(_probe(connection, groups, task.shape, folder / "probe"))
             if not found:
                 # No input is to blame: disk, memory or a bug. Spark may try again elsewhere.
                 raise InvariantError(
-                    f"Task {task.number} failed though each of its inputs can be read: {error}"
+                    f"Task {task.number} failed though each of its inputs can be written: {error}"
                 ) from error
             failures.extend(found)
     return TaskResult(number=task.number, files=(), units=(), failures=tuple(failures))
@@ -50,6 +50,10 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
 
 class _RefusedError(Exception):
     """The rows that were written hold something that the table must not get."""
+
+
+# What an input can do to its reader; anything else is not the input's fault.
+_INPUT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, _RefusedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +76,13 @@ def _write(
     rows_in = _rows(connection, groups)
     if sum(rows_in) != sum(output.rows for output in outputs):
         raise InvariantError(f"Task {task.number} read {sum(rows_in)} rows and wrote {sum(o.rows for o in outputs)}.")
-    ordered = not task.shape.sort_by and not task.shape.partition_by
-    sums = _sums(connection, outputs, task.shape.columns, rows_in if ordered else [])
-    by_part = sums.by_part if ordered else _sums_of_source(connection, groups, task.shape.columns, len(units))
-    if by_part is None:
-        by_part = [sum(sums.by_file), *[0] * (len(parts) - 1)]
-    digest_in, digest_out = digest.text(sum(by_part)), digest.text(sum(sums.by_file))
-    if digest_in != digest_out:
-        raise InvariantError(f"Task {task.number} read rows with digest {digest_in} and wrote {digest_out}.")
+    ordered = len(units) == 1 or not (task.shape.sort_by or task.shape.partition_by)
+    by_file, by_part = _sums(connection, outputs, task.shape.columns, rows_in)
+    if not ordered:
+        # The output no longer shows which row came from where, so the inputs are read once more, and must agree.
+        by_part = _sums_of_source(connection, groups, task.shape.columns)
+        if digest.text(sum(by_part)) != digest.text(sum(by_file)):
+            raise InvariantError(f"Task {task.number} wrote other rows than it read.")
     for output in outputs:
         files.sync_file(Path(output.path))
     return TaskResult(
@@ -93,7 +96,7 @@ def _write(
                 digest=digest.text(number),
                 unit_ids=tuple(units),
             )
-            for output, number in zip(outputs, sums.by_file, strict=True)
+            for output, number in zip(outputs, by_file, strict=True)
         ),
         units=tuple(_unit_facts(parts, rows_in, by_part)),
         failures=tuple(failures),
@@ -111,7 +114,7 @@ def _copy(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Sha
     order = _order_by(shape)
     with sources.relation(connection, groups, shape.columns) as query:
         rows = connection.execute(f"COPY ({query}{order}) TO {sql.literal(str(folder))} ({listed})").fetchall()
-    outputs = [_output(row) for row in rows]
+    outputs = [_output(connection, row, shape.columns) for row in rows]
     # DuckDB numbers the files it splits into, so that sorting by that number gives the rows back in their order.
     return sorted((output for output in outputs if output.rows), key=lambda output: _natural(output.path))
 
@@ -132,18 +135,21 @@ def _natural(path: str) -> tuple[str, int, str]:
     return str(Path(path).parent), int(number) if number.isdigit() else 0, name
 
 
-def _output(row: tuple[Any, ...]) -> _Output:
+def _output(connection: duckdb.DuckDBPyConnection, row: tuple[Any, ...], columns: Sequence[Column]) -> _Output:
     path, rows, size, _, statistics, partition = row
     extremes = (facts.get(end, "") for facts in (statistics or {}).values() for end in ("min", "max"))
     if any(has_token(extreme) for extreme in extremes):
+        before = _digest_of(connection, path, columns)
         size = _strip_statistics(Path(path))
+        if _digest_of(connection, path, columns) != before:
+            raise InvariantError(f"{path} changed its rows when it lost its statistics.")
     return _Output(path=path, rows=rows, bytes=size, statistics=statistics or {}, partition=partition or {})
 
 
 def _strip_statistics(path: Path) -> int:
     """Write the file again without statistics, which DuckLake would garble; returns its new size.
 
-    DuckDB always writes them, so this rare case goes through Arrow. The digest, taken afterwards, proves the rows.
+    DuckDB always writes them, so this rare case goes through Arrow.
     """
     bare = path.with_suffix(".bare")
     source = pq.ParquetFile(path, arrow_extensions_enabled=True)
@@ -155,44 +161,41 @@ def _strip_statistics(path: Path) -> int:
     return path.stat().st_size
 
 
+def _digest_of(connection: duckdb.DuckDBPyConnection, path: str, columns: Sequence[Column]) -> int:
+    return sum(pc.sum(hashes).as_py() for hashes in _hashes(connection, [path], columns))
+
+
 def _refuse(outputs: Iterable[_Output], shape: Shape) -> None:
     required = [column.name for column in shape.columns if not column.nullable]
     for output in outputs:
         for name in required:
             if int(output.statistics.get(sql.identifier(name), {}).get("null_count", "0")):
-                raise _RefusedError(f"{name} is NULL")
+                raise _RefusedError(f"column {name!r} is NULL in some row and must not be")
         if any(has_token(value or "") for value in output.partition.values()):
-            raise _RefusedError(f"partition {output.partition}")
+            raise _RefusedError(f"partition {output.partition} holds text that DuckLake would replace")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group]) -> list[int]:
     return [count for group in groups for count in sources.rows(connection, group)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sums:
-    by_file: list[int]
-    by_part: list[int]
-
-
 def _sums(
     connection: duckdb.DuckDBPyConnection, outputs: Sequence[_Output], columns: Sequence[Column], rows_in: Sequence[int]
-) -> _Sums:
-    """Digest what lies on the disk now: per file, and per input where the files hold the inputs' rows in order."""
-    if not outputs:
-        return _Sums(by_file=[], by_part=[0] * len(rows_in))
-    by_file, by_part = _Cut([output.rows for output in outputs]), _Cut(rows_in)
-    for hashes in _hashes(connection, outputs, columns):
+) -> tuple[list[int], list[int]]:
+    """Digest what lies on the disk now, per file and per run of rows; runs are inputs where rows kept their order."""
+    by_file, by_run = _Cut([output.rows for output in outputs]), _Cut(rows_in)
+    for hashes in _hashes(connection, [output.path for output in outputs], columns):
         by_file.feed(hashes)
-        if rows_in:
-            by_part.feed(hashes)
-    return _Sums(by_file=by_file.sums, by_part=by_part.sums)
+        by_run.feed(hashes)
+    return by_file.sums, by_run.sums
 
 
 def _hashes(
-    connection: duckdb.DuckDBPyConnection, outputs: Sequence[_Output], columns: Sequence[Column]
+    connection: duckdb.DuckDBPyConnection, paths: Sequence[str], columns: Sequence[Column]
 ) -> Iterator[pa.Array]:
-    written = tuple(Part(unit_id="", input=Input(uri=output.path, bytes=output.bytes)) for output in outputs)
+    if not paths:
+        return
+    written = tuple(Part(unit_id="", input=Input(uri=path, bytes=0)) for path in paths)
     groups, failures = sources.inspect(connection, written)
     if failures:
         raise InvariantError(f"A file that was just written cannot be read: {failures[0].reason}")
@@ -225,12 +228,7 @@ class _Cut:
             self._position += length
 
 
-def _sums_of_source(
-    connection: duckdb.DuckDBPyConnection, groups: list[Group], columns: Sequence[Column], units: int
-) -> list[int] | None:
-    """Digest per input, from the inputs: needed where the output no longer shows which row came from where."""
-    if units == 1:
-        return None
+def _sums_of_source(connection: duckdb.DuckDBPyConnection, groups: list[Group], columns: Sequence[Column]) -> list[int]:
     by_uri = sources.digests(connection, groups, columns)
     return [digest.number(by_uri[part.input.uri]) for group in groups for part in group.parts]
 
@@ -253,29 +251,15 @@ def _without(groups: Iterable[Group], failures: Iterable[UnitFailure]) -> list[G
     return [group for group in left if group.parts]
 
 
-def _probe(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: Shape) -> Iterator[UnitFailure]:
-    """Read every input by itself, to find the ones that spoil the task."""
-    columns = shape.columns
-    nulls = _any(f"{sql.identifier(column.name)} IS NULL" for column in columns if not column.nullable)
-    match = sql.literal(PATTERN)
-    tokens = _any(f"regexp_matches({sql.identifier(key)}::VARCHAR, {match})" for key in shape.partition_by)
-    for group in groups:
-        for part in group.parts:
-            alone = Group(parts=(part,), columns=group.columns)
-            try:
-                with sources.relation(connection, [alone], columns) as query:
-                    counts = f"count(*) FILTER ({nulls}), count(*) FILTER ({tokens}), {digest.rows_digest(columns)}"
-                    row = connection.execute(f"SELECT {counts} FROM ({query})").fetchone() or (0, 0)
-            except (duckdb.Error, pa.ArrowException, OSError) as error:
-                yield sources.failure(part, error)
-            else:
-                if row[0]:
-                    yield sources.failure(part, f"{row[0]} rows are NULL in a column that must not be")
-                elif row[1]:
-                    yield sources.failure(
-                        part, f"{row[1]} rows hold text in a partition key that DuckLake would replace"
-                    )
-
-
-def _any(conditions: Iterable[str]) -> str:
-    return " OR ".join(conditions) or "false"
+def _probe(
+    connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: Shape, scratch: Path
+) -> Iterator[UnitFailure]:
+    """Write every input by itself, to find the ones that spoil the task."""
+    for part, columns in ((part, group.columns) for group in groups for part in group.parts):
+        try:
+            files.make_folder(scratch)
+            _refuse(_copy(connection, [Group(parts=(part,), columns=columns)], shape, scratch), shape)
+        except _INPUT_ERRORS as error:
+            yield sources.failure(part, error)
+        finally:
+            files.remove_tree(scratch)

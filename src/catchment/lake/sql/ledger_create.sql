@@ -17,6 +17,7 @@ CREATE TABLE {lake}._catchment.deliveries (
     seq_last     BIGINT NOT NULL,
     table_schema VARCHAR NOT NULL,
     table_name   VARCHAR NOT NULL,
+    table_uuid   VARCHAR NOT NULL,
     mode         VARCHAR NOT NULL,
     rows         BIGINT NOT NULL,
     bytes        BIGINT NOT NULL,

@@ -1,5 +1,6 @@
--- Where DuckLake expects a table's files: a file elsewhere is registered by its absolute path.
-SELECT CASE
+-- Which table it is, and where DuckLake expects its files: a file elsewhere is registered by its absolute path.
+SELECT t.table_uuid::VARCHAR,
+       CASE
          WHEN NOT t.path_is_relative THEN t.path
          ELSE s.path || t.path
        END

@@ -1,0 +1,28 @@
+"""The same jobs on executors that are processes of their own and share nothing with the driver but storage."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from catchment.lake import Lake
+from tests.conftest import MakeSettings
+from tests.repo.source_tree import ROOT
+from tests.scenes import assert_exactly_once, create_table, event_files
+
+
+def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings("sqlite")
+    files = event_files(tmp_path / "in", 8)
+    files[7].write_bytes(b"damaged")
+    with Lake.from_settings(settings) as lake:
+        create_table(lake)
+        # A process of its own: a Python process has room for one Spark session, and this run has one already.
+        url = settings.catalog_url.get_secret_value()
+        command = [sys.executable, "-m", "tests.spark.on_cluster", str(settings.home), url, *map(str, files)]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stderr
+        drivers, executors, delivered, failed = ended.stdout.split()
+        assert (delivered, failed) == ("7", "1")
+        assert int(executors) == 2
+        assert drivers == "1"
+        assert_exactly_once(lake, 7)

@@ -1,0 +1,166 @@
+"""The real runtime: tasks in Spark's workers, lost workers, late twins, separate executors, a missing Java."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from catchment.errors import JavaMissingError, SparkFailedError
+from catchment.lake import Lake
+from catchment.pipeline import Deliverer, Mode, SparkRunner
+from catchment.pipeline.plan import Stint
+from catchment.pipeline.spark import parallelism
+from catchment.pipeline.work import Input, Part, Shape, Task
+from catchment.settings import Settings
+from tests.conftest import MakeSettings
+from tests.scenes import (
+    EVENT_COLUMNS,
+    assert_exactly_once,
+    create_table,
+    event_files,
+    rows_of,
+    source_of,
+    write_parquet,
+)
+
+MARKER_S_MAX = 60
+
+
+@pytest.fixture
+def lake(make_settings: MakeSettings) -> Iterator[Lake]:
+    with Lake.from_settings(make_settings("sqlite")) as lake:
+        yield lake
+
+
+@pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT, Mode.AUTO])
+def test_spark_delivers_every_row_once(
+    mode: Mode, lake: Lake, make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
+) -> None:
+    create_table(lake)
+    deliverer = Deliverer(lake, spark_runner, make_settings("sqlite"))
+    source = source_of(event_files(tmp_path / "in", 12))
+    assert (deliverer.run(source, mode=mode).delivered, deliverer.run(source, mode=mode).skipped) == (12, 12)
+    assert_exactly_once(lake, 12)
+
+
+def test_a_corrupt_file_on_spark_fails_its_own_unit(
+    lake: Lake, make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
+) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 5)
+    files[4].write_bytes(b"PAR1 no more PAR1")
+    report = Deliverer(lake, spark_runner, make_settings("sqlite")).run(source_of(files))
+    assert [failure.path for failure in report.failures] == [str(files[4])]
+    assert_exactly_once(lake, 4)
+
+
+def test_a_worker_keeps_its_connection_between_tasks(spark_runner: SparkRunner) -> None:
+    def identity(_: int) -> tuple[int, int]:
+        from catchment.pipeline import kernel
+
+        return os.getpid(), id(kernel._connection(64))
+
+    context = spark_runner.spark.sparkContext
+    seen = [context.parallelize([1, 2], 2).map(identity).collect() for _ in range(3)]
+    by_worker: dict[int, set[int]] = {}
+    for pid, connection in (each for some in seen for each in some):
+        by_worker.setdefault(pid, set()).add(connection)
+    assert all(len(connections) == 1 for connections in by_worker.values())
+    assert sum(len(some) for some in seen) > len(by_worker)
+
+
+def _kill_a_worker_once_it_has_written(folder: Path, killed: list[int]) -> None:
+    """Wait for the first file in the staging folder, then end one of Spark's Python workers."""
+    deadline = threading.Event()
+    timer = threading.Timer(MARKER_S_MAX, deadline.set)
+    timer.start()
+    while not deadline.is_set() and not killed:
+        if any(folder.rglob("*.parquet")):
+            for process in psutil.Process().children(recursive=True):
+                if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children():
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+                    break
+    timer.cancel()
+
+
+def test_a_task_whose_worker_is_killed_is_done_again_and_counted_once(
+    make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
+) -> None:
+    settings = make_settings("duckdb")
+    with Lake.from_settings(settings) as lake:
+        create_table(lake)
+        files = [write_parquet(tmp_path / "in" / f"{n}.parquet", _many(n)) for n in range(4)]
+        killed: list[int] = []
+        folder = Path(settings.data_path)
+        killer = threading.Thread(target=_kill_a_worker_once_it_has_written, args=(folder, killed))
+        killer.start()
+        report = Deliverer(lake, spark_runner, settings).run(source_of(files), mode=Mode.REWRITE)
+        killer.join()
+        assert killed, "no worker was killed while it wrote: the test proved nothing"
+        assert report.delivered == 4
+        assert rows_of(lake, "SELECT count(*), count(DISTINCT id) FROM events") == [(8_000_000, 8_000_000)]
+        assert lake.audit().ok
+
+
+def _many(n: int) -> str:
+    return f"SELECT {n} * 2_000_000 + i AS id, md5(i::VARCHAR) AS kind FROM range(2_000_000) r(i)"
+
+
+def test_a_twin_of_a_task_leaves_only_files_that_nobody_registers(
+    lake: Lake, make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
+) -> None:
+    create_table(lake)
+
+    class Twice:
+        """Runs every task twice, as speculation does, and gives back the second result of each."""
+
+        parallelism = 2
+
+        def run(self, tasks: list[Task]) -> list[object]:
+            results = spark_runner.run([*tasks, *tasks])
+            return list({result.number: result for result in results}.values())
+
+    report = Deliverer(lake, Twice(), make_settings("sqlite")).run(source_of(event_files(tmp_path / "in", 6)))  # type: ignore[arg-type]
+    assert report.delivered == 6
+    assert_exactly_once(lake, 6)
+
+
+def test_a_job_that_spark_gives_up_on_is_an_error_with_its_cause_and_commits_nothing(
+    spark_runner: SparkRunner, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    (path,) = event_files(tmp_path, 1)
+    stint = Stint(mode=Mode.REWRITE, parts=(Part(unit_id="u", input=Input(uri=str(path), bytes=1)),))
+    task = Task(
+        number=1,
+        mode=stint.mode,
+        parts=stint.parts,
+        shape=Shape(columns=EVENT_COLUMNS),
+        folder=str(blocked / "below"),
+        memory_mb=64,
+        digest=False,
+    )
+    with pytest.raises(SparkFailedError, match="Not a directory"):
+        spark_runner.run([task])
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"), [("local[3]", 3), ("local", 1), ("local[5,2]", 5), ("local-cluster[2,3,1024]", 6)]
+)
+def test_parallelism_is_read_off_the_master(master: str, expected: int) -> None:
+    assert parallelism(Settings(spark_master=master)) == expected
+
+
+def test_without_java_the_error_says_what_to_install(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaMissingError) as caught:
+        _ = SparkRunner(make_settings("sqlite")).spark
+    assert "openjdk-17" in str(caught.value.hint)
