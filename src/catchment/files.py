@@ -16,14 +16,14 @@ _LOCK_POLL_S = 0.005
 
 def local_path(uri: str) -> Path:
     """The local path behind a URI; paths without a scheme are local already."""
+    if "://" not in uri:
+        return Path(uri)
     parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if "://" in uri:
+    if parts.scheme != "file":
         raise StorageUnsupportedError(
             f"{parts.scheme}:// storage is not supported here.", hint="Use a local path or a mounted file system."
         )
-    return Path(uri)
+    return Path(unquote(parts.path))
 
 
 def sync_file(path: Path) -> None:
@@ -60,18 +60,23 @@ def link_or_copy(source: Path, target: Path) -> bool:
     with _failing(source):
         # Resolved first: a link to a symbolic link would go when the user's file goes.
         real = source.resolve(strict=True)
+        # Synced before it is linked: the content must be on the disk whoever wrote it, and a link makes syncing dearer.
+        sync_file(real)
         try:
             os.link(real, target)
         except FileExistsError:
             raise
         except OSError:
             shutil.copyfile(real, target)
-            linked = False
-        else:
-            linked = True
-    # The link's name is the folder's business; the rows must be on the disk whoever wrote them.
-    sync_file(target)
-    return linked
+            sync_file(target)
+            return False
+    return True
+
+
+def names_below(folder: Path, suffix: str) -> frozenset[str]:
+    """The files with that ending below the folder, by their paths relative to it."""
+    found = (os.path.join(root, name) for root, _, names in os.walk(folder) for name in names)  # noqa: PTH118
+    return frozenset(os.path.relpath(path, folder) for path in found if path.endswith(suffix))
 
 
 def write_text(path: Path, text: str) -> None:

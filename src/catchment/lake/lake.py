@@ -41,8 +41,10 @@ from catchment.settings import MIB, Settings
 
 T = TypeVar("T")
 
-# What DuckLake itself retries inside COMMIT: conflicts on the catalog's own keys, not ours.
-_DUCKLAKE_RETRIES: dict[str, sql.Value] = {
+# What DuckLake itself retries inside COMMIT: conflicts on the catalog's own keys, not ours. And the footers that are
+# read to count files are not read again to register them.
+_CONNECTION: dict[str, sql.Value] = {
+    "parquet_metadata_cache": True,
     "ducklake_max_retry_count": 20,
     "ducklake_retry_wait_ms": 50,
     "ducklake_retry_backoff": 1.3,
@@ -121,19 +123,6 @@ class Lake:
             self._retrying(self._create_ledger)
         if create and not self._has_options():
             self._retrying(self._set_options)
-
-    def _exists(self) -> bool:
-        catalog = self.address.catalog
-        if not isinstance(catalog, PostgresCatalog) and not catalog.path.exists():
-            return False
-        with self._instance_mutex:
-            if self._instance is None:
-                self._instance = self._connect(create=False)
-        with self.ledger() as ledger:
-            return ledger.exists()
-
-    def _connect(self, *, create: bool = True) -> duckdb.DuckDBPyConnection:
-        return open_connection(self.address, clock=self.clock, settings=_DUCKLAKE_RETRIES, create=create)
 
     def close(self) -> None:
         """Let go of the catalog."""
@@ -227,6 +216,19 @@ class Lake:
     def redo(self) -> Backoff:
         """How conflicting commits are redone."""
         return Backoff(attempts_max=self.limits.commit_attempts_max, first_ms=20, wait_ms_max=2_000)
+
+    def _exists(self) -> bool:
+        catalog = self.address.catalog
+        if not isinstance(catalog, PostgresCatalog) and not catalog.path.exists():
+            return False
+        with self._instance_mutex:
+            if self._instance is None:
+                self._instance = self._connect(create=False)
+        with self.ledger() as ledger:
+            return ledger.exists()
+
+    def _connect(self, *, create: bool = True) -> duckdb.DuckDBPyConnection:
+        return open_connection(self.address, clock=self.clock, settings=_CONNECTION, create=create)
 
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:

@@ -95,36 +95,34 @@ _LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schem
 def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]) -> dict[str, str]:
     """Files, by uri, whose values would break a promise of the table, with the reason."""
     uris = sql.literals(part.input.uri for part in group.parts)
+    required = sql.literals(column.name for column in columns if not column.nullable)
     found: dict[str, str] = {}
-    required = [column.name for column in columns if not column.nullable]
-    if required:
-        for uri, name in connection.execute(_NULLS.format(uris, sql.literals(required))).fetchall():
-            found[uri] = f"column {name!r} may hold NULL and must not"
-    for (uri,) in connection.execute(_TOKENS.format(uris)).fetchall():
-        found[uri] = "its statistics hold text that DuckLake would replace"
-    floating = [name for name, kind in group.columns if "FLOAT" in kind or "DOUBLE" in kind]
-    if floating:
-        for (uri,) in connection.execute(_FOREIGN_STATISTICS.format(uris)).fetchall():
-            found[uri] = f"its statistics may hide NaN in {', '.join(floating)}"
+    for uri, null, token, nan in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():
+        if null is not None:
+            found[uri] = f"column {null!r} may hold NULL and must not"
+        elif token is not None:
+            found[uri] = f"the statistics of column {token!r} hold text that DuckLake would replace"
+        elif nan is not None:
+            found[uri] = f"the statistics of column {nan!r} may hide NaN"
     return found
 
 
-_NULLS = """
-SELECT DISTINCT file_name, path_in_schema FROM parquet_metadata({})
-WHERE list_contains({}, path_in_schema) AND coalesce(stats_null_count, 1) > 0
-"""
-
-_TOKENS = """
-SELECT DISTINCT file_name FROM parquet_metadata({})
-WHERE regexp_matches(concat_ws(' ', stats_min_value, stats_max_value, stats_min, stats_max), '\\{{[A-Z_]+\\}}')
-"""
-
 # DuckDB leaves a column's minimum and maximum out when it holds NaN. Other writers ignore NaN in them, and DuckLake
 # would then skip the file for a filter that NaN meets.
-_FOREIGN_STATISTICS = """
-SELECT DISTINCT file_name
-FROM parquet_metadata({0}) JOIN parquet_file_metadata({0}) USING (file_name)
-WHERE type IN ('FLOAT', 'DOUBLE') AND created_by NOT LIKE 'DuckDB%' AND coalesce(stats_max_value, stats_max) IS NOT NULL
+_HIDDEN = """
+SELECT file_name,
+       any_value(path_in_schema) FILTER (
+           list_contains({required}::VARCHAR[], path_in_schema) AND coalesce(stats_null_count, 1) > 0
+       ),
+       any_value(path_in_schema) FILTER (
+           type = 'BYTE_ARRAY' AND regexp_matches(concat_ws(' ', stats_min_value, stats_max_value), '\\{{[A-Z_]+\\}}')
+       ),
+       any_value(path_in_schema) FILTER (
+           type IN ('FLOAT', 'DOUBLE') AND created_by NOT LIKE 'DuckDB%'
+           AND coalesce(stats_max_value, stats_max) IS NOT NULL
+       )
+FROM parquet_metadata({uris}) JOIN parquet_file_metadata({uris}) USING (file_name)
+GROUP BY file_name
 """
 
 

@@ -11,7 +11,7 @@ A unit that fails leaves its reason in the report and its source where it is; th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol
 
 from catchment import events, faults, files
@@ -155,6 +155,14 @@ class _Tally:
     failures: list[UnitFailure] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """A folder that is ready to be registered, and what it must hold."""
+
+    folder: Path
+    names: frozenset[str]
+
+
 class _BatchRun:
     """One batch on its way: written, placed, committed."""
 
@@ -182,11 +190,11 @@ class _BatchRun:
             left = tuple(unit for unit in left if unit.id in written.units)
             if not left:
                 return there
-            folder = self._place(written, round_number)
-            lost = self._commit(left, written, folder)
+            placed = self._place(written, round_number)
+            lost = self._commit(left, written, placed)
             if not lost:
                 return [*there, *left]
-            files.remove_tree(folder)
+            files.remove_tree(placed.folder)
             there.extend(unit for unit in left if unit.id in lost)
             self._tally.skipped += len(lost)
             left = tuple(unit for unit in left if unit.id not in lost)
@@ -223,25 +231,26 @@ class _BatchRun:
             digest=self._digests,
         )
 
-    def _place(self, written: Written, round_number: int) -> Path:
+    def _place(self, written: Written, round_number: int) -> _Placed:
         """Move the files into a folder that holds nothing else, so that it can be registered whole."""
         root = self._job.table_folder(self._plan.folder, self._number * _ROUNDS_MAX + round_number)
         folders = {root / each.place for each in written.files}
         for folder in folders:
             files.make_folder(folder)
-        for at, each in enumerate(written.files):
-            files.move(files.local_path(each.path), root / each.place / f"{at:06d}.parquet")
+        names = [str(PurePath(each.place, f"{at:06d}.parquet")) for at, each in enumerate(written.files)]
+        for name, each in zip(names, written.files, strict=True):
+            files.move(files.local_path(each.path), root / name)
         for folder in folders:
             files.sync_folders_up(folder, to=files.local_path(self._lake.address.data_path))
         faults.reach("deliver.after_place")
-        return root
+        return _Placed(folder=root, names=frozenset(names))
 
-    def _commit(self, units: Sequence[Unit], written: Written, folder: Path) -> frozenset[str]:
+    def _commit(self, units: Sequence[Unit], written: Written, placed: _Placed) -> frozenset[str]:
         """Commit the batch, redone on conflict; returns units that somebody else delivered first, else nothing."""
         started_s = self._lake.clock.monotonic_s()
         attempts = count(1)
         lost = retry(
-            lambda: self._commit_once(units, written, folder, attempt=next(attempts)),
+            lambda: self._commit_once(units, written, placed, attempt=next(attempts)),
             policy=self._lake.redo(),
             clock=self._lake.clock,
             on=(ConflictError, CommitUnknownError, LakeUnavailableError),
@@ -251,7 +260,7 @@ class _BatchRun:
             self._count(units, written)
         return lost
 
-    def _commit_once(self, units: Sequence[Unit], written: Written, folder: Path, *, attempt: int) -> frozenset[str]:
+    def _commit_once(self, units: Sequence[Unit], written: Written, placed: _Placed, *, attempt: int) -> frozenset[str]:
         if attempt > 1:
             there = self._look_again(units)
             if there:
@@ -259,7 +268,7 @@ class _BatchRun:
                 ours = all(each.job_id == self._job.job_id for each in there.values())
                 return frozenset() if ours else frozenset(there)
         try:
-            self._lake.commit(self._value(units, written, folder))
+            self._lake.commit(self._value(units, written, placed))
         except (ConflictError, CommitUnknownError) as error:
             events.emit("commit_redone", job=self._job.job_id, batch=self._number, reason=error.message)
             raise
@@ -275,20 +284,19 @@ class _BatchRun:
             self._tally.claim = replace(self._tally.claim, seq=current.seq)
         return there
 
-    def _value(self, units: Sequence[Unit], written: Written, folder: Path) -> Commit:
+    def _value(self, units: Sequence[Unit], written: Written, placed: _Placed) -> Commit:
         claim = self._tally.claim
         seq = claim.seq
         changes: list[Change] = [
             Advance(claim=claim, seq_to=seq + len(units)),
             Record(deliveries=tuple(self._delivery(unit, written, seq + at) for at, unit in enumerate(units, 1))),
         ]
-        if written.files:
+        if placed.names:
             changes.append(
                 RegisterFiles(
                     table=self._plan.table,
-                    folder=str(folder),
-                    files=len(written.files),
-                    rows=sum(each.rows for each in written.files),
+                    folder=str(placed.folder),
+                    names=placed.names,
                     partitioned=bool(self._plan.shape.partition_by),
                     allow_missing=written.adopted,
                 )

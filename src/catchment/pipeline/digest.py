@@ -16,13 +16,13 @@ _PREFIX = "duckdb1.5:"
 
 def row_hash(columns: Iterable[Column]) -> str:
     """An SQL expression for the hash of one row, as UBIGINT."""
-    mixed = "1::UBIGINT"
+    mixed, nothing = "1::UBIGINT", "0::UBIGINT"
     for column in columns:
-        name = sql.literal(column.name.lower())
-        # Hashed twice: DuckDB mixes the name in by a mere xor, which two columns with equal values would cancel.
-        value, null = f"hash(hash({sql.identifier(column.name)}, {name}))", f"hash(hash(NULL, {name}))"
-        mixed = f"xor({mixed}, xor({value}, {null}))"
-    return f"hash({mixed})"
+        # The name is mixed in before the second hash: two columns with equal values must not cancel each other out.
+        name = f"hash({sql.literal(column.name.lower())})"
+        mixed = f"xor({mixed}, hash(xor(hash({sql.identifier(column.name)}), {name})))"
+        nothing = f"xor({nothing}, hash(xor(hash(NULL), {name})))"
+    return f"hash(xor({mixed}, {nothing}))"
 
 
 def rows_digest(columns: Iterable[Column]) -> str:

@@ -40,4 +40,5 @@ def _connection(memory_mb: int) -> duckdb.DuckDBPyConnection:
     )
     # Footers are read to group files, to count rows and to scan them: once is enough.
     connection.execute("SET parquet_metadata_cache = true")
+    connection.execute("SET prefetch_all_parquet_files = true")
     return connection

@@ -19,8 +19,14 @@ from catchment.pipeline import digest, sources
 from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Input, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
 
-# Level 1 of zstd: measured against the default 3, an eighth faster and no larger on log-like rows.
-_PARQUET: dict[str, sql.Value] = {"FORMAT": "parquet", "COMPRESSION": "zstd", "COMPRESSION_LEVEL": 1}
+# Measured on log-like rows against DuckDB's defaults: zstd at level 1 instead of 3 is an eighth faster and no larger,
+# the encodings of Parquet's version 2 another tenth faster and an eighth smaller.
+_PARQUET: dict[str, sql.Value] = {
+    "FORMAT": "parquet",
+    "COMPRESSION": "zstd",
+    "COMPRESSION_LEVEL": 1,
+    "PARQUET_VERSION": "v2",
+}
 _HASH_BATCH_ROWS = 1_000_000
 
 

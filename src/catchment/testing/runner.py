@@ -9,7 +9,7 @@ from catchment.pipeline.work import Task, TaskResult
 class InlineRunner:
     """Runs tasks one after the other in this process."""
 
-    def __init__(self, *, parallelism: int = 2, after_task: Callable[[Task], None] | None = None) -> None:
+    def __init__(self, *, parallelism: int = 2, after_task: Callable[[Task], object] | None = None) -> None:
         self.parallelism = parallelism
         self._after_task = after_task
 

@@ -1,0 +1,1 @@
+"""Benchmarks: one file per claim, each a table of ratios against peers measured in the same run."""
