@@ -34,7 +34,7 @@ bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a qu
 	$(BIN)/python -m benchmarks.moving --scale $(SCALE)
 
 soak: $(VENV)/dev java ## Run the long campaigns
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak tests
 
 docs: $(VENV)/dev ## Write docs/reference/ again from the code
 	$(BIN)/python docs/generate.py

@@ -24,10 +24,12 @@ class App:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._runner is not None:
-            self._runner.close()
-        if self._lake is not None:
-            self._lake.close()
+        try:
+            if self._runner is not None:
+                self._runner.close()
+        finally:
+            if self._lake is not None:
+                self._lake.close()
 
     @property
     def lake(self) -> Lake:

@@ -79,16 +79,6 @@ def names_below(folder: Path, suffix: str) -> frozenset[str]:
     return frozenset(os.path.relpath(path, folder) for path in found if path.endswith(suffix))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the file's content in one step: a reader sees the old text or the new, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _failing(path):
-        temporary.write_text(text, encoding="utf-8")
-        sync_file(temporary)
-        temporary.replace(path)
-    sync_folder(path.parent)
-
-
 def remove(path: Path) -> None:
     """Delete one file; it may be gone already."""
     with _failing(path):
@@ -149,7 +139,9 @@ class FileLock:
         return None
 
     def is_free(self) -> bool:
-        """Whether nobody holds the lock at this moment."""
+        """Whether nobody holds the lock at this moment; asking does not make the file."""
+        if not self.path.exists():
+            return True
         lock = self.take()
         if lock is None:
             return False

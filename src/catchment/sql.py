@@ -1,6 +1,7 @@
 """Quoting: the one way in which a name or a value becomes SQL text."""
 
 import re
+import string
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -9,12 +10,19 @@ from catchment.errors import InvariantError
 
 Value = str | int | float | bool | None
 
+_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
 
 def identifier(name: str) -> str:
     """A name as a quoted identifier."""
     if "\x00" in name:
         raise InvariantError("A name holds a NUL character.")
     return '"' + name.replace('"', '""') + '"'
+
+
+def fold(name: str) -> str:
+    """The form in which DuckDB compares names: it takes the letters of ASCII alike, and no others."""
+    return name.translate(_ASCII_LOWER)
 
 
 def qualified(*names: str) -> str:

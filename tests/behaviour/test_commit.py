@@ -23,7 +23,7 @@ from catchment.lake.commit import (
     InsertRows,
     Record,
     RegisterFiles,
-    TableHas,
+    TableIs,
     Undelivered,
 )
 from catchment.lake.lake import LakeLimits
@@ -170,8 +170,9 @@ def _producers(lake: Lake) -> list[Claim]:
 
 def test_a_table_that_changed_since_the_plan_is_refused(lake: Lake) -> None:
     create_table(lake)
+    before = lake.table(EVENTS)
     lake.commit(Commit(message="add", changes=(AddColumn(table=EVENTS, column=Column(name="x", type="DATE")),)))
-    requirement = TableHas(table=EVENTS, uuid=lake.table(EVENTS).uuid, columns=EVENT_COLUMNS)
+    requirement = TableIs(table=before)
     commit = Commit(message="deliver", requires=(requirement,), changes=(_files(lake, "a"),))
     with pytest.raises(PreconditionError, match="has changed"):
         lake.commit(commit)

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from catchment import sql
+from catchment import faults, sql
 from catchment.errors import InputError, PreconditionError, TypeConflictError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import AddColumn
 from catchment.lake.types import Column
-from catchment.pipeline import Format, Input, Mode, Report, Unit
+from catchment.pipeline import Format, Input, Mode, ParquetFiles, Report, Retirement, Unit
 from catchment.pipeline.deliver import Deliverer
 from catchment.pipeline.plan import Plan
 from catchment.settings import Settings
@@ -26,6 +26,7 @@ from tests.scenes import (
     create_table,
     deliverer,
     event_files,
+    once,
     rows_of,
     source_of,
     write_parquet,
@@ -396,3 +397,112 @@ def test_a_table_with_a_column_that_would_not_survive_gets_nothing(
         connection.execute("CREATE TABLE events (id BIGINT, kind VARCHAR, gap INTERVAL)")
     with pytest.raises(TypeConflictError, match="milliseconds"):
         deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 1)))
+
+
+def test_the_lakes_own_files_are_no_source(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 1)))
+    own = list(Path(lake.address.data_path).rglob("main/**/*.parquet"))
+    with pytest.raises(InputError, match="own data path"):
+        deliverer(lake, settings).run(source_of(own))
+    assert_exactly_once(lake, 1)
+
+
+@BOTH
+def test_a_file_that_is_replaced_between_plan_and_reading_is_not_delivered_under_its_old_name(
+    mode: Mode, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 2)
+    work = deliverer(lake, settings)
+    plan = work.plan(source_of(files), mode)
+    write_parquet(files[1], "SELECT 10 + i AS id, 'new' AS kind FROM range(10) r(i)")
+    report = work.deliver(plan, source_of(files).retire)
+    assert [failure.path for failure in report.failures] == [str(files[1])]
+    assert "changed since it was planned" in report.failures[0].reason
+    assert work.run(source_of(files)).delivered == 1
+    assert_exactly_once(lake, 2)
+
+
+def test_a_file_that_is_replaced_after_reading_is_not_removed_with_the_old_one(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    (path,) = event_files(tmp_path / "in", 1)
+    source = ParquetFiles([path], EVENTS, retirement=Retirement.REMOVE)
+
+    def replace_it() -> None:
+        write_parquet(path, "SELECT 10 + i AS id, 'new' AS kind FROM range(10) r(i)")
+
+    with faults.armed("deliver.after_commit", once(replace_it)):
+        deliverer(lake, settings).run(source)
+    assert path.exists()
+    deliverer(lake, settings).run(source)
+    assert not path.exists()
+    assert_exactly_once(lake, 2)
+
+
+def test_one_file_under_two_names_of_its_folder_is_one_unit(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 2)
+    (tmp_path / "elsewhere").mkdir()
+    deliverer(lake, settings).run(source_of(files))
+    roundabout = [tmp_path / "elsewhere" / ".." / "in" / path.name for path in files]
+    assert deliverer(lake, settings).run(source_of(roundabout)).skipped == 2
+    with pytest.raises(InputError, match="twice"):
+        deliverer(lake, settings).run(source_of([files[0], roundabout[0]]))
+    assert_exactly_once(lake, 2)
+
+
+@pytest.mark.parametrize("value", ["NULL", "null", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_partition_value_that_would_be_read_as_null_fails_its_unit(
+    value: str, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    columns = (Column(name="id", type="BIGINT"), Column(name="kind", type="VARCHAR"))
+    create_table(lake, columns=columns, partition_by=("kind",))
+    good = write_parquet(tmp_path / "good.parquet", "SELECT 1::BIGINT AS id, '' AS kind")
+    bad = write_parquet(tmp_path / "bad.parquet", f"SELECT 2::BIGINT AS id, {sql.literal(value)} AS kind")
+    report = _run(lake, settings, _unit("good", good), _unit("bad", bad))
+    assert [failure.unit_id for failure in report.failures] == ["bad"]
+    assert rows_of(lake, "SELECT id, kind FROM events") == [(1, "")]
+
+
+@BOTH
+def test_null_in_a_nested_column_that_must_not_be_null_fails_its_unit(
+    mode: Mode, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(
+        lake, columns=(Column(name="id", type="BIGINT"), Column(name="tags", type="INTEGER[]", nullable=False))
+    )
+    bad = write_parquet(tmp_path / "bad.parquet", "SELECT 1::BIGINT AS id, unnest([[1], NULL])::INTEGER[] AS tags")
+    (failure,) = _run(lake, settings, _unit("bad", bad), mode=mode).failures
+    assert "tags" in failure.reason
+    assert rows_of(lake) == []
+
+
+def test_a_unit_without_files_is_delivered_as_nothing(lake: Lake, settings: Settings) -> None:
+    create_table(lake)
+    assert _run(lake, settings, Unit(id="empty", source="empty", inputs=())).delivered == 1
+    assert lake.audit().ok
+
+
+def test_a_file_whose_name_is_a_pattern_fails_alone(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    (good,) = event_files(tmp_path / "in", 1)
+    odd = write_parquet(tmp_path / "in" / "0000[0].parquet", "SELECT 99::BIGINT AS id, 'k' AS kind")
+    report = deliverer(lake, settings).run(source_of([good, odd]))
+    assert [failure.path for failure in report.failures] == [str(odd)]
+    assert_exactly_once(lake, 1)
+
+
+def test_files_of_two_schemas_go_into_a_table_sorted_by_an_expression(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    with lake.write() as connection:
+        connection.execute("ALTER TABLE events SET SORTED BY (lower(kind))")
+    narrow = write_parquet(tmp_path / "n.parquet", "SELECT 1::INTEGER AS id, 'B' AS kind")
+    wide = write_parquet(tmp_path / "w.parquet", "SELECT 0::BIGINT AS id, 'a' AS kind")
+    report = _run(lake, settings, _unit("narrow", narrow), _unit("wide", wide))
+    assert report.delivered == 2, report.failures
+    assert rows_of(lake) == [(0,), (1,)]

@@ -1,5 +1,6 @@
 """SIGKILL at every crash point, then resume: every row exactly once, and the audit agrees."""
 
+import random
 import signal
 import subprocess
 import sys
@@ -39,13 +40,15 @@ def _killed(act: str, settings: Settings, point: str, mode: Mode, files: Sequenc
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-def _resume(lake: Lake, settings: Settings, files: Sequence[Path], runner: SparkRunner | None = None) -> None:
+def _resume(
+    lake: Lake, settings: Settings, files: Sequence[Path], mode: Mode, runner: SparkRunner | None = None
+) -> None:
     """Start again as an operator would: with the files that are still there."""
     left = [path for path in files if path.exists()]
     if left:
         source = ParquetFiles(left, EVENTS, retirement=Retirement.REMOVE)
         work = deliverer(lake, settings) if runner is None else Deliverer(lake, runner, settings)
-        assert work.run(source).ok
+        assert work.run(source, mode=mode).ok
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def test_a_delivery_killed_anywhere_is_exactly_once_after_resuming(
         assert len(rows_of(lake)) == (UNITS * 10 if point in COMMITTED else 0)
         assert point in COMMITTED or all(path.exists() for path in files)
         assert Staging(lake.address.data_path, clock=lake.clock).live_jobs() == frozenset()
-        _resume(lake, settings, files)
+        _resume(lake, settings, files, mode)
         assert_exactly_once(lake, UNITS)
         assert not any(path.exists() for path in files)
         # Twice: what the first run replaces is old enough for the second one only.
@@ -86,7 +89,7 @@ def test_a_delivery_on_spark_killed_with_its_driver_is_exactly_once_after_resumi
     with Lake.from_settings(settings) as lake:
         create_table(lake)
         _killed("spark", settings, point, Mode.REWRITE, files)
-        _resume(lake, settings, files, spark_runner)
+        _resume(lake, settings, files, Mode.REWRITE, spark_runner)
         assert_exactly_once(lake, UNITS)
 
 
@@ -106,3 +109,21 @@ def test_upkeep_killed_anywhere_loses_nothing(
         maintain(lake, NOW)
         assert deliverer(lake, settings).run(source_of(files)).skipped == UNITS
         assert_exactly_once(lake, UNITS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
+def test_a_lake_survives_a_long_row_of_kills(catalog: str, make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings(catalog)
+    files = event_files(tmp_path / "in", UNITS * 30)
+    luck = random.Random(7)
+    with Lake.from_settings(settings) as lake:
+        create_table(lake)
+        for start in range(0, len(files), UNITS):
+            some = files[start : start + UNITS]
+            mode = luck.choice([Mode.REWRITE, Mode.ADOPT])
+            _killed("deliver", settings, luck.choice(DELIVERY), mode, some)
+            if luck.random() < 0.5:
+                _killed("maintain", settings, luck.choice(UPKEEP), mode, [])
+            _resume(lake, settings, some, mode)
+            assert_exactly_once(lake, start // UNITS * UNITS + UNITS)

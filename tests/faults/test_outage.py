@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from catchment import faults
-from catchment.errors import CommitUnknownError, ConflictError, FencedError, LakeUnavailableError, StorageFailedError
+from catchment.errors import CommitUnknownError, ConflictError, FencedError, LakeUnavailableError
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer, ParquetFiles, Retirement
 from catchment.testing import EmbeddedPostgres, InlineRunner
@@ -109,7 +109,7 @@ def test_a_delivery_whose_producer_is_taken_over_stops_and_leaves_nothing(
         assert deliverer(lake, settings).run(source).delivered == 2
 
 
-def test_a_source_that_cannot_be_removed_is_an_error_and_is_retired_by_the_next_run(
+def test_a_source_that_cannot_be_removed_is_reported_and_is_retired_by_the_next_run(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings("duckdb")
@@ -126,8 +126,9 @@ def test_a_source_that_cannot_be_removed_is_an_error_and_is_retired_by_the_next_
         source = ParquetFiles(files, EVENTS, retirement=Retirement.REMOVE)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", refuse)
-            with pytest.raises(StorageFailedError, match="Permission denied"):
-                deliverer(lake, settings).run(source)
+            report = deliverer(lake, settings).run(source)
+        assert (report.delivered, report.ok) == (2, False)
+        assert "Permission denied" in report.failures[0].reason
         assert [path.exists() for path in files] == [False, True]
         assert deliverer(lake, settings).run(ParquetFiles(files[1:], EVENTS, retirement=Retirement.REMOVE)).skipped == 1
         assert not files[1].exists()

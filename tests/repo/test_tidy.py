@@ -16,13 +16,13 @@ MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
 def _tracked(*patterns: str) -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        # Not a checkout: an unpacked archive holds nothing but the project.
+        found = (path for pattern in patterns or ("*",) for path in ROOT.rglob(pattern) if path.is_file())
+        return [str(path.relative_to(ROOT)) for path in found if not path.relative_to(ROOT).parts[0].startswith(".")]
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 

@@ -167,7 +167,7 @@ def test_nothing_to_deliver_is_a_plan_without_commits() -> None:
 
 @pytest.mark.parametrize("delivered", [[], ["unit-0001"]], ids=["new", "delivered already"])
 def test_two_units_of_one_id_are_refused(delivered: list[str]) -> None:
-    with pytest.raises(InputError, match="the same id") as raised:
+    with pytest.raises(InputError, match="in the delivery twice") as raised:
         _plan([_unit(1, [1]), _unit(1, [1])], delivered=delivered)
     assert raised.value.hint == "Is a file named twice?"
 
@@ -181,7 +181,7 @@ def test_a_plan_writes_in_the_shape_of_the_table() -> None:
     assert made.shape.partition_by == ("day",)
     assert made.shape.sort_by == sort_by
     assert made.shape.file_bytes == BOUNDS.file_bytes
-    assert (made.producer, made.table, made.table_uuid, made.folder) == (PRODUCER, TABLE.id, TABLE.uuid, TABLE.folder)
+    assert (made.producer, made.target) == (PRODUCER, table)
 
 
 def test_a_table_partitioned_by_a_transform_is_refused_with_what_to_do() -> None:

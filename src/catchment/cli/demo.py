@@ -57,7 +57,7 @@ def demo(
         run.out.table(f"{query};", ["kind", "n", "total"], found)
         run.out.value(
             {"table": _TABLE, "first": first, "again": again, "audit_ok": audit.ok, "rows": found},
-            _where_to_look(run, plan.folder),
+            _where_to_look(run, plan.target.folder),
         )
 
 

@@ -141,7 +141,7 @@ def _has_table(app: App, table: TableId, *, create: bool) -> bool:
 
 def _plan_facts(plan: Plan) -> dict[str, object]:
     return {
-        "table": plan.table,
+        "table": plan.target.id,
         "mode": plan.mode,
         "units": sum(len(batch.units) for batch in plan.batches),
         "delivered_already": len(plan.delivered),
@@ -158,7 +158,8 @@ def _plan_facts(plan: Plan) -> dict[str, object]:
 def _parquet_files(paths: list[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
-        found.extend(sorted(path.rglob("*.parquet")) if path.is_dir() else [path])
+        below = (each for each in path.rglob("*.parquet") if each.is_file())
+        found.extend(sorted(below) if path.is_dir() else [path])
     if not found:
         raise InputError("There is no Parquet file at the paths given.", hint="Name files, or folders that hold some.")
     return found

@@ -109,6 +109,10 @@ def open_connection(
     address: LakeAddress, *, clock: Clock, settings: Mapping[str, sql.Value], create: bool = True
 ) -> duckdb.DuckDBPyConnection:
     """A new DuckDB instance with the lake attached and `settings` in force; `create` makes one where there is none."""
+    if any(letter in address.data_path for letter in "*?["):
+        raise SettingsError(
+            f"The data path {address.data_path} would be read as a pattern.", hint="Choose another name."
+        )
     connection = extensions.connect()
     extensions.load(connection, "ducklake")
     match address.catalog:

@@ -117,6 +117,9 @@ def _audit_rows(
         if existing.get(table) != uuid:
             notes.append(f"{table} was dropped; {sum(map(len, snapshots.values()))} units of it cannot be compared.")
             continue
+        if _hides_snapshots(connection, lake_name, table):
+            notes.append(f"{table} has a column snapshot_id of its own; its rows cannot be compared.")
+            continue
         live = _rows_by_snapshot(connection, lake_name, table)
         short = _Shortfall(changed=_was_changed(connection, lake_name, table), oldest=oldest)
         for snapshot, units in snapshots.items():
@@ -144,6 +147,12 @@ class _Shortfall:
 def _rows_by_snapshot(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> dict[int, int]:
     text = sql.statement(PACKAGE, "audit_rows", lake=lake_name, schema=table.schema, table=table.name)
     return dict(connection.execute(text).fetchall())
+
+
+def _hides_snapshots(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
+    where = [lake_name, table.schema, table.name]
+    columns = connection.execute(sql.statement(PACKAGE, "table_columns"), where).fetchall()
+    return any(sql.fold(row[0]) == "snapshot_id" for row in columns)
 
 
 def _was_changed(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:

@@ -24,12 +24,10 @@ from catchment.lake.types import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableHas:
-    """Requires that this very table exists with exactly these columns, so that files written for them still fit."""
+class TableIs:
+    """Requires that the table still is what the plan saw: the same one, its columns, partitions and order."""
 
-    table: TableId
-    uuid: str
-    columns: tuple[Column, ...]
+    table: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +94,7 @@ class Record:
     deliveries: tuple[Delivery, ...]
 
 
-Precondition = TableHas | Undelivered
+Precondition = TableIs | Undelivered
 Change = CreateTable | AddColumn | InsertRows | RegisterFiles | Advance | Record
 
 
@@ -134,11 +132,10 @@ def apply(commit: Commit, target: Target) -> None:
 
 def _require(requirement: Precondition, target: Target) -> None:
     match requirement:
-        case TableHas(table=table, uuid=uuid, columns=columns):
-            found = target.find_table(table)
-            if found is None or (found.uuid, found.columns) != (uuid, columns):
+        case TableIs(table=table):
+            if target.find_table(table.id) != table:
                 raise PreconditionError(
-                    f"Table {table} has changed since the delivery was planned.", hint="Plan and deliver again."
+                    f"Table {table.id} has changed since the delivery was planned.", hint="Plan and deliver again."
                 )
         case Undelivered(unit_ids=unit_ids, table_uuid=uuid):
             there = Ledger(target.connection, target.lake_name).delivered(unit_ids, uuid)
@@ -171,7 +168,7 @@ def _change(change: Change, target: Target) -> None:
 
 def refuse_ledger(table: TableId) -> None:
     """The ledger's own tables take nothing from outside."""
-    if table.schema.lower() == LEDGER_SCHEMA:
+    if sql.fold(table.schema) == LEDGER_SCHEMA:
         raise InputError(f"{table} belongs to Catchment's ledger.", hint="Choose a table in another schema.")
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, TypeVar
 
 import duckdb
@@ -41,10 +42,8 @@ from catchment.settings import MIB, Settings
 
 T = TypeVar("T")
 
-# What DuckLake itself retries inside COMMIT: conflicts on the catalog's own keys, not ours. And the footers that are
-# read to count files are not read again to register them.
+# What DuckLake itself retries inside COMMIT: conflicts on the catalog's own keys, not ours.
 _CONNECTION: dict[str, sql.Value] = {
-    "parquet_metadata_cache": True,
     "ducklake_max_retry_count": 20,
     "ducklake_retry_wait_ms": 50,
     "ducklake_retry_backoff": 1.3,
@@ -199,11 +198,13 @@ class Lake:
             connection = self._bare_cursor()
             try:
                 started_s = self.clock.monotonic_s()
+                ledger_files = self._ledger_files()
                 self._execute(connection, "BEGIN")
                 try:
                     connection.execute(f"USE {sql.identifier(self.name)}")
                     yield connection
                     self._refuse_overlong(started_s)
+                    self._sync_ledger(self._ledger_files() - ledger_files)
                 except BaseException as error:
                     self._roll_back(connection)
                     if isinstance(error, duckdb.Error):
@@ -285,7 +286,12 @@ class Lake:
         return taken
 
     def _retrying(self, operation: Callable[[], T]) -> T:
-        return retry(operation, policy=self.redo(), clock=self.clock, on=(ConflictError, LakeUnavailableError))
+        return retry(
+            operation,
+            policy=self.redo(),
+            clock=self.clock,
+            on=(ConflictError, CommitUnknownError, LakeUnavailableError),
+        )
 
     def _find_table(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
         return tables.find_table(connection, self.name, table, data_path=self.address.data_path)
@@ -347,6 +353,19 @@ class Lake:
         if any(word in text.lower() for word in _CONFLICT_WORDS):
             return ConflictError(text)
         return CommitUnknownError(f"COMMIT failed: {text}")
+
+    def _ledger_files(self) -> frozenset[str]:
+        return files.names_below(self._ledger_folder(), ".parquet")
+
+    def _ledger_folder(self) -> Path:
+        return files.local_path(self.address.data_path) / LEDGER_SCHEMA
+
+    def _sync_ledger(self, names: Iterable[str]) -> None:
+        # DuckLake writes more than a few ledger rows to a file, and leaves syncing it to the system. The ledger must
+        # survive whatever the catalog's commit survives.
+        for name in names:
+            files.sync_file(self._ledger_folder() / name)
+            files.sync_folders_up((self._ledger_folder() / name).parent, to=files.local_path(self.address.data_path))
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s

@@ -20,6 +20,7 @@ import pyarrow as pa
 from catchment import sql
 from catchment.errors import ConflictError, FencedError, InvariantError
 from catchment.ids import ProducerId, TableId
+from catchment.lake.tokens import without_tokens
 
 PACKAGE = "catchment.lake"
 
@@ -216,7 +217,7 @@ def _row(delivery: Delivery) -> dict[str, Any]:
         "rows": delivery.rows,
         "bytes": delivery.bytes,
         "digest": delivery.digest,
-        "source": delivery.source,
+        "source": without_tokens(delivery.source),
         "job_id": delivery.job_id,
         "delivered_at": _naive(delivery.delivered_at),
     }

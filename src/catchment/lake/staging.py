@@ -9,14 +9,16 @@ job: alive, it is left alone; dead and old enough, the file is an orphan. The ag
 file: a hard link is as old as the file it was made from.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
 
-from catchment import files, ids
+from catchment import events, files, ids
 from catchment.clock import Clock
+from catchment.errors import StorageFailedError
 
 FOLDER = "_catchment_staging"
 _LOCK = "alive.lock"
@@ -50,7 +52,11 @@ class Staging:
         # Somebody who asks whether the job lives holds the lock for an instant.
         with files.FileLock(folder.path / _LOCK, clock=self._clock).held(timeout_s=_LOCK_S_MAX):
             yield folder
-            files.remove_tree(folder.path)
+            try:
+                files.remove_tree(folder.path)
+            except StorageFailedError as error:
+                # The work is done; what a late twin of a task left here goes with the next upkeep.
+                events.emit("staging_left", level=logging.WARNING, job=job_id, reason=error.message)
 
     def live_jobs(self) -> frozenset[str]:
         """The jobs that run at this moment, on any process of this host."""

@@ -12,6 +12,7 @@ from functools import cache
 import duckdb
 from duckdb import sqltypes
 
+from catchment import sql
 from catchment.errors import InputError, TypeConflictError
 
 DuckDBType = sqltypes.DuckDBPyType
@@ -151,8 +152,8 @@ def _fit_decimal(source: tuple[int, int], target: tuple[int, int]) -> Fit:
 
 def _fit_struct(source: DuckDBType, target: DuckDBType) -> Fit:
     # Fields match by name; a field that the source lacks reads as NULL, one that the target lacks would be dropped.
-    have = {name.lower(): kind for name, kind in source.children}
-    want = {name.lower(): kind for name, kind in target.children}
+    have = {sql.fold(name): kind for name, kind in source.children}
+    want = {sql.fold(name): kind for name, kind in target.children}
     if not set(have) <= set(want):
         return Fit.NONE
     worst = _worst(fit(_as_type(have[name]), _as_type(want[name])) for name in have)

@@ -24,6 +24,7 @@ from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.settings import Settings
 
 _MERGED_FILES_PER_COMMIT_MAX = 8
+_BETWEEN_MERGES_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ class _Act(_Look):
         merged = 0
         while processed := self._merge_some(table):
             merged += processed
+            # Whoever waits for the lock looks for it now and then: let a delivery in.
+            self._lake.clock.sleep(_BETWEEN_MERGES_S)
         return merged
 
     def _merge_some(self, table: TableId) -> int:

@@ -49,6 +49,7 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
                 failures.append(sources.failure(part, error))
             else:
                 units.append(UnitFacts(unit_id=part.unit_id, rows=rows, digest=text))
+    failures.extend(sources.changed(task.parts))
     return TaskResult(number=task.number, files=tuple(written), units=tuple(units), failures=tuple(failures))
 
 
@@ -57,16 +58,18 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
     first = group.parts[0].input
     if first.format is not Format.PARQUET:
         return f"a {first.format} file is not Parquet"
-    if tuple(key.lower() for key in first.hive_keys) != tuple(key.lower() for key in task.shape.partition_by):
+    if tuple(sql.fold(key) for key in first.hive_keys) != tuple(sql.fold(key) for key in task.shape.partition_by):
         return "its folders do not carry exactly the table's partition keys"
     if has_token(first.uri) and first.hive_keys:
         return "its path holds text that DuckLake would replace"
-    have = {name.lower(): types.normal(kind) for name, kind in group.columns}
-    keys = {key.lower() for key in first.hive_keys}
-    want = {column.name.lower(): column for column in task.shape.columns}
+    have = {sql.fold(name): types.normal(kind) for name, kind in group.columns}
+    keys = {sql.fold(key) for key in first.hive_keys}
+    want = {sql.fold(column.name): column for column in task.shape.columns}
     if not set(have) <= set(want):
         return f"the table has no column {', '.join(sorted(set(have) - set(want)))}"
     for key, column in want.items():
+        if not column.nullable and types.parse(column.type).id in ("list", "struct", "map"):
+            return f"column {column.name!r} is nested and must not be NULL, which its footer does not tell"
         if key not in have:
             if not column.nullable or column.default is not None:
                 return f"column {column.name!r} is missing and would not read as NULL"
@@ -95,15 +98,17 @@ _LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schem
 def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]) -> dict[str, str]:
     """Files, by uri, whose values would break a promise of the table, with the reason."""
     uris = sql.literals(part.input.uri for part in group.parts)
-    required = sql.literals(column.name for column in columns if not column.nullable)
+    required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
     found: dict[str, str] = {}
-    for uri, null, token, nan in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():
+    for uri, null, token, nan, old in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():
         if null is not None:
             found[uri] = f"column {null!r} may hold NULL and must not"
         elif token is not None:
             found[uri] = f"the statistics of column {token!r} hold text that DuckLake would replace"
         elif nan is not None:
             found[uri] = f"the statistics of column {nan!r} may hide NaN"
+        elif old is not None:
+            found[uri] = f"the statistics of column {old!r} are of the old kind, which orders text wrongly"
     return found
 
 
@@ -112,14 +117,20 @@ def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequen
 _HIDDEN = """
 SELECT file_name,
        any_value(path_in_schema) FILTER (
-           list_contains({required}::VARCHAR[], path_in_schema) AND coalesce(stats_null_count, 1) > 0
+           list_contains({required}::VARCHAR[], lower(path_in_schema)) AND coalesce(stats_null_count, 1) > 0
        ),
        any_value(path_in_schema) FILTER (
-           type = 'BYTE_ARRAY' AND regexp_matches(concat_ws(' ', stats_min_value, stats_max_value), '\\{{[A-Z_]+\\}}')
+           type = 'BYTE_ARRAY' AND regexp_matches(
+               concat_ws(' ', stats_min_value, stats_max_value, stats_min, stats_max), '\\{{[A-Z_]+\\}}'
+           )
        ),
        any_value(path_in_schema) FILTER (
-           type IN ('FLOAT', 'DOUBLE') AND created_by NOT LIKE 'DuckDB%'
+           type IN ('FLOAT', 'DOUBLE') AND coalesce(created_by, '') NOT LIKE 'DuckDB%'
            AND coalesce(stats_max_value, stats_max) IS NOT NULL
+       ),
+       any_value(path_in_schema) FILTER (
+           type = 'BYTE_ARRAY' AND stats_max IS NOT NULL AND coalesce(created_by, '') NOT LIKE 'DuckDB%'
+           AND stats_max_value IS NULL
        )
 FROM parquet_metadata({uris}) JOIN parquet_file_metadata({uris}) USING (file_name)
 GROUP BY file_name
@@ -160,10 +171,10 @@ def _link(part: Part, task: Task, folder: Path, *, number: int, rows: int, diges
 
 
 def _place(uri: str, keys: Iterable[str]) -> str:
-    wanted = {key.lower(): key for key in keys}
+    wanted = {sql.fold(key): key for key in keys}
     values: dict[str, str] = {}
     for segment in PurePath(uri).parts[:-1]:
         key, equals, value = segment.partition("=")
-        if equals and key.lower() in wanted:
-            values[key.lower()] = value
+        if equals and sql.fold(key) in wanted:
+            values[sql.fold(key)] = value
     return str(PurePath(*(f"{key}={values[low]}" for low, key in wanted.items()))) if wanted else "."

@@ -16,10 +16,18 @@ from typing import Protocol
 
 from catchment import events, faults, files
 from catchment.backoff import retry
-from catchment.errors import CommitUnknownError, ConflictError, InvariantError, LakeUnavailableError
+from catchment.errors import (
+    CommitUnknownError,
+    ConflictError,
+    InputError,
+    InvariantError,
+    LakeUnavailableError,
+    LockTimeoutError,
+    StorageFailedError,
+)
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Claim, Commit, Delivery, Lake
-from catchment.lake.commit import Advance, Change, Record, RegisterFiles, TableHas, Undelivered
+from catchment.lake.commit import Advance, Change, Record, RegisterFiles, TableIs, Undelivered
 from catchment.lake.staging import JobFolder, Staging
 from catchment.pipeline.plan import Batch, Bounds, Plan, Stint, Unit, plan, stints
 from catchment.pipeline.spark import Runner
@@ -76,6 +84,21 @@ class Report:
         return not self.failures
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What has been done so far, and where the producer stands as far as is known."""
+
+    claim: Claim
+    delivered: int = 0
+    skipped: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    write_s: float = 0.0
+    commit_s: float = 0.0
+    failures: list[UnitFailure] = field(default_factory=list)
+
+
 class Deliverer:
     """Delivers what a source has into a lake, exactly once, however often and by however many processes it is run."""
 
@@ -93,6 +116,7 @@ class Deliverer:
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
         """What `deliver` would do now, without effect on anything."""
         units = source.units()
+        self._refuse_own_files(units)
         table, delivered = self.lake.table_and_units(source.table, (unit.id for unit in units))
         return plan(
             producer=source.producer,
@@ -111,14 +135,14 @@ class Deliverer:
         """
         tally = _Tally(claim=claim or self.lake.join(plan.producer))
         with Staging(self.lake.address.data_path, clock=self.lake.clock).job() as job:
-            self._retire(plan.delivered, retire)
+            self._retire(plan.delivered, retire, tally)
             for number, batch in enumerate(plan.batches):
                 run = _BatchRun(self, plan, job, number=number, digests=digests, tally=tally)
-                self._retire(run.deliver(batch), retire)
+                self._retire(run.deliver(batch), retire, tally)
             faults.reach("deliver.before_clean")
         return Report(
             job_id=job.job_id,
-            table=plan.table,
+            table=plan.target.id,
             delivered=tally.delivered,
             skipped=len(plan.delivered) + tally.skipped,
             rows=tally.rows,
@@ -133,26 +157,23 @@ class Deliverer:
         """Plan, deliver and retire."""
         return self.deliver(self.plan(source, mode), source.retire, digests=digests)
 
-    def _retire(self, units: Sequence[Unit], retire: Retire) -> None:
+    def _refuse_own_files(self, units: Sequence[Unit]) -> None:
+        # What the lake owns it would get twice, and upkeep deletes from its folder what it does not own.
+        own = files.local_path(self.lake.address.data_path).resolve()
+        for each in (each for unit in units for each in unit.inputs):
+            if own in files.local_path(each.uri).resolve().parents:
+                raise InputError(f"{each.uri} lies in the lake's own data path.", hint="Deliver files from elsewhere.")
+
+    def _retire(self, units: Sequence[Unit], retire: Retire, tally: _Tally) -> None:
         for unit in units:
             faults.reach("retire.before_unit")
-            retire(unit)
+            try:
+                retire(unit)
+            except StorageFailedError as error:
+                # It is delivered, and the next run tries again; the others must not wait for it.
+                reason = f"{unit.source} is delivered, but cannot be retired: {error.message}"
+                tally.failures.append(UnitFailure(unit_id=unit.id, path=unit.source, reason=reason))
             faults.reach("retire.after_unit")
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What has been done so far, and where the producer stands as far as is known."""
-
-    claim: Claim
-    delivered: int = 0
-    skipped: int = 0
-    rows: int = 0
-    files: int = 0
-    bytes: int = 0
-    write_s: float = 0.0
-    commit_s: float = 0.0
-    failures: list[UnitFailure] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +254,7 @@ class _BatchRun:
 
     def _place(self, written: Written, round_number: int) -> _Placed:
         """Move the files into a folder that holds nothing else, so that it can be registered whole."""
-        root = self._job.table_folder(self._plan.folder, self._number * _ROUNDS_MAX + round_number)
+        root = self._job.table_folder(self._plan.target.folder, self._number * _ROUNDS_MAX + round_number)
         folders = {root / each.place for each in written.files}
         for folder in folders:
             files.make_folder(folder)
@@ -253,7 +274,7 @@ class _BatchRun:
             lambda: self._commit_once(units, written, placed, attempt=next(attempts)),
             policy=self._lake.redo(),
             clock=self._lake.clock,
-            on=(ConflictError, CommitUnknownError, LakeUnavailableError),
+            on=(ConflictError, CommitUnknownError, LakeUnavailableError, LockTimeoutError),
         )
         self._tally.commit_s += self._lake.clock.monotonic_s() - started_s
         if not lost:
@@ -273,13 +294,14 @@ class _BatchRun:
             events.emit("commit_redone", job=self._job.job_id, batch=self._number, reason=error.message)
             raise
         faults.reach("deliver.after_commit")
+        self._tally.claim = replace(self._tally.claim, seq=self._tally.claim.seq + len(units))
         return frozenset()
 
     def _look_again(self, units: Sequence[Unit]) -> dict[str, Delivery]:
         """Where the producer stands now, under the epoch that we hold, and which of the units are there."""
         with self._lake.ledger() as ledger:
             current = ledger.read(self._plan.producer)
-            there = ledger.delivered((unit.id for unit in units), self._plan.table_uuid)
+            there = ledger.delivered((unit.id for unit in units), self._plan.target.uuid)
         if current is not None:
             self._tally.claim = replace(self._tally.claim, seq=current.seq)
         return there
@@ -294,7 +316,7 @@ class _BatchRun:
         if placed.names:
             changes.append(
                 RegisterFiles(
-                    table=self._plan.table,
+                    table=self._plan.target.id,
                     folder=str(placed.folder),
                     names=placed.names,
                     partitioned=bool(self._plan.shape.partition_by),
@@ -302,10 +324,10 @@ class _BatchRun:
                 )
             )
         return Commit(
-            message=f"deliver {len(units)} units to {self._plan.table}",
+            message=f"deliver {len(units)} units to {self._plan.target.id}",
             requires=(
-                TableHas(table=self._plan.table, uuid=self._plan.table_uuid, columns=self._plan.shape.columns),
-                Undelivered(unit_ids=tuple(unit.id for unit in units), table_uuid=self._plan.table_uuid),
+                TableIs(table=self._plan.target),
+                Undelivered(unit_ids=tuple(unit.id for unit in units), table_uuid=self._plan.target.uuid),
             ),
             changes=tuple(changes),
             info={
@@ -323,8 +345,8 @@ class _BatchRun:
             epoch=self._tally.claim.epoch,
             seq_first=seq,
             seq_last=seq,
-            table=self._plan.table,
-            table_uuid=self._plan.table_uuid,
+            table=self._plan.target.id,
+            table_uuid=self._plan.target.uuid,
             mode=facts.mode,
             rows=facts.rows,
             bytes=unit.bytes,
@@ -336,7 +358,6 @@ class _BatchRun:
 
     def _count(self, units: Sequence[Unit], written: Written) -> None:
         rows = sum(written.units[unit.id].rows for unit in units)
-        self._tally.claim = replace(self._tally.claim, seq=self._tally.claim.seq + len(units))
         self._tally.delivered += len(units)
         self._tally.rows += rows
         self._tally.files += len(written.files)
@@ -344,7 +365,7 @@ class _BatchRun:
         events.emit(
             "delivered",
             job=self._job.job_id,
-            table=str(self._plan.table),
+            table=str(self._plan.target.id),
             units=len(units),
             rows=rows,
             files=len(written.files),

@@ -19,7 +19,7 @@ def row_hash(columns: Iterable[Column]) -> str:
     mixed, nothing = "1::UBIGINT", "0::UBIGINT"
     for column in columns:
         # The name is mixed in before the second hash: two columns with equal values must not cancel each other out.
-        name = f"hash({sql.literal(column.name.lower())})"
+        name = f"hash({sql.literal(sql.fold(column.name))})"
         mixed = f"xor({mixed}, hash(xor(hash({sql.identifier(column.name)}), {name})))"
         nothing = f"xor({nothing}, hash(xor(hash(NULL), {name})))"
     return f"hash(xor({mixed}, {nothing}))"

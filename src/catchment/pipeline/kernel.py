@@ -5,12 +5,15 @@ speculative twin never meets it; it returns facts about the files it finished, a
 A unit that cannot be delivered is a result, not an exception: the others of the task go on.
 """
 
+import os
 import secrets
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import duckdb
 
-from catchment import files, sql
+from catchment import files
 from catchment.pipeline import adopt, rewrite
 from catchment.pipeline.work import Mode, Task, TaskResult
 
@@ -20,7 +23,6 @@ def run(task: Task) -> TaskResult:
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
     connection = _connection(task.memory_mb)
-    connection.execute(f"SET temp_directory = {sql.literal(str(folder / 'spill'))}")
     work = adopt.adopt if task.mode is Mode.ADOPT else rewrite.rewrite
     return work(connection, task, folder)
 
@@ -36,6 +38,8 @@ def _connection(memory_mb: int) -> duckdb.DuckDBPyConnection:
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "preserve_insertion_order": "true",
+            # Fixed for the life of the connection: DuckDB refuses another folder once it has spilled.
+            "temp_directory": str(Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}"),
         }
     )
     # Footers are read to group files, to count rows and to scan them: once is enough.

@@ -38,7 +38,10 @@ class ParquetFiles:
     def retire(self, unit: Unit) -> None:
         if self._retirement is Retirement.REMOVE:
             for each in unit.inputs:
-                files.remove(files.local_path(each.uri))
+                path = files.local_path(each.uri)
+                # A file that was put in its place meanwhile is another unit, and not delivered yet.
+                if _facts(path) == (each.bytes, each.modified_ns):
+                    files.remove(path)
                 faults.reach("retire.between_inputs")
 
     def columns(self) -> tuple[Column, ...]:
@@ -59,7 +62,15 @@ class ParquetFiles:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
         return Unit(
-            id=ids.unit_id(KIND, str(self.table), str(path), facts.st_size, facts.st_mtime_ns),
+            id=ids.unit_id(KIND, str(self.table), str(path.resolve()), facts.st_size, facts.st_mtime_ns),
             source=str(path),
-            inputs=(Input(uri=str(path), bytes=facts.st_size),),
+            inputs=(Input(uri=str(path), bytes=facts.st_size, modified_ns=facts.st_mtime_ns),),
         )
+
+
+def _facts(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_size, facts.st_mtime_ns

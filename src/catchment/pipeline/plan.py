@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from catchment.errors import InputError
-from catchment.ids import ProducerId, TableId
+from catchment.ids import ProducerId
 from catchment.lake import types
 from catchment.lake.commit import refuse_ledger
 from catchment.lake.tables import Table
@@ -62,11 +62,9 @@ class Plan:
     """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired."""
 
     producer: ProducerId
-    table: TableId
-    table_uuid: str
+    target: Table
     mode: Mode
     shape: Shape
-    folder: str
     batches: tuple[Batch, ...]
     delivered: tuple[Unit, ...]
 
@@ -74,15 +72,16 @@ class Plan:
         """The plan in sentences, for a person."""
         units = [unit for batch in self.batches for unit in batch.units]
         stints = [stint for batch in self.batches for stint in batch.stints]
-        yield f"{counted(len(units), 'unit')} with {_megabytes(unit.bytes for unit in units)} to go into {self.table}."
+        size = _megabytes(unit.bytes for unit in units)
+        yield f"{counted(len(units), 'unit')} with {size} to go into {self.target.id}."
         if self.delivered:
             yield f"{counted(len(self.delivered), 'unit')} in the lake already, only to be retired."
         for mode, verb in ((Mode.ADOPT, "to be adopted"), (Mode.REWRITE, "to be rewritten into files of a good size")):
             some = [stint for stint in stints if stint.mode is mode]
             if some:
                 files = sum(len(stint.parts) for stint in some)
-                size = _megabytes(stint.bytes for stint in some)
-                yield f"{counted(files, 'file')} ({size}) {verb}, by {counted(len(some), 'Spark task')}."
+                part = _megabytes(stint.bytes for stint in some)
+                yield f"{counted(files, 'file')} ({part}) {verb}, by {counted(len(some), 'Spark task')}."
         if self.batches:
             yield f"All in {counted(len(self.batches), 'transaction')}."
 
@@ -103,8 +102,9 @@ def plan(
         types.require_deliverable(column)
     known = frozenset(delivered)
     todo = [unit for unit in units if unit.id not in known]
-    if len({unit.id for unit in units}) != len(units):
-        raise InputError("Two units of the delivery have the same id.", hint="Is a file named twice?")
+    uris = [each.uri for unit in units for each in unit.inputs if each.format is Format.PARQUET]
+    if len({unit.id for unit in units}) != len(units) or len(set(uris)) != len(uris):
+        raise InputError("The same file is in the delivery twice.", hint="Name every file once.")
     shape = Shape(
         columns=table.columns,
         partition_by=tuple(key.column for key in table.partition_by),
@@ -114,11 +114,9 @@ def plan(
     chunks = [todo[at : at + bounds.units_per_commit_max] for at in range(0, len(todo), bounds.units_per_commit_max)]
     return Plan(
         producer=producer,
-        table=table.id,
-        table_uuid=table.uuid,
+        target=table,
         mode=mode,
         shape=shape,
-        folder=table.folder,
         batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, mode, bounds)) for chunk in chunks),
         delivered=tuple(unit for unit in units if unit.id in known),
     )

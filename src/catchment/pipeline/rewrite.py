@@ -41,7 +41,11 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
     while groups := _without(groups, failures):
         attempt += 1
         try:
-            return _write(connection, groups, task, folder / f"{attempt:03d}", failures)
+            result = _write(connection, groups, task, folder / f"{attempt:03d}", failures)
+            changed = sources.changed(part for group in groups for part in group.parts)
+            if not changed:
+                return result
+            failures.extend(changed)
         except _INPUT_ERRORS as error:
             files.remove_tree(folder / f"{attempt:03d}")
             found = list(_probe(connection, groups, task.shape, folder / "probe"))
@@ -76,7 +80,7 @@ def _write(
 ) -> TaskResult:
     files.make_folder(folder)
     outputs = _copy(connection, groups, task.shape, folder)
-    _refuse(outputs, task.shape)
+    _refuse(connection, outputs, task.shape)
     parts = [part for group in groups for part in group.parts]
     units = list(dict.fromkeys(part.unit_id for part in parts))
     rows_in = _rows(connection, groups)
@@ -119,7 +123,9 @@ def _copy(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Sha
     listed = ", ".join([sql.options(options)[1:-1], *extra])
     order = _order_by(shape)
     with sources.relation(connection, groups, shape.columns) as query:
-        rows = connection.execute(f"COPY ({query}{order}) TO {sql.literal(str(folder))} ({listed})").fetchall()
+        rows = connection.execute(
+            f"COPY (SELECT * FROM ({query}){order}) TO {sql.literal(str(folder))} ({listed})"
+        ).fetchall()
     outputs = [_output(connection, row, shape.columns) for row in rows]
     # DuckDB numbers the files it splits into, so that sorting by that number gives the rows back in their order.
     return sorted((output for output in outputs if output.rows), key=lambda output: _natural(output.path))
@@ -167,18 +173,35 @@ def _strip_statistics(path: Path) -> int:
     return path.stat().st_size
 
 
-def _digest_of(connection: duckdb.DuckDBPyConnection, path: str, columns: Sequence[Column]) -> int:
-    return sum(pc.sum(hashes).as_py() for hashes in _hashes(connection, [path], columns))
+def _digest_of(connection: duckdb.DuckDBPyConnection, path: str, columns: Sequence[Column]) -> str:
+    return digest.text(sum(pc.sum(hashes).as_py() for hashes in _hashes(connection, [path], columns)))
 
 
-def _refuse(outputs: Iterable[_Output], shape: Shape) -> None:
+def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Iterable[_Output], shape: Shape) -> None:
     required = [column.name for column in shape.columns if not column.nullable]
     for output in outputs:
         for name in required:
-            if int(output.statistics.get(sql.identifier(name), {}).get("null_count", "0")):
+            if _nulls(connection, output, name):
                 raise _RefusedError(f"column {name!r} is NULL in some row and must not be")
-        if any(has_token(value or "") for value in output.partition.values()):
-            raise _RefusedError(f"partition {output.partition} holds text that DuckLake would replace")
+        for value in output.partition.values():
+            if value is not None and (has_token(value) or value.casefold() in _READ_AS_NULL):
+                raise _RefusedError(
+                    f"partition {output.partition} holds text that DuckLake would replace or read as NULL"
+                )
+
+
+# Text in a `key=value` folder that stands for NULL.
+_READ_AS_NULL = ("null", "__hive_default_partition__")
+
+
+def _nulls(connection: duckdb.DuckDBPyConnection, output: _Output, name: str) -> int:
+    known = output.statistics.get(sql.identifier(name), {}).get("null_count")
+    if known is not None:
+        return int(known)
+    # Nested columns have statistics for their leaves only.
+    source = f"read_parquet({sql.literal(output.path)}, hive_partitioning = false)"
+    row = connection.execute(f"SELECT count(*) FROM {source} WHERE {sql.identifier(name)} IS NULL").fetchone()
+    return int(row[0]) if row else 0
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group]) -> list[int]:
@@ -264,7 +287,8 @@ def _probe(
     for part, columns in ((part, group.columns) for group in groups for part in group.parts):
         try:
             files.make_folder(scratch)
-            _refuse(_copy(connection, [Group(parts=(part,), columns=columns)], shape, scratch), shape)
+            outputs = _copy(connection, [Group(parts=(part,), columns=columns)], shape, scratch)
+            _refuse(connection, outputs, shape)
         except _INPUT_ERRORS as error:
             yield sources.failure(part, error)
         finally:

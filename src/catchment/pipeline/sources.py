@@ -28,7 +28,10 @@ class Group:
 def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> tuple[list[Group], list[UnitFailure]]:
     """Group the parts by their columns; parts that cannot be opened become failures of their units."""
     groups: list[Group] = []
-    failures: list[UnitFailure] = []
+    failures = changed(parts)
+    failures.extend(failure(part, "its name would be read as a pattern") for part in parts if _is_pattern(part.input))
+    failed = {each.path for each in failures}
+    parts = [part for part in parts if part.input.uri not in failed]
     parquet = [part for part in parts if part.input.format is Format.PARQUET]
     for alike in _alike(connection, parquet, failures):
         groups.extend(_described(connection, alike, failures))
@@ -38,13 +41,32 @@ def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> tup
     return groups, failures
 
 
+def changed(parts: Iterable[Part]) -> list[UnitFailure]:
+    """Parts whose file is not the one that was planned: its rows would be recorded under another file's name."""
+    found = []
+    for part in parts:
+        if part.input.modified_ns:
+            try:
+                facts = files.local_path(part.input.uri).stat()
+            except OSError as error:
+                found.append(failure(part, error.strerror or str(error)))
+            else:
+                if (facts.st_size, facts.st_mtime_ns) != (part.input.bytes, part.input.modified_ns):
+                    found.append(failure(part, "it has changed since it was planned"))
+    return found
+
+
+def _is_pattern(source: Input) -> bool:
+    return source.format is Format.PARQUET and any(letter in source.uri for letter in "*?[")
+
+
 def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
     """Why the group's columns cannot go into the table, or None."""
-    have = {name.lower(): kind for name, kind in group.columns}
-    want = {column.name.lower(): column for column in columns}
+    have = {sql.fold(name): kind for name, kind in group.columns}
+    want = {sql.fold(column.name): column for column in columns}
     # A value in a path is text whatever it means: it is cast, and a value that does not cast fails its unit.
-    keys = {key.lower() for key in group.parts[0].input.hive_keys}
-    extra = [name for name, _ in group.columns if name.lower() not in want]
+    keys = {sql.fold(key) for key in group.parts[0].input.hive_keys}
+    extra = [name for name, _ in group.columns if sql.fold(name) not in want]
     if extra:
         return f"the table has no column {', '.join(map(repr, extra))}"
     for key, column in want.items():
@@ -141,8 +163,8 @@ def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> 
 
 
 def _select(opened: "_Opened", group: Group, columns: Sequence[Column], *, named: bool) -> str:
-    have = {name.lower(): (name, kind) for name, kind in group.columns}
-    chosen = [_expression(column, have.get(column.name.lower())) for column in columns]
+    have = {sql.fold(name): (name, kind) for name, kind in group.columns}
+    chosen = [_expression(column, have.get(sql.fold(column.name))) for column in columns]
     if named:
         chosen.append(
             URI

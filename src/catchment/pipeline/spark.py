@@ -85,8 +85,8 @@ class SparkRunner:
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """A session as Catchment uses it, for work of your own; it ends with the process."""
-    return SparkRunner(settings).spark
+    """A session as Catchment uses it, for work of your own; it ends with the process, which has room for one."""
+    return SparkSession.getActiveSession() or SparkRunner(settings).spark
 
 
 def parallelism(settings: Settings) -> int:

@@ -25,10 +25,14 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One file to read. `relation` names the table inside a DuckDB file; `hive_keys` are columns found in the path."""
+    """One file to read, as it was when it was planned; 0 for `modified_ns` leaves that unchecked.
+
+    `relation` names the table inside a DuckDB file; `hive_keys` are columns found in the path.
+    """
 
     uri: str
     bytes: int
+    modified_ns: int = 0
     format: Format = Format.PARQUET
     relation: str = ""
     hive_keys: tuple[str, ...] = ()

@@ -6,8 +6,9 @@ into is then of no use, and those tasks are done again without it. Every round r
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from catchment.errors import InvariantError
 from catchment.pipeline import digest
 from catchment.pipeline.plan import Bounds, Stint, Unit, stints
 from catchment.pipeline.spark import Runner
@@ -54,6 +55,8 @@ def write(
     while todo:
         tasks = {task.number: task for task in map(make_task, todo)}
         results = runner.run(list(tasks.values()))
+        if {result.number for result in results} != tasks.keys():
+            raise InvariantError(f"{len(tasks)} tasks were run and {len(results)} results came back.")
         kept |= {result.number: (tasks[result.number], result) for result in results}
         fresh: set[str] = set()
         for failure in (failure for result in results for failure in result.failures):
@@ -67,7 +70,12 @@ def write(
         todo = [stint for stint in again if stint.parts]
         todo += stints([unit for unit in units if unit.id in fresh - failed.keys()], Mode.REWRITE, bounds)
     wanted = {unit_id: Mode.REWRITE if unit_id in rewritten else None for unit_id in by_id if unit_id not in failed}
-    return _collect(kept.values(), wanted, tuple(failed.values()))
+    written = _collect(kept.values(), wanted, tuple(failed.values()))
+    empty = {unit.id: WrittenUnit(rows=0, digest=None, mode=Mode.REWRITE) for unit in units if not unit.inputs}
+    written = replace(written, units={**written.units, **empty})
+    if written.units.keys() != wanted.keys():
+        raise InvariantError(f"{len(wanted.keys() - written.units.keys())} units were neither written nor failed.")
+    return written
 
 
 def _is_spoilt(task: Task, result: TaskResult, failed: Mapping[str, UnitFailure]) -> bool:
