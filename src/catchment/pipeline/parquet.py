@@ -9,6 +9,7 @@ import duckdb
 from catchment import faults, files, ids, sql
 from catchment.errors import CorruptInputError, InputError
 from catchment.ids import ProducerId, TableId
+from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.pipeline.plan import Unit
 from catchment.pipeline.work import Input
@@ -49,7 +50,7 @@ class ParquetFiles:
         paths = sql.literals(map(str, self._paths))
         query = f"DESCRIBE FROM read_parquet({paths}, union_by_name = true, hive_partitioning = false)"
         try:
-            with duckdb.connect() as connection:
+            with extensions.connect() as connection:
                 return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
         except duckdb.Error as error:
             raise CorruptInputError(f"The files' columns cannot be read: {error}") from None
@@ -62,7 +63,7 @@ class ParquetFiles:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
         return Unit(
-            id=ids.unit_id(KIND, str(self.table), str(path.resolve()), facts.st_size, facts.st_mtime_ns),
+            id=ids.unit_id(KIND, str(self.table), files.real_path(str(path)), facts.st_size, facts.st_mtime_ns),
             source=str(path),
             inputs=(Input(uri=str(path), bytes=facts.st_size, modified_ns=facts.st_mtime_ns),),
         )
