@@ -73,19 +73,29 @@ def test_a_worker_keeps_its_connection_between_tasks(spark_runner: SparkRunner) 
     assert sum(len(some) for some in seen) > len(by_worker)
 
 
-def _kill_a_worker_once_it_has_written(folder: Path, killed: list[int]) -> None:
-    """Wait for the first file in the staging folder, then end one of Spark's Python workers."""
+def _kill_the_workers_once_one_has_written(folder: Path, killed: list[int]) -> None:
+    """Wait for the first file in the staging folder, then end all of Spark's Python workers, so also the busy ones."""
     deadline = threading.Event()
     timer = threading.Timer(MARKER_S_MAX, deadline.set)
     timer.start()
     while not deadline.is_set() and not killed:
         if any(folder.rglob("*.parquet")):
-            for process in psutil.Process().children(recursive=True):
-                if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children():
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
-                    break
+            for pid in _workers():
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
     timer.cancel()
+
+
+def _workers() -> list[int]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children():
+                found.append(process.pid)
+        except psutil.Error:
+            # It ended while it was looked at.
+            continue
+    return found
 
 
 def test_a_task_whose_worker_is_killed_is_done_again_and_counted_once(
@@ -97,7 +107,7 @@ def test_a_task_whose_worker_is_killed_is_done_again_and_counted_once(
         files = [write_parquet(tmp_path / "in" / f"{n}.parquet", _many(n)) for n in range(4)]
         killed: list[int] = []
         folder = Path(settings.data_path)
-        killer = threading.Thread(target=_kill_a_worker_once_it_has_written, args=(folder, killed))
+        killer = threading.Thread(target=_kill_the_workers_once_one_has_written, args=(folder, killed))
         killer.start()
         report = Deliverer(lake, spark_runner, settings).run(source_of(files), mode=Mode.REWRITE)
         killer.join()
