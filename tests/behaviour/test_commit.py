@@ -150,7 +150,7 @@ def test_two_processes_that_seed_the_same_producer_make_one_row(make_settings: M
         def seed_while_another_does() -> None:
             with two.write() as connection:
                 Ledger(connection, two.name).seed(PRODUCER, two.clock.now())
-                one.join(PRODUCER)
+                one.claim(PRODUCER)
 
         with pytest.raises(ConflictError):
             seed_while_another_does()

@@ -111,11 +111,11 @@ def test_no_rewriting_task_weighs_more_than_its_share_and_one_file(units: list[U
 
 @pytest.mark.parametrize(
     ("files", "size", "tasks"),
-    [(3, MIB, 1), (15, MIB, 1), (16, MIB, 4), (2048, MIB, 8), (2, 64 * MIB, 2), (1, 1024 * MIB, 1), (6, 512 * MIB, 6)],
+    [(3, MIB, 1), (15, MIB, 1), (16, MIB, 4), (1024, MIB, 8), (2, 64 * MIB, 2), (1, 1024 * MIB, 1), (6, 512 * MIB, 6)],
     ids=["tiny", "just small", "one wave", "two waves", "fewer files", "one file", "large files"],
 )
 def test_rewriting_aims_at_files_of_the_right_size_in_whole_waves(files: int, size: int, tasks: int) -> None:
-    # 16 MiB and up are worth a wave of four tasks; 2 GiB, which shrink by half, are two waves of 128 MiB each.
+    # 16 MiB and up are worth a wave of four tasks; 1 GiB is two waves of 128 MiB each.
     found = stints([_unit(number, [size]) for number in range(files)], Mode.REWRITE, BOUNDS)
     assert len(found) == tasks
     assert max(stint.bytes for stint in found) - min(stint.bytes for stint in found) <= size

@@ -170,12 +170,13 @@ class Lake:
             return audit(cursor, self.name, producer)
 
     def join(self, producer: ProducerId) -> Claim:
-        """The producer as it stands, seeded if new; others that joined or claimed the same epoch stay welcome."""
-        return self._retrying(lambda: self._seeded(producer, claim=False))
+        """The producer as it stands, shared with all who joined it; its first delivery seeds a new one."""
+        with self.ledger() as ledger:
+            return ledger.read(producer) or Claim(producer=producer, epoch=0, seq=0)
 
     def claim(self, producer: ProducerId) -> Claim:
         """Take the producer over: whoever delivers under an older epoch gets FencedError."""
-        return self._retrying(lambda: self._seeded(producer, claim=True))
+        return self._retrying(lambda: self._take(producer))
 
     def commit(self, commit: Commit) -> None:
         """Apply the commit once, in one transaction; see `lake.commit` for the ways it fails."""
@@ -269,17 +270,12 @@ class Lake:
             found = {(name, entry): value for name, entry, value in cursor.execute(query).fetchall()}
         return found.items() >= _options(self.limits).items()
 
-    def _seeded(self, producer: ProducerId, *, claim: bool) -> Claim:
-        with self.ledger() as ledger:
-            found = ledger.read(producer)
-        if found is not None and not claim:
-            return found
+    def _take(self, producer: ProducerId) -> Claim:
         with self.write() as connection:
             ledger = Ledger(connection, self.name)
             if ledger.read(producer) is None:
                 ledger.seed(producer, self.clock.now())
-            if claim:
-                ledger.claim(producer, self.clock.now())
+            ledger.claim(producer, self.clock.now())
             taken = ledger.read(producer)
         if taken is None:
             raise InvariantError(f"Producer {producer} is not in the ledger right after it was seeded.")

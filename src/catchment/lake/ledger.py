@@ -1,6 +1,6 @@
 """The ledger: which producer has delivered what, recorded in the lake by the transaction that delivers.
 
-`producers` holds one row per producer, seeded before its first delivery. A delivery moves `seq` of its own row by a
+`producers` holds one row per producer, seeded before its first delivery or with it. A delivery moves `seq` of its own row by a
 guarded UPDATE, which is the fence: of two racing deliveries the second conflicts, and one of an older epoch finds no
 row. `deliveries` is append-only: one row per unit, the audit trail and the answer to "did my commit land?".
 
@@ -96,6 +96,9 @@ class Ledger:
     def advance(self, claim: Claim, seq_to: int, now: datetime) -> None:
         """Move the producer's watermark from `claim.seq` to `seq_to`, or fail without effect."""
         current = self.read(claim.producer)
+        if current is None and (claim.epoch, claim.seq) == (0, 0):
+            self.seed(claim.producer, now)
+            current = claim
         if current is None:
             raise InvariantError(f"Producer {claim.producer} was never seeded.")
         if current.epoch != claim.epoch:

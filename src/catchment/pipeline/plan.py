@@ -12,8 +12,6 @@ from catchment.lake.tables import Table
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
 
 _SMALL_BYTES = 16 * 1024 * 1024
-# What rewriting makes of small files at the least; an output that grows beyond the target is cut there.
-_SHRINKS_BY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +150,7 @@ def _outputs(parts: Sequence[Part], bounds: Bounds) -> int:
     total = sum(part.input.bytes for part in parts)
     if total < _SMALL_BYTES:
         return min(1, len(parts))
-    waves = max(1, round(total / _SHRINKS_BY / bounds.file_bytes / bounds.parallelism))
+    waves = max(1, round(total / bounds.file_bytes / bounds.parallelism))
     return min(waves * bounds.parallelism, len(parts))
 
 
