@@ -1,8 +1,8 @@
 """The ledger: which producer has delivered what, recorded in the lake by the transaction that delivers.
 
-`producers` holds one row per producer, seeded before its first delivery or with it. A delivery moves `seq` of its own row by a
-guarded UPDATE, which is the fence: of two racing deliveries the second conflicts, and one of an older epoch finds no
-row. `deliveries` is append-only: one row per unit, the audit trail and the answer to "did my commit land?".
+`producers` holds one row per producer, seeded before its first delivery or with it. A delivery moves `seq` of its own
+row by a guarded UPDATE, which is the fence: of two racing deliveries the second conflicts, and one of an older epoch
+finds no row. `deliveries` is append-only: one row per unit, the audit trail and the answer to "did my commit land?".
 
     claim ──▶ epoch + 1: whoever delivered under the old epoch is fenced
     join  ──▶ same epoch: several processes share a producer and race; the ledger lets each unit through once
