@@ -25,11 +25,19 @@ def main(home: str, catalog: str, *paths: str) -> None:
         # Half of them one way and all of them the other, so that both kernels run over there.
         adopted = deliverer.run(ParquetFiles(files[:4], EVENTS), mode=Mode.ADOPT, digests=True)
         rewritten = deliverer.run(ParquetFiles(files, EVENTS), mode=Mode.REWRITE)
-        running = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+        running = [_command(each) for each in psutil.Process().children(recursive=True)]
         executors = sum("CoarseGrainedExecutorBackend" in line for line in running)
         drivers = sum("org.apache.spark.deploy.SparkSubmit" in line for line in running)
         counts = (drivers, executors, adopted.delivered + rewritten.delivered, len(rewritten.failures))
         sys.stdout.write(" ".join(map(str, counts)) + "\n")
+
+
+def _command(process: psutil.Process) -> str:
+    # Spark's workers come and go: one may end between being listed and being asked.
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from catchment.errors import InputError, TypeConflictError
 from catchment.ids import ProducerId, TableId
+from catchment.lake import Claim, Standing
 from catchment.lake.tables import PartitionKey, SortKey, Table
 from catchment.lake.types import Column
 from catchment.pipeline.plan import Bounds, Plan, Stint, Unit, plan, stints
@@ -63,7 +64,9 @@ def _plan(
     bounds: Bounds = BOUNDS,
     table: Table = TABLE,
 ) -> Plan:
-    return plan(producer=PRODUCER, table=table, units=units, delivered=delivered, mode=mode, bounds=bounds)
+    claim = Claim(producer=PRODUCER, epoch=0, seq=0)
+    standing = Standing(table=table, claim=claim, delivered=frozenset(delivered))
+    return plan(standing=standing, units=units, mode=mode, bounds=bounds)
 
 
 def _of_mode(found: Sequence[Stint], mode: Mode) -> list[Stint]:

@@ -3,7 +3,8 @@
 from catchment.lake.attach import LakeAddress, parse_catalog
 from catchment.lake.audit import AuditReport
 from catchment.lake.commit import Commit
-from catchment.lake.lake import Lake, LakeLimits
+from catchment.lake.deadletters import DeadLetter
+from catchment.lake.lake import Lake, LakeLimits, Standing
 from catchment.lake.ledger import Claim, Delivery
 from catchment.lake.tables import Table
 from catchment.lake.types import Column
@@ -14,10 +15,12 @@ __all__ = [
     "Claim",
     "Column",
     "Commit",
+    "DeadLetter",
     "Delivery",
     "Lake",
     "LakeAddress",
     "LakeLimits",
+    "Standing",
     "Table",
     "UpkeepReport",
     "parse_catalog",

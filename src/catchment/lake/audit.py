@@ -14,7 +14,8 @@ from catchment import sql
 from catchment.errors import InputError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import tables
-from catchment.lake.ledger import PACKAGE, Claim, Delivery, Ledger
+from catchment.lake.ledger import Claim, Delivery, Ledger
+from catchment.lake.tables import PACKAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from catchment import files, sql
 from catchment.errors import ConflictError, InputError, InvariantError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import types
+from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.tables import LEDGER_SCHEMA, Table
 from catchment.lake.tokens import without_tokens
@@ -94,8 +95,15 @@ class Record:
     deliveries: tuple[Delivery, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bury:
+    """Sets aside rows that can never be delivered."""
+
+    letters: tuple[DeadLetter, ...]
+
+
 Precondition = TableIs | Undelivered
-Change = CreateTable | AddColumn | InsertRows | RegisterFiles | Advance | Record
+Change = CreateTable | AddColumn | InsertRows | RegisterFiles | Advance | Record | Bury
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +170,8 @@ def _change(change: Change, target: Target) -> None:
             Ledger(target.connection, target.lake_name).advance(claim, seq_to, target.now)
         case Record(deliveries=deliveries):
             Ledger(target.connection, target.lake_name).record(deliveries)
+        case Bury(letters=letters):
+            DeadLetters(target.connection, target.lake_name).bury(letters)
         case _ as unreachable:
             assert_never(unreachable)
 

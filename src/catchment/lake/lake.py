@@ -35,7 +35,7 @@ from catchment.lake.attach import (
 )
 from catchment.lake.audit import AuditReport, audit
 from catchment.lake.commit import Commit
-from catchment.lake.ledger import Claim, Delivery, Ledger
+from catchment.lake.ledger import Claim, Ledger
 from catchment.lake.locks import CommitLock, lock_for
 from catchment.lake.tables import LEDGER_SCHEMA, Table
 from catchment.settings import MIB, Settings
@@ -60,6 +60,15 @@ class LakeLimits:
     lock_timeout_s: float = 120
     transaction_s_max: float = 600
     target_file_bytes: int = 128 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A table, where a producer stands, and which of the units asked for the table has."""
+
+    table: Table
+    claim: Claim
+    delivered: frozenset[str]
 
 
 class Lake:
@@ -152,11 +161,16 @@ class Lake:
         with self._reading() as cursor:
             return tables.list_tables(cursor, self.name)
 
-    def table_and_units(self, table: TableId, unit_ids: Iterable[str]) -> tuple[Table, dict[str, Delivery]]:
-        """The table, and those of the units that it has, as of one moment."""
+    def standing(self, producer: ProducerId, table: TableId, unit_ids: Iterable[str]) -> Standing:
+        """Where a producer stands with a table, as of one moment: what a delivery is planned from."""
         with self._reading() as cursor:
+            ledger = Ledger(cursor, self.name)
             found = tables.require_table(cursor, self.name, table, data_path=self.address.data_path)
-            return found, Ledger(cursor, self.name).delivered(unit_ids, found.uuid)
+            return Standing(
+                table=found,
+                claim=ledger.join(producer),
+                delivered=frozenset(ledger.delivered(unit_ids, found.uuid)),
+            )
 
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:
@@ -172,7 +186,7 @@ class Lake:
     def join(self, producer: ProducerId) -> Claim:
         """The producer as it stands, shared with all who joined it; its first delivery seeds a new one."""
         with self.ledger() as ledger:
-            return ledger.read(producer) or Claim(producer=producer, epoch=0, seq=0)
+            return ledger.join(producer)
 
     def claim(self, producer: ProducerId) -> Claim:
         """Take the producer over: whoever delivers under an older epoch gets FencedError."""

@@ -20,9 +20,8 @@ import pyarrow as pa
 from catchment import sql
 from catchment.errors import ConflictError, FencedError, InvariantError
 from catchment.ids import ProducerId, TableId
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE
 from catchment.lake.tokens import without_tokens
-
-PACKAGE = "catchment.lake"
 
 # Seeding a producer updates this row, so that two processes cannot both insert the same producer.
 _ROOT = "ledger:0:root"
@@ -68,7 +67,9 @@ class Ledger:
     def exists(self) -> bool:
         """Whether the lake has a ledger."""
         row = self._connection.execute(
-            "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = '_catchment'", [self._lake]
+            "SELECT count(*) FROM duckdb_tables() "
+            "WHERE database_name = ? AND schema_name = ? AND table_name IN ('producers', 'deliveries')",
+            [self._lake, LEDGER_SCHEMA],
         ).fetchone()
         return row is not None and row[0] == 2
 
@@ -84,10 +85,14 @@ class Ledger:
             raise InvariantError(f"The ledger holds producer {producer} {len(rows)} times.")
         return Claim(producer=producer, epoch=rows[0][0], seq=rows[0][1]) if rows else None
 
-    def seed(self, producer: ProducerId, now: datetime) -> None:
-        """Add a producer that has delivered nothing."""
+    def join(self, producer: ProducerId) -> Claim:
+        """The producer as it stands; its first delivery seeds a new one."""
+        return self.read(producer) or Claim(producer=producer, epoch=0, seq=0)
+
+    def seed(self, producer: ProducerId, now: datetime, *, seq: int = 0) -> None:
+        """Add a producer, whose watermark is at `seq`."""
         self._bump(_ROOT, now)
-        self._insert_producer(str(producer), now)
+        self._insert_producer(str(producer), now, seq=seq)
 
     def claim(self, producer: ProducerId, now: datetime) -> None:
         """Take the producer over: fence everybody who holds an older epoch."""
@@ -97,8 +102,9 @@ class Ledger:
         """Move the producer's watermark from `claim.seq` to `seq_to`, or fail without effect."""
         current = self.read(claim.producer)
         if current is None and (claim.epoch, claim.seq) == (0, 0):
-            self.seed(claim.producer, now)
-            current = claim
+            # Seeded where its first delivery leaves it: one statement less than seeding it and moving it on.
+            self.seed(claim.producer, now, seq=seq_to)
+            return
         if current is None:
             raise InvariantError(f"Producer {claim.producer} was never seeded.")
         if current.epoch != claim.epoch:
@@ -124,7 +130,7 @@ class Ledger:
         """Append units to the audit trail."""
         # As an Arrow table: bound one by one, thousands of units would cost more than their registration.
         units = pa.Table.from_pylist([_row(each) for each in deliveries], schema=_DELIVERIES)
-        target = sql.qualified(self._lake, "_catchment", "deliveries")
+        target = sql.qualified(self._lake, LEDGER_SCHEMA, "deliveries")
         with self._registered(units) as name:
             self._connection.execute(f"INSERT INTO {target} BY NAME FROM {name}")
 
@@ -146,7 +152,7 @@ class Ledger:
     def producers(self) -> list[Claim]:
         """Every producer, as it stands."""
         rows = self._connection.execute(
-            f"SELECT producer, epoch, seq FROM {sql.qualified(self._lake, '_catchment', 'producers')} "
+            f"SELECT producer, epoch, seq FROM {sql.qualified(self._lake, LEDGER_SCHEMA, 'producers')} "
             "WHERE producer <> ? ORDER BY producer",
             [_ROOT],
         ).fetchall()
@@ -165,10 +171,10 @@ class Ledger:
         parameters = {"producer": producer, "at": _naive(now)}
         self._require_one(self._connection.execute(self._statement("ledger_claim"), parameters))
 
-    def _insert_producer(self, producer: str, now: datetime) -> None:
+    def _insert_producer(self, producer: str, now: datetime, *, seq: int = 0) -> None:
         self._connection.execute(
-            f"INSERT INTO {sql.qualified(self._lake, '_catchment', 'producers')} VALUES (?, 0, 0, ?)",
-            [producer, _naive(now)],
+            f"INSERT INTO {sql.qualified(self._lake, LEDGER_SCHEMA, 'producers')} VALUES (?, 0, ?, ?)",
+            [producer, seq, _naive(now)],
         )
 
     def _require_one(self, result: duckdb.DuckDBPyConnection) -> None:

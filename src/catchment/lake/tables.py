@@ -1,6 +1,7 @@
 """The lake's tables as values: columns, partitioning, order, and where their files belong."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 
@@ -71,12 +72,8 @@ def find_table(
     columns = connection.execute(sql.statement(PACKAGE, "table_columns"), where).fetchall()
     if not columns:
         return None
-    names = {"metadata": metadata_of(lake_name)}
-    uuid, folder = _one(
-        connection.execute(sql.statement(PACKAGE, "table_folder", **names), where[1:]).fetchall(), table
-    )
-    keys = connection.execute(sql.statement(PACKAGE, "table_partition_keys", **names), where[1:]).fetchall()
-    order = connection.execute(sql.statement(PACKAGE, "table_sort_keys", **names), where[1:]).fetchall()
+    text = sql.statement(PACKAGE, "table_facts", metadata=metadata_of(lake_name))
+    uuid, folder, keys, order = _one(connection.execute(text, where[1:]).fetchall(), table)
     return Table(
         id=table,
         uuid=uuid,
@@ -85,10 +82,10 @@ def find_table(
             Column(name=name, type=types.normal(kind), nullable=nullable, default=_default(default))
             for name, kind, nullable, default in columns
         ),
-        partition_by=tuple(PartitionKey(column=column, transform=transform) for column, transform in keys),
+        partition_by=tuple(PartitionKey(column=column, transform=transform) for column, transform in keys or ()),
         sort_by=tuple(
             SortKey(expression=expression, descending=direction == "DESC", nulls_first=nulls == "NULLS_FIRST")
-            for expression, direction, nulls in order
+            for expression, direction, nulls in order or ()
         ),
     )
 
@@ -106,7 +103,7 @@ def _default(expression: str | None) -> str | None:
     return None if expression == "NULL" else expression
 
 
-def _one(rows: list[tuple[str, str]], table: TableId) -> tuple[str, str]:
+def _one(rows: list[tuple[Any, ...]], table: TableId) -> tuple[Any, ...]:
     if len(rows) != 1:
         raise TableMissingError(f"The catalog has {len(rows)} entries for table {table}.")
     return rows[0]

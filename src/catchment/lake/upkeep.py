@@ -18,9 +18,8 @@ from catchment import events, faults, files, sql
 from catchment.ids import TableId
 from catchment.lake import staging, tables
 from catchment.lake.lake import Lake
-from catchment.lake.ledger import PACKAGE
 from catchment.lake.staging import Staging
-from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE
 from catchment.settings import Settings
 
 _MERGED_FILES_PER_COMMIT_MAX = 8

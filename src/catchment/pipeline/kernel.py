@@ -23,17 +23,17 @@ def run(task: Task) -> TaskResult:
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
     connection = _connection(task.memory_mb)
+    connection.execute(f"SET threads = {task.threads}")
     work = adopt.adopt if task.mode is Mode.ADOPT else rewrite.rewrite
     return work(connection, task, folder)
 
 
 @cache
 def _connection(memory_mb: int) -> duckdb.DuckDBPyConnection:
-    # One thread: the parallelism is Spark's. Cached here, in an imported module, because Spark rebuilds __main__ for
+    # Cached here, in an imported module, because Spark rebuilds __main__ for
     # every task but keeps the worker process and its modules.
     connection = duckdb.connect(
         config={
-            "threads": "1",
             "memory_limit": f"{memory_mb}MiB",
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",

@@ -34,7 +34,8 @@ class ParquetFiles:
         self.producer = ProducerId(KIND, str(table), "1")
 
     def units(self) -> Sequence[Unit]:
-        return [self._unit(path) for path in self._paths]
+        reals = files.real_paths(map(str, self._paths))
+        return [self._unit(path, real) for path, real in zip(self._paths, reals, strict=True)]
 
     def retire(self, unit: Unit) -> None:
         if self._retirement is Retirement.REMOVE:
@@ -55,7 +56,7 @@ class ParquetFiles:
         except duckdb.Error as error:
             raise CorruptInputError(f"The files' columns cannot be read: {error}") from None
 
-    def _unit(self, path: Path) -> Unit:
+    def _unit(self, path: Path, real: str) -> Unit:
         if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
             raise InputError(f"The name of {str(path)!r} is not text.", hint="Give the file a name in UTF-8.")
         try:
@@ -63,7 +64,7 @@ class ParquetFiles:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
         return Unit(
-            id=ids.unit_id(KIND, str(self.table), files.real_path(str(path)), facts.st_size, facts.st_mtime_ns),
+            id=ids.unit_id(KIND, str(self.table), real, facts.st_size, facts.st_mtime_ns),
             source=str(path),
             inputs=(Input(uri=str(path), bytes=facts.st_size, modified_ns=facts.st_mtime_ns),),
         )

@@ -6,9 +6,8 @@ from itertools import accumulate
 
 from catchment.errors import InputError
 from catchment.ids import ProducerId
-from catchment.lake import types
+from catchment.lake import Claim, DeadLetter, Standing, Table, types
 from catchment.lake.commit import refuse_ledger
-from catchment.lake.tables import Table
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
 
 _SMALL_BYTES = 16 * 1024 * 1024
@@ -16,11 +15,18 @@ _SMALL_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is delivered whole or not at all: a stable id, where it comes from, and its files."""
+    """What is delivered whole or not at all: a stable id, where it comes from, and its files.
+
+    A unit with `seqs` (first and last) stands at that place of its producer's sequence and nowhere else: it goes into
+    the lake when all before it are there. Without, it takes the next place. `buried` are rows of it that can never be
+    delivered: they are set aside by the transaction that delivers the rest.
+    """
 
     id: str
     source: str
     inputs: tuple[Input, ...]
+    seqs: tuple[int, int] | None = None
+    buried: tuple[DeadLetter, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -61,12 +67,16 @@ class Batch:
 class Plan:
     """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired."""
 
-    producer: ProducerId
+    claim: Claim
     target: Table
     mode: Mode
     shape: Shape
     batches: tuple[Batch, ...]
     delivered: tuple[Unit, ...]
+
+    @property
+    def producer(self) -> ProducerId:
+        return self.claim.producer
 
     def explain(self) -> Iterator[str]:
         """The plan in sentences, for a person."""
@@ -88,20 +98,18 @@ class Plan:
 
 def plan(
     *,
-    producer: ProducerId,
-    table: Table,
+    standing: Standing,
     units: Sequence[Unit],
-    delivered: Iterable[str],
     mode: Mode,
     bounds: Bounds,
 ) -> Plan:
     """Decide everything that can be decided before the first file is read."""
+    table = standing.table
     refuse_ledger(table.id)
     _refuse_transforms(table)
     for column in table.columns:
         types.require_deliverable(column)
-    known = frozenset(delivered)
-    todo = [unit for unit in units if unit.id not in known]
+    todo = [unit for unit in units if unit.id not in standing.delivered]
     uris = [each.uri for unit in units for each in unit.inputs if each.format is Format.PARQUET]
     if len({unit.id for unit in units}) != len(units) or len(set(uris)) != len(uris):
         raise InputError("The same file is in the delivery twice.", hint="Name every file once.")
@@ -113,12 +121,12 @@ def plan(
     )
     chunks = [todo[at : at + bounds.units_per_commit_max] for at in range(0, len(todo), bounds.units_per_commit_max)]
     return Plan(
-        producer=producer,
+        claim=standing.claim,
         target=table,
         mode=mode,
         shape=shape,
         batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, mode, bounds)) for chunk in chunks),
-        delivered=tuple(unit for unit in units if unit.id in known),
+        delivered=tuple(unit for unit in units if unit.id in standing.delivered),
     )
 
 

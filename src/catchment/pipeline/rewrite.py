@@ -79,7 +79,7 @@ def _write(
     connection: duckdb.DuckDBPyConnection, groups: list[Group], task: Task, folder: Path, failures: list[UnitFailure]
 ) -> TaskResult:
     files.make_folder(folder)
-    outputs = _copy(connection, groups, task.shape, folder)
+    outputs = _copy(connection, groups, task.shape, folder, threads=task.threads)
     _refuse(connection, outputs, task.shape)
     parts = [part for group in groups for part in group.parts]
     units = list(dict.fromkeys(part.unit_id for part in parts))
@@ -113,18 +113,24 @@ def _write(
     )
 
 
-def _copy(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Shape, folder: Path) -> list[_Output]:
+def _copy(
+    connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Shape, folder: Path, *, threads: int = 1
+) -> list[_Output]:
     options = dict(_PARQUET)
     extra = ["RETURN_STATS"]
+    place = folder
     if shape.partition_by:
         extra += [f"PARTITION_BY ({sql.identifiers(shape.partition_by)})", "WRITE_PARTITION_COLUMNS true"]
-    else:
+    elif threads == 1:
         options["FILE_SIZE_BYTES"] = shape.file_bytes
+    else:
+        # Splitting by size, several threads would mix up the order of the rows.
+        place = folder / "data_0.parquet"
     listed = ", ".join([sql.options(options)[1:-1], *extra])
     order = _order_by(shape)
     with sources.relation(connection, groups, shape.columns) as query:
         rows = connection.execute(
-            f"COPY (SELECT * FROM ({query}){order}) TO {sql.literal(str(folder))} ({listed})"
+            f"COPY (SELECT * FROM ({query}){order}) TO {sql.literal(str(place))} ({listed})"
         ).fetchall()
     outputs = [_output(connection, row, shape.columns) for row in rows]
     # DuckDB numbers the files it splits into, so that sorting by that number gives the rows back in their order.

@@ -58,7 +58,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one Spark task does: these parts, in this mode, into a folder of its own under `folder`."""
+    """What one Spark task does: these parts, in this mode, into a folder of its own under `folder`.
+
+    `threads` is more than one where fewer tasks run than could at the same time.
+    """
 
     number: int
     mode: Mode
@@ -67,6 +70,7 @@ class Task:
     folder: str
     memory_mb: int
     digest: bool
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,15 @@ class Written:
     def adopted(self) -> bool:
         return any(unit.mode is Mode.ADOPT for unit in self.units.values())
 
+    def of(self, unit_ids: Iterable[str]) -> "Written":
+        """The part of these units; files are shared by units of one plan only, never by those of two."""
+        wanted = frozenset(unit_ids)
+        return Written(
+            files=tuple(each for each in self.files if wanted.issuperset(each.unit_ids)),
+            units={unit_id: facts for unit_id, facts in self.units.items() if unit_id in wanted},
+            failures=tuple(each for each in self.failures if each.unit_id in wanted),
+        )
+
 
 def write(
     units: Sequence[Unit],

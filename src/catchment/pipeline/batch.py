@@ -1,0 +1,346 @@
+"""One batch on its way: the units of one or several plans, written by one job and committed by one transaction.
+
+A share is one plan's part of the batch. Shares have nothing to do with each other but their transaction: when it is
+refused because of one of them, each is committed by itself, so that a table that fails does not hold back the others.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path, PurePath
+
+from catchment import events, faults, files
+from catchment.backoff import retry
+from catchment.errors import (
+    CatchmentError,
+    CommitUnknownError,
+    ConflictError,
+    FencedError,
+    InputError,
+    InvariantError,
+    LakeUnavailableError,
+    LockTimeoutError,
+    PreconditionError,
+)
+from catchment.lake import Claim, Commit, Delivery, Lake
+from catchment.lake.commit import Advance, Bury, Change, Precondition, Record, RegisterFiles, TableIs, Undelivered
+from catchment.lake.staging import JobFolder
+from catchment.pipeline.plan import Bounds, Plan, Stint, Unit, stints
+from catchment.pipeline.spark import Runner
+from catchment.pipeline.work import Mode, Task, UnitFailure
+from catchment.pipeline.write import Written, write
+
+_ROUNDS_MAX = 10
+_INFO_UNITS_MAX = 100
+_TASKS_PER_BATCH_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What every batch of a job works with."""
+
+    lake: Lake
+    runner: Runner
+    bounds: Bounds
+    job: JobFolder
+    memory_mb: int
+    digests: bool
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been done of a plan so far, and where its producer stands as far as is known."""
+
+    claim: Claim
+    delivered: int = 0
+    skipped: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    buried: int = 0
+    write_s: float = 0.0
+    commit_s: float = 0.0
+    failures: list[UnitFailure] = field(default_factory=list)
+    error: CatchmentError | None = None
+
+
+@dataclass(slots=True)
+class Share:
+    """One plan's part of a batch: `left` is still to be committed, `there` is in the lake, whoever brought it."""
+
+    plan: Plan
+    tally: Tally
+    left: tuple[Unit, ...]
+    work: tuple[Stint, ...]
+    there: list[Unit] = field(default_factory=list)
+    written: Written = field(default_factory=lambda: Written(files=(), units={}, failures=()))
+    folder: Path = Path()
+    names: frozenset[str] = frozenset()
+    # Its files hold units that somebody else delivered: they must not be committed, but written again.
+    stale: bool = False
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(unit.id for unit in self.left)
+
+
+class BatchRun:
+    """Writes, places and commits the shares of one batch."""
+
+    def __init__(self, desk: Desk, *, number: int) -> None:
+        self._desk = desk
+        self._lake = desk.lake
+        self._number = number
+        self._tasks = 0
+
+    def deliver(self, shares: Sequence[Share]) -> None:
+        """Bring every share as far as it goes: its units end up in `there`, its failures and its error in its tally.
+
+        Units that another process delivers meanwhile are taken out, and the rest is written again without them.
+        """
+        pending = list(shares)
+        for round_number in range(_ROUNDS_MAX):
+            self._write(pending)
+            pending = [share for share in pending if share.left]
+            if not pending:
+                return
+            self._place(pending, round_number)
+            self._commit(pending)
+            pending = [share for share in pending if share.left and share.tally.error is None]
+            for share in pending:
+                files.remove_tree(share.folder)
+                share.stale = False
+                share.work = stints(share.left, share.plan.mode, self._desk.bounds)
+        raise ConflictError(f"Other processes keep delivering units of batch {self._number}.")
+
+    def _write(self, shares: Sequence[Share]) -> None:
+        faults.reach("deliver.before_write")
+        started_s = self._lake.clock.monotonic_s()
+        todo = list(shares)
+        while todo:
+            self._write_once(todo)
+            todo = [share for share in todo if self._is_broken(share)]
+        elapsed_s = self._lake.clock.monotonic_s() - started_s
+        for share in shares:
+            share.tally.write_s += elapsed_s
+        faults.reach("deliver.after_write")
+
+    def _write_once(self, shares: Sequence[Share]) -> None:
+        plans = {unit.id: share.plan for share in shares for unit in share.left}
+        work = [stint for share in shares for stint in share.work]
+        idle = max(1, self._desk.bounds.parallelism // max(1, len(work)))
+        written = write(
+            [unit for share in shares for unit in share.left],
+            work,
+            mode=_common_mode(shares),
+            bounds=self._desk.bounds,
+            runner=self._desk.runner,
+            make_task=lambda stint: self._task(stint, plans[stint.parts[0].unit_id], idle),
+        )
+        for share in shares:
+            share.written = written.of(share.ids)
+            share.tally.failures.extend(share.written.failures)
+
+    def _is_broken(self, share: Share) -> bool:
+        """Drop what failed; True when files must be written again because units that cannot go yet are in them."""
+        unbroken: list[Unit] = []
+        good = [unit for unit in share.left if unit.id in share.written.units]
+        for unit in share.left:
+            if unit.id not in share.written.units:
+                if unit.seqs is not None:
+                    break
+            else:
+                unbroken.append(unit)
+        share.left = tuple(unbroken)
+        if len(unbroken) == len(good):
+            return False
+        share.work = stints(share.left, share.plan.mode, self._desk.bounds)
+        return bool(share.left)
+
+    def _task(self, stint: Stint, plan: Plan, threads: int) -> Task:
+        # Several threads write one file, so what must be split into several is left to one thread.
+        small = stint.bytes <= plan.shape.file_bytes
+        self._tasks += 1
+        if self._tasks >= _TASKS_PER_BATCH_MAX:
+            raise InvariantError(f"Batch {self._number} has come to {self._tasks} tasks.")
+        return Task(
+            number=self._number * _TASKS_PER_BATCH_MAX + self._tasks,
+            mode=stint.mode,
+            parts=stint.parts,
+            shape=plan.shape,
+            folder=str(self._desk.job.path),
+            memory_mb=self._desk.memory_mb,
+            digest=self._desk.digests,
+            threads=threads if small else 1,
+        )
+
+    def _place(self, shares: Iterable[Share], round_number: int) -> None:
+        """Move the files into folders that hold nothing else, so that each can be registered whole."""
+        for share in shares:
+            root = self._desk.job.table_folder(share.plan.target.folder, self._number * _ROUNDS_MAX + round_number)
+            folders = {root / each.place for each in share.written.files}
+            for folder in folders:
+                files.make_folder(folder)
+            names = [str(PurePath(each.place, f"{at:06d}.parquet")) for at, each in enumerate(share.written.files)]
+            for name, each in zip(names, share.written.files, strict=True):
+                files.move(files.local_path(each.path), root / name)
+            for folder in folders:
+                files.sync_folders_up(folder, to=files.local_path(self._lake.address.data_path))
+            share.folder, share.names = root, frozenset(names)
+        faults.reach("deliver.after_place")
+
+    def _commit(self, shares: Sequence[Share]) -> None:
+        """Commit the shares together or, where that is refused, each by itself."""
+        started_s = self._lake.clock.monotonic_s()
+        try:
+            self._commit_together(shares)
+        except (InputError, FencedError) as error:
+            if len(shares) == 1:
+                shares[0].tally.error = error
+            else:
+                for share in shares:
+                    self._commit([share])
+        elapsed_s = self._lake.clock.monotonic_s() - started_s
+        for share in shares:
+            share.tally.commit_s += elapsed_s
+
+    def _commit_together(self, shares: Sequence[Share]) -> None:
+        attempts = count(1)
+        retry(
+            lambda: self._commit_once(shares, attempt=next(attempts)),
+            policy=self._lake.redo(),
+            clock=self._lake.clock,
+            on=(ConflictError, CommitUnknownError, LakeUnavailableError, LockTimeoutError),
+        )
+
+    def _commit_once(self, shares: Sequence[Share], *, attempt: int) -> None:
+        whole = [share for share in shares if attempt == 1 or not self._look_again(share)]
+        if not whole:
+            return
+        try:
+            self._lake.commit(self._value(whole))
+        except (ConflictError, CommitUnknownError) as error:
+            events.emit("commit_redone", job=self._desk.job.job_id, batch=self._number, reason=error.message)
+            raise
+        faults.reach("deliver.after_commit")
+        for share in whole:
+            self._done(share)
+
+    def _look_again(self, share: Share) -> bool:
+        """Where the producer stands now, under the epoch that we hold; True when units turn out to be in the lake."""
+        if share.stale or not share.left:
+            return True
+        with self._lake.ledger() as ledger:
+            current = ledger.read(share.plan.producer)
+            there = ledger.delivered(share.ids, share.plan.target.uuid)
+        if current is not None:
+            share.tally.claim = replace(share.tally.claim, seq=current.seq)
+        if not there:
+            return False
+        if all(each.job_id == self._desk.job.job_id for each in there.values()):
+            # Our own COMMIT landed though we were told nothing.
+            share.tally.claim = replace(share.tally.claim, seq=share.tally.claim.seq - _seqs(share.left))
+            self._done(share)
+        else:
+            lost = [unit for unit in share.left if unit.id in there]
+            share.there.extend(lost)
+            share.tally.skipped += len(lost)
+            share.left = tuple(unit for unit in share.left if unit.id not in there)
+            share.stale = True
+        return True
+
+    def _value(self, shares: Sequence[Share]) -> Commit:
+        requires: list[Precondition] = []
+        changes: list[Change] = []
+        for share in shares:
+            target, deliveries = share.plan.target, tuple(self._deliveries(share))
+            requires += [
+                TableIs(table=target),
+                Undelivered(unit_ids=share.ids, table_uuid=target.uuid),
+            ]
+            changes += [Advance(claim=share.tally.claim, seq_to=deliveries[-1].seq_last), Record(deliveries=deliveries)]
+            letters = tuple(letter for unit in share.left for letter in unit.buried)
+            if letters:
+                changes.append(Bury(letters=letters))
+            if share.names:
+                changes.append(
+                    RegisterFiles(
+                        table=target.id,
+                        folder=str(share.folder),
+                        names=share.names,
+                        partitioned=bool(share.plan.shape.partition_by),
+                        allow_missing=share.written.adopted,
+                    )
+                )
+        units = [unit_id for share in shares for unit_id in share.ids]
+        names = ", ".join(str(share.plan.target.id) for share in shares)
+        return Commit(
+            message=f"deliver {len(units)} units to {names}",
+            requires=tuple(requires),
+            changes=tuple(changes),
+            info={
+                "job": self._desk.job.job_id,
+                "producers": [str(share.plan.producer) for share in shares],
+                "units": units[:_INFO_UNITS_MAX],
+            },
+        )
+
+    def _deliveries(self, share: Share) -> Iterable[Delivery]:
+        seq, claim = share.tally.claim.seq, share.tally.claim
+        for unit in share.left:
+            first, last = unit.seqs or (seq + 1, seq + 1)
+            if first != seq + 1:
+                raise PreconditionError(
+                    f"{claim.producer} is at seq {seq}, and unit {unit.id} starts at {first}.",
+                    hint="Somebody else delivers for the same producer. Plan and deliver again.",
+                )
+            facts = share.written.units[unit.id]
+            yield Delivery(
+                unit_id=unit.id,
+                producer=claim.producer,
+                epoch=claim.epoch,
+                seq_first=first,
+                seq_last=last,
+                table=share.plan.target.id,
+                table_uuid=share.plan.target.uuid,
+                mode=facts.mode,
+                rows=facts.rows,
+                bytes=unit.bytes,
+                digest=facts.digest,
+                source=unit.source,
+                job_id=self._desk.job.job_id,
+                delivered_at=self._lake.clock.now(),
+            )
+            seq = last
+
+    def _done(self, share: Share) -> None:
+        tally = share.tally
+        rows = sum(share.written.units[unit.id].rows for unit in share.left)
+        tally.claim = replace(tally.claim, seq=tally.claim.seq + _seqs(share.left))
+        tally.delivered += len(share.left)
+        tally.rows += rows
+        tally.buried += sum(len(unit.buried) for unit in share.left)
+        tally.files += len(share.written.files)
+        tally.bytes += sum(each.bytes for each in share.written.files)
+        events.emit(
+            "delivered",
+            job=self._desk.job.job_id,
+            table=str(share.plan.target.id),
+            units=len(share.left),
+            rows=rows,
+            files=len(share.written.files),
+        )
+        share.there.extend(share.left)
+        share.left = ()
+
+
+def _common_mode(shares: Iterable[Share]) -> Mode:
+    modes = {share.plan.mode for share in shares}
+    if len(modes) != 1:
+        raise InvariantError(f"Plans of one job have several modes: {', '.join(sorted(modes))}.")
+    return modes.pop()
+
+
+def _seqs(units: Iterable[Unit]) -> int:
+    """How many numbers of their producer's sequence the units take."""
+    return sum(1 if unit.seqs is None else unit.seqs[1] - unit.seqs[0] + 1 for unit in units)
