@@ -20,12 +20,14 @@ from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Input, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
 
 # Measured on log-like rows against DuckDB's defaults: zstd at level 1 instead of 3 is an eighth faster and no larger,
-# the encodings of Parquet's version 2 another tenth faster and an eighth smaller.
+# the encodings of Parquet's version 2 another tenth faster and an eighth smaller; giving up on a dictionary at 5,000
+# values instead of 24,576 per row group saves another twentieth, and costs nothing: such columns delta-encode as small.
 _PARQUET: dict[str, sql.Value] = {
     "FORMAT": "parquet",
     "COMPRESSION": "zstd",
     "COMPRESSION_LEVEL": 1,
     "PARQUET_VERSION": "v2",
+    "DICTIONARY_SIZE_LIMIT": 5_000,
 }
 _HASH_BATCH_ROWS = 1_000_000
 
