@@ -6,6 +6,8 @@
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
     │   ├── LockTimeoutError      somebody else holds the lock
+    │   ├── BufferHeldError       another process has the queue's buffer open
+    │   ├── BackpressureError     the buffer is full: nothing of this write was kept
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
     ├── FencedError               another process has taken over this producer: stop
@@ -20,6 +22,7 @@
     ├── MachineError              the machine lacks something: install it
     │   ├── JavaMissingError
     │   └── ExtensionMissingError
+    ├── BufferDamagedError        a file of the queue cannot be opened: it is set aside, nothing is deleted
     └── InvariantError            a bug of ours, or a damaged store: stop and report
 
 The first line of a class's docstring is its default message. Every error survives pickling, because Spark carries
@@ -81,6 +84,18 @@ class StorageFailedError(RetryableError):
 
 class LockTimeoutError(RetryableError):
     """Somebody else holds the lock."""
+
+
+class BufferHeldError(RetryableError):
+    """Another process has the queue's buffer open."""
+
+    default_hint = "Ask that process, usually `catchment serve`, or stop it first."
+
+
+class BackpressureError(RetryableError):
+    """The queue's buffer is full; nothing of this write was kept."""
+
+    default_hint = "Write again later. Is the lake reachable? `catchment queue status` shows what keeps the rows."
 
 
 class SparkFailedError(RetryableError):
@@ -151,6 +166,12 @@ class ExtensionMissingError(MachineError):
     """A DuckDB extension cannot be loaded from its wheel."""
 
     default_hint = "Reinstall Catchment's dependencies; extensions come as Python wheels, never from the network."
+
+
+class BufferDamagedError(CatchmentError):
+    """A file of the queue cannot be opened."""
+
+    default_hint = "`catchment queue status` shows what was set aside, and how to inspect it."
 
 
 class InvariantError(CatchmentError):

@@ -119,6 +119,21 @@ def remove_empty_folders(path: Path) -> None:
                 Path(folder).rmdir()
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a small file that survives a power cut once its folder is synced."""
+    with _failing(path):
+        path.write_text(text, encoding="utf-8")
+    sync_file(path)
+
+
+def size_of(path: Path) -> int:
+    """Size of the file; nothing where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def free_bytes(path: Path) -> int:
     """Room left on the file system that holds `path`, or will hold it once it exists."""
     existing = next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())

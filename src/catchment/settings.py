@@ -18,6 +18,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from catchment.errors import SettingsError
 
 PREFIX = "CATCHMENT_"
+# The queue's settings keep the names that people know.
+QUEUE_PREFIX = "DUCKLING_QUEUE_"
+_QUEUE = "queue_"
 FILE_NAME = "catchment.toml"
 MIB = 1024 * 1024
 
@@ -67,6 +70,45 @@ class Settings(BaseSettings):
     )
     deliver_task_memory_mb: int = _setting(1024, "Memory of DuckDB in one Spark task; more spills.", unit="MiB", ge=64)
 
+    queue_enable: bool = _setting(True, "Whether small writes are buffered at all.")
+    queue_layout: str = _setting(
+        "shared", "One `buffer.duckdb` for all (`shared`), or one file per session (`sessions`).",
+        pattern="^(shared|sessions)$",
+    )  # fmt: skip
+    queue_root: Path | None = _setting(None, "Folder of the buffer; default `duckling_queue` in the home.")
+    queue_buffer_max_rows: int = _setting(50_000, "A table is flushed at this many rows.", unit="rows", ge=1)
+    queue_rotate_size_bytes: int = _setting(
+        100_000_000, "A table, or a session's file, is flushed at this size.", unit="bytes", ge=1
+    )
+    queue_rotate_interval_seconds: float = _setting(
+        300, "A table is flushed when its oldest row is this old.", unit="seconds", gt=0
+    )
+    queue_flush_interval_seconds: float = _setting(60, "How often the sweeper looks.", unit="seconds", gt=0)
+    queue_max_parallel_flushes: int = _setting(2, "Flushes that run at the same time.", unit="flushes", ge=1, le=64)
+    queue_target_catalog: str | None = _setting(None, "Catalog that rows are flushed to: the lake's name.")
+    queue_flush_chunk_rows: int = _setting(50_000, "Most rows of one slice of a table.", unit="rows", ge=1)
+    queue_max_db_bytes: int = _setting(
+        0, "Most that the buffer takes on the disk before writes are pushed back; 0 is no cap.", unit="bytes", ge=0
+    )
+    queue_bypass: bool = _setting(False, "At the cap, write to the lake directly instead of pushing back.")
+    queue_full_wait_seconds: float = _setting(
+        5, "At the cap, how long a write waits for a flush to make room.", unit="seconds", ge=0
+    )
+    queue_auto_create_tables: bool = _setting(False, "Create a missing table from the first rows written to it.")
+    queue_flushed_keep_hours: float = _setting(
+        72, "How long a session's file is kept after the lake has it.", unit="hours", ge=0
+    )
+    queue_retry_seconds_max: float = _setting(
+        300, "Longest wait between two tries of a flush that fails.", unit="seconds", gt=0
+    )
+    queue_checkpoint_bytes: int = _setting(
+        512 * MIB, "Size of the buffer's WAL at which DuckDB writes it back in the middle of writes.",
+        unit="bytes", ge=MIB,
+    )  # fmt: skip
+    queue_lease_postgres: SecretStr | None = _setting(
+        None, "PostgreSQL that leases sessions' files to hosts; default the lake's, if it has one, else file locks."
+    )
+
     spark_master: str = _setting("local[*]", "Spark master: `local[N]`, `spark://…`, `yarn`, `k8s://…`.")
     spark_driver_memory_mb: int = _setting(1024, "Heap of Spark's driver JVM.", unit="MiB", ge=512)
     spark_task_failures_max: int = _setting(4, "Tries of one Spark task before its job fails.", unit="tries", ge=1)
@@ -90,6 +132,8 @@ class Settings(BaseSettings):
         foreign = [key for key in self.spark_conf if not key.startswith("spark.")]
         if foreign:
             raise ValueError(f"spark_conf holds only `spark.*` keys, not {', '.join(foreign)}")
+        if self.queue_target_catalog not in (None, self.lake_name):
+            raise ValueError(f"queue_target_catalog must be the lake's name, {self.lake_name!r}, or be left out")
         if self.lake_snapshot_keep_hours * 3600 < 10 * self.lake_transaction_seconds_max:
             raise ValueError(
                 "lake_snapshot_keep_hours must be at least ten times lake_transaction_seconds_max: "
@@ -101,6 +145,11 @@ class Settings(BaseSettings):
     def catalog_url(self) -> SecretStr:
         """The catalog with its default filled in."""
         return self.lake_catalog or SecretStr(f"sqlite:{self.home.absolute() / 'catalog.sqlite'}")
+
+    @property
+    def queue_path(self) -> Path:
+        """The queue's root with its default filled in."""
+        return (self.queue_root or self.home / "duckling_queue").absolute()
 
     @property
     def data_path(self) -> str:
@@ -139,7 +188,7 @@ def load_settings(home: Path | None = None) -> Settings:
     folder = home or Path(os.environ.get(_variable("home")) or Settings.model_fields["home"].default)
     values = {key: value for key, value in _read_file(folder / FILE_NAME).items() if not os.environ.get(_variable(key))}
     try:
-        return Settings(**{**values, "home": folder})
+        return Settings(**{**values, **_queue_values(), "home": folder})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise SettingsError(f"Wrong settings: {problems}.", hint="`catchment --help` lists the settings.") from None
@@ -168,7 +217,14 @@ def environment(**defaults: str) -> Iterator[None]:
 
 
 def _variable(name: str) -> str:
+    if name.startswith(_QUEUE):
+        return QUEUE_PREFIX + name.removeprefix(_QUEUE).upper()
     return PREFIX + name.upper()
+
+
+def _queue_values() -> dict[str, str]:
+    names = [name for name in Settings.model_fields if name.startswith(_QUEUE)]
+    return {name: os.environ[_variable(name)] for name in names if os.environ.get(_variable(name))}
 
 
 def _unit(extra: object) -> str:
@@ -195,13 +251,13 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _refuse_unknown_variables() -> None:
     known = {setting.variable: None for setting in declared()}
     for variable in os.environ:
-        if variable.startswith(PREFIX) and variable not in known:
+        if variable.startswith((PREFIX, QUEUE_PREFIX)) and variable not in known:
             raise SettingsError(
                 f"The environment sets {variable}, which is no setting.", hint=_nearest(variable, known)
             )
 
 
 def _nearest(name: str, known: dict[str, Any]) -> str | None:
-    bare = {each.removeprefix(PREFIX): each for each in known}
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1)
+    bare = {each.removeprefix(PREFIX).removeprefix(QUEUE_PREFIX): each for each in known}
+    near = difflib.get_close_matches(name.removeprefix(PREFIX).removeprefix(QUEUE_PREFIX), bare, n=1)
     return f"Did you mean {bare[near[0]]}?" if near else "`catchment --help` lists the settings."

@@ -9,8 +9,8 @@ import duckdb
 import pyarrow as pa
 
 from catchment import files, sql
-from catchment.lake import types
-from catchment.lake.types import Column, Fit
+from catchment.lake import reshape
+from catchment.lake.types import Column
 from catchment.pipeline import digest
 from catchment.pipeline.work import Format, Input, Part, UnitFailure
 
@@ -62,20 +62,8 @@ def _is_pattern(source: Input) -> bool:
 
 def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
     """Why the group's columns cannot go into the table, or None."""
-    have = {sql.fold(name): kind for name, kind in group.columns}
-    want = {sql.fold(column.name): column for column in columns}
     # A value in a path is text whatever it means: it is cast, and a value that does not cast fails its unit.
-    keys = {sql.fold(key) for key in group.parts[0].input.hive_keys}
-    extra = [name for name, _ in group.columns if sql.fold(name) not in want]
-    if extra:
-        return f"the table has no column {', '.join(map(repr, extra))}"
-    for key, column in want.items():
-        if key not in have:
-            if not column.nullable and column.default is None:
-                return f"column {column.name!r} is missing, must not be NULL and has no default"
-        elif key not in keys and types.fit(types.parse(have[key]), types.parse(column.type)) is Fit.NONE:
-            return f"column {column.name!r} is {have[key]}, which does not go into {column.type} unchanged"
-    return None
+    return reshape.misfit(_columns(group), columns, cast=group.parts[0].input.hive_keys)
 
 
 @contextmanager
@@ -151,7 +139,8 @@ def _described(
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         failures.extend(failure(part, error) for part in parts)
     else:
-        yield Group(parts=parts, columns=tuple((row[0], row[1]) for row in found))
+        left_out = {sql.fold(name) for name in parts[0].input.without}
+        yield Group(parts=parts, columns=tuple((row[0], row[1]) for row in found if sql.fold(row[0]) not in left_out))
 
 
 def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
@@ -163,8 +152,7 @@ def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> 
 
 
 def _select(opened: "_Opened", group: Group, columns: Sequence[Column], *, named: bool) -> str:
-    have = {sql.fold(name): (name, kind) for name, kind in group.columns}
-    chosen = [_expression(column, have.get(sql.fold(column.name))) for column in columns]
+    chosen = reshape.select_list(_columns(group), columns)
     if named:
         chosen.append(
             URI
@@ -174,13 +162,8 @@ def _select(opened: "_Opened", group: Group, columns: Sequence[Column], *, named
     return f"SELECT {', '.join(chosen)} FROM {opened.scan(group.parts, named=named)}"
 
 
-def _expression(column: Column, source: tuple[str, str] | None) -> str:
-    name = sql.identifier(column.name)
-    if source is None:
-        return f"CAST({column.default or 'NULL'} AS {column.type}) AS {name}"
-    if types.normal(source[1]) == types.normal(column.type):
-        return f"{sql.identifier(source[0])} AS {name}"
-    return f"CAST({sql.identifier(source[0])} AS {column.type}) AS {name}"
+def _columns(group: Group) -> list[Column]:
+    return [Column(name=name, type=kind) for name, kind in group.columns]
 
 
 class _Opened:
@@ -226,7 +209,7 @@ class _Opened:
         name = f"catchment_file_{len(self._attached)}"
         self._connection.execute(f"ATTACH {sql.literal(source.uri)} AS {sql.identifier(name)} (READ_ONLY)")
         self._attached.append(name)
-        return sql.qualified(name, *source.relation.split("."))
+        return sql.qualified(name, "main", source.relation)
 
 
 def _read_parquet(inputs: Sequence[Input], *, named: bool) -> str:

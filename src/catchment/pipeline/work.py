@@ -27,7 +27,8 @@ class Mode(StrEnum):
 class Input:
     """One file to read, as it was when it was planned; 0 for `modified_ns` leaves that unchecked.
 
-    `relation` names the table inside a DuckDB file; `hive_keys` are columns found in the path.
+    `relation` names the table inside a DuckDB file, and `without` columns of it that stay behind; `hive_keys` are
+    columns found in the path.
     """
 
     uri: str
@@ -35,6 +36,7 @@ class Input:
     modified_ns: int = 0
     format: Format = Format.PARQUET
     relation: str = ""
+    without: tuple[str, ...] = ()
     hive_keys: tuple[str, ...] = ()
 
 

@@ -1,0 +1,178 @@
+"""The buffer: where acknowledged rows wait until the lake has them. The contract that every layout keeps.
+
+    append ──▶ acknowledged ──▶ (seal) ──▶ parcels ──▶ stage ──▶ … delivered … ──▶ retire
+                    │                                                 │
+                    └── killed: still here                            └── killed: the ledger says so; only retire
+
+A parcel is what goes into the lake as one unit: a slice of the shared buffer, or one table of a sealed segment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from catchment.ids import ProducerId, TableId
+from catchment.lake.types import Column
+
+KIND = "queue"
+SEQ = "dq_seq"
+AT = "dq_at"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Rows that are durable on this machine's disk: numbers `seq_first` to `seq_last` of their table in `source`."""
+
+    table: TableId
+    source: str
+    seq_first: int
+    seq_last: int
+
+    @property
+    def rows(self) -> int:
+        return self.seq_last - self.seq_first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """What is buffered for one table. `oldest_at` is when its oldest buffered row was acknowledged."""
+
+    table: TableId
+    rows: int
+    bytes: int
+    oldest_at: datetime | None
+    seq_last: int
+    seq_flushed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """Rows that are delivered as one unit.
+
+    With `positioned`, the parcel covers these numbers of its producer's sequence, and parcels are delivered in their
+    order. Without, the ledger knows it by its id alone, and the numbers count within the parcel's source.
+    """
+
+    id: str
+    table: TableId
+    producer: ProducerId
+    source: str
+    seq_first: int
+    seq_last: int
+    rows: int
+    bytes: int
+    positioned: bool
+    path: str
+    relation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A parcel as a file that a Spark task can read: an Arrow file, or a table in a DuckDB file."""
+
+    path: Path
+    relation: str | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Rows of one table as they lie in the buffer, with their numbers in column `dq_seq`."""
+
+    parcel: Parcel
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """A file of the buffer that could not be opened, and was kept under another name."""
+
+    path: Path
+    reason: str
+
+
+class Buffer(Protocol):
+    """Acknowledged rows on their way to the lake.
+
+    Every row that was acknowledged is in exactly one parcel until that parcel is retired, through any crash. Parcels
+    of one table never share a row; those of a table whose columns changed come apart at the change, oldest first.
+    """
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of this buffer it is; one that is wiped and made again has another."""
+        ...
+
+    def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
+        """The columns that rows of this table are kept with now, or None while the buffer has none."""
+        ...
+
+    def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
+        """Keep rows, which must fit the columns; they are durable when this returns.
+
+        Other columns than before start a new version; what is buffered under the old ones stays as it is.
+        """
+        ...
+
+    def tables(self) -> tuple[TableState, ...]:
+        """What is buffered, by table."""
+        ...
+
+    def seal(self) -> None:
+        """Make everything acknowledged so far available as parcels."""
+        ...
+
+    def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
+        """What can be delivered now, in the order of acknowledgement within each table.
+
+        They are leased to the caller, who retires or releases each; what somebody else holds is left out.
+        """
+        ...
+
+    def release(self, parcel: Parcel) -> None:
+        """Give a parcel back that was not delivered."""
+        ...
+
+    def stage(self, parcel: Parcel, folder: Path) -> Staged:
+        """Give the parcel a file; `folder` is there to put one in."""
+        ...
+
+    def read(self, parcel: Parcel) -> pa.Table:
+        """The parcel's rows, in order, without their numbers."""
+        ...
+
+    def retire(self, parcel: Parcel) -> None:
+        """Let go of the parcel, which the lake has; may be repeated."""
+        ...
+
+    def flushed_through(self, table: TableId, seq: int) -> None:
+        """Learn from the ledger that the lake has all rows up to `seq`: parcels start after it."""
+        ...
+
+    def held(self, table: TableId) -> list[Held]:
+        """All rows of the table that are not retired, as of one moment."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Room that the buffered rows take on the disk."""
+        ...
+
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """Files that could not be opened, now or earlier."""
+        ...
+
+    def end_session(self, session: str) -> None:
+        """A session is over: what it wrote can be delivered."""
+        ...
+
+    def sweep(self) -> None:
+        """Housekeeping that is due: rotation, orphans, retention."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
+        ...

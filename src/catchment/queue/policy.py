@@ -1,0 +1,70 @@
+"""When to flush: pure decisions from facts and the time."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from catchment.backoff import Backoff
+from catchment.queue.buffer import TableState
+from catchment.settings import Settings
+
+
+class Trigger(StrEnum):
+    """Why a table is flushed."""
+
+    ROWS = "rows"
+    BYTES = "bytes"
+    AGE = "age"
+    FORCE = "force"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The thresholds, and how long to leave a table alone after a failure."""
+
+    rows_max: int
+    bytes_max: int
+    age_max: timedelta
+    retry: Backoff
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Policy":
+        return cls(
+            rows_max=settings.queue_buffer_max_rows,
+            bytes_max=settings.queue_rotate_size_bytes,
+            age_max=timedelta(seconds=settings.queue_rotate_interval_seconds),
+            retry=Backoff(attempts_max=1, first_ms=1_000, wait_ms_max=settings.queue_retry_seconds_max * 1_000),
+        )
+
+    def trigger(self, state: TableState, now: datetime) -> Trigger | None:
+        """Why the table is due, or None."""
+        if not state.rows:
+            return None
+        if state.rows >= self.rows_max:
+            return Trigger.ROWS
+        if state.bytes >= self.bytes_max:
+            return Trigger.BYTES
+        # The oldest row counts: a trickle that never stops must age out too.
+        if state.oldest_at is not None and now - state.oldest_at >= self.age_max:
+            return Trigger.AGE
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """A table whose flush failed: how often in a row, why, and when to try again."""
+
+    failures: int
+    reason: str
+    retry_at: datetime
+
+    def is_over(self, now: datetime) -> bool:
+        return now >= self.retry_at
+
+
+def failed_again(before: Trouble | None, reason: str, policy: Policy, now: datetime, luck: float) -> Trouble:
+    """The trouble after one more failure."""
+    failures = before.failures + 1 if before else 1
+    wait = timedelta(milliseconds=policy.retry.wait_ms(min(failures, 60), luck))
+    return Trouble(failures=failures, reason=reason, retry_at=now + wait)

@@ -1,0 +1,213 @@
+"""The shared layout: one DuckDB file, `buffer.duckdb`, for everybody.
+
+Recovery is opening the file: there is nothing to scan. A table's parcels are slices, ranges of `dq_seq` that follow
+each other without gap. The ledger's watermark of the table's producer is a `dq_seq` too: what it covers is in the lake,
+and is never cut into a slice again, however a crash changed the cuts.
+"""
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from catchment import events, files, ids
+from catchment.clock import Clock
+from catchment.errors import BufferDamagedError, InvariantError
+from catchment.ids import ProducerId, TableId
+from catchment.lake.types import Column
+from catchment.queue import aside
+from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
+from catchment.queue.group import GroupCommit
+from catchment.queue.store import Log, Store, Version, Write, new_identity
+from catchment.settings import MIB, Settings
+
+FILE_NAME = "buffer.duckdb"
+_IDENTITY = "dq_buffer"
+_GROUP_MAX = 1_000
+_CHECKPOINT_AFTER_BYTES = 16 * MIB
+
+
+class SharedBuffer:
+    """The buffer in one file."""
+
+    def __init__(self, root: Path, *, chunk_rows: int, checkpoint_bytes: int, clock: Clock) -> None:
+        self._root = root
+        self._chunk_rows = chunk_rows
+        self._checkpoint_bytes = checkpoint_bytes
+        self._clock = clock
+        self._store = self._open()
+        self._group = GroupCommit[Write, tuple[int, int]](self._commit, items_max=_GROUP_MAX)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, clock: Clock) -> "SharedBuffer":
+        return cls(
+            settings.queue_path,
+            chunk_rows=settings.queue_flush_chunk_rows,
+            checkpoint_bytes=settings.queue_checkpoint_bytes,
+            clock=clock,
+        )
+
+    @property
+    def incarnation(self) -> str:
+        return self._store.identity.incarnation
+
+    def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
+        log = self._store.log(table)
+        return log.versions[-1].columns if log else None
+
+    def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
+        first, last = self._group.submit(Write(table=table, columns=columns, rows=rows))
+        return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=last)
+
+    def tables(self) -> tuple[TableState, ...]:
+        return tuple(
+            TableState(
+                table=table,
+                rows=log.rows,
+                bytes=log.bytes,
+                oldest_at=log.oldest_at,
+                seq_last=log.seq_last,
+                seq_flushed=log.seq_flushed,
+            )
+            for table, log in sorted(self._store.logs().items())
+        )
+
+    def seal(self) -> None:
+        """Every acknowledged row can be cut into a slice at once."""
+
+    def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
+        return [
+            parcel
+            for table, log in sorted(self._store.logs().items())
+            if tables is None or table in tables
+            for parcel in self._slices(log)
+        ]
+
+    def stage(self, parcel: Parcel, folder: Path) -> Staged:
+        path = folder / f"{parcel.id}.arrow"
+        reader = self._reader(parcel)
+        rows = 0
+        schema = reader.schema.remove(0)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for batch in reader:
+                rows += batch.num_rows
+                writer.write_batch(batch.select(schema.names))
+        self._require_all(parcel, rows)
+        return Staged(path=path, relation=None, bytes=files.size_of(path))
+
+    def read(self, parcel: Parcel) -> pa.Table:
+        rows = self._reader(parcel).read_all()
+        self._require_all(parcel, rows.num_rows)
+        return rows.drop_columns([SEQ])
+
+    def retire(self, parcel: Parcel) -> None:
+        self._store.retire(parcel.table, parcel.seq_last)
+        if self._store.wal_bytes() > _CHECKPOINT_AFTER_BYTES:
+            # Little is left to write at this moment; left to itself, DuckDB would do it in the middle of some commit.
+            self._group.exclusively(self._checkpoint)
+
+    def release(self, parcel: Parcel) -> None:
+        """Nobody else can have the file open, so nothing was leased."""
+
+    def flushed_through(self, table: TableId, seq: int) -> None:
+        log = self._store.log(table)
+        if log is not None and seq > log.seq_last:
+            raise InvariantError(f"The lake has {table} up to seq {seq}, the buffer only up to {log.seq_last}.")
+        self._store.skip_to(table, seq)
+
+    def held(self, table: TableId) -> list[Held]:
+        log = self._store.log(table)
+        return (
+            []
+            if log is None
+            else [
+                Held(
+                    parcel=self._parcel(log, version, first, last),
+                    rows=self._store.read(version, first, last).read_all(),
+                )
+                for version, first, last in log.ranges()
+            ]
+        )
+
+    def size_bytes(self) -> int:
+        return self._store.file_bytes()
+
+    def used_bytes(self) -> int:
+        return self._store.used_bytes()
+
+    def set_aside(self) -> tuple[SetAside, ...]:
+        return aside.found(self._root)
+
+    def end_session(self, session: str) -> None:
+        """Sessions leave nothing of their own behind."""
+
+    def sweep(self) -> None:
+        """Nothing is due: flushing is all the housekeeping there is."""
+
+    def close(self) -> None:
+        self._group.exclusively(self._store_close)
+
+    def _store_close(self) -> tuple[int, int]:
+        self._store.close()
+        return 0, 0
+
+    def _open(self) -> Store:
+        try:
+            return self._open_file()
+        except BufferDamagedError as error:
+            # The server must start, and what cannot be read today may be read tomorrow by other means.
+            aside.put(self._root / FILE_NAME, reason=error.message, clock=self._clock)
+            return self._open_file()
+
+    def _open_file(self) -> Store:
+        store = Store.open(
+            self._root / FILE_NAME,
+            identity_table=_IDENTITY,
+            fresh=new_identity(secrets.token_hex(8), "", self._clock),
+            checkpoint_bytes=self._checkpoint_bytes,
+        )
+        rows = sum(log.rows for log in store.logs().values())
+        events.emit("buffer_opened", path=str(store.path), incarnation=store.identity.incarnation, rows=rows)
+        return store
+
+    def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
+        return self._store.write(writes, self._clock.now())
+
+    def _checkpoint(self) -> tuple[int, int]:
+        self._store.checkpoint()
+        return 0, 0
+
+    def _slices(self, log: Log) -> list[Parcel]:
+        return [
+            self._parcel(log, version, start, min(start + self._chunk_rows - 1, last))
+            for version, first, last in log.ranges()
+            for start in range(first, last + 1, self._chunk_rows)
+        ]
+
+    def _parcel(self, log: Log, version: Version, first: int, last: int) -> Parcel:
+        table = version.table
+        return Parcel(
+            id=ids.unit_id(KIND, self.incarnation, str(table), first, last),
+            table=table,
+            producer=ProducerId(KIND, str(table), self.incarnation),
+            source=self.incarnation,
+            seq_first=first,
+            seq_last=last,
+            rows=last - first + 1,
+            bytes=log.bytes * (last - first + 1) // max(1, log.rows),
+            positioned=True,
+            path=str(self._store.path),
+            relation=version.staging,
+        )
+
+    def _reader(self, parcel: Parcel) -> pa.RecordBatchReader:
+        log = self._store.log(parcel.table)
+        for version, first, last in log.ranges() if log else ():
+            if first <= parcel.seq_first and parcel.seq_last <= last:
+                return self._store.read(version, parcel.seq_first, parcel.seq_last)
+        raise InvariantError(f"{parcel.table} has no rows {parcel.seq_first} to {parcel.seq_last} in the buffer.")
+
+    def _require_all(self, parcel: Parcel, rows: int) -> None:
+        if rows != parcel.rows:
+            raise InvariantError(f"{parcel.table} has {rows} of the {parcel.rows} rows from {parcel.seq_first} on.")

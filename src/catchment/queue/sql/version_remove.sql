@@ -1,0 +1,1 @@
+DELETE FROM dq_meta WHERE table_schema = ? AND table_name = ? AND version = ?

@@ -1,0 +1,457 @@
+"""One DuckDB file that keeps rows: staging tables with numbered rows, and what each of them is for.
+
+Both layouts keep their rows in such files: the shared buffer is one, a session's segment is another. Every row has a
+number, `dq_seq`, without gap from 1 within its table. Rows are let go of by number, never by DuckDB's `rowid`, which
+a checkpoint changes.
+
+    dq_meta          one row per version of a table's columns: its staging table, where it starts, what is flushed
+    dq_<table>       the rows of version 1; later versions have a suffix
+    <identity>       which life of which buffer this is
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+
+from catchment import faults, files, sql
+from catchment.clock import Clock
+from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, StorageFailedError
+from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.lake.types import Column
+from catchment.queue import arrivals
+from catchment.queue.buffer import AT, SEQ
+
+PACKAGE = "catchment.queue"
+WAL = ".wal"
+FLUSHED_PREFIX = "__dq_flushed_"
+_SAMPLE_ROWS = 1_000
+_MARK_EVERY = timedelta(seconds=1)
+_MARKS_MAX = 600
+_MARK_EVERY_THEN = timedelta(minutes=10)
+_READ_BATCH_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A table's rows under one set of columns: numbers `seq_first` and up, until the next version starts."""
+
+    table: TableId
+    number: int
+    staging: str
+    columns: tuple[Column, ...]
+    seq_first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Rows to keep, which fit the columns."""
+
+    table: TableId
+    columns: tuple[Column, ...]
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which life of which buffer a file is."""
+
+    incarnation: str
+    session: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Rows up to `seq_last` were acknowledged by `at`, the earliest time of those since the mark before."""
+
+    seq_last: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What a table has in this file: its versions oldest first, and how far it is written and flushed."""
+
+    versions: tuple[Version, ...]
+    seq_last: int = 0
+    seq_flushed: int = 0
+    bytes_written: int = 0
+    rows_written: int = 0
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.seq_last - self.seq_flushed
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.bytes_written // max(1, self.rows_written)
+
+    @property
+    def oldest_at(self) -> datetime | None:
+        return self.marks[0].at if self.marks and self.rows else None
+
+    def written(self, rows: int, size: int, at: datetime) -> "Log":
+        """The log after that many rows more."""
+        seq_last = self.seq_last + rows
+        marks = self.marks
+        # One mark a second is enough to know the age; fewer once there are many, so that an outage costs no memory.
+        every = _MARK_EVERY if len(marks) < _MARKS_MAX else _MARK_EVERY_THEN
+        if marks and at - marks[-1].at < every:
+            marks = (*marks[:-1], Mark(seq_last, marks[-1].at))
+        else:
+            marks = (*marks, Mark(seq_last, at))
+        return replace(
+            self,
+            seq_last=seq_last,
+            rows_written=self.rows_written + rows,
+            bytes_written=self.bytes_written + size,
+            marks=marks,
+        )
+
+    def flushed(self, seq: int) -> "Log":
+        """The log once the lake has everything up to `seq`."""
+        through = max(self.seq_flushed, min(seq, self.seq_last))
+        return replace(self, seq_flushed=through, marks=tuple(mark for mark in self.marks if mark.seq_last > through))
+
+    def emptied(self) -> tuple[Version, ...]:
+        """Versions that are flushed and take no more rows."""
+        ends = [version.seq_first - 1 for version in self.versions[1:]]
+        return tuple(version for version, end in zip(self.versions, ends, strict=False) if end <= self.seq_flushed)
+
+    def without(self, versions: Sequence[Version]) -> "Log":
+        """The log once these versions are gone."""
+        return replace(self, versions=tuple(version for version in self.versions if version not in versions))
+
+    def ranges(self) -> Iterator[tuple[Version, int, int]]:
+        """The unflushed rows, version by version."""
+        for at, version in enumerate(self.versions):
+            last = self.versions[at + 1].seq_first - 1 if at + 1 < len(self.versions) else self.seq_last
+            first = max(version.seq_first, self.seq_flushed + 1)
+            if first <= last:
+                yield version, first, last
+
+
+class Store:
+    """An open file. One thread writes at a time, which the owner sees to; reading is free."""
+
+    def __init__(
+        self, path: Path, connection: duckdb.DuckDBPyConnection, identity: Identity, logs: dict[TableId, Log]
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        self._connection = connection
+        self._logs = logs
+        # Guards the dictionary of logs, whose values are frozen: readers take one without waiting for a commit.
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        identity_table: str,
+        fresh: Identity,
+        threads: int | None = None,
+        checkpoint_bytes: int,
+    ) -> Self:
+        """Open the file, replaying its WAL, or make it with the identity given."""
+        files.make_folder(path.parent)
+        config: dict[str, Any] = {
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "checkpoint_threshold": f"{checkpoint_bytes}b",
+            "arrow_lossless_conversion": "true",
+        }
+        if threads is not None:
+            config["threads"] = str(threads)
+        if not path.exists() and files.size_of(path.with_name(path.name + WAL)):
+            raise BufferDamagedError(f"{path} is gone, and its WAL is there.", path=str(path))
+        with _failing(path):
+            connection = duckdb.connect(str(path), config=config)
+            try:
+                connection.execute(sql.statement(PACKAGE, "store_create", identity=identity_table))
+                identity = _identity(connection, identity_table, fresh)
+                logs = dict(_logs(connection))
+            except BaseException:
+                connection.close()
+                raise
+        files.sync_folder(path.parent)
+        return cls(path, connection, identity, logs)
+
+    def close(self) -> None:
+        """Let go of the file; what is in the WAL is moved into it first."""
+        with _failing(self.path):
+            self._connection.close()
+
+    def logs(self) -> dict[TableId, Log]:
+        """Every table's log, as it stands."""
+        with self._mutex:
+            return dict(self._logs)
+
+    def log(self, table: TableId) -> Log | None:
+        """The table's log, as it stands."""
+        with self._mutex:
+            return self._logs.get(table)
+
+    def write(self, writes: Sequence[Write], now: datetime) -> list[tuple[int, int]]:
+        """Keep all of them, in one transaction; returns the numbers that each got."""
+        logs: dict[TableId, Log] = {}
+        ranges: dict[int, tuple[int, int]] = {}
+        with _failing(self.path), self._transaction():
+            for (table, columns, schema), places in _alike(writes).items():
+                log = logs.get(table) or self.log(table)
+                if log is None or log.versions[-1].columns != columns:
+                    log = self._start_version(table, columns, log)
+                some = [writes[place].rows for place in places]
+                rows = pa.concat_tables(some) if len(some) > 1 else some[0]
+                self._insert(log, rows, arrivals.select_list(schema, columns), now)
+                seq = log.seq_last
+                for place, part in zip(places, some, strict=True):
+                    ranges[place] = (seq + 1, seq + part.num_rows)
+                    seq += part.num_rows
+                logs[table] = log.written(rows.num_rows, rows.nbytes, now)
+            faults.reach("queue.before_ack")
+        with self._mutex:
+            for table, log in logs.items():
+                # What was retired meanwhile stays so.
+                before = self._logs.get(table)
+                self._logs[table] = log.flushed(before.seq_flushed).without(_gone(log, before)) if before else log
+        faults.reach("queue.after_ack")
+        return [ranges[place] for place in range(len(writes))]
+
+    def read(self, version: Version, first: int, last: int) -> pa.RecordBatchReader:
+        """Rows of one version, in order, with their numbers."""
+        names = sql.identifiers([SEQ, *(column.name for column in version.columns)])
+        # Rows lie in the order of their numbers, because one thread at a time appends them; nothing needs sorting.
+        query = f"SELECT {names} FROM {sql.identifier(version.staging)} WHERE {SEQ} BETWEEN {first} AND {last}"
+        with _failing(self.path):
+            cursor = self._connection.cursor()
+            return cursor.execute(query).to_arrow_reader(_READ_BATCH_ROWS)
+
+    def retire(self, table: TableId, seq: int) -> None:
+        """Delete rows up to `seq`, which the lake has."""
+        log = self.log(table)
+        if log is None or seq <= 0:
+            return
+        after = log.flushed(seq)
+        gone = after.emptied()
+        with _failing(self.path), self._connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            for version in gone:
+                cursor.execute(f"DROP TABLE IF EXISTS {sql.identifier(version.staging)}")
+                cursor.execute(sql.statement(PACKAGE, "version_remove"), [*_key(table), version.number])
+            for version in after.without(gone).versions:
+                cursor.execute(f"DELETE FROM {sql.identifier(version.staging)} WHERE {SEQ} <= {after.seq_flushed}")
+            cursor.execute(sql.statement(PACKAGE, "version_flushed"), [after.seq_flushed, *_key(table)])
+            faults.reach("queue.before_retire")
+            cursor.execute("COMMIT")
+        with self._mutex:
+            self._logs[table] = self._logs[table].flushed(seq).without(gone)
+
+    def skip_to(self, table: TableId, seq: int) -> None:
+        """Note that the lake has everything up to `seq`, and delete it."""
+        log = self.log(table)
+        if log is not None and seq > log.seq_flushed:
+            self.retire(table, seq)
+
+    def mark_flushed(self, table: TableId) -> None:
+        """Rename the table's staging tables, so that whoever opens the file sees that the lake has them."""
+        log = self.log(table)
+        with _failing(self.path), self._connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            for version in log.versions if log else ():
+                cursor.execute(
+                    f"ALTER TABLE IF EXISTS {sql.identifier(version.staging)} "
+                    f"RENAME TO {sql.identifier(FLUSHED_PREFIX + version.staging)}"
+                )
+            cursor.execute(sql.statement(PACKAGE, "version_all_flushed"), list(_key(table)))
+            cursor.execute("COMMIT")
+        with self._mutex:
+            self._logs.pop(table, None)
+
+    def checkpoint(self) -> None:
+        """Move what is in the WAL into the file."""
+        with _failing(self.path):
+            self._connection.execute("CHECKPOINT")
+
+    def wal_bytes(self) -> int:
+        """Size of the WAL."""
+        return files.size_of(self.path.with_name(self.path.name + WAL))
+
+    def used_bytes(self) -> int:
+        """Room that rows take: blocks in use and the WAL, without what the file could give back."""
+        with _failing(self.path), self._connection.cursor() as cursor:
+            row = cursor.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchone()
+        return (int(row[0]) if row else 0) + self.wal_bytes()
+
+    def file_bytes(self) -> int:
+        """Size of the file and its WAL."""
+        return files.size_of(self.path) + self.wal_bytes()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            with suppress(duckdb.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        try:
+            self._connection.execute("COMMIT")
+        except duckdb.Error as error:
+            raise StorageFailedError(f"{self.path} cannot be written: {error}", path=str(self.path)) from None
+
+    def _start_version(self, table: TableId, columns: tuple[Column, ...], log: Log | None) -> Log:
+        number = log.versions[-1].number + 1 if log else 1
+        version = Version(
+            table=table,
+            number=number,
+            staging=self._staging_name(table, number),
+            columns=columns,
+            seq_first=log.seq_last + 1 if log else 1,
+        )
+        payload = "".join(f", {sql.identifier(column.name)} {column.type}" for column in columns)
+        self._connection.execute(
+            f"CREATE TABLE {sql.identifier(version.staging)} ({SEQ} BIGINT NOT NULL, {AT} TIMESTAMP NOT NULL{payload})"
+        )
+        self._connection.execute(
+            "INSERT INTO dq_meta VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                *_key(table),
+                number,
+                version.staging,
+                json.dumps([asdict(column) for column in columns]),
+                version.seq_first,
+                log.seq_flushed if log else 0,
+            ],
+        )
+        return replace(log, versions=(*log.versions, version)) if log else Log(versions=(version,))
+
+    def _staging_name(self, table: TableId, number: int) -> str:
+        place = table.name if table.schema == DEFAULT_SCHEMA else f"{table.schema}.{table.name}"
+        wanted = f"dq_{place}" if number == 1 else f"dq_{place}@{number}"
+        taken = {row[0] for row in self._connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        # Tables `a.b` of the default schema and `b` of schema `a` would meet, and so would names that differ in case.
+        folded = {sql.fold(name) for name in taken}
+        while sql.fold(wanted) in folded:
+            wanted += "'"
+        return wanted
+
+    def _insert(self, log: Log, rows: pa.Table, expressions: str, now: datetime) -> None:
+        numbered = rows.append_column(SEQ, pa.array(range(log.seq_last + 1, log.seq_last + 1 + rows.num_rows)))
+        at = sql.literal(_naive(now).isoformat(sep=" "))
+        # A bare capsule: DuckDB reads a table through a slower way.
+        self._connection.register("arriving", numbered.__arrow_c_stream__())
+        try:
+            self._connection.execute(
+                f"INSERT INTO {sql.identifier(log.versions[-1].staging)} "
+                f"SELECT {SEQ}, TIMESTAMP {at}, {expressions} FROM arriving"
+            )
+        finally:
+            self._connection.unregister("arriving")
+
+
+def _alike(writes: Sequence[Write]) -> dict[tuple[TableId, tuple[Column, ...], pa.Schema], list[int]]:
+    """Writes that one statement can insert, by their places."""
+    found: dict[tuple[TableId, tuple[Column, ...], pa.Schema], list[int]] = {}
+    for place, write in enumerate(writes):
+        found.setdefault((write.table, write.columns, write.rows.schema), []).append(place)
+    return found
+
+
+def _gone(log: Log, now: Log) -> list[Version]:
+    """Versions that were dropped while the log was written: they are older than any that is left."""
+    return [version for version in log.versions if version.number < now.versions[0].number]
+
+
+def _identity(connection: duckdb.DuckDBPyConnection, table: str, fresh: Identity) -> Identity:
+    select = f"SELECT incarnation, session, created_at FROM {sql.identifier(table)}"
+    rows = connection.execute(select).fetchall()
+    if not rows:
+        connection.execute(
+            f"INSERT INTO {sql.identifier(table)} VALUES (?, ?, ?)",
+            [fresh.incarnation, fresh.session, _naive(fresh.created_at)],
+        )
+        rows = connection.execute(select).fetchall()
+    if len(rows) != 1:
+        raise InvariantError(f"{table} holds {len(rows)} rows instead of one.")
+    incarnation, session, created_at = rows[0]
+    return Identity(incarnation=incarnation, session=session, created_at=created_at.replace(tzinfo=UTC))
+
+
+def _logs(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[TableId, Log]]:
+    found: dict[TableId, list[tuple[Version, int]]] = {}
+    for schema, name, number, staging, columns, first, flushed in connection.execute(
+        "SELECT * FROM dq_meta ORDER BY table_schema, table_name, version"
+    ).fetchall():
+        version = Version(
+            table=TableId(schema, name),
+            number=number,
+            staging=staging,
+            columns=tuple(Column(**each) for each in json.loads(columns)),
+            seq_first=first,
+        )
+        found.setdefault(version.table, []).append((version, flushed))
+    for table, versions in found.items():
+        yield table, _log(connection, [version for version, _ in versions], max(flushed for _, flushed in versions))
+
+
+def _log(connection: duckdb.DuckDBPyConnection, versions: list[Version], flushed: int) -> Log:
+    """What the rows say: they are the truth, `last_flushed_seq` only counts once they are gone."""
+    log = Log(versions=tuple(versions), seq_last=max(flushed, versions[-1].seq_first - 1), seq_flushed=flushed)
+    marks: list[Mark] = []
+    for version in versions:
+        staging = sql.identifier(version.staging)
+        marks += [
+            Mark(seq, at.replace(tzinfo=UTC))
+            for seq, at in connection.execute(
+                f"SELECT max({SEQ}), min({AT}) FROM {staging} GROUP BY date_trunc('second', {AT}) ORDER BY 1"
+            ).fetchall()
+        ]
+    if not marks:
+        return log
+    sample = connection.execute(f"FROM {sql.identifier(versions[-1].staging)} LIMIT {_SAMPLE_ROWS}").to_arrow_table()
+    return replace(
+        log,
+        seq_last=max(log.seq_last, marks[-1].seq_last),
+        rows_written=max(1, sample.num_rows),
+        bytes_written=sample.nbytes,
+        marks=tuple(marks),
+    )
+
+
+def _key(table: TableId) -> tuple[str, str]:
+    return table.schema, table.name
+
+
+def _naive(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(tzinfo=None)
+
+
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """DuckDB's errors about the file, as what the caller can do about them."""
+    try:
+        yield
+    except duckdb.Error as error:
+        text = str(error)
+        if "Could not set lock" in text or "already open" in text or "Conflicting lock" in text:
+            raise BufferHeldError(f"{path} is open in another process.", path=str(path)) from None
+        if isinstance(error, duckdb.IOException | duckdb.OperationalError) and "No space" in text:
+            raise StorageFailedError(f"{path}: {text}", path=str(path)) from None
+        raise BufferDamagedError(f"{path}: {text}", path=str(path)) from error
+
+
+def new_identity(incarnation: str, session: str, clock: Clock) -> Identity:
+    """What a file that is made now says of itself."""
+    return Identity(incarnation=incarnation, session=session, created_at=clock.now())
