@@ -8,6 +8,7 @@
     │   ├── LockTimeoutError      somebody else holds the lock
     │   ├── BufferHeldError       another process has the queue's buffer open
     │   ├── BackpressureError     the buffer is full: nothing of this write was kept
+    │   ├── FlushFailedError      some buffered rows did not reach the lake; they are still buffered
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
     ├── FencedError               another process has taken over this producer: stop
@@ -96,6 +97,12 @@ class BackpressureError(RetryableError):
     """The queue's buffer is full; nothing of this write was kept."""
 
     default_hint = "Write again later. Is the lake reachable? `catchment queue status` shows what keeps the rows."
+
+
+class FlushFailedError(RetryableError):
+    """Some buffered rows did not reach the lake; they are still buffered."""
+
+    default_hint = "`catchment queue status` shows the last error of each table."
 
 
 class SparkFailedError(RetryableError):

@@ -1,13 +1,14 @@
 """A lake that is open: reading from it, and the one way of writing to it."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from catchment import events, faults, files, sql
 from catchment.backoff import Backoff, retry
@@ -35,6 +36,7 @@ from catchment.lake.attach import (
 )
 from catchment.lake.audit import AuditReport, audit
 from catchment.lake.commit import Commit
+from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Ledger
 from catchment.lake.locks import CommitLock, lock_for
 from catchment.lake.tables import LEDGER_SCHEMA, Table
@@ -93,6 +95,7 @@ class Lake:
         self._commit_lock = commit_lock or lock_for(address.catalog, clock=self.clock)
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._instance_mutex = threading.Lock()
+        self._is_open = False
 
     @classmethod
     def from_settings(cls, settings: Settings, *, clock: Clock | None = None) -> Self:
@@ -123,6 +126,8 @@ class Lake:
 
     def open(self, *, create: bool = True) -> None:
         """Attach the lake. `create` makes it and its ledger where they do not exist; else that is LakeMissingError."""
+        if self._is_open:
+            return
         if not create and not self._exists():
             raise LakeMissingError(f"There is no lake with a ledger at {self.address.catalog}.")
         with self.ledger() as ledger:
@@ -131,6 +136,7 @@ class Lake:
             self._retrying(self._create_ledger)
         if create and not self._has_options():
             self._retrying(self._set_options)
+        self._is_open = True
 
     def close(self) -> None:
         """Let go of the catalog."""
@@ -139,6 +145,7 @@ class Lake:
                 self._instance.close()
                 self._instance = None
         self._commit_lock.close()
+        self._is_open = False
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection for reading, with the lake as its default catalog; the caller closes it."""
@@ -155,6 +162,15 @@ class Lake:
         """The table as the catalog has it now."""
         with self._reading() as cursor:
             return tables.require_table(cursor, self.name, table, data_path=self.address.data_path)
+
+    def table_in(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table:
+        """The table as the connection's transaction sees it."""
+        return tables.require_table(connection, self.name, table, data_path=self.address.data_path)
+
+    def insert(self, table: TableId, rows: pa.Table) -> None:
+        """Write rows directly, in a transaction of their own: for when nothing better is at hand."""
+        commits.refuse_ledger(table)
+        self._retrying(lambda: self._insert(table, rows), on=(ConflictError,))
 
     def tables(self) -> tuple[TableId, ...]:
         """Every user table."""
@@ -177,6 +193,18 @@ class Lake:
         """The ledger, for reading."""
         with self._reading() as cursor:
             yield Ledger(cursor, self.name)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection whose statements all see the lake as of one moment, with the lake as its default catalog."""
+        with self._reading() as cursor:
+            cursor.execute(f"USE {sql.identifier(self.name)}")
+            yield cursor
+
+    def dead_letters(self, ids: Sequence[str] | None = None, *, table: TableId | None = None) -> list[DeadLetter]:
+        """Rows that were set aside, oldest first."""
+        with self._reading() as cursor:
+            return DeadLetters(cursor, self.name).find(ids, table=table)
 
     def audit(self, producer: ProducerId | None = None) -> AuditReport:
         """Prove from ledger and tables that every unit was delivered exactly once."""
@@ -295,13 +323,23 @@ class Lake:
             raise InvariantError(f"Producer {producer} is not in the ledger right after it was seeded.")
         return taken
 
-    def _retrying(self, operation: Callable[[], T]) -> T:
-        return retry(
-            operation,
-            policy=self.redo(),
-            clock=self.clock,
-            on=(ConflictError, CommitUnknownError, LakeUnavailableError),
-        )
+    def _retrying(
+        self,
+        operation: Callable[[], T],
+        on: tuple[type[CatchmentError], ...] = (ConflictError, CommitUnknownError, LakeUnavailableError),
+    ) -> T:
+        return retry(operation, policy=self.redo(), clock=self.clock, on=on)
+
+    def _insert(self, table: TableId, rows: pa.Table) -> None:
+        with self.write() as connection:
+            connection.register("catchment_rows", rows)
+            try:
+                connection.execute(
+                    f"INSERT INTO {sql.qualified(self.name, table.schema, table.name)} BY NAME "
+                    "FROM temp.main.catchment_rows"
+                )
+            finally:
+                connection.unregister("catchment_rows")
 
     def _find_table(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
         return tables.find_table(connection, self.name, table, data_path=self.address.data_path)

@@ -1,4 +1,4 @@
-"""Bringing rows into a table's columns: matched by name, widened where nothing is lost, defaults where one is missing."""
+"""Bringing rows into a table's columns: matched by name, widened where nothing is lost, defaults where they miss one."""
 
 from collections.abc import Collection, Sequence
 

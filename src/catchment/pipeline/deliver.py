@@ -21,7 +21,7 @@ from catchment.pipeline.batch import BatchRun, Desk, Share, Tally
 from catchment.pipeline.plan import Bounds, Plan, Unit, plan
 from catchment.pipeline.spark import Runner
 from catchment.pipeline.work import Mode, UnitFailure
-from catchment.settings import Settings
+from catchment.settings import MIB, Settings
 
 Retire = Callable[[Unit], None]
 
@@ -76,7 +76,7 @@ class Report:
 class Deliverer:
     """Delivers what a source has into a lake, exactly once, however often and by however many processes it is run."""
 
-    def __init__(self, lake: Lake, runner: Runner, settings: Settings) -> None:
+    def __init__(self, lake: Lake, runner: Runner, settings: Settings, *, small_bytes: int = 16 * MIB) -> None:
         self.lake = lake
         self.runner = runner
         self.memory_mb = settings.deliver_task_memory_mb
@@ -85,13 +85,18 @@ class Deliverer:
             adopt_bytes_min=settings.deliver_adopt_bytes_min,
             units_per_commit_max=settings.deliver_units_per_commit_max,
             parallelism=runner.parallelism,
+            small_bytes=small_bytes,
         )
 
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
         """What `deliver` would do now, without effect on anything."""
         units = source.units()
         self._refuse_own_files(units)
-        standing = self.lake.standing(source.producer, source.table, (unit.id for unit in units))
+        return self.plan_units(units, producer=source.producer, table=source.table, mode=mode)
+
+    def plan_units(self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode) -> Plan:
+        """The same for units that are known, wherever their files lie."""
+        standing = self.lake.standing(producer, table, (unit.id for unit in units))
         return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
     def deliver(self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None) -> Report:

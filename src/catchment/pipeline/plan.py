@@ -9,8 +9,7 @@ from catchment.ids import ProducerId
 from catchment.lake import Claim, DeadLetter, Standing, Table, types
 from catchment.lake.commit import refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
-
-_SMALL_BYTES = 16 * 1024 * 1024
+from catchment.settings import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +34,13 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The sizes that shape a plan."""
+    """The sizes that shape a plan; no output is planned smaller than `small_bytes` where there is enough for it."""
 
     file_bytes: int
     adopt_bytes_min: int
     units_per_commit_max: int
     parallelism: int
+    small_bytes: int = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Stint:
 
     @property
     def bytes(self) -> int:
-        return sum(part.input.bytes for part in self.parts)
+        return sum(part.input.expected_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[Stint, ..
         *(Stint(mode=Mode.ADOPT, parts=some) for some in _even(adopted, [1] * len(adopted), pieces)),
         *(
             Stint(mode=Mode.REWRITE, parts=some)
-            for some in _even(rewritten, [part.input.bytes for part in rewritten], _outputs(rewritten, bounds))
+            for some in _even(rewritten, [part.input.expected_bytes for part in rewritten], _outputs(rewritten, bounds))
         ),
     )
 
@@ -155,11 +155,10 @@ def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
 
 def _outputs(parts: Sequence[Part], bounds: Bounds) -> int:
     """How many output files to aim at: near the target size, and a multiple of what runs at once, so no task lags."""
-    total = sum(part.input.bytes for part in parts)
-    if total < _SMALL_BYTES:
-        return min(1, len(parts))
+    total = sum(part.input.expected_bytes for part in parts)
     waves = max(1, round(total / bounds.file_bytes / bounds.parallelism))
-    return min(waves * bounds.parallelism, len(parts))
+    enough = max(1, total // bounds.small_bytes)
+    return min(waves * bounds.parallelism, enough, len(parts))
 
 
 def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterator[tuple[Part, ...]]:

@@ -151,6 +151,11 @@ def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> 
     )
 
 
+def bare_reason(of: UnitFailure) -> str:
+    """The reason without the path, for a file that is only a scratch of ours."""
+    return of.reason.removeprefix(f"{of.path}: ")
+
+
 def _select(opened: "_Opened", group: Group, columns: Sequence[Column], *, named: bool) -> str:
     chosen = reshape.select_list(_columns(group), columns)
     if named:

@@ -28,7 +28,7 @@ class Input:
     """One file to read, as it was when it was planned; 0 for `modified_ns` leaves that unchecked.
 
     `relation` names the table inside a DuckDB file, and `without` columns of it that stay behind; `hive_keys` are
-    columns found in the path.
+    columns found in the path. `weight` is how large it becomes as Parquet, per byte.
     """
 
     uri: str
@@ -37,7 +37,13 @@ class Input:
     format: Format = Format.PARQUET
     relation: str = ""
     without: tuple[str, ...] = ()
+    weight: float = 1.0
     hive_keys: tuple[str, ...] = ()
+
+    @property
+    def expected_bytes(self) -> int:
+        """What it will come to as Parquet."""
+        return int(self.bytes * self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

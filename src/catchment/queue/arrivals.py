@@ -60,14 +60,13 @@ def require_values(rows: pa.Table, columns: Sequence[Column]) -> None:
             raise InputError(f"Column {column.name!r} is NULL in some row and must not be.")
 
 
-def require_fit(rows: pa.Table, columns: tuple[Column, ...], *, table: str) -> None:
-    """Refuse rows that the columns do not take unchanged."""
-    reason = misfit(rows.schema, columns)
+def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -> None:
+    """Refuse rows of a shape that the columns do not take unchanged."""
+    reason = misfit(schema, columns)
     if reason is not None:
         raise TypeConflictError(
             f"The rows do not fit {table}: {reason}.", hint="Change the table or the rows, then write again."
         )
-    require_values(rows, columns)
 
 
 def refuse_reserved(columns: Iterable[Column]) -> None:

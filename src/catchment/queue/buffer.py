@@ -39,7 +39,10 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """What is buffered for one table. `oldest_at` is when its oldest buffered row was acknowledged."""
+    """What is buffered for one table. `oldest_at` is when its oldest buffered row was acknowledged.
+
+    `sealed_rows` are those that lie in sealed files, in a layout that seals; None in one that does not.
+    """
 
     table: TableId
     rows: int
@@ -47,6 +50,7 @@ class TableState:
     oldest_at: datetime | None
     seq_last: int
     seq_flushed: int
+    sealed_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,10 @@ class Buffer(Protocol):
         """What is buffered, by table."""
         ...
 
+    def state(self, table: TableId) -> TableState | None:
+        """The same for one table, quickly."""
+        ...
+
     def seal(self) -> None:
         """Make everything acknowledged so far available as parcels."""
         ...
@@ -157,8 +165,16 @@ class Buffer(Protocol):
         """All rows of the table that are not retired, as of one moment."""
         ...
 
+    def complete_through(self, table: TableId) -> dict[str, int]:
+        """By source, the number up to which all acknowledged rows of the table are known to this buffer."""
+        ...
+
     def size_bytes(self) -> int:
-        """Room that the buffered rows take on the disk."""
+        """Size of the files on the disk, at little cost."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Room that the buffered rows take, without what the files could give back."""
         ...
 
     def set_aside(self) -> tuple[SetAside, ...]:

@@ -1,7 +1,8 @@
-"""Group commit: whoever comes while a commit is under way waits for it, and the next commit takes all who wait.
+"""Group commit: whoever comes while a commit is under way waits, and the next commit takes all who wait.
 
-One writer at a time, one fsync for all of them. There is no thread of its own: of those who wait, the first to get in
-commits for everybody, so that a lone writer pays for no hand-over.
+One writer at a time, one fsync for all of them. There is no thread of its own, so that a lone writer pays for no
+hand-over: the first to come commits, and when it is done it makes the first of those who came meanwhile the next to
+commit, for itself and the others. A plain lock would not do: the thread that lets go of it is the one that gets it next.
 """
 
 import threading
@@ -9,8 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from catchment.errors import StorageFailedError
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class GroupCommit(Generic[Item, Result]):
@@ -19,49 +23,103 @@ class GroupCommit(Generic[Item, Result]):
     def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Result]], *, items_max: int) -> None:
         self._commit = commit
         self._items_max = items_max
-        self._waiting: deque[_Pending[Item, Result]] = deque()
-        self._writer = threading.Lock()
+        # Guards the two below; held for moments only.
+        self._mutex = threading.Lock()
+        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._is_led = False
 
     def submit(self, item: Item) -> Result:
         """Have the item committed, by this thread or another; its own failure is raised, not that of others."""
-        pending = _Pending[Item, Result](item)
-        self._waiting.append(pending)
-        with self._writer:
-            while not pending.done:
-                self._run([self._waiting.popleft() for _ in range(min(len(self._waiting), self._items_max))])
-        if pending.error is not None:
-            raise pending.error
-        return pending.result
+        mine = _Waiting[Item, Result](item)
+        if not self._join(mine):
+            mine.wait()
+        if not mine.done:
+            # Not woken because it is done, so it is this thread's turn to commit.
+            self._lead()
+        if mine.error is not None:
+            raise mine.error
+        return mine.result
 
-    def exclusively(self, action: Callable[[], Result]) -> Result:
+    def exclusively(self, action: Callable[[], T]) -> T:
         """Run something while no commit is under way."""
-        with self._writer:
-            return action()
-
-    def _run(self, group: "list[_Pending[Item, Result]]") -> None:
+        mine = _Waiting[Item, Result](None)
+        if not self._join(mine):
+            mine.wait()
         try:
-            results = self._commit([pending.item for pending in group])
-        except Exception as error:
+            return action()
+        finally:
+            with self._mutex:
+                self._waiting.remove(mine)
+            self._pass_on()
+
+    def _join(self, mine: "_Waiting[Item, Result]") -> bool:
+        """Stand in line; True when nobody leads, so that this thread does now."""
+        with self._mutex:
+            self._waiting.append(mine)
+            first, self._is_led = not self._is_led, True
+        return first
+
+    def _lead(self) -> None:
+        with self._mutex:
+            group: list[_Waiting[Item, Result]] = []
+            # Up to somebody who wants to be alone.
+            while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
+                group.append(self._waiting.popleft())
+        try:
+            self._run(group)
+        finally:
+            # Told only now: a writer that is told at once comes back at once, and would find itself in line alone.
+            for each in group:
+                each.wake()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        with self._mutex:
+            self._is_led = bool(self._waiting)
+            following = self._waiting[0] if self._waiting else None
+        if following is not None:
+            following.wake()
+
+    def _run(self, group: "list[_Waiting[Item, Result]]") -> None:
+        try:
+            results = self._commit([each.item for each in group if each.item is not None])
+        except Exception as error:  # noqa: BLE001 - it is raised where the item came from
             if len(group) > 1:
                 # One bad item must not fail its neighbours, who cannot know of it.
-                for pending in group:
-                    self._run([pending])
+                for each in group:
+                    self._run([each])
             else:
                 group[0].fail(error)
+        except BaseException:
+            # This thread is told to end: nobody else may wait for it.
+            for each in group:
+                if not each.done:
+                    each.fail(StorageFailedError("The thread that was committing was interrupted."))
+            raise
         else:
-            for pending, result in zip(group, results, strict=True):
-                pending.succeed(result)
+            for each, result in zip(group, results, strict=True):
+                each.succeed(result)
 
 
-class _Pending(Generic[Item, Result]):
-    """An item on its way. Written by the committing thread before it lets go of the writer lock, read after."""
+class _Waiting(Generic[Item, Result]):
+    """Somebody in line. Written by the leading thread before it wakes the owner, who reads it after."""
 
     result: Result
 
-    def __init__(self, item: Item) -> None:
+    def __init__(self, item: Item | None) -> None:
         self.item = item
         self.done = False
         self.error: Exception | None = None
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def wait(self) -> None:
+        """Sleep until done, or until it is the owner's turn to lead."""
+        self._asleep.acquire()
+
+    def wake(self) -> None:
+        """Wake the owner; the leader itself is awake."""
+        self._asleep.release()
 
     def succeed(self, result: Result) -> None:
         self.result = result

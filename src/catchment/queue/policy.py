@@ -15,8 +15,7 @@ class Trigger(StrEnum):
     ROWS = "rows"
     BYTES = "bytes"
     AGE = "age"
-    FORCE = "force"
-    FULL = "full"
+    SEALED = "sealed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,9 @@ class Policy:
         """Why the table is due, or None."""
         if not state.rows:
             return None
+        if state.sealed_rows is not None:
+            # The files decide by themselves when they are sealed; what is sealed can go.
+            return Trigger.SEALED if state.sealed_rows else None
         if state.rows >= self.rows_max:
             return Trigger.ROWS
         if state.bytes >= self.bytes_max:

@@ -61,17 +61,11 @@ class SharedBuffer:
         return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=last)
 
     def tables(self) -> tuple[TableState, ...]:
-        return tuple(
-            TableState(
-                table=table,
-                rows=log.rows,
-                bytes=log.bytes,
-                oldest_at=log.oldest_at,
-                seq_last=log.seq_last,
-                seq_flushed=log.seq_flushed,
-            )
-            for table, log in sorted(self._store.logs().items())
-        )
+        return tuple(_state(table, log) for table, log in sorted(self._store.logs().items()))
+
+    def state(self, table: TableId) -> TableState | None:
+        log = self._store.log(table)
+        return None if log is None else _state(table, log)
 
     def seal(self) -> None:
         """Every acknowledged row can be cut into a slice at once."""
@@ -105,7 +99,7 @@ class SharedBuffer:
         self._store.retire(parcel.table, parcel.seq_last)
         if self._store.wal_bytes() > _CHECKPOINT_AFTER_BYTES:
             # Little is left to write at this moment; left to itself, DuckDB would do it in the middle of some commit.
-            self._group.exclusively(self._checkpoint)
+            self._group.exclusively(self._store.checkpoint)
 
     def release(self, parcel: Parcel) -> None:
         """Nobody else can have the file open, so nothing was leased."""
@@ -130,6 +124,10 @@ class SharedBuffer:
             ]
         )
 
+    def complete_through(self, table: TableId) -> dict[str, int]:
+        log = self._store.log(table)
+        return {self.incarnation: log.seq_last if log else 0}
+
     def size_bytes(self) -> int:
         return self._store.file_bytes()
 
@@ -146,11 +144,7 @@ class SharedBuffer:
         """Nothing is due: flushing is all the housekeeping there is."""
 
     def close(self) -> None:
-        self._group.exclusively(self._store_close)
-
-    def _store_close(self) -> tuple[int, int]:
-        self._store.close()
-        return 0, 0
+        self._group.exclusively(self._store.close)
 
     def _open(self) -> Store:
         try:
@@ -173,10 +167,6 @@ class SharedBuffer:
 
     def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
         return self._store.write(writes, self._clock.now())
-
-    def _checkpoint(self) -> tuple[int, int]:
-        self._store.checkpoint()
-        return 0, 0
 
     def _slices(self, log: Log) -> list[Parcel]:
         return [
@@ -211,3 +201,14 @@ class SharedBuffer:
     def _require_all(self, parcel: Parcel, rows: int) -> None:
         if rows != parcel.rows:
             raise InvariantError(f"{parcel.table} has {rows} of the {parcel.rows} rows from {parcel.seq_first} on.")
+
+
+def _state(table: TableId, log: Log) -> TableState:
+    return TableState(
+        table=table,
+        rows=log.rows,
+        bytes=log.bytes,
+        oldest_at=log.oldest_at,
+        seq_last=log.seq_last,
+        seq_flushed=log.seq_flushed,
+    )

@@ -149,6 +149,8 @@ class Store:
         self.path = path
         self.identity = identity
         self._connection = connection
+        # The statements that write are trivial, and planning them is a good part of a small commit.
+        connection.execute("PRAGMA disable_optimizer")
         self._logs = logs
         # Guards the dictionary of logs, whose values are frozen: readers take one without waiting for a commit.
         self._mutex = threading.Lock()
@@ -160,7 +162,6 @@ class Store:
         *,
         identity_table: str,
         fresh: Identity,
-        threads: int | None = None,
         checkpoint_bytes: int,
     ) -> Self:
         """Open the file, replaying its WAL, or make it with the identity given."""
@@ -168,11 +169,11 @@ class Store:
         config: dict[str, Any] = {
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
+            # One: small commits wait for no other thread, and many sessions' files may be open at once.
+            "threads": "1",
             "checkpoint_threshold": f"{checkpoint_bytes}b",
             "arrow_lossless_conversion": "true",
         }
-        if threads is not None:
-            config["threads"] = str(threads)
         if not path.exists() and files.size_of(path.with_name(path.name + WAL)):
             raise BufferDamagedError(f"{path} is gone, and its WAL is there.", path=str(path))
         with _failing(path):
@@ -263,20 +264,27 @@ class Store:
         if log is not None and seq > log.seq_flushed:
             self.retire(table, seq)
 
-    def mark_flushed(self, table: TableId) -> None:
-        """Rename the table's staging tables, so that whoever opens the file sees that the lake has them."""
+    def mark_flushed(self, table: TableId, staging: str) -> None:
+        """Rename one of the table's staging tables, so that whoever opens the file sees that the lake has it.
+
+        Only for files that take no more rows; may be repeated.
+        """
         log = self.log(table)
+        marked = [version for version in log.versions if version.staging == staging] if log else []
         with _failing(self.path), self._connection.cursor() as cursor:
             cursor.execute("BEGIN")
-            for version in log.versions if log else ():
+            for version in marked:
                 cursor.execute(
-                    f"ALTER TABLE IF EXISTS {sql.identifier(version.staging)} "
-                    f"RENAME TO {sql.identifier(FLUSHED_PREFIX + version.staging)}"
+                    f"ALTER TABLE {sql.identifier(staging)} RENAME TO {sql.identifier(FLUSHED_PREFIX + staging)}"
                 )
-            cursor.execute(sql.statement(PACKAGE, "version_all_flushed"), list(_key(table)))
+                cursor.execute(sql.statement(PACKAGE, "version_remove"), [*_key(table), version.number])
             cursor.execute("COMMIT")
         with self._mutex:
-            self._logs.pop(table, None)
+            left = log.without(marked) if log else None
+            if left is not None and left.versions:
+                self._logs[table] = left
+            else:
+                self._logs.pop(table, None)
 
     def checkpoint(self) -> None:
         """Move what is in the WAL into the file."""

@@ -1,0 +1,202 @@
+"""Flushing: parcels of the queue's buffer become units of delivery, several tables in one Spark job.
+
+parcels ──▶ stage (Arrow files, or the sealed segments themselves) ──▶ deliver together ──▶ retire
+                                                     │
+                                                     └─ a unit that cannot be delivered is sifted: its bad rows
+                                                        are buried by the commit that delivers its good ones
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from catchment import events, faults, files, ids
+from catchment.errors import InputError
+from catchment.ids import ProducerId, TableId
+from catchment.lake import DeadLetter, deadletters
+from catchment.lake.staging import JobFolder, Staging
+from catchment.pipeline.deliver import Deliverer, Report, Retire
+from catchment.pipeline.plan import Plan, Unit
+from catchment.pipeline.poison import sift, write_arrow
+from catchment.pipeline.work import Format, Input, Mode
+from catchment.queue.buffer import AT, KIND, SEQ, Buffer, Parcel
+from catchment.queue.flushing import Progress, TableFlush, merged
+from catchment.settings import MIB
+
+# Small files are what the queue is there to avoid: a second file is started only where both become this large.
+FILE_BYTES_MIN = 64 * MIB
+_STAGED_BYTES_MAX = 1024 * MIB
+_WEIGHT_AT_FIRST = 0.3
+
+
+@dataclass(slots=True)
+class _Portion:
+    """Parcels that one job delivers, table by table, and what has become of them."""
+
+    job: JobFolder
+    parcels: dict[str, Parcel]
+    units: dict[str, Unit] = field(default_factory=dict)
+    sifted: set[str] = field(default_factory=set)
+    done: list[TableFlush] = field(default_factory=list)
+
+    def of(self, table: TableId) -> list[Unit]:
+        return [unit for unit_id, unit in self.units.items() if self.parcels[unit_id].table == table]
+
+    def give_up(self, table: TableId, error: str) -> None:
+        self.done.append(TableFlush(table=table, errors=(error,)))
+        for unit in self.of(table):
+            del self.units[unit.id]
+
+
+class FlushPipeline:
+    """Delivers parcels of one buffer into one lake."""
+
+    def __init__(self, deliverer: Deliverer, buffer: Buffer) -> None:
+        self._deliverer = deliverer
+        self._lake = deliverer.lake
+        self._buffer = buffer
+        # How large a table's rows become as Parquet, per byte of Arrow, learnt from its last flush.
+        self._weights: dict[TableId, float] = {}
+
+    def catch_up(self, tables: Sequence[TableId]) -> None:
+        # The lake may have been away when this process started.
+        self._lake.open()
+        with self._lake.ledger() as ledger:
+            claims = {table: ledger.read(ProducerId(KIND, str(table), self._buffer.incarnation)) for table in tables}
+        for table, claim in claims.items():
+            if claim is not None:
+                self._buffer.flushed_through(table, claim.seq)
+
+    def flush(self, parcels: Sequence[Parcel], progress: Progress | None = None) -> tuple[TableFlush, ...]:
+        done: list[TableFlush] = []
+        stuck: set[TableId] = set()
+        try:
+            for some in _portions(parcels):
+                # Rows of a table go in their order: what comes after those that failed has to wait.
+                for each in self._deliver([parcel for parcel in some if parcel.table not in stuck]):
+                    done.append(each)
+                    if each.errors:
+                        stuck.add(each.table)
+                    if progress is not None:
+                        progress(each)
+        finally:
+            for parcel in parcels:
+                self._buffer.release(parcel)
+        return merged(done)
+
+    def _deliver(self, parcels: Sequence[Parcel]) -> list[TableFlush]:
+        with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
+            portion = _Portion(job=job, parcels={parcel.id: parcel for parcel in parcels})
+            for parcel in parcels:
+                portion.units[parcel.id] = self._staged(parcel, job)
+            faults.reach("queue.after_stage")
+            while portion.units:
+                orders = list(self._plans(portion))
+                reports = self._deliverer.deliver_together(orders)
+                for (plan, _), report in zip(orders, reports, strict=True):
+                    self._look_at(portion, plan, report)
+        return portion.done
+
+    def _staged(self, parcel: Parcel, job: JobFolder) -> Unit:
+        staged = self._buffer.stage(parcel, job.path)
+        source = Input(
+            uri=str(staged.path),
+            bytes=staged.bytes,
+            format=Format.ARROW if staged.relation is None else Format.DUCKDB,
+            relation=staged.relation or "",
+            without=() if staged.relation is None else (SEQ, AT),
+            weight=self._weights.get(parcel.table, _WEIGHT_AT_FIRST),
+        )
+        return _unit(parcel, (source,))
+
+    def _plans(self, portion: _Portion) -> Iterator[tuple[Plan, Retire]]:
+        for table in sorted({parcel.table for parcel in portion.parcels.values()}):
+            units = portion.of(table)
+            if units:
+                producer = portion.parcels[units[0].id].producer
+                try:
+                    plan = self._deliverer.plan_units(units, producer=producer, table=table, mode=Mode.REWRITE)
+                except InputError as error:
+                    portion.give_up(table, error.message)
+                else:
+                    yield plan, lambda unit: self._retire(portion, unit)
+
+    def _retire(self, portion: _Portion, unit: Unit) -> None:
+        portion.units.pop(unit.id, None)
+        self._buffer.retire(portion.parcels[unit.id])
+        faults.reach("queue.after_retire")
+
+    def _look_at(self, portion: _Portion, plan: Plan, report: Report) -> None:
+        table = plan.target.id
+        staged = sum(unit.bytes for batch in plan.batches for unit in batch.units)
+        if report.ok and report.bytes and staged:
+            self._weights[table] = report.bytes / staged
+        failures = [each for each in report.failures if each.unit_id in portion.units]
+        unretired = tuple(each.reason for each in report.failures if each.unit_id not in portion.units)
+        portion.done.append(
+            TableFlush(
+                table=table,
+                rows=report.rows,
+                buried=report.buried,
+                files=report.files,
+                bytes=report.bytes,
+                parcels=report.delivered,
+                errors=unretired,
+            )
+        )
+        if report.error is not None:
+            portion.give_up(table, report.error.message)
+        elif failures and failures[0].unit_id in portion.sifted:
+            portion.give_up(table, failures[0].reason)
+        elif failures:
+            # The first that failed stands in the way of those behind it: once it is sifted, they can go.
+            self._sift(portion, failures[0].unit_id, plan)
+
+    def _sift(self, portion: _Portion, unit_id: str, plan: Plan) -> None:
+        parcel = portion.parcels[unit_id]
+        rows = self._buffer.read(parcel)
+        folder = portion.job.path / "sifted"
+        files.make_folder(folder)
+        sifted = sift(rows, plan, memory_mb=self._deliverer.memory_mb, scratch=folder / "scratch")
+        inputs: tuple[Input, ...] = ()
+        if sifted.good.num_rows:
+            path = write_arrow(sifted.good, folder / f"{unit_id}.arrow")
+            inputs = (Input(uri=str(path), bytes=files.size_of(path), format=Format.ARROW),)
+        letters = tuple(
+            DeadLetter(
+                id=ids.unit_id("letter", unit_id, at),
+                unit_id=unit_id,
+                producer=parcel.producer,
+                seq=parcel.seq_first + at,
+                table=parcel.table,
+                reason=reason,
+                row=deadletters.packed(rows.slice(at, 1)),
+                buried_at=self._lake.clock.now(),
+            )
+            for at, reason in sorted(sifted.bad.items())
+        )
+        events.emit("sifted", table=str(parcel.table), unit=unit_id, rows=parcel.rows, bad=len(letters))
+        portion.units[unit_id] = replace(_unit(parcel, inputs), buried=letters)
+        portion.sifted.add(unit_id)
+
+
+def _unit(parcel: Parcel, inputs: tuple[Input, ...]) -> Unit:
+    return Unit(
+        id=parcel.id,
+        source=f"{parcel.path}#{parcel.table}[{parcel.seq_first}..{parcel.seq_last}]",
+        inputs=inputs,
+        seqs=(parcel.seq_first, parcel.seq_last) if parcel.positioned else None,
+    )
+
+
+def _portions(parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:
+    """Parcels in their order, as many at once as may lie staged."""
+    portion: list[Parcel] = []
+    size = 0
+    for parcel in parcels:
+        if portion and size + parcel.bytes > _STAGED_BYTES_MAX:
+            yield portion
+            portion, size = [], 0
+        portion.append(parcel)
+        size += parcel.bytes
+    if portion:
+        yield portion

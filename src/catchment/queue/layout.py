@@ -1,0 +1,218 @@
+"""Segments on the disk: where they lie, and what one holds. The folder is a segment's state, its name says which it is.
+
+    {root}/active/duckling_queue_{uuid}_{timestamp}.db     a session writes it
+    {root}/sealed/duckling_queue_{uuid}_{timestamp}.db     whole, on its way to the lake
+    {root}/flushed/duckling_queue_{uuid}_{timestamp}.db    the lake has it; kept for a while
+
+The timestamp is in seconds since 1970. A name is never given twice, and stays the same through all folders.
+"""
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from catchment import files, sql
+from catchment.clock import Clock
+from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, StorageFailedError
+from catchment.ids import TableId
+from catchment.queue.buffer import AT, SEQ
+from catchment.queue.store import WAL, Log
+
+_NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
+
+
+class State(StrEnum):
+    """The states of a segment, by their folders."""
+
+    ACTIVE = "active"
+    SEALED = "sealed"
+    FLUSHED = "flushed"
+
+
+_NEXT = {State.ACTIVE: State.SEALED, State.SEALED: State.FLUSHED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SegmentName:
+    """Which segment a file is. Older ones sort first."""
+
+    timestamp: int
+    uuid: str
+
+    @classmethod
+    def new(cls, clock: Clock) -> "SegmentName":
+        """A name that nobody has."""
+        return cls(timestamp=int(clock.now().timestamp()), uuid=str(uuid.uuid4()))
+
+    @classmethod
+    def parse(cls, text: str) -> "SegmentName | None":
+        """Read a file's name; None where it is not that of a segment."""
+        match = _NAME.fullmatch(text)
+        return cls(timestamp=int(match[2]), uuid=match[1]) if match else None
+
+    def __str__(self) -> str:
+        return f"duckling_queue_{self.uuid}_{self.timestamp}.db"
+
+
+class Layout:
+    """The folders under one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self) -> None:
+        """Create the folders, durably: a segment in a folder that a power cut takes away would be lost."""
+        for state in State:
+            files.make_folder(self.root / state)
+        files.sync_folder(self.root)
+
+    def path(self, state: State, name: SegmentName) -> Path:
+        """Where the segment lies in that state."""
+        return self.root / state / str(name)
+
+    def names(self, state: State) -> list[SegmentName]:
+        """The segments in that state, oldest first."""
+        # A WAL without its file counts too: it may be all that is left of acknowledged rows.
+        found = {SegmentName.parse(path.name.removesuffix(WAL)) for path in (self.root / state).iterdir()}
+        return sorted(name for name in found if name is not None)
+
+    def holds(self, state: State, name: SegmentName) -> bool:
+        """Whether the segment, or at least its WAL, is there."""
+        path = self.path(state, name)
+        return path.exists() or wal_of(path).exists()
+
+    def bytes(self, state: State) -> int:
+        """Room that the segments in that state take, with their WALs."""
+        paths = [self.path(state, name) for name in self.names(state)]
+        return sum(files.size_of(path) + files.size_of(wal_of(path)) for path in paths)
+
+    def advance(self, name: SegmentName, state: State) -> None:
+        """Move the segment from that state to the one that follows, durably."""
+        following = _NEXT.get(state)
+        if following is None:
+            raise InvariantError(f"{name} is {state}, and nothing follows.")
+        files.move(self.path(state, name), self.path(following, name))
+        files.sync_folder(self.root / following)
+        files.sync_folder(self.root / state)
+
+    def remove(self, name: SegmentName, state: State) -> None:
+        """Delete the segment."""
+        # The file goes before its WAL, because a file without its WAL would open, and be short of rows.
+        files.remove(self.path(state, name))
+        files.remove(wal_of(self.path(state, name)))
+        files.sync_folder(self.root / state)
+
+
+def wal_of(path: Path) -> Path:
+    """Where DuckDB keeps what it has not yet written into the file."""
+    return path.with_name(path.name + WAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The unflushed rows of one version of a table in a segment: what becomes a parcel."""
+
+    table: TableId
+    version: int
+    relation: str
+    seq_first: int
+    seq_last: int
+    rows: int
+    bytes: int
+    oldest_at: datetime | None
+
+
+def parts_of(log: Log) -> list[Part]:
+    """The parts that a table has in a segment which is being written."""
+    return [
+        Part(
+            table=version.table,
+            version=version.number,
+            relation=version.staging,
+            seq_first=first,
+            seq_last=last,
+            rows=last - first + 1,
+            bytes=log.bytes * (last - first + 1) // max(1, log.rows),
+            oldest_at=log.oldest_at,
+        )
+        for version, first, last in log.ranges()
+    ]
+
+
+class SealedFile:
+    """A sealed segment, open for reading: others may read it at the same time, and nobody can write it."""
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection) -> None:
+        self._path = path
+        self._connection = connection
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator["SealedFile"]:
+        """Have the file open for a while."""
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "threads": "1",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "arrow_lossless_conversion": "true",
+        }
+        try:
+            with duckdb.connect(config=config) as connection:
+                # Attached and not connected to: connections of one process to one file would have to agree on settings.
+                connection.execute(f"ATTACH {sql.literal(str(path))} AS segment (READ_ONLY)")
+                connection.execute("USE segment")
+                yield cls(path, connection)
+        except duckdb.Error as error:
+            raise _failure(path, error) from None
+
+    def parts(self) -> tuple[Part, ...]:
+        """Every part that holds rows; what is marked as flushed is not among them."""
+        found = []
+        for schema, name, version, staging in self._connection.execute(
+            "SELECT table_schema, table_name, version, staging FROM dq_meta ORDER BY ALL"
+        ).fetchall():
+            # The rows are counted: `dq_meta` knows where a version starts, not where it ends.
+            facts = self._connection.execute(
+                f"SELECT count(*), min({SEQ}), max({SEQ}), min({AT}) FROM {sql.identifier(staging)}"
+            ).fetchone()
+            if facts is not None and facts[0]:
+                found.append((TableId(schema, name), version, staging, *facts))
+        total = sum(each[3] for each in found)
+        return tuple(
+            Part(
+                table=table,
+                version=version,
+                relation=staging,
+                seq_first=first,
+                seq_last=last,
+                rows=rows,
+                bytes=files.size_of(self._path) * rows // total,
+                oldest_at=at.replace(tzinfo=UTC),
+            )
+            for table, version, staging, rows, first, last, at in found
+        )
+
+    def rows(self, relation: str) -> pa.Table:
+        """The rows of one part, in order, with their numbers."""
+        # Rows lie in the order of their numbers, because one thread at a time appended them.
+        return self._connection.execute(f"SELECT * EXCLUDE ({AT}) FROM {sql.identifier(relation)}").to_arrow_table()
+
+
+def _failure(path: Path, error: duckdb.Error) -> BufferHeldError | StorageFailedError | BufferDamagedError:
+    """What a failure to read a sealed segment means."""
+    text = str(error)
+    # In another process a lock is in the way, in this one DuckDB's own list of open files.
+    if "Could not set lock" in text or "Unique file handle conflict" in text:
+        return BufferHeldError(f"{path} is open elsewhere.", path=str(path))
+    # It is missing, or the system refused to open it, which says nothing of its content.
+    if not path.exists() or "Cannot open" in text:
+        return StorageFailedError(f"{path}: {text}", path=str(path))
+    return BufferDamagedError(f"{path}: {text}", path=str(path))

@@ -1,0 +1,235 @@
+"""Leases: who may touch a segment, on this host or on any.
+
+A session holds the lease of the segment it writes, a flusher that of the file it delivers. A lease dies with its
+holder; so a segment among the active ones whose lease can be taken belongs to nobody. Leases keep processes out of
+each other's way; that rows are delivered once is the ledger's doing, which holds even if a lease is lost.
+
+A lease goes by the segment's name, not by its path: it stays the same while the file moves from folder to folder.
+"""
+
+import hashlib
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from catchment import files
+from catchment.clock import Clock
+from catchment.errors import LakeUnavailableError, SettingsError
+from catchment.files import FileLock, HeldLock
+from catchment.lake.attach import PostgresCatalog, parse_catalog
+from catchment.settings import Settings
+
+FOLDER = "leases"
+_CONNECT_TIMEOUT_S = 10
+# So that the server notices within about a minute that a host is gone, and lets go of its leases.
+_KEEPALIVE = "SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 3"
+
+
+class Lease(Protocol):
+    """The sole right to touch one segment."""
+
+    def is_held(self) -> bool:
+        """Whether the right still stands: a holder that was cut off has lost it."""
+        ...
+
+    def release(self) -> None:
+        """Give it back; may be repeated."""
+        ...
+
+
+class Leases(Protocol):
+    """Everybody's leases under one root."""
+
+    def take(self, name: str) -> Lease | None:
+        """The lease of that name, or None where somebody has it, be it the caller; does not wait."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Clear away what is kept for a name whose segment is gone for good."""
+        ...
+
+    def close(self) -> None:
+        """Give all back."""
+        ...
+
+
+def leases_for(settings: Settings, root: Path, clock: Clock) -> Leases:
+    """The leases that fit the settings: of a PostgreSQL server where there is one, else of this host."""
+    if settings.queue_lease_postgres is not None:
+        return PostgresLeases(_checked(settings.queue_lease_postgres.get_secret_value()))
+    catalog = parse_catalog(settings.catalog_url.get_secret_value())
+    if isinstance(catalog, PostgresCatalog):
+        return PostgresLeases(catalog.conninfo)
+    return FileLeases(root, clock)
+
+
+class FileLeases:
+    """Leases by locks of the operating system, on files under `<root>/leases/`."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._folder = root / FOLDER
+        self._clock = clock
+        self._held: set[_FileLease] = set()
+        # Guards the set, and makes release happen once: closing a descriptor twice could close somebody else's.
+        self._mutex = threading.Lock()
+
+    def take(self, name: str) -> Lease | None:
+        with self._mutex:
+            # The lock belongs to the opened file, not to the process: it keeps this process's other threads out too.
+            lock = FileLock(self._path(name), clock=self._clock).take()
+            if lock is None:
+                return None
+            lease = _FileLease(self, lock)
+            self._held.add(lease)
+            return lease
+
+    def forget(self, name: str) -> None:
+        # Two processes could now hold locks on two files of this name. Both find, as each does after it took a lease,
+        # that the segment is not where they saw it; and its name is never given again.
+        files.remove(self._path(name))
+
+    def close(self) -> None:
+        for lease in tuple(self._held):
+            lease.release()
+
+    def holds(self, lease: "_FileLease") -> bool:
+        with self._mutex:
+            return lease in self._held
+
+    def give_back(self, lease: "_FileLease") -> None:
+        with self._mutex:
+            if lease in self._held:
+                self._held.remove(lease)
+                lease.lock.release()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.lock"
+
+
+class _FileLease:
+    def __init__(self, leases: FileLeases, lock: HeldLock) -> None:
+        self._leases = leases
+        self.lock = lock
+
+    def is_held(self) -> bool:
+        return self._leases.holds(self)
+
+    def release(self) -> None:
+        self._leases.give_back(self)
+
+
+class PostgresLeases:
+    """Leases by advisory locks of one PostgreSQL connection, which is kept open: they end when it ends.
+
+    The connection must be the server's own, not one that a pooler shares out by transaction.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+        self._connection: psycopg.Connection | None = None
+        # Advisory locks of one connection can be taken again and again; what this process holds is known only here.
+        # Emptied when the connection is lost, for the locks went with it.
+        self._held: dict[str, _PostgresLease] = {}
+        # Guards both, and keeps a lost connection from being found lost twice.
+        self._mutex = threading.Lock()
+
+    def take(self, name: str) -> Lease | None:
+        with self._mutex:
+            if name in self._held and self._answers():
+                return None
+            if not self._try_lock(name):
+                return None
+            lease = _PostgresLease(self, name)
+            self._held[name] = lease
+            return lease
+
+    def forget(self, name: str) -> None:
+        """The server keeps nothing for a lock that nobody holds."""
+
+    def close(self) -> None:
+        with self._mutex:
+            self._lose()
+
+    def holds(self, lease: "_PostgresLease") -> bool:
+        with self._mutex:
+            return self._held.get(lease.name) is lease and self._answers()
+
+    def give_back(self, lease: "_PostgresLease") -> None:
+        with self._mutex:
+            if self._held.get(lease.name) is not lease:
+                return
+            del self._held[lease.name]
+            try:
+                self._connect().execute("SELECT pg_advisory_unlock(%s)", (_key(lease.name),))
+            except psycopg.Error:
+                # The lock went with the connection.
+                self._lose()
+
+    def _try_lock(self, name: str) -> bool:
+        if self._connection is not None:
+            # One that was lost unnoticed is replaced; that a new one fails too is the caller's to know.
+            with suppress(psycopg.Error):
+                return self._ask(self._connection, name)
+            self._lose()
+        try:
+            return self._ask(self._connect(), name)
+        except psycopg.Error as error:
+            self._lose()
+            raise LakeUnavailableError(f"The PostgreSQL server that leases segments does not answer: {error}") from None
+
+    def _ask(self, connection: psycopg.Connection, name: str) -> bool:
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),)).fetchone()
+        return row is not None and bool(row[0])
+
+    def _answers(self) -> bool:
+        try:
+            self._connect().execute("SELECT 1")
+        except psycopg.Error:
+            self._lose()
+        return bool(self._held)
+
+    def _connect(self) -> psycopg.Connection:
+        if self._connection is None:
+            self._connection = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S)
+            self._connection.execute(_KEEPALIVE)
+        return self._connection
+
+    def _lose(self) -> None:
+        self._held.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class _PostgresLease:
+    def __init__(self, leases: PostgresLeases, name: str) -> None:
+        self._leases = leases
+        self.name = name
+
+    def is_held(self) -> bool:
+        return self._leases.holds(self)
+
+    def release(self) -> None:
+        self._leases.give_back(self)
+
+
+def _key(name: str) -> int:
+    """The name as PostgreSQL wants it: a signed number of 64 bits."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+
+
+def _checked(text: str) -> str:
+    conninfo = text if "://" in text else text.removeprefix("postgres:").removeprefix("postgresql:")
+    try:
+        conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # What is wrong with it is not said: the message would quote it, password and all.
+        raise SettingsError(
+            "The PostgreSQL connection string of the queue's leases cannot be read.",
+            hint="DUCKLING_QUEUE_LEASE_POSTGRES is `host=… dbname=…`, as for the lake's catalog.",
+        ) from None
+    return conninfo

@@ -1,1 +1,0 @@
-DELETE FROM dq_meta WHERE table_schema = ? AND table_name = ?

@@ -1,0 +1,78 @@
+"""Turns: one flush at a time works on a table, and a table whose flush failed is left alone for a while."""
+
+import random
+import threading
+from collections.abc import Iterable
+from datetime import datetime
+
+from catchment.clock import Clock
+from catchment.errors import LockTimeoutError
+from catchment.ids import TableId
+from catchment.queue.policy import Policy, Trouble, failed_again
+
+
+class Turns:
+    """Which tables are being flushed, and which are in trouble."""
+
+    def __init__(self, policy: Policy, clock: Clock) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._taken: set[TableId] = set()
+        self._troubles: dict[TableId, Trouble] = {}
+
+    def take_free(self, tables: Iterable[TableId]) -> list[TableId]:
+        """Take those of the tables that nobody flushes at this moment."""
+        with self._changed:
+            free = [table for table in tables if table not in self._taken]
+            self._taken.update(free)
+            return free
+
+    def take_all(self, tables: Iterable[TableId], *, timeout_s: float) -> list[TableId]:
+        """Take all of them, waiting for flushes that are under way."""
+        wanted = list(tables)
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._taken.intersection(wanted), timeout=timeout_s):
+                raise LockTimeoutError(f"Another flush has been under way for {timeout_s:g} s.")
+            self._taken.update(wanted)
+            return wanted
+
+    def give_back(self, tables: Iterable[TableId]) -> None:
+        """The flush of these tables is over."""
+        with self._changed:
+            self._taken.difference_update(tables)
+            self._changed.notify_all()
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until some flush is over."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def went_well(self, table: TableId) -> None:
+        """The table's trouble is over."""
+        with self._changed:
+            self._troubles.pop(table, None)
+
+    def failed(self, table: TableId, reason: str) -> Trouble:
+        """The table's flush failed once more."""
+        with self._changed:
+            now = self._clock.now()
+            trouble = failed_again(self._troubles.get(table), reason, self._policy, now, random.random())
+            self._troubles[table] = trouble
+            return trouble
+
+    def trouble(self, table: TableId) -> Trouble | None:
+        """Why the table's last flush failed, if it did."""
+        with self._changed:
+            return self._troubles.get(table)
+
+    def next_retry_at(self) -> datetime | None:
+        """When the first table in trouble may be tried again."""
+        with self._changed:
+            waits = [each.retry_at for table, each in self._troubles.items() if table not in self._taken]
+            return min(waits, default=None)
+
+    def is_taken(self, table: TableId) -> bool:
+        """Whether the table is being flushed."""
+        with self._changed:
+            return table in self._taken
