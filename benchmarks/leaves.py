@@ -6,8 +6,7 @@ import duckdb
 
 from catchment import sql
 
-_ROWS = """
-CREATE TEMP TABLE one AS
+LOG_LIKE = """
 SELECT i AS id,
        TIMESTAMP '2026-01-01' + to_milliseconds(i * 37) AS at,
        'user-' || (hash(i) % 100000) AS user_name,
@@ -30,7 +29,7 @@ def make_leaves(folder: Path, count: int, rows: int) -> list[Path]:
     missing = [(n, path) for n, path in enumerate(paths) if not path.exists()]
     if missing:
         with duckdb.connect() as connection:
-            connection.execute(_ROWS.format(rows=rows))
+            connection.execute(f"CREATE TEMP TABLE one AS {LOG_LIKE.format(rows=rows)}")
             for n, path in missing:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shifted = (

@@ -1,5 +1,6 @@
 """The composition root: builds the parts that the settings name and hands them to whoever faces the user."""
 
+import threading
 from types import TracebackType
 
 from catchment.clock import Clock, SystemClock
@@ -8,6 +9,9 @@ from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
+from catchment.queue.layout import State
+from catchment.queue.shared import FILE_NAME
+from catchment.queue.store import WAL
 from catchment.settings import Settings
 
 
@@ -17,6 +21,8 @@ class App:
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
+        # Guards all below: threads that ask for a part at the same time must get the same one.
+        self._mutex = threading.RLock()
         self._lake: Lake | None = None
         self._runner: SparkRunner | None = None
         self._buffer: Buffer | None = None
@@ -53,17 +59,19 @@ class App:
         return self._open(create=False)
 
     def _open(self, *, create: bool) -> Lake:
-        lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
-        lake.open(create=create)
-        self._lake = lake
-        return lake
+        with self._mutex:
+            lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
+            lake.open(create=create)
+            self._lake = lake
+            return lake
 
     @property
     def runner(self) -> SparkRunner:
         """Spark; it starts with its first task."""
-        if self._runner is None:
-            self._runner = SparkRunner(self.settings)
-        return self._runner
+        with self._mutex:
+            if self._runner is None:
+                self._runner = SparkRunner(self.settings)
+            return self._runner
 
     def deliverer(self) -> Deliverer:
         """What delivers into the lake."""
@@ -72,19 +80,29 @@ class App:
     @property
     def queue(self) -> DqCoordinator:
         """The queue; works while the lake is away, and flushes once it is back."""
-        if self._queue is None:
-            lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
-            self._lake = lake
-            self._buffer = open_buffer(self.settings, clock=self.clock)
-            deliverer = Deliverer(lake, self.runner, self.settings, small_bytes=FILE_BYTES_MIN)
-            self._queue = DqCoordinator(
-                buffer=self._buffer,
-                lake=lake,
-                flusher=FlushPipeline(deliverer, self._buffer),
-                settings=self.settings,
-                clock=self.clock,
-            )
-        return self._queue
+        with self._mutex:
+            if self._queue is None:
+                self._queue = self._make_queue()
+            return self._queue
+
+    def _make_queue(self) -> DqCoordinator:
+        lake = self._lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
+        buffer = self._buffer = open_buffer(self.settings, clock=self.clock)
+        deliverer = Deliverer(lake, self.runner, self.settings, small_bytes=FILE_BYTES_MIN)
+        return DqCoordinator(
+            buffer=buffer,
+            lake=lake,
+            flusher=FlushPipeline(deliverer, buffer),
+            settings=self.settings,
+            clock=self.clock,
+        )
+
+    def find_queue(self) -> DqCoordinator | None:
+        """The queue, where it has a buffer already; None where it has none, and none is made."""
+        names = {"shared": (FILE_NAME, FILE_NAME + WAL), "sessions": (State.ACTIVE, State.SEALED)}
+        root = self.settings.queue_path
+        has_buffer = any((root / name).exists() for name in names[self.settings.queue_layout])
+        return self.queue if self._queue is not None or has_buffer else None
 
     def runtime(self) -> QueueRuntime:
         """What flushes in the background."""

@@ -1,10 +1,7 @@
 """The command line as a user meets it: the installed command, in a process of its own, with nothing configured."""
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,45 +17,11 @@ from catchment.lake.commit import CreateTable
 from catchment.pipeline import Deliverer, ParquetFiles
 from catchment.settings import Settings, declared
 from catchment.testing import InlineRunner
+from tests.acceptance.shell import Ended, Shell
 
 ROWS_PER_FILE = 10
 SECRET = "hunter2"
 EVENTS = TableId("main", "events")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The one JSON value on stdout; anything before or after it is an error."""
-        return json.loads(self.out)
-
-
-@dataclass(frozen=True)
-class Shell:
-    """A user's shell: a folder to be in, and an environment that says nothing about Catchment."""
-
-    folder: Path
-
-    def run(self, *arguments: str | Path | bytes, home: Path | None = None, **environment: str) -> Ended:
-        kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "PYTHONPATH") if name in os.environ}
-        where = () if home is None else ("--home", home)
-        ended = subprocess.run(
-            [Path(sys.executable).with_name("catchment"), *arguments, *where],
-            cwd=self.folder,
-            env={**kept, "HOME": str(self.folder), "COLUMNS": "200", **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
 @dataclass(frozen=True)
@@ -150,7 +113,7 @@ def _tree(folder: Path) -> dict[str, str]:
 def test_help_shows_every_command_and_every_setting(shell: Shell) -> None:
     ended = shell.run("--help")
     assert ended.code == 0
-    for command in ("demo", "doctor", "lake"):
+    for command in ("demo", "doctor", "lake", "queue"):
         assert f" {command} " in ended.out
     for setting in declared():
         assert setting.variable in ended.out
@@ -433,13 +396,20 @@ def test_a_home_that_is_a_file_exits_with_two(shell: Shell, fresh: Path) -> None
 def test_the_demo_delivers_once_and_proves_it(demo: Ended) -> None:
     assert demo.code == 0, demo.err
     story = demo.json
-    assert story.keys() == {"table", "first", "again", "audit_ok", "rows"}
+    assert story.keys() == {"table", "first", "again", "queue", "audit_ok", "rows"}
     assert story["table"] == "demo.events"
     first, again = story["first"], story["again"]
     assert (first["delivered"], first["skipped"], first["rows"], first["failures"]) == (60, 0, 6000, [])
     assert (again["delivered"], again["skipped"], again["rows"], again["failures"]) == (0, 60, 0, [])
     assert first["files"] < 60
     assert story["audit_ok"] is True
+
+
+def test_the_demo_sees_small_writes_at_once_and_flushes_them_into_one_file(demo: Ended) -> None:
+    queued = demo.json["queue"]
+    assert queued["table"] == "demo.readings"
+    assert (queued["rows"], queued["fresh"], queued["flushed"], queued["in_lake"]) == (2000, 2000, 2000, 2000)
+    assert queued["files"] == 1
 
 
 def test_the_demo_shows_what_the_lake_really_holds(shell: Shell, demo: Ended) -> None:
@@ -453,7 +423,17 @@ def test_the_demo_shows_what_the_lake_really_holds(shell: Shell, demo: Ended) ->
 
 def test_the_demo_tells_its_story_on_stderr(demo: Ended) -> None:
     steps = [line.removeprefix("▸ ") for line in demo.err.splitlines() if line.startswith("▸ ")]
-    begins = ("A lake:", "60 small Parquet files", "The plan:", "The delivery:", "The same again", "The audit:")
+    begins = (
+        "A lake:",
+        "60 small Parquet files",
+        "The plan:",
+        "The delivery:",
+        "The same again",
+        "The queue: 400 writes of 5 rows",
+        "A fresh read, before any flush: 2,000 rows",
+        "The flush: Flushed 2,000 rows",
+        "The audit:",
+    )
     assert len(steps) == len(begins)
     assert all(step.startswith(begin) for step, begin in zip(steps, begins, strict=True))
     assert "Spark 4" in demo.err

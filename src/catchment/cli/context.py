@@ -12,6 +12,7 @@ from catchment import events
 from catchment.app import App
 from catchment.cli.output import Output
 from catchment.errors import CatchmentError
+from catchment.events import Event
 from catchment.settings import load_settings
 
 Home = Annotated[Path | None, typer.Option("--home", help="Folder that holds everything; default CATCHMENT_HOME.")]
@@ -38,3 +39,18 @@ def command(home: Path | None, as_json: bool) -> Iterator[Command]:
     except CatchmentError as error:
         out.error(error)
         raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def telling_of_spark(out: Output) -> Iterator[None]:
+    """Say on stderr that Spark starts, which takes a while."""
+
+    def tell(event: Event) -> None:
+        match event.verb:
+            case "spark_starting":
+                out.say(f"  Spark starts on {event.facts['master']} (its log: {event.facts['log']}) …")
+            case "spark_started":
+                out.say(f"  Spark {event.facts['version']} is up.")
+
+    with events.listening(tell):
+        yield

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from catchment.cli import demo, lake
+from catchment.cli import demo, lake, queue
 from catchment.cli.context import AsJson, Home, command
 from catchment.doctor import examine
 from catchment.errors import EXIT_NEEDS_YOU
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(lake.group, name="lake")
+app.add_typer(queue.group, name="queue")
 app.command(name="demo")(demo.demo)
 
 

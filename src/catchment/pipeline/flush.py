@@ -37,6 +37,15 @@ class _Portion:
     units: dict[str, Unit] = field(default_factory=dict)
     sifted: set[str] = field(default_factory=set)
     done: list[TableFlush] = field(default_factory=list)
+    unretired: list[Parcel] = field(default_factory=list)
+
+    def arrived(self, unit_id: str) -> None:
+        self.units.pop(unit_id, None)
+        self.unretired.append(self.parcels[unit_id])
+
+    def take_arrived(self) -> list[Parcel]:
+        arrived, self.unretired = self.unretired, []
+        return arrived
 
     def of(self, table: TableId) -> list[Unit]:
         return [unit for unit_id, unit in self.units.items() if self.parcels[unit_id].table == table]
@@ -94,6 +103,7 @@ class FlushPipeline:
                 reports = self._deliverer.deliver_together(orders)
                 for (plan, _), report in zip(orders, reports, strict=True):
                     self._look_at(portion, plan, report)
+                self._retire(portion)
         return portion.done
 
     def _staged(self, parcel: Parcel, job: JobFolder) -> Unit:
@@ -118,12 +128,16 @@ class FlushPipeline:
                 except InputError as error:
                     portion.give_up(table, error.message)
                 else:
-                    yield plan, lambda unit: self._retire(portion, unit)
+                    yield plan, lambda unit: portion.arrived(unit.id)
 
-    def _retire(self, portion: _Portion, unit: Unit) -> None:
-        portion.units.pop(unit.id, None)
-        self._buffer.retire(portion.parcels[unit.id])
-        faults.reach("queue.after_retire")
+    def _retire(self, portion: _Portion) -> None:
+        """Let go of what has arrived: of slices that follow each other, all with the last."""
+        last: dict[tuple[TableId, str], Parcel] = {}
+        for parcel in portion.take_arrived():
+            last[parcel.table, "" if parcel.positioned else parcel.id] = parcel
+        for parcel in last.values():
+            self._buffer.retire(parcel)
+            faults.reach("queue.after_retire")
 
     def _look_at(self, portion: _Portion, plan: Plan, report: Report) -> None:
         table = plan.target.id
@@ -131,7 +145,6 @@ class FlushPipeline:
         if report.ok and report.bytes and staged:
             self._weights[table] = report.bytes / staged
         failures = [each for each in report.failures if each.unit_id in portion.units]
-        unretired = tuple(each.reason for each in report.failures if each.unit_id not in portion.units)
         portion.done.append(
             TableFlush(
                 table=table,
@@ -140,7 +153,6 @@ class FlushPipeline:
                 files=report.files,
                 bytes=report.bytes,
                 parcels=report.delivered,
-                errors=unretired,
             )
         )
         if report.error is not None:

@@ -1,4 +1,4 @@
-"""What a Spark task does, in Spark's Python worker: DuckDB on one thread, its connection kept between tasks.
+"""What a Spark task does, in Spark's Python worker: DuckDB, its connection kept between tasks.
 
 Spark decides where and when, this decides what. A task writes into a folder of its own attempt, so a retried or
 speculative twin never meets it; it returns facts about the files it finished, and nothing else of it is ever used.
@@ -8,6 +8,7 @@ A unit that cannot be delivered is a result, not an exception: the others of the
 import os
 import secrets
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -17,21 +18,36 @@ from catchment import files
 from catchment.pipeline import adopt, rewrite
 from catchment.pipeline.work import Mode, Task, TaskResult
 
+_NICENESS = 10
+# One connection per thread: a connection serves one query at a time. Kept here, in an imported module, because Spark
+# rebuilds __main__ for every task but keeps the worker process and its modules.
+_kept = threading.local()
+
 
 def run(task: Task) -> TaskResult:
-    """Do the task; called by Spark."""
+    """Do the task."""
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
-    connection = _connection(task.memory_mb)
+    if getattr(_kept, "memory_mb", None) != task.memory_mb:
+        _kept.connection, _kept.memory_mb = _connect(task.memory_mb), task.memory_mb
+    connection: duckdb.DuckDBPyConnection = _kept.connection
     connection.execute(f"SET threads = {task.threads}")
     work = adopt.adopt if task.mode is Mode.ADOPT else rewrite.rewrite
     return work(connection, task, folder)
 
 
+def run_in_worker(task: Task) -> TaskResult:
+    """Do the task in a process of Spark's own, which gives way to whoever waits for an answer on the same machine."""
+    _give_way()
+    return run(task)
+
+
 @cache
-def _connection(memory_mb: int) -> duckdb.DuckDBPyConnection:
-    # Cached here, in an imported module, because Spark rebuilds __main__ for
-    # every task but keeps the worker process and its modules.
+def _give_way() -> None:
+    os.nice(_NICENESS)
+
+
+def _connect(memory_mb: int) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(
         config={
             "memory_limit": f"{memory_mb}MiB",
@@ -39,7 +55,7 @@ def _connection(memory_mb: int) -> duckdb.DuckDBPyConnection:
             "autoload_known_extensions": "false",
             "preserve_insertion_order": "true",
             # Fixed for the life of the connection: DuckDB refuses another folder once it has spilled.
-            "temp_directory": str(Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}"),
+            "temp_directory": str(Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}-{threading.get_ident()}"),
         }
     )
     # Footers are read to group files, to count rows and to scan them: once is enough.

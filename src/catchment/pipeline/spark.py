@@ -72,7 +72,7 @@ class SparkRunner:
             return []
         context = self.spark.sparkContext
         try:
-            return context.parallelize(tasks, len(tasks)).map(kernel.run).collect()
+            return context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
         except (Py4JError, PySparkException) as error:
             raise SparkFailedError(f"Spark failed the job: {_first_cause(str(error))}") from error
 

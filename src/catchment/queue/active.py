@@ -98,7 +98,6 @@ class ActiveSegments:
             path,
             identity_table=_IDENTITY,
             fresh=new_identity(self._incarnation, session, self._clock),
-            threads=1,
             checkpoint_bytes=self._checkpoint_bytes,
         )
 
@@ -291,11 +290,18 @@ class Writer:
 
     def keep_lease(self) -> None:
         """Take the lease again if it was lost."""
+        segment = self._segment
+        if segment is None or (segment.lease is not None and segment.lease.is_held()):
+            return
+        # Asked for while writes go on: the server may take its time.
+        lease = self._segments.lease(segment.name)
 
         def keep() -> None:
-            segment = self._segment
-            if segment is not None and (segment.lease is None or not segment.lease.is_held()):
-                segment.lease = self._segments.lease(segment.name)
+            if self._segment is segment:
+                segment.lease = lease
+            elif lease is not None:
+                # Sealed meanwhile, and whoever delivers it needs the lease.
+                lease.release()
 
         self._group.exclusively(keep)
 

@@ -23,7 +23,11 @@ def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.T
         case pa.RecordBatch():
             table = pa.Table.from_batches([rows])
         case _:
-            table = pa.Table.from_batches(list(rows))
+            try:
+                table = pa.Table.from_batches(list(rows))
+            except (ValueError, TypeError) as error:
+                # No batch at all, batches of different shapes, or something else than batches.
+                raise InputError(f"These are no rows in Arrow: {error}") from None
     return table
 
 

@@ -27,6 +27,7 @@ from catchment.queue.buffer import AT, SEQ
 from catchment.queue.store import WAL, Log
 
 _NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
+_SAMPLE_ROWS = 1_000
 
 
 class State(StrEnum):
@@ -175,35 +176,35 @@ class SealedFile:
 
     def parts(self) -> tuple[Part, ...]:
         """Every part that holds rows; what is marked as flushed is not among them."""
-        found = []
-        for schema, name, version, staging in self._connection.execute(
+        known = self._connection.execute(
             "SELECT table_schema, table_name, version, staging FROM dq_meta ORDER BY ALL"
-        ).fetchall():
-            # The rows are counted: `dq_meta` knows where a version starts, not where it ends.
-            facts = self._connection.execute(
-                f"SELECT count(*), min({SEQ}), max({SEQ}), min({AT}) FROM {sql.identifier(staging)}"
-            ).fetchone()
-            if facts is not None and facts[0]:
-                found.append((TableId(schema, name), version, staging, *facts))
-        total = sum(each[3] for each in found)
-        return tuple(
-            Part(
-                table=table,
-                version=version,
-                relation=staging,
-                seq_first=first,
-                seq_last=last,
-                rows=rows,
-                bytes=files.size_of(self._path) * rows // total,
-                oldest_at=at.replace(tzinfo=UTC),
-            )
-            for table, version, staging, rows, first, last, at in found
-        )
+        ).fetchall()
+        found = (self._part(TableId(schema, name), version, staging) for schema, name, version, staging in known)
+        return tuple(part for part in found if part.rows)
 
     def rows(self, relation: str) -> pa.Table:
         """The rows of one part, in order, with their numbers."""
         # Rows lie in the order of their numbers, because one thread at a time appended them.
         return self._connection.execute(f"SELECT * EXCLUDE ({AT}) FROM {sql.identifier(relation)}").to_arrow_table()
+
+    def _part(self, table: TableId, version: int, relation: str) -> Part:
+        # Counted, because `dq_meta` knows where a version starts and not where it ends.
+        facts = self._connection.execute(
+            f"SELECT count(*), min({SEQ}), max({SEQ}), min({AT}) FROM {sql.identifier(relation)}"
+        ).fetchall()
+        rows, first, last, at = facts[0]
+        # As large as its rows are on their way, which is what an active segment says too; the file is full of gaps.
+        sample = self._connection.execute(f"FROM {sql.identifier(relation)} LIMIT {_SAMPLE_ROWS}").to_arrow_table()
+        return Part(
+            table=table,
+            version=version,
+            relation=relation,
+            seq_first=first or 0,
+            seq_last=last or 0,
+            rows=rows,
+            bytes=sample.nbytes * rows // max(1, sample.num_rows),
+            oldest_at=at.replace(tzinfo=UTC) if at else None,
+        )
 
 
 def _failure(path: Path, error: duckdb.Error) -> BufferHeldError | StorageFailedError | BufferDamagedError:

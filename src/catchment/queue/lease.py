@@ -17,14 +17,15 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from catchment import files
-from catchment.clock import Clock
+from catchment.clock import Clock, SystemClock
 from catchment.errors import LakeUnavailableError, SettingsError
 from catchment.files import FileLock, HeldLock
 from catchment.lake.attach import PostgresCatalog, parse_catalog
 from catchment.settings import Settings
 
 FOLDER = "leases"
-_CONNECT_TIMEOUT_S = 10
+_CONNECT_TIMEOUT_S = 5
+_CONNECT_AGAIN_AFTER_S = 5.0
 # So that the server notices within about a minute that a host is gone, and lets go of its leases.
 _KEEPALIVE = "SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 3"
 
@@ -60,10 +61,10 @@ class Leases(Protocol):
 def leases_for(settings: Settings, root: Path, clock: Clock) -> Leases:
     """The leases that fit the settings: of a PostgreSQL server where there is one, else of this host."""
     if settings.queue_lease_postgres is not None:
-        return PostgresLeases(_checked(settings.queue_lease_postgres.get_secret_value()))
+        return PostgresLeases(_checked(settings.queue_lease_postgres.get_secret_value()), clock=clock)
     catalog = parse_catalog(settings.catalog_url.get_secret_value())
     if isinstance(catalog, PostgresCatalog):
-        return PostgresLeases(catalog.conninfo)
+        return PostgresLeases(catalog.conninfo, clock=clock)
     return FileLeases(root, clock)
 
 
@@ -128,8 +129,11 @@ class PostgresLeases:
     The connection must be the server's own, not one that a pooler shares out by transaction.
     """
 
-    def __init__(self, conninfo: str) -> None:
+    def __init__(self, conninfo: str, *, clock: Clock | None = None) -> None:
         self._conninfo = conninfo
+        self._clock: Clock = clock or SystemClock()
+        # While a server does not answer, most callers are told so at once: writes wait for their first lease.
+        self._connect_again_at_s = self._clock.monotonic_s()
         self._connection: psycopg.Connection | None = None
         # Advisory locks of one connection can be taken again and again; what this process holds is known only here.
         # Emptied when the connection is lost, for the locks went with it.
@@ -175,10 +179,13 @@ class PostgresLeases:
             with suppress(psycopg.Error):
                 return self._ask(self._connection, name)
             self._lose()
+        if self._clock.monotonic_s() < self._connect_again_at_s:
+            raise LakeUnavailableError("The PostgreSQL server that leases segments did not answer a moment ago.")
         try:
             return self._ask(self._connect(), name)
         except psycopg.Error as error:
             self._lose()
+            self._connect_again_at_s = self._clock.monotonic_s() + _CONNECT_AGAIN_AFTER_S
             raise LakeUnavailableError(f"The PostgreSQL server that leases segments does not answer: {error}") from None
 
     def _ask(self, connection: psycopg.Connection, name: str) -> bool:

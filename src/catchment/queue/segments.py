@@ -110,14 +110,10 @@ class SessionsBuffer:
 
     def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
         write = Write(table=table, columns=columns, rows=rows)
-        place = None
-        while place is None:
-            with self._mutex:
-                writer = self._writers.get(session)
-                if writer is None:
-                    writer = self._writers[session] = Writer(session, self._segments, self._clock)
-            # Nothing comes back from a writer that ended meanwhile; the session's next one takes the rows.
-            place = writer.append(write)
+        writer = self._writer(session)
+        # Nothing comes back from a writer that ended meanwhile; the session's next one takes the rows.
+        while (place := writer.append(write)) is None:
+            writer = self._writer(session)
         # The rows are acknowledged whatever becomes of the rotation: a failed one is made up for later.
         writer.rotate(lambda segment: segment.is_full(self._rotate_size_bytes, self._clock.now()))
         return Ack(table=table, source=place.source, seq_first=place.seq_first, seq_last=place.seq_last)
@@ -133,7 +129,7 @@ class SessionsBuffer:
         """From what is known already: files that another process has sealed meanwhile are not looked for."""
         active = self._active_parts(table)
         with self._mutex:
-            sealed = {name: each.parts for name, each in self._sealed.items() if name not in active}
+            sealed = {name: each.waiting() for name, each in self._sealed.items() if name not in active}
         known = any(part.table == table for some in (*active.values(), *sealed.values()) for part in some)
         return _state(table, active, sealed) if known else None
 
@@ -150,10 +146,10 @@ class SessionsBuffer:
         with sealed.lock:
             sealed.staged.discard(parcel.id)
             sealed.out.discard(parcel.id)
-            try:
+            # What was delivered beside it can be marked now, or else when the file is handed out next.
+            with suppress(RetryableError):
                 self._mark(sealed)
-            finally:
-                self._let_go(sealed)
+            self._let_go(sealed)
 
     def stage(self, parcel: Parcel, folder: Path) -> Staged:
         sealed = self._sealed_file(_name_of(parcel))
@@ -254,6 +250,13 @@ class SessionsBuffer:
         with self._mutex:
             self._writers.clear()
         self._leases.close()
+
+    def _writer(self, session: str) -> Writer:
+        with self._mutex:
+            writer = self._writers.get(session)
+            if writer is None:
+                writer = self._writers[session] = Writer(session, self._segments, self._clock)
+            return writer
 
     def _current_writers(self) -> list["Writer"]:
         with self._mutex:
@@ -387,7 +390,7 @@ class SessionsBuffer:
                     raise
                 return ()
             sealed.stamp = stamp
-        return tuple(part for part in sealed.parts if part.relation not in sealed.delivered)
+        return sealed.waiting()
 
     def _read_sealed(self, name: SegmentName, table: TableId) -> list[tuple[Part, pa.Table]]:
         sealed = self._sealed_file(name)
@@ -477,6 +480,10 @@ class _Sealed:
         # A sealed file changes only when a part is marked; what it holds is looked up once for each stamp.
         self.stamp: _Stamp | None = None
         self.parts = tuple(parts)
+
+    def waiting(self) -> tuple[Part, ...]:
+        """What the lake does not have."""
+        return tuple(part for part in self.parts if part.relation not in self.delivered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

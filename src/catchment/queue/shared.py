@@ -31,10 +31,12 @@ _CHECKPOINT_AFTER_BYTES = 16 * MIB
 class SharedBuffer:
     """The buffer in one file."""
 
-    def __init__(self, root: Path, *, chunk_rows: int, checkpoint_bytes: int, clock: Clock) -> None:
+    def __init__(self, root: Path, *, chunk_rows: int, checkpoint_bytes: int, clock: Clock, bytes_max: int = 0) -> None:
         self._root = root
         self._chunk_rows = chunk_rows
         self._checkpoint_bytes = checkpoint_bytes
+        # Under a small cap, retired rows that are still in the WAL would take up the room of new ones for good.
+        self._checkpoint_after_bytes = min(_CHECKPOINT_AFTER_BYTES, bytes_max // 8 or _CHECKPOINT_AFTER_BYTES)
         self._clock = clock
         self._store = self._open()
         self._group = GroupCommit[Write, tuple[int, int]](self._commit, items_max=_GROUP_MAX)
@@ -46,6 +48,7 @@ class SharedBuffer:
             chunk_rows=settings.queue_flush_chunk_rows,
             checkpoint_bytes=settings.queue_checkpoint_bytes,
             clock=clock,
+            bytes_max=settings.queue_max_db_bytes,
         )
 
     @property
@@ -97,7 +100,7 @@ class SharedBuffer:
 
     def retire(self, parcel: Parcel) -> None:
         self._store.retire(parcel.table, parcel.seq_last)
-        if self._store.wal_bytes() > _CHECKPOINT_AFTER_BYTES:
+        if self._store.wal_bytes() > self._checkpoint_after_bytes:
             # Little is left to write at this moment; left to itself, DuckDB would do it in the middle of some commit.
             self._group.exclusively(self._store.checkpoint)
 

@@ -1,7 +1,8 @@
 """A kit for testing what is built on Catchment: real engines, a fake clock, faults at will."""
 
+from catchment.testing.buffer import ModelBuffer, ModelDisk
 from catchment.testing.clock import FakeClock
 from catchment.testing.postgres import EmbeddedPostgres
 from catchment.testing.runner import InlineRunner
 
-__all__ = ["EmbeddedPostgres", "FakeClock", "InlineRunner"]
+__all__ = ["EmbeddedPostgres", "FakeClock", "InlineRunner", "ModelBuffer", "ModelDisk"]

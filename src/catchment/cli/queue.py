@@ -1,0 +1,388 @@
+"""`catchment queue`: what the buffer holds, getting it into the lake, and the rows that the lake refused."""
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from catchment.app import App
+from catchment.cli.context import AsJson, Home, command, telling_of_spark
+from catchment.cli.lake import audit_lines
+from catchment.errors import EXIT_FAILED, BufferHeldError, FlushFailedError, InputError
+from catchment.ids import ProducerId, TableId
+from catchment.lake import AuditReport, DeadLetter
+from catchment.lake.audit import Finding
+from catchment.pipeline.plan import counted
+from catchment.queue import DqCoordinator, FlushReport, QueueStatus, TableFlush, TableState, aside, deadletter
+from catchment.queue.buffer import KIND, SetAside
+from catchment.queue.coordinator import TableStatus
+from catchment.queue.layout import Layout, State
+from catchment.queue.shared import FILE_NAME
+
+group = typer.Typer(
+    help="What the queue buffers, flushing it, and the rows that the lake refused.", no_args_is_help=True
+)
+letters = typer.Typer(help="Rows that their table refused, kept in the lake with the reason.", no_args_is_help=True)
+group.add_typer(letters, name="dead-letters")
+
+Ids = Annotated[list[str], typer.Argument(help="Ids of dead letters, as `list` shows them.")]
+SomeIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters, as `list` shows them.")]
+
+
+@group.command()
+def status(home: Home = None, as_json: AsJson = False) -> None:
+    """Show what is buffered, what is due, what failed last, and what was set aside."""
+    with command(home, as_json) as run:
+        found = run.app.find_queue()
+        queue = _empty(run.app) if found is None else found.status()
+        notes = tuple(_notes(run.app, found))
+        rows = [_status_row(each, queue.at) for each in queue.tables]
+        if rows:
+            columns = ["table", "rows", "MB", "oldest", "flushed through", "due", "last error", "next try"]
+            run.out.table("Buffered", columns, rows)
+        run.out.value({**_status_facts(queue), "notes": notes}, _status_lines(queue, notes))
+
+
+@group.command()
+def flush(home: Home = None, as_json: AsJson = False) -> None:
+    """Flush everything that is buffered into the lake; exit 1 when something is left."""
+    with command(home, as_json) as run, telling_of_spark(run.out):
+        found = run.app.find_queue()
+        if found is None:
+            report = FlushReport(tables=(), seconds=0.0)
+        else:
+            try:
+                report = found.force_flush_all(lambda done: run.out.say(f"  {_progress(done)}"))
+            except FlushFailedError as error:
+                run.out.say(f"Flushed {counted(error.facts['rows'], 'row')} in {error.facts['seconds']:.1f} s.")
+                raise
+            _require_nothing_left(found, report)
+        notes = tuple(_notes(run.app, found))
+        facts = {"rows": report.rows, "files": report.files, "seconds": round(report.seconds, 3)}
+        run.out.value({**facts, "tables": report.tables, "notes": notes}, _flush_lines(report, notes))
+
+
+@group.command()
+def audit(home: Home = None, as_json: AsJson = False) -> None:
+    """Prove that everything flushed is in the lake once, and nothing left the buffer too early; exit 1 on a finding."""
+    with command(home, as_json) as run:
+        notes = list(_notes(run.app, None))
+        states: Sequence[TableState] | None = ()
+        found = None
+        lake = run.app.existing_lake
+        try:
+            # The buffer first and the lake second: what is flushed in between is then in the lake, and not missed.
+            found = run.app.find_queue()
+            states = found.buffer.tables() if found else ()
+        except BufferHeldError as error:
+            states = None
+            notes.append(f"{error.message} What it holds was not compared.")
+        report = _of_queue(lake.audit(), notes)
+        waiting, findings = _compared(report, found, states or ())
+        report = AuditReport(
+            producers=report.producers, findings=(*report.findings, *findings), notes=report.notes
+        )  # fmt: skip
+        run.out.table(
+            "Producers",
+            ["producer", "seq", "units", "rows", "tables"],
+            [(p.producer, p.seq, p.units, f"{p.rows:,}", ", ".join(p.tables)) for p in report.producers],
+        )
+        facts = {"producers": report.producers, "findings": report.findings, "notes": report.notes}
+        buffered = None if states is None else {str(table): rows for table, rows in waiting.items()}
+        run.out.value({"ok": report.ok, **facts, "buffered": buffered}, _audit_lines(report, buffered))
+        if not report.ok:
+            raise typer.Exit(EXIT_FAILED)
+
+
+@letters.command(name="list")
+def list_letters(
+    table: Annotated[str | None, typer.Option(help="Only those of this table.")] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the rows that their tables refused, oldest first."""
+    with command(home, as_json) as run:
+        found = run.app.existing_lake.dead_letters(table=None if table is None else TableId.parse(table))
+        if found:
+            rows = [
+                (each.id, each.table, each.seq, f"{each.buried_at:%Y-%m-%d %H:%M:%S}", each.reason) for each in found
+            ]
+            run.out.table("Dead letters", ["id", "table", "seq", "buried at (UTC)", "reason"], rows)
+        lines = [f"{counted(len(found), 'dead letter')}." if found else "There are no dead letters."]
+        run.out.value({"dead_letters": [_letter_facts(each) for each in found]}, lines)
+
+
+@letters.command()
+def show(
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a dead letter, as `list` shows it.")],
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter with its row."""
+    with command(home, as_json) as run:
+        found = run.app.existing_lake.dead_letters([letter_id])
+        if not found:
+            raise InputError(
+                f"There is no dead letter {letter_id}.", hint="`catchment queue dead-letters list` shows them."
+            )
+        facts = _letter_facts(found[0])
+        row = {name: _plain(value) for name, value in found[0].content().to_pylist()[0].items()}
+        lines = [*(f"{name + ':':10} {value}" for name, value in facts.items()), "row:"]
+        run.out.value({**facts, "row": row}, [*lines, *(f"  {name} = {value!r}" for name, value in row.items())])
+
+
+@letters.command()
+def retry(
+    ids: SomeIds = None,
+    *,
+    all_letters: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put rows into their tables after all, say once a table has been changed; exit 1 when some are refused again."""
+    with command(home, as_json) as run:
+        if bool(ids) == all_letters:
+            raise InputError("Which dead letters?", hint="Name ids, or say --all.")
+        done = deadletter.retry(run.app.existing_lake, ids or None)
+        lines = [f"Delivered {counted(len(done.delivered), 'row')}."]
+        run.out.value(done, [*lines, *(f"Refused: {each}: {reason}" for each, reason in done.refused.items())])
+        if done.refused:
+            raise typer.Exit(EXIT_FAILED)
+
+
+@letters.command()
+def drop(
+    ids: Ids,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, these rows are given up for good.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give rows up for good; needs --yes, because nothing keeps them afterwards."""
+    with command(home, as_json) as run:
+        if not yes:
+            raise InputError(
+                f"{counted(len(set(ids)), 'dead letter')} would be gone for good.",
+                hint="Look with `catchment queue dead-letters show ID`, then say the same with --yes.",
+            )
+        dropped = deadletter.drop(run.app.existing_lake, ids)
+        run.out.value({"dropped": dropped}, [f"{counted(dropped, 'dead letter')} dropped."])
+
+
+def flush_lines(report: FlushReport) -> Iterator[str]:
+    """A flush's report, for a person."""
+    yield (
+        f"Flushed {counted(report.rows, 'row')} of {counted(len(report.tables), 'table')} in "
+        f"{counted(report.files, 'file')}, in {report.seconds:.1f} s."
+    )
+
+
+def _flush_lines(report: FlushReport, notes: Sequence[str]) -> Iterator[str]:
+    if report.tables:
+        yield from flush_lines(report)
+    else:
+        yield "Nothing is buffered."
+    buried = sum(each.buried for each in report.tables)
+    if buried:
+        yield f"{counted(buried, 'row')} refused by their tables: `catchment queue dead-letters list`."
+    yield from (f"note: {note}" for note in notes)
+
+
+def _progress(done: TableFlush) -> str:
+    size = f"{counted(done.rows, 'row')} in {counted(done.files, 'file')} ({done.bytes / 1e6:,.1f} MB)"
+    refused = f", {counted(done.buried, 'row')} refused" if done.buried else ""
+    failed = f"; failed: {'; '.join(done.errors)}" if done.errors else ""
+    return f"{done.table}: {size}{refused}{failed}"
+
+
+def _require_nothing_left(queue: DqCoordinator, report: FlushReport) -> None:
+    left = {state.table: state.rows for state in queue.buffer.tables() if state.rows}
+    if left:
+        rows = ", ".join(f"{counted(count, 'row')} of {table}" for table, count in left.items())
+        raise FlushFailedError(
+            f"Still buffered: {rows}.",
+            hint="Another process is flushing them, or they came meanwhile. Run the same again.",
+            rows=report.rows,
+            files=report.files,
+            seconds=report.seconds,
+            errors=[],
+        )
+
+
+def _empty(app: App) -> QueueStatus:
+    """The status of a queue that has no buffer yet."""
+    return QueueStatus(
+        layout=app.settings.queue_layout,
+        root=str(app.settings.queue_path),
+        incarnation="",
+        bytes=0,
+        bytes_max=app.settings.queue_max_db_bytes,
+        tables=(),
+        set_aside=aside.found(app.settings.queue_path),
+        at=app.clock.now(),
+    )
+
+
+def _notes(app: App, queue: DqCoordinator | None) -> Iterator[str]:
+    """What else lies under the root, and is not counted."""
+    root = app.settings.queue_path
+    if app.settings.queue_layout == "sessions":
+        active = Layout(root).names(State.ACTIVE) if queue else []
+        if active:
+            yield f"{counted(len(active), 'file')} being written by other processes, whose rows are not counted."
+        if (root / FILE_NAME).exists():
+            yield f"{root / FILE_NAME} is of the layout `shared`: to flush it, set DUCKLING_QUEUE_LAYOUT=shared."
+    elif any(path.suffix == ".db" for state in (State.ACTIVE, State.SEALED) for path in (root / state).glob("*")):
+        yield f"{root} holds files of the layout `sessions`: to flush them, set DUCKLING_QUEUE_LAYOUT=sessions."
+
+
+def _status_facts(queue: QueueStatus) -> dict[str, object]:
+    return {
+        "layout": queue.layout,
+        "root": queue.root,
+        "incarnation": queue.incarnation or None,
+        "at": queue.at,
+        "bytes": queue.bytes,
+        "bytes_max": queue.bytes_max or None,
+        "tables": [_table_facts(each, queue.at) for each in queue.tables],
+        "set_aside": [
+            {"path": each.path, "reason": each.reason, "inspect": _inspect(each)} for each in queue.set_aside
+        ],
+    }
+
+
+def _table_facts(each: TableStatus, now: datetime) -> dict[str, object]:
+    state, trouble = each.state, each.trouble
+    return {
+        "table": state.table,
+        "rows": state.rows,
+        "bytes": state.bytes,
+        "oldest_at": state.oldest_at,
+        "oldest_age_seconds": None if state.oldest_at is None else (now - state.oldest_at).total_seconds(),
+        "seq_last": state.seq_last,
+        "seq_flushed": state.seq_flushed,
+        "sealed_rows": state.sealed_rows,
+        "due": each.trigger,
+        "flushing": each.flushing,
+        "failures": trouble.failures if trouble else 0,
+        "last_error": trouble.reason if trouble else None,
+        "retry_at": trouble.retry_at if trouble else None,
+    }
+
+
+def _status_row(each: TableStatus, now: datetime) -> tuple[object, ...]:
+    state, trouble = each.state, each.trouble
+    return (
+        state.table,
+        f"{state.rows:,}",
+        f"{state.bytes / 1e6:,.1f}",
+        "-" if state.oldest_at is None else _age(now - state.oldest_at),
+        # Segments are known to the ledger one by one; only a shared buffer is flushed up to a number.
+        f"{state.seq_flushed:,} of {state.seq_last:,}" if state.sealed_rows is None else "-",
+        "being flushed" if each.flushing else each.trigger or "-",
+        trouble.reason if trouble else "-",
+        f"{trouble.retry_at:%H:%M:%S} UTC" if trouble else "-",
+    )
+
+
+def _status_lines(queue: QueueStatus, notes: Sequence[str]) -> Iterator[str]:
+    cap = f" of at most {queue.bytes_max / 1e6:,.1f} MB" if queue.bytes_max else ", without a cap"
+    rows = sum(each.state.rows for each in queue.tables)
+    yield f"Layout {queue.layout}, in {queue.root}: {counted(rows, 'row')} buffered, {queue.bytes / 1e6:,.1f} MB{cap}."
+    if not queue.incarnation:
+        yield "There is no buffer yet; the first write makes it."
+    elif rows:
+        yield "They are durable on this machine's disk, and not in the lake yet: `catchment queue flush`."
+    for each in queue.set_aside:
+        yield f"SET ASIDE {each.path}: {each.reason}"
+        yield f"  look into a copy of it: {_inspect(each)}"
+    yield from (f"note: {note}" for note in notes)
+
+
+def _inspect(each: SetAside) -> str:
+    folder = Path("/tmp") / each.path.parent.name
+    copied = f"cp -r {shlex.quote(str(each.path.parent))} {shlex.quote(str(folder))}"
+    return f"{copied} && duckdb {shlex.quote(str(folder / each.path.name))}"
+
+
+def _age(age: timedelta) -> str:
+    seconds = int(age.total_seconds())
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _of_queue(report: AuditReport, notes: Sequence[str]) -> AuditReport:
+    """The part of the lake's audit that is about the queue."""
+    mine = tuple(each for each in report.producers if ProducerId.parse(each.producer).kind == KIND)
+    tables = {f"{table} " for each in mine for table in each.tables}
+    return AuditReport(
+        producers=mine,
+        findings=tuple(each for each in report.findings if ProducerId.parse(each.producer).kind == KIND),
+        notes=(*(note for note in report.notes if note.startswith(tuple(tables))), *notes),
+    )
+
+
+def _compared(
+    report: AuditReport, queue: DqCoordinator | None, states: Sequence[TableState]
+) -> tuple[dict[TableId, int], list[Finding]]:
+    """What only the buffer has, by table; and what it has let go of although the lake does not have it."""
+    watermarks = {each.producer: each.seq for each in report.producers}
+    waiting: dict[TableId, int] = {}
+    findings: list[Finding] = []
+    for state in states:
+        rows = state.rows
+        if queue is not None and state.sealed_rows is None:
+            producer = str(ProducerId(KIND, str(state.table), queue.buffer.incarnation))
+            seq = watermarks.get(producer, 0)
+            rows = state.seq_last - max(seq, state.seq_flushed)
+            if not state.seq_flushed <= seq <= state.seq_last:
+                detail = (
+                    f"the lake has {state.table} up to seq {seq}, the buffer has let go of it up to "
+                    f"{state.seq_flushed} and ends at {state.seq_last}"
+                )
+                findings.append(Finding(kind="buffer", producer=producer, detail=detail))
+        if rows > 0:
+            waiting[state.table] = rows
+    return waiting, findings
+
+
+def _audit_lines(report: AuditReport, buffered: Mapping[str, int] | None) -> Iterator[str]:
+    yield from audit_lines(report)
+    if buffered is not None:
+        for table, rows in buffered.items():
+            yield f"{table}: {counted(rows, 'row')} still buffered."
+        if not buffered:
+            yield "Nothing is buffered."
+
+
+def _letter_facts(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "id": letter.id,
+        "table": letter.table,
+        "seq": letter.seq,
+        "reason": letter.reason,
+        "buried_at": letter.buried_at,
+        "unit_id": letter.unit_id,
+        "producer": letter.producer,
+    }
+
+
+def _plain(value: object) -> object:
+    """A value of a row as JSON can hold it."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+        case dict():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case _:
+            return str(value)

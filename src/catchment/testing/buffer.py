@@ -1,0 +1,198 @@
+"""The buffer as a plain model in memory: the contract of `queue.buffer` in its smallest form."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from catchment import files, ids
+from catchment.clock import Clock
+from catchment.errors import InvariantError
+from catchment.ids import ProducerId, TableId
+from catchment.lake.types import Column
+from catchment.queue import arrivals
+from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """One acknowledged row; `content` is a table of this row alone, in its table's columns."""
+
+    seq: int
+    at: datetime
+    columns: tuple[Column, ...]
+    content: pa.Table
+
+
+@dataclass(slots=True)
+class ModelTable:
+    """What is kept for one table: the columns that its rows are kept with, the rows, how far they were numbered."""
+
+    columns: tuple[Column, ...]
+    rows: list[ModelRow] = field(default_factory=list)
+    seq_last: int = 0
+    seq_flushed: int = 0
+
+
+@dataclass(slots=True)
+class ModelDisk:
+    """What outlives a model buffer: give the same to another one to open it again, a new one to wipe it."""
+
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
+    tables: dict[TableId, ModelTable] = field(default_factory=dict)
+
+
+class ModelBuffer:
+    """The `Buffer` protocol on lists. Parcels are slices of at most `chunk_rows` rows; for one thread."""
+
+    def __init__(self, *, clock: Clock, chunk_rows: int, disk: ModelDisk | None = None) -> None:
+        self.disk = disk or ModelDisk()
+        self._clock = clock
+        self._chunk_rows = chunk_rows
+
+    @property
+    def incarnation(self) -> str:
+        return self.disk.incarnation
+
+    def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
+        kept = self.disk.tables.get(table)
+        return kept.columns if kept else None
+
+    def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
+        content = _shaped(rows, columns)
+        kept = self.disk.tables.setdefault(table, ModelTable(columns))
+        kept.columns = columns
+        first = kept.seq_last + 1
+        kept.seq_last += rows.num_rows
+        kept.rows += [
+            ModelRow(seq=first + at, at=self._clock.now(), columns=columns, content=content.slice(at, 1))
+            for at in range(rows.num_rows)
+        ]
+        return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=kept.seq_last)
+
+    def tables(self) -> tuple[TableState, ...]:
+        return tuple(
+            TableState(
+                table=table,
+                rows=len(kept.rows),
+                bytes=_size(kept.rows),
+                oldest_at=kept.rows[0].at if kept.rows else None,
+                seq_last=kept.seq_last,
+                seq_flushed=kept.seq_flushed,
+            )
+            for table, kept in sorted(self.disk.tables.items())
+        )
+
+    def state(self, table: TableId) -> TableState | None:
+        return next((state for state in self.tables() if state.table == table), None)
+
+    def seal(self) -> None:
+        """Every row is available as it is."""
+
+    def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
+        return [
+            self._parcel(table, some[start : start + self._chunk_rows])
+            for table, kept in sorted(self.disk.tables.items())
+            if tables is None or table in tables
+            for some in _versions(kept.rows)
+            for start in range(0, len(some), self._chunk_rows)
+        ]
+
+    def release(self, parcel: Parcel) -> None:
+        """Nothing was leased."""
+
+    def stage(self, parcel: Parcel, folder: Path) -> Staged:
+        path = folder / f"{parcel.id}.arrow"
+        rows = self.read(parcel)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        return Staged(path=path, relation=None, bytes=files.size_of(path))
+
+    def read(self, parcel: Parcel) -> pa.Table:
+        kept = self.disk.tables[parcel.table].rows
+        found = [row.content for row in kept if parcel.seq_first <= row.seq <= parcel.seq_last]
+        if len(found) != parcel.rows:
+            raise InvariantError(f"{parcel.table} has {len(found)} of the parcel's {parcel.rows} rows.")
+        return pa.concat_tables(found)
+
+    def retire(self, parcel: Parcel) -> None:
+        self.flushed_through(parcel.table, parcel.seq_last)
+
+    def flushed_through(self, table: TableId, seq: int) -> None:
+        kept = self.disk.tables.get(table)
+        if kept is not None:
+            if seq > kept.seq_last:
+                raise InvariantError(f"The lake has {table} up to seq {seq}, the buffer only up to {kept.seq_last}.")
+            kept.rows = [row for row in kept.rows if row.seq > seq]
+            kept.seq_flushed = max(kept.seq_flushed, seq)
+
+    def held(self, table: TableId) -> list[Held]:
+        kept = self.disk.tables.get(table)
+        return [
+            Held(
+                parcel=self._parcel(table, some),
+                rows=pa.concat_tables([row.content for row in some]).append_column(
+                    SEQ, pa.array([row.seq for row in some], pa.int64())
+                ),
+            )
+            for some in _versions(kept.rows if kept else [])
+        ]
+
+    def complete_through(self, table: TableId) -> dict[str, int]:
+        kept = self.disk.tables.get(table)
+        return {self.incarnation: kept.seq_last if kept else 0}
+
+    def size_bytes(self) -> int:
+        return sum(_size(kept.rows) for kept in self.disk.tables.values())
+
+    def used_bytes(self) -> int:
+        return self.size_bytes()
+
+    def set_aside(self) -> tuple[SetAside, ...]:
+        return ()
+
+    def end_session(self, session: str) -> None:
+        """Sessions have nothing of their own."""
+
+    def sweep(self) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """The disk stays as it is."""
+
+    def _parcel(self, table: TableId, rows: Sequence[ModelRow]) -> Parcel:
+        first, last = rows[0].seq, rows[-1].seq
+        return Parcel(
+            id=ids.unit_id(KIND, self.incarnation, str(table), first, last),
+            table=table,
+            producer=ProducerId(KIND, str(table), self.incarnation),
+            source=self.incarnation,
+            seq_first=first,
+            seq_last=last,
+            rows=len(rows),
+            bytes=_size(rows),
+            positioned=True,
+            path="model",
+            relation=str(table),
+        )
+
+
+def _versions(rows: Iterable[ModelRow]) -> list[list[ModelRow]]:
+    """Rows in their order, apart where their columns change."""
+    return [list(some) for _, some in groupby(rows, key=lambda row: row.columns)]
+
+
+def _size(rows: Iterable[ModelRow]) -> int:
+    return sum(row.content.nbytes for row in rows)
+
+
+def _shaped(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """The rows in the columns, as DuckDB casts them."""
+    with duckdb.connect(config={"arrow_lossless_conversion": "true"}) as connection:
+        connection.register("arriving", rows)
+        return connection.execute(f"SELECT {arrivals.select_list(rows.schema, columns)} FROM arriving").to_arrow_table()

@@ -1,0 +1,199 @@
+"""A process that takes rows in, flushes them, and is killed on the way; started by the crash tests of the queue.
+
+    python -m tests.crash.queue_child {write|flush|granted|paused} SETTINGS TABLE POINT NTH
+
+`write`: two clients write and never stop, each in a session of its own; once both have rows acknowledged, everything is
+flushed, and the process kills itself when it comes to the point for the NTH time. `paused` stops there instead, and
+waits to be killed. Both say on stdout what was acknowledged, after it was: `ack CLIENT FIRST LAST`.
+
+`flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is how many rows this
+process brought to the lake. With `granted`, every lease is had by everybody, and the process says `staged` and waits
+for another line at the point.
+
+SETTINGS is a JSON object, with secrets in the clear.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from catchment import faults
+from catchment.clock import SystemClock
+from catchment.errors import FlushFailedError
+from catchment.ids import TableId
+from catchment.lake import Lake
+from catchment.queue import DqCoordinator
+from catchment.queue.lease import Lease
+from catchment.queue.segments import SessionsBuffer
+from catchment.settings import Settings
+from tests.queue_scenes import coordinator, event_rows, open_queue
+from tests.scenes import EVENTS
+
+CLIENTS = 2
+CLIENT_IDS = 1_000_000
+BATCH = 3
+BATCHES_BEFORE = 6
+# The writer itself comes to these, so they are armed while a flush stands still in the middle of its work.
+_WRITERS_POINTS = ("queue.before_ack", "queue.after_ack")
+_FLUSH_MIDDLE = "deliver.after_place"
+
+
+class Granted:
+    """Leases that everybody gets, as if each process had lost its own without noticing."""
+
+    def take(self, name: str) -> Lease | None:
+        return self
+
+    def forget(self, name: str) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def is_held(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Everybody still has it."""
+
+
+def say(line: str) -> None:
+    """One line in one go: it is in the pipe whatever becomes of this process, and lines of threads do not mix."""
+    os.write(1, f"{line}\n".encode())
+
+
+def hear() -> None:
+    """Wait for a line."""
+    if not sys.stdin.readline():
+        sys.exit("nobody is there any more")
+
+
+class Clients:
+    """Threads that write batches of rows until the process ends."""
+
+    def __init__(self, queue: DqCoordinator, table: TableId) -> None:
+        self._queue = queue
+        self._table = table
+        self._acked = threading.Condition()
+        self._batches = [0] * CLIENTS
+
+    def start(self) -> None:
+        for number in range(CLIENTS):
+            threading.Thread(target=self._write, args=(number,), daemon=True).start()
+
+    def wait_for_each(self, batches: int) -> None:
+        """Wait until every client has that many batches acknowledged."""
+        with self._acked:
+            assert self._acked.wait_for(lambda: min(self._batches) >= batches, timeout=30)
+
+    def wait_for_more(self) -> None:
+        """Wait until some batch is acknowledged that was not yet."""
+        with self._acked:
+            before = sum(self._batches)
+            assert self._acked.wait_for(lambda: sum(self._batches) > before, timeout=30)
+
+    def _write(self, number: int) -> None:
+        while True:
+            first = number * CLIENT_IDS + self._batches[number] * BATCH
+            try:
+                self._queue.enqueue(self._table, event_rows(range(first, first + BATCH)), session=f"client {number}")
+            except BaseException as error:
+                say(f"failed {error!r}")
+                raise
+            say(f"ack {number} {first} {first + BATCH - 1}")
+            with self._acked:
+                self._batches[number] += 1
+                self._acked.notify_all()
+
+
+def main(act: str, values: str, table: str, point: str, nth: str) -> None:
+    settings = Settings(**json.loads(values))
+    if act in ("flush", "granted"):
+        _serve(settings, point if act == "granted" else None)
+    else:
+        _write_and_flush(settings, TableId.parse(table), point, int(nth), pause=act == "paused")
+
+
+def _write_and_flush(settings: Settings, table: TableId, point: str, nth: int, *, pause: bool) -> None:
+    times = [0]
+
+    def end(before: Callable[[], None] = lambda: None) -> None:
+        times[0] += 1
+        if times[0] == nth:
+            before()
+            say(f"at {point}")
+            if pause:
+                threading.Event().wait()
+            faults.kill()
+
+    at_opening = point == "queue.between_aside" and settings.queue_layout == "shared"
+    if at_opening:
+        faults.arm(point, end)
+    with open_queue(settings) as queue:
+        clients = Clients(queue, table)
+        clients.start()
+        clients.wait_for_each(BATCHES_BEFORE)
+        if point in _WRITERS_POINTS:
+
+            def stand() -> None:
+                faults.arm(point, end)
+                threading.Event().wait()
+
+            faults.arm(_FLUSH_MIDDLE, stand)
+        elif not at_opening:
+            # The clients are still at it while the flush is at the point.
+            faults.arm(point, lambda: end(clients.wait_for_more))
+        queue.force_flush_all()
+    say("done")
+
+
+def _serve(settings: Settings, point: str | None) -> None:
+    if point is None:
+        with open_queue(settings) as queue:
+            say("ready")
+            _flush_on_demand(queue)
+        return
+
+    def meet() -> None:
+        say("staged")
+        hear()
+
+    faults.arm(point, meet)
+    clock = SystemClock()
+    with Lake.from_settings(settings) as lake:
+        buffer = SessionsBuffer(
+            settings.queue_path,
+            rotate_size_bytes=settings.queue_rotate_size_bytes,
+            rotate_interval=timedelta(seconds=settings.queue_rotate_interval_seconds),
+            keep_flushed=timedelta(hours=settings.queue_flushed_keep_hours),
+            checkpoint_bytes=settings.queue_checkpoint_bytes,
+            leases=Granted(),
+            clock=clock,
+        )
+        say("ready")
+        _flush_on_demand(coordinator(settings, lake, buffer))
+
+
+def _flush_on_demand(queue: DqCoordinator) -> None:
+    for _ in sys.stdin:
+        try:
+            say(f"flushed {queue.force_flush_all().rows}")
+        except FlushFailedError as error:
+            say(f"flushed {error.facts['rows']} {error.message}")
+
+
+def command(act: str, settings: Settings, point: str = "", *, table: TableId = EVENTS, nth: int = 1) -> list[str]:
+    """How to start this process."""
+    values = settings.model_dump(mode="json", exclude_unset=True)
+    for name in ("lake_catalog", "queue_lease_postgres"):
+        secret = getattr(settings, name)
+        if secret is not None:
+            values[name] = secret.get_secret_value()
+    return [sys.executable, "-m", "tests.crash.queue_child", act, json.dumps(values), str(table), point, str(nth)]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,237 @@
+"""SIGKILL at every crash point of the queue while clients write: what was acknowledged is in the lake exactly once."""
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from catchment import faults
+from catchment.clock import SystemClock
+from catchment.ids import TableId
+from catchment.lake import Lake
+from catchment.queue import DqCoordinator, open_buffer
+from catchment.settings import Settings
+from tests.crash.queue_child import BATCH, BATCHES_BEFORE, CLIENT_IDS, CLIENTS, command
+from tests.queue_scenes import LAYOUTS, assert_drained, coordinator, event_rows, ids_in, segments_in
+from tests.repo.source_tree import ROOT
+from tests.scenes import create_table
+
+LATER = frozenset(range(CLIENTS * CLIENT_IDS, CLIENTS * CLIENT_IDS + BATCH))
+ASIDE = "queue.between_aside"
+SEGMENTS_ONLY = ("queue.before_seal", "queue.after_seal", "queue.before_flushed")
+SLICES_ONLY = ("queue.before_retire",)
+# A unit of the queue has one input, so a flush does not come between two.
+FLUSHING = [
+    point
+    for point in faults.POINTS
+    if point.startswith(("deliver.", "retire.", "queue.")) and point not in ("retire.between_inputs", ASIDE)
+]
+POINTS = {
+    "shared": [point for point in FLUSHING if point not in SEGMENTS_ONLY],
+    "sessions": [point for point in FLUSHING if point not in SLICES_ONLY],
+}
+UNCOMMITTED = (
+    "deliver.before_write",
+    "deliver.after_write",
+    "deliver.after_place",
+    "deliver.before_commit",
+    "queue.before_ack",
+    "queue.after_ack",
+    "queue.after_stage",
+    "queue.before_seal",
+    "queue.after_seal",
+)
+# The lake has rows that the buffer still has too.
+IN_BOTH = ("deliver.after_commit", "retire.before_unit", "queue.before_retire")
+# The buffer has let go of rows.
+RETIRED = ("queue.after_retire", "queue.before_flushed")
+ON_POSTGRES = {
+    "shared": ("queue.before_ack", "deliver.before_commit", "deliver.after_commit", "queue.before_retire"),
+    "sessions": ("queue.before_seal", "deliver.before_commit", "deliver.after_commit", "queue.before_flushed"),
+}
+EVERYWHERE = [
+    *(("sqlite", layout, point) for layout in LAYOUTS for point in POINTS[layout]),
+    *(("postgres", layout, point) for layout in LAYOUTS for point in ON_POSTGRES[layout]),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A queue of the test's own, for a table of its own, in a lake that the tests share."""
+
+    settings: Settings
+    lake: Lake
+    table: TableId
+
+    @property
+    def root(self) -> Path:
+        return self.settings.queue_path
+
+    @contextmanager
+    def queue(self) -> Iterator[DqCoordinator]:
+        buffer = open_buffer(self.settings, clock=SystemClock())
+        try:
+            yield coordinator(self.settings, self.lake, buffer)
+        finally:
+            buffer.close()
+
+    def ids(self) -> list[int]:
+        return ids_in(self.lake, self.table)
+
+    def fresh_ids(self, queue: DqCoordinator) -> list[int]:
+        with queue.fresh(self.table) as fresh:
+            return sorted(fresh.rows()["id"].to_pylist())
+
+    def held_ids(self, queue: DqCoordinator) -> set[int]:
+        return {n for held in queue.buffer.held(self.table) for n in held.rows["id"].to_pylist()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """What the child said before it was killed: the ids acknowledged, and the batches it may have been at."""
+
+    acked: frozenset[int]
+    under_way: tuple[frozenset[int], ...]
+
+
+MakeScene = Callable[[str, str], Scene]
+
+
+@pytest.fixture(scope="module")
+def lakes(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, tuple[Settings, Lake]]]:
+    """A lake for each kind of catalog: making one takes as long as a kill."""
+    home = tmp_path_factory.mktemp("lakes")
+    urls = {
+        "sqlite": f"sqlite:{home / 'catalog.sqlite'}",
+        "postgres": f"postgres:{request.getfixturevalue('postgres').new_database()}",
+    }
+    all_settings = {kind: Settings(home=home / kind, lake_catalog=SecretStr(url)) for kind, url in urls.items()}
+    with ExitStack() as stack:
+        yield {kind: (each, stack.enter_context(Lake.from_settings(each))) for kind, each in all_settings.items()}
+
+
+@pytest.fixture
+def make_scene(lakes: dict[str, tuple[Settings, Lake]], tmp_path: Path) -> MakeScene:
+    def make(catalog: str, layout: str) -> Scene:
+        settings, lake = lakes[catalog]
+        table = TableId("main", f"events_{len(lake.tables())}")
+        create_table(lake, table)
+        here = settings.model_copy(update={"queue_layout": layout, "queue_root": tmp_path / "queue"})
+        return Scene(settings=here, lake=lake, table=table)
+
+    return make
+
+
+def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
+    """Run the child until it is killed at the point; anything else it does is a failure."""
+    # Several units, and a commit for each, so that there is a middle to be killed in. Whoever starts again cuts its
+    # slices otherwise.
+    many = scene.settings.model_copy(update={"queue_flush_chunk_rows": 20, "deliver_units_per_commit_max": 1})
+    child = command("write", many, point, table=scene.table, nth=nth)
+    ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == -signal.SIGKILL, ended.stderr + ended.stdout[-1_000:]
+    assert f"at {point}" in lines
+    assert not any(line.startswith("failed") for line in lines), ended.stdout[-1_000:]
+    acks = [tuple(map(int, line.split()[1:])) for line in lines if line.startswith("ack")]
+    ends = [max((last for client, _, last in acks if client == n), default=n * CLIENT_IDS - 1) for n in range(CLIENTS)]
+    return Killed(
+        acked=frozenset(n for _, first, last in acks for n in range(first, last + 1)),
+        under_way=tuple(frozenset(range(end + 1, end + 1 + BATCH)) for end in ends),
+    )
+
+
+def _assert_once(ids: list[int], killed: Killed, *, more: frozenset[int] = frozenset()) -> None:
+    """No id twice, none missing that was acknowledged, and of the rest only whole batches that were under way."""
+    found = frozenset(ids)
+    assert len(ids) == len(found), sorted(n for n in found if ids.count(n) > 1)
+    assert killed.acked | more <= found, sorted((killed.acked | more) - found)
+    rest = found - killed.acked - more
+    assert rest == frozenset().union(*(batch for batch in killed.under_way if batch & rest))
+
+
+def _assert_mid_flight(scene: Scene, queue: DqCoordinator, point: str) -> None:
+    delivered, held = set(scene.ids()), scene.held_ids(queue)
+    assert bool(delivered) == (point not in UNCOMMITTED)
+    assert delivered & held or point not in IN_BOTH
+    assert delivered - held or point not in RETIRED
+    # Clients wrote while the flush was at the point, so there is always something left to flush.
+    assert held - delivered
+
+
+def _assert_folders(point: str, root: Path) -> None:
+    """The folder is the state: where the point says that a file is, there it is."""
+    active, sealed, flushed = (len(segments_in(root, folder)) for folder in ("active", "sealed", "flushed"))
+    if point == "queue.before_seal":
+        # One is closed and has no WAL any more, the other is being written.
+        assert (active, sealed, flushed) == (CLIENTS + 1, 0, 0)
+    elif point == "queue.after_seal":
+        assert (sealed, flushed) == (1, 0)
+    elif point == "queue.before_flushed":
+        assert (sealed, flushed) == (CLIENTS, 0)
+
+
+@pytest.mark.parametrize(("catalog", "layout", "point"), EVERYWHERE)
+def test_a_queue_killed_anywhere_has_every_acknowledged_row_exactly_once(
+    catalog: str, layout: str, point: str, make_scene: MakeScene
+) -> None:
+    scene = make_scene(catalog, layout)
+    killed = _kill(scene, point)
+    assert len(killed.acked) >= CLIENTS * BATCHES_BEFORE * BATCH
+    if layout == "sessions":
+        _assert_folders(point, scene.root)
+    with scene.queue() as queue:
+        _assert_mid_flight(scene, queue, point)
+        _assert_once(scene.fresh_ids(queue), killed)
+        queue.enqueue(scene.table, event_rows(LATER))
+        queue.force_flush_all()
+        _assert_once(scene.ids(), killed, more=LATER)
+        _assert_once(scene.fresh_ids(queue), killed, more=LATER)
+        assert_drained(queue)
+    if layout == "sessions":
+        assert segments_in(scene.root, "active", "sealed") == []
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_damaged_file_is_kept_whole_when_its_finder_is_killed_while_setting_it_aside(
+    layout: str, nth: int, make_scene: MakeScene
+) -> None:
+    scene = make_scene("sqlite", layout)
+    path = scene.root / "buffer.duckdb"
+    if layout == "sessions":
+        path = scene.root / "sealed" / "duckling_queue_01234567-89ab-cdef-0123-456789abcdef_1767225600.db"
+    content = {path.name: b"not a database" * 1_000, f"{path.name}.wal": b"nor a log of one"}
+    path.parent.mkdir(parents=True)
+    for name, text in content.items():
+        (path.parent / name).write_bytes(text)
+    killed = _kill(scene, ASIDE, nth)
+    # Truly between: every file has its second name, and the first names go one by one.
+    assert [(path.parent / name).exists() for name in content] == [nth == 1, True]
+    assert dict(_set_aside(scene.root)) == content
+    with scene.queue() as queue:
+        queue.enqueue(scene.table, event_rows(LATER))
+        queue.force_flush_all()
+        _assert_once(scene.ids(), killed, more=LATER)
+        assert queue.buffer.set_aside()
+        assert sum(state.rows for state in queue.buffer.tables()) == 0
+    assert {*content.items()} <= {*_set_aside(scene.root)}
+    assert {text for _, text in _set_aside(scene.root)} == {*content.values()}
+
+
+def _set_aside(root: Path) -> Iterator[tuple[str, bytes]]:
+    for path in (root / "set_aside").glob("*/*"):
+        if path.name != "reason.json":
+            yield path.name, path.read_bytes()
+
+
+def test_every_point_of_the_queue_is_killed_here() -> None:
+    killed = {*POINTS["shared"], *POINTS["sessions"], ASIDE}
+    assert {point for point in faults.POINTS if point.startswith("queue.")} <= killed
