@@ -62,7 +62,7 @@ def test_a_worker_keeps_its_connection_between_tasks(spark_runner: SparkRunner) 
     def identity(_: int) -> tuple[int, int]:
         from catchment.pipeline import kernel
 
-        return os.getpid(), id(kernel._connection(64))
+        return os.getpid(), id(kernel.connection_of(64))
 
     context = spark_runner.spark.sparkContext
     seen = [context.parallelize([1, 2], 2).map(identity).collect() for _ in range(3)]

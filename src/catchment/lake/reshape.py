@@ -1,4 +1,4 @@
-"""Bringing rows into a table's columns: matched by name, widened where nothing is lost, defaults where they miss one."""
+"""Bringing rows into a table's columns: matched by name, widened where nothing is lost, with defaults."""
 
 from collections.abc import Collection, Sequence
 

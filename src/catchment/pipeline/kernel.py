@@ -28,12 +28,18 @@ def run(task: Task) -> TaskResult:
     """Do the task."""
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
-    if getattr(_kept, "memory_mb", None) != task.memory_mb:
-        _kept.connection, _kept.memory_mb = _connect(task.memory_mb), task.memory_mb
-    connection: duckdb.DuckDBPyConnection = _kept.connection
+    connection = connection_of(task.memory_mb)
     connection.execute(f"SET threads = {task.threads}")
     work = adopt.adopt if task.mode is Mode.ADOPT else rewrite.rewrite
     return work(connection, task, folder)
+
+
+def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
+    """This thread's connection, made by its first task."""
+    if getattr(_kept, "memory_mb", None) != memory_mb:
+        _kept.connection, _kept.memory_mb = _connect(memory_mb), memory_mb
+    kept: duckdb.DuckDBPyConnection = _kept.connection
+    return kept
 
 
 def run_in_worker(task: Task) -> TaskResult:
@@ -55,7 +61,9 @@ def _connect(memory_mb: int) -> duckdb.DuckDBPyConnection:
             "autoload_known_extensions": "false",
             "preserve_insertion_order": "true",
             # Fixed for the life of the connection: DuckDB refuses another folder once it has spilled.
-            "temp_directory": str(Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}-{threading.get_ident()}"),
+            "temp_directory": str(
+                Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}-{threading.get_ident()}"
+            ),
         }
     )
     # Footers are read to group files, to count rows and to scan them: once is enough.

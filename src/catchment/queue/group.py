@@ -2,7 +2,7 @@
 
 One writer at a time, one fsync for all of them. There is no thread of its own, so that a lone writer pays for no
 hand-over: the first to come commits, and when it is done it makes the first of those who came meanwhile the next to
-commit, for itself and the others. A plain lock would not do: the thread that lets go of it is the one that gets it next.
+commit, for itself and the others. A plain lock would not do: whoever lets go of it is the one that gets it next.
 """
 
 import threading
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from catchment.errors import StorageFailedError
+from catchment.errors import CatchmentError, InvariantError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -83,7 +83,7 @@ class GroupCommit(Generic[Item, Result]):
     def _run(self, group: "list[_Waiting[Item, Result]]") -> None:
         try:
             results = self._commit([each.item for each in group if each.item is not None])
-        except Exception as error:  # noqa: BLE001 - it is raised where the item came from
+        except CatchmentError as error:
             if len(group) > 1:
                 # One bad item must not fail its neighbours, who cannot know of it.
                 for each in group:
@@ -91,10 +91,10 @@ class GroupCommit(Generic[Item, Result]):
             else:
                 group[0].fail(error)
         except BaseException:
-            # This thread is told to end: nobody else may wait for it.
+            # A bug of ours, or the thread is told to end: nobody else may wait for it.
             for each in group:
                 if not each.done:
-                    each.fail(StorageFailedError("The thread that was committing was interrupted."))
+                    each.fail(InvariantError("The thread that was committing did not come back."))
             raise
         else:
             for each, result in zip(group, results, strict=True):
@@ -109,7 +109,7 @@ class _Waiting(Generic[Item, Result]):
     def __init__(self, item: Item | None) -> None:
         self.item = item
         self.done = False
-        self.error: Exception | None = None
+        self.error: CatchmentError | None = None
         self._asleep = threading.Lock()
         self._asleep.acquire()
 
@@ -125,6 +125,6 @@ class _Waiting(Generic[Item, Result]):
         self.result = result
         self.done = True
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: CatchmentError) -> None:
         self.error = error
         self.done = True

@@ -2,16 +2,17 @@
 
 import logging
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 
 from catchment import events
 from catchment.clock import Clock
-from catchment.errors import CatchmentError, FlushFailedError
+from catchment.errors import FlushFailedError
 from catchment.queue.coordinator import DqCoordinator
 from catchment.queue.flushing import FlushReport
 from catchment.settings import Settings
 
-_STOP_S_MAX = 60.0
+_PAUSE_S_MIN = 0.05
 
 
 class QueueRuntime:
@@ -22,31 +23,22 @@ class QueueRuntime:
         self._interval_s = settings.queue_flush_interval_seconds
         self._clock = clock
         self._stopping = threading.Event()
-        # At most one order waits: a flusher that takes it sees everything that is due by then.
-        self._orders = threading.Semaphore(0)
+        # At most one order waits: whoever takes it sees everything that is due by then.
         self._ordered = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._sweep, name="catchment-sweeper", daemon=True),
-            *(
-                threading.Thread(target=self._flush, name=f"catchment-flusher-{number}", daemon=True)
-                for number in range(settings.queue_max_parallel_flushes)
-            ),
-        ]
+        self._flushers = ThreadPoolExecutor(settings.queue_max_parallel_flushes, thread_name_prefix="catchment-flusher")
+        self._sweeper = threading.Thread(target=self._sweep, name="catchment-sweeper", daemon=True)
 
     def start(self) -> None:
         """Begin to sweep and flush."""
-        for thread in self._threads:
-            thread.start()
+        self._sweeper.start()
 
     def stop(self, *, flush: bool = False) -> FlushReport | None:
-        """End the threads, once the flushes under way are done; with `flush`, flush what is left."""
+        """End once the flushes under way are done; with `flush`, flush what is left."""
         self._stopping.set()
         self._coordinator.due.set()
-        for _ in self._threads:
-            self._orders.release()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(_STOP_S_MAX)
+        if self._sweeper.is_alive():
+            self._sweeper.join()
+        self._flushers.shutdown()
         if not flush:
             return None
         try:
@@ -57,27 +49,28 @@ class QueueRuntime:
             return None
 
     def _sweep(self) -> None:
-        while not self._stopping.is_set():
+        while True:
             self._coordinator.due.wait(self._pause_s(self._clock.now()))
             self._coordinator.due.clear()
+            if self._stopping.is_set():
+                return
             if not self._ordered.is_set():
                 self._ordered.set()
-                self._orders.release()
+                self._flushers.submit(self._flush).add_done_callback(_say_what_failed)
 
     def _pause_s(self, now: datetime) -> float:
         retry_at = self._coordinator.next_retry_at()
         pause_s = self._interval_s if retry_at is None else (retry_at - now).total_seconds()
-        return max(0.05, min(self._interval_s, pause_s))
+        return max(_PAUSE_S_MIN, min(self._interval_s, pause_s))
 
     def _flush(self) -> None:
-        while True:
-            self._orders.acquire()
-            self._ordered.clear()
-            if self._stopping.is_set():
-                return
-            try:
-                self._coordinator.flush_stale_buffers()
-            except CatchmentError as error:
-                events.emit("sweep_failed", level=logging.ERROR, reason=error.message)
-            except Exception as error:  # noqa: BLE001 - a bug in one flush must not end all flushing
-                events.emit("sweep_failed", level=logging.ERROR, reason=f"{type(error).__name__}: {error}")
+        self._ordered.clear()
+        self._coordinator.flush_stale_buffers()
+
+
+def _say_what_failed(flush: "Future[None]") -> None:
+    # A table that cannot be flushed is in the coordinator's hands; this is about the flush itself, down to our bugs,
+    # and the next sweep goes on all the same.
+    error = flush.exception()
+    if error is not None:
+        events.emit("sweep_failed", level=logging.ERROR, reason=f"{type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from catchment import events, files, ids
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, InvariantError
+from catchment.errors import BufferDamagedError, InvariantError, StorageFailedError
 from catchment.ids import ProducerId, TableId
 from catchment.lake.types import Column
 from catchment.queue import aside
@@ -169,7 +169,13 @@ class SharedBuffer:
         return store
 
     def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
-        return self._store.write(writes, self._clock.now())
+        try:
+            return self._store.write(writes, self._clock.now())
+        except BufferDamagedError as error:
+            # DuckDB gives up a database whose disk failed it. Opened anew it has all that was acknowledged.
+            self._store.close()
+            self._store = self._open_file()
+            raise StorageFailedError(f"The buffer was opened anew: {error.message}") from error
 
     def _slices(self, log: Log) -> list[Parcel]:
         return [

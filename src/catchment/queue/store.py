@@ -446,6 +446,12 @@ def _naive(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 
+# Texts by which DuckDB says that a file is open elsewhere, or that the system refuses something. Everything else about
+# a file that cannot be opened counts as damage, which moves the file out of the way: these must not.
+_HELD = ("Could not set lock", "Conflicting lock", "Unique file handle conflict", "already attached", "already open")
+_FAILING = ("No space", "Cannot open file", "Permission denied", "Too many open files", "Read-only file system")
+
+
 @contextmanager
 def _failing(path: Path) -> Iterator[None]:
     """DuckDB's errors about the file, as what the caller can do about them."""
@@ -453,9 +459,9 @@ def _failing(path: Path) -> Iterator[None]:
         yield
     except duckdb.Error as error:
         text = str(error)
-        if "Could not set lock" in text or "already open" in text or "Conflicting lock" in text:
-            raise BufferHeldError(f"{path} is open in another process.", path=str(path)) from None
-        if isinstance(error, duckdb.IOException | duckdb.OperationalError) and "No space" in text:
+        if any(words in text for words in _HELD):
+            raise BufferHeldError(f"{path} is open elsewhere.", path=str(path)) from None
+        if any(words in text for words in _FAILING):
             raise StorageFailedError(f"{path}: {text}", path=str(path)) from None
         raise BufferDamagedError(f"{path}: {text}", path=str(path)) from error
 
