@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 
 from catchment.clock import Clock, SystemClock
@@ -65,3 +66,21 @@ def assert_drained(queue: DqCoordinator) -> None:
 def segments_in(root: Path, *folders: str) -> list[Path]:
     """The files of sessions that lie in these folders, WALs included."""
     return sorted(path for folder in folders for path in (root / folder).glob("duckling_queue_*"))
+
+
+def advisory_locks(conninfo: str) -> list[int]:
+    """The advisory locks that anybody holds in a PostgreSQL database, by their keys."""
+    query = (
+        "SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks JOIN pg_database d ON d.oid = database "
+        "WHERE locktype = 'advisory' AND granted AND d.datname = current_database()"
+    )
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        return [int(row[0]) for row in connection.execute(query).fetchall()]
+
+
+def wait_for_locks(conninfo: str) -> None:
+    """Wait until the server has noticed that whoever held locks is dead: it takes a moment."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '30s'")
+        for key in advisory_locks(conninfo):
+            connection.execute("SELECT pg_advisory_lock(%s), pg_advisory_unlock(%s)", (key, key))

@@ -17,10 +17,12 @@ from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkR
 from catchment.settings import Settings
 from tests.behaviour.test_upkeep import NOW
 from tests.conftest import MakeSettings
+from tests.crash.test_queue_kill import KILLED as QUEUE
 from tests.repo.source_tree import ROOT
 from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
 
-DELIVERY = [point for point in faults.POINTS if not point.startswith("upkeep.")]
+# Those of the queue are killed in test_queue_kill.
+DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]
 UPKEEP = [point for point in faults.POINTS if point.startswith("upkeep.")]
 COMMITTED = (
     "deliver.after_commit",
@@ -127,3 +129,7 @@ def test_a_lake_survives_a_long_row_of_kills(catalog: str, make_settings: MakeSe
                 _killed("maintain", settings, luck.choice(UPKEEP), mode, [])
             _resume(lake, settings, some, mode)
             assert_exactly_once(lake, start // UNITS * UNITS + UNITS)
+
+
+def test_every_crash_point_is_killed_by_a_test() -> None:
+    assert {*DELIVERY, *UPKEEP, *QUEUE} == set(faults.POINTS)

@@ -34,6 +34,9 @@ def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.T
 @lru_cache(maxsize=_SHAPES_MAX)
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     """The columns of such rows, as DuckDB itself reads them."""
+    if len({sql.fold(name) for name in schema.names}) != len(schema.names):
+        # DuckDB would give one of them another name, which the table might have.
+        raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
     try:
         with duckdb.connect() as connection:
             connection.register("arrived", schema.empty_table())
