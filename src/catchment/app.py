@@ -4,6 +4,7 @@ import threading
 from types import TracebackType
 
 from catchment.clock import Clock, SystemClock
+from catchment.errors import SettingsError
 from catchment.lake import Lake
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.pipeline import Deliverer, SparkRunner
@@ -27,6 +28,7 @@ class App:
         self._runner: SparkRunner | None = None
         self._buffer: Buffer | None = None
         self._queue: DqCoordinator | None = None
+        self._runtime: QueueRuntime | None = None
 
     def __enter__(self) -> "App":
         return self
@@ -35,6 +37,8 @@ class App:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._runtime is not None:
+                self._runtime.stop()
             if self._buffer is not None:
                 self._buffer.close()
         finally:
@@ -86,6 +90,8 @@ class App:
             return self._queue
 
     def _make_queue(self) -> DqCoordinator:
+        if not self.settings.queue_enable:
+            raise SettingsError("The queue is switched off.", hint="Set DUCKLING_QUEUE_ENABLE=true, or leave it out.")
         lake = self._lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
         buffer = self._buffer = open_buffer(self.settings, clock=self.clock)
         deliverer = Deliverer(lake, self.runner, self.settings, small_bytes=FILE_BYTES_MIN)
@@ -104,9 +110,14 @@ class App:
         has_buffer = any((root / name).exists() for name in names[self.settings.queue_layout])
         return self.queue if self._queue is not None or has_buffer else None
 
+    @property
     def runtime(self) -> QueueRuntime:
-        """What flushes in the background."""
-        return QueueRuntime(self.queue, self.settings, self.clock)
+        """What flushes in the background, once it is started; stopped with the app."""
+        queue = self.queue
+        with self._mutex:
+            if self._runtime is None:
+                self._runtime = QueueRuntime(queue, self.settings, self.clock)
+            return self._runtime
 
     def maintain(self, *, dry_run: bool) -> UpkeepReport:
         """Run the lake's upkeep."""

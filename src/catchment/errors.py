@@ -96,13 +96,13 @@ class BufferHeldError(RetryableError):
 class BackpressureError(RetryableError):
     """The queue's buffer is full; nothing of this write was kept."""
 
-    default_hint = "Write again later. Is the lake reachable? `catchment queue status` shows what keeps the rows."
+    default_hint = "Write again later. Is the lake reachable? `catchment doctor` tells."
 
 
 class FlushFailedError(RetryableError):
     """Some buffered rows did not reach the lake; they are still buffered."""
 
-    default_hint = "`catchment queue status` shows the last error of each table."
+    default_hint = "The rows are still buffered; `catchment queue flush` tries again."
 
 
 class SparkFailedError(RetryableError):

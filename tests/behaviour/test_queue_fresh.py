@@ -5,6 +5,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
+from catchment import faults
 from catchment.errors import InputError, TypeConflictError
 from catchment.queue import deadletter
 from tests.buffer_scenes import (
@@ -17,7 +18,7 @@ from tests.buffer_scenes import (
     watched,
 )
 from tests.conftest import CATALOGS
-from tests.scenes import EVENTS, create_table
+from tests.scenes import EVENTS, create_table, once
 
 
 def _nullable(ids: range, *bad: int) -> pa.Table:
@@ -27,7 +28,7 @@ def _nullable(ids: range, *bad: int) -> pa.Table:
 
 
 def _tightened(queue: QueueScene) -> None:
-    """Let the table refuse NULL from now on, with rows buffered that it took before: ids 10 to 21, bad are 12 and 19."""
+    """Let the table refuse NULL from now on, with rows buffered that it took before; 12 and 19 are bad ones."""
     queue.write(range(10))
     queue.coordinator.force_flush_all()
     queue.coordinator.enqueue(EVENTS, _nullable(range(10, 16), 12))
@@ -62,18 +63,17 @@ def test_a_fresh_read_while_rows_are_deleted_from_the_buffer_has_every_row_once(
 
 def test_rows_written_during_a_flush_are_fresh_at_once_and_wait_for_the_next(queue: QueueScene) -> None:
     queue.write(range(5))
-    with watched("deliver.before_write", lambda: None) as reached:
-        with watched("deliver.after_commit", lambda: None), watched("deliver.after_write", lambda: _write_once(queue)):
-            assert queue.coordinator.force_flush_all().rows == 5
-    assert reached
+    with faults.armed("deliver.after_write", once(lambda: _write_more(queue))):
+        assert queue.coordinator.force_flush_all().rows == 5
     assert queue.fresh_rows() == once_each(range(8))
     assert queue.lake_rows() == once_each(range(5))
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(8))
 
 
-def _write_once(queue: QueueScene) -> None:
-    queue.write(range(5, 8), session="meanwhile")
+def _write_more(queue: QueueScene) -> None:
+    queue.write(range(5, 8))
+    assert queue.fresh_rows() == once_each(range(8))
 
 
 def test_a_fresh_read_is_open_as_long_as_its_block_and_sees_one_moment(queue: QueueScene) -> None:

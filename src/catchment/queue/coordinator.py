@@ -6,16 +6,16 @@ its turn.
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pyarrow as pa
 
 from catchment import events
 from catchment.clock import Clock
-from catchment.errors import BackpressureError, CatchmentError, FlushFailedError
+from catchment.errors import BackpressureError, CatchmentError, FlushFailedError, MachineError
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import arrivals
@@ -65,7 +65,7 @@ class DqCoordinator:
         self._settings = settings
         self._policy = Policy.from_settings(settings)
         self._clock = clock
-        self._turns = Turns(self._policy, clock)
+        self._turns = Turns(self._policy, clock, root=settings.queue_path)
         self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables)
         # Set when a table is due before the sweeper's next round.
         self.due = threading.Event()
@@ -103,7 +103,11 @@ class DqCoordinator:
         """
         self.buffer.seal()
         tables = [state.table for state in self.buffer.tables() if state.rows]
+        sources = {table: set(self.buffer.complete_through(table)) for table in tables}
         report = self._flush(self._turns.take_all(tables, timeout_s=_FLUSH_WAIT_S_MAX), progress)
+        for failed in (each.table for each in report.tables if each.errors):
+            del sources[failed]
+        report = replace(report, tables=merged([*report.tables, *self._left_behind(sources)]))
         if not report.ok:
             raise FlushFailedError(
                 f"Not everything was flushed: {'; '.join(report.errors)}",
@@ -169,6 +173,15 @@ class DqCoordinator:
             at=now,
         )
 
+    def _left_behind(self, sources: Mapping[TableId, set[str]]) -> Iterator[TableFlush]:
+        """Files that were there before the flush and still are, because another process has leased them."""
+        for table, before in sources.items():
+            state = self.buffer.state(table)
+            if state is not None and state.sealed_rows is not None:
+                left = before & set(self.buffer.complete_through(table))
+                if left:
+                    yield TableFlush(table=table, errors=(f"another process has {len(left)} of its files",))
+
     def _is_ready(self, table: TableId, now: datetime) -> bool:
         return not self._turns.is_taken(table) and not self._is_in_trouble(table, now)
 
@@ -189,6 +202,9 @@ class DqCoordinator:
         try:
             self._flusher.catch_up(tables)
             done = self._flusher.flush(self.buffer.parcels(tables), progress)
+        except MachineError:
+            # Nothing that waiting would cure.
+            raise
         except CatchmentError as error:
             done = tuple(TableFlush(table=table, errors=(error.message,)) for table in tables)
         for each in merged(done):

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from catchment import events, sql
 from catchment.errors import InputError, PreconditionError
+from catchment.ids import TableId
 from catchment.lake import DeadLetter, Lake, reshape
 from catchment.lake.deadletters import DeadLetters
 from catchment.queue import arrivals
@@ -23,10 +24,10 @@ class Retried:
 
 def retry(lake: Lake, ids: Sequence[str] | None = None) -> Retried:
     """Insert the rows into their tables and take the letters out, both or neither; all letters where none is named."""
-    letters = _named(lake, ids)
+    letters = sorted(_named(lake, ids), key=_shape)
     delivered: list[str] = []
     refused: dict[str, str] = {}
-    for _, group in groupby(letters, key=lambda letter: (letter.table, letter.content().schema.to_string())):
+    for _, group in groupby(letters, key=_shape):
         some = list(group)
         try:
             _deliver(lake, some)
@@ -50,6 +51,10 @@ def drop(lake: Lake, ids: Sequence[str]) -> int:
         dropped = DeadLetters(connection, lake.name).remove(ids)
     events.emit("dead_letters_dropped", letters=dropped)
     return dropped
+
+
+def _shape(letter: DeadLetter) -> tuple[TableId, str]:
+    return letter.table, letter.content().schema.to_string()
 
 
 def _named(lake: Lake, ids: Sequence[str] | None) -> list[DeadLetter]:

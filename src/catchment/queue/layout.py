@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from catchment import files, sql
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, StorageFailedError
+from catchment.errors import CatchmentError, InvariantError, StorageFailedError
 from catchment.ids import TableId
 from catchment.queue.buffer import AT, SEQ
-from catchment.queue.store import WAL, Log
+from catchment.queue.store import WAL, Log, failure
 
 _NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
 _SAMPLE_ROWS = 1_000
@@ -207,13 +207,8 @@ class SealedFile:
         )
 
 
-def _failure(path: Path, error: duckdb.Error) -> BufferHeldError | StorageFailedError | BufferDamagedError:
+def _failure(path: Path, error: duckdb.Error) -> CatchmentError:
     """What a failure to read a sealed segment means."""
-    text = str(error)
-    # In another process a lock is in the way, in this one DuckDB's own list of open files.
-    if "Could not set lock" in text or "Unique file handle conflict" in text:
-        return BufferHeldError(f"{path} is open elsewhere.", path=str(path))
-    # It is missing, or the system refused to open it, which says nothing of its content.
-    if not path.exists() or "Cannot open" in text:
-        return StorageFailedError(f"{path}: {text}", path=str(path))
-    return BufferDamagedError(f"{path}: {text}", path=str(path))
+    if not path.exists():
+        return StorageFailedError(f"{path}: {error}", path=str(path))
+    return failure(path, error)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from catchment import events, files, ids
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, InvariantError, StorageFailedError
+from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, StorageFailedError
 from catchment.ids import ProducerId, TableId
 from catchment.lake.types import Column
 from catchment.queue import aside
@@ -23,6 +23,7 @@ from catchment.queue.store import Log, Store, Version, Write, new_identity
 from catchment.settings import MIB, Settings
 
 FILE_NAME = "buffer.duckdb"
+LOCK_NAME = "buffer.lock"
 _IDENTITY = "dq_buffer"
 _GROUP_MAX = 1_000
 _CHECKPOINT_AFTER_BYTES = 16 * MIB
@@ -38,7 +39,13 @@ class SharedBuffer:
         # Under a small cap, retired rows that are still in the WAL would take up the room of new ones for good.
         self._checkpoint_after_bytes = min(_CHECKPOINT_AFTER_BYTES, bytes_max // 8 or _CHECKPOINT_AFTER_BYTES)
         self._clock = clock
-        self._store = self._open()
+        # DuckDB keeps other processes from its file, but opens it twice in one: rows would get the same numbers.
+        self._lock = self._take_lock()
+        try:
+            self._store = self._open()
+        except BaseException:
+            self._lock.release()
+            raise
         self._group = GroupCommit[Write, tuple[int, int]](self._commit, items_max=_GROUP_MAX)
 
     @classmethod
@@ -148,6 +155,13 @@ class SharedBuffer:
 
     def close(self) -> None:
         self._group.exclusively(self._store.close)
+        self._lock.release()
+
+    def _take_lock(self) -> files.HeldLock:
+        lock = files.FileLock(self._root / LOCK_NAME, clock=self._clock).take()
+        if lock is None:
+            raise BufferHeldError(f"{self._root / FILE_NAME} is open elsewhere.", path=str(self._root))
+        return lock
 
     def _open(self) -> Store:
         try:

@@ -23,7 +23,14 @@ import pyarrow as pa
 
 from catchment import faults, files, sql
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, StorageFailedError
+from catchment.errors import (
+    BufferDamagedError,
+    BufferHeldError,
+    CatchmentError,
+    InputError,
+    InvariantError,
+    StorageFailedError,
+)
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.types import Column
 from catchment.queue import arrivals
@@ -446,24 +453,38 @@ def _naive(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 
-# Texts by which DuckDB says that a file is open elsewhere, or that the system refuses something. Everything else about
-# a file that cannot be opened counts as damage, which moves the file out of the way: these must not.
+# Texts by which DuckDB says that a file is open elsewhere, or that the system refuses something.
 _HELD = ("Could not set lock", "Conflicting lock", "Unique file handle conflict", "already attached", "already open")
-_FAILING = ("No space", "Cannot open file", "Permission denied", "Too many open files", "Read-only file system")
+_FAILING = (
+    "No space",
+    "Cannot open file",
+    "Permission denied",
+    "Too many open files",
+    "Read-only file system",
+    "Cannot allocate memory",
+    "Out of Memory",
+)
+
+
+def failure(path: Path, error: duckdb.Error) -> CatchmentError:
+    """DuckDB's error about a file, as what the caller can do about it."""
+    text = " ".join(str(error).split())
+    if any(words in text for words in _HELD):
+        return BufferHeldError(f"{path} is open elsewhere.", path=str(path))
+    if isinstance(error, duckdb.TransactionException) or any(words in text for words in _FAILING):
+        return StorageFailedError(f"{path}: {text}", path=str(path))
+    if isinstance(error, duckdb.DataError):
+        return InputError(f"The rows cannot be kept: {text}")
+    # What is left at opening is damage, and moves the file out of the way; an open one DuckDB gives up like this.
+    return BufferDamagedError(f"{path}: {text}", path=str(path))
 
 
 @contextmanager
 def _failing(path: Path) -> Iterator[None]:
-    """DuckDB's errors about the file, as what the caller can do about them."""
     try:
         yield
     except duckdb.Error as error:
-        text = str(error)
-        if any(words in text for words in _HELD):
-            raise BufferHeldError(f"{path} is open elsewhere.", path=str(path)) from None
-        if any(words in text for words in _FAILING):
-            raise StorageFailedError(f"{path}: {text}", path=str(path)) from None
-        raise BufferDamagedError(f"{path}: {text}", path=str(path)) from error
+        raise failure(path, error) from error
 
 
 def new_identity(incarnation: str, session: str, clock: Clock) -> Identity:

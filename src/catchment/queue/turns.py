@@ -1,25 +1,36 @@
-"""Turns: one flush at a time works on a table, and a table whose flush failed is left alone for a while."""
+"""Turns: one flush at a time works on a table, and a table whose flush failed is left alone for a while.
 
+Troubles are noted in a file beside the buffer, so that whoever asks for the status sees why rows stay, also after the
+process that failed is gone.
+"""
+
+import json
 import random
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
+from catchment import files
 from catchment.clock import Clock
-from catchment.errors import LockTimeoutError
+from catchment.errors import LockTimeoutError, StorageFailedError
 from catchment.ids import TableId
 from catchment.queue.policy import Policy, Trouble, failed_again
+
+NOTES_NAME = "troubles.json"
 
 
 class Turns:
     """Which tables are being flushed, and which are in trouble."""
 
-    def __init__(self, policy: Policy, clock: Clock) -> None:
+    def __init__(self, policy: Policy, clock: Clock, *, root: Path) -> None:
         self._policy = policy
         self._clock = clock
+        self._notes = root / NOTES_NAME
         self._changed = threading.Condition()
         self._taken: set[TableId] = set()
-        self._troubles: dict[TableId, Trouble] = {}
+        self._troubles = read_troubles(root)
 
     def take_free(self, tables: Iterable[TableId]) -> list[TableId]:
         """Take those of the tables that nobody flushes at this moment."""
@@ -51,7 +62,8 @@ class Turns:
     def went_well(self, table: TableId) -> None:
         """The table's trouble is over."""
         with self._changed:
-            self._troubles.pop(table, None)
+            if self._troubles.pop(table, None) is not None:
+                self._note()
 
     def failed(self, table: TableId, reason: str) -> Trouble:
         """The table's flush failed once more."""
@@ -59,6 +71,7 @@ class Turns:
             now = self._clock.now()
             trouble = failed_again(self._troubles.get(table), reason, self._policy, now, random.random())
             self._troubles[table] = trouble
+            self._note()
             return trouble
 
     def trouble(self, table: TableId) -> Trouble | None:
@@ -76,3 +89,31 @@ class Turns:
         """Whether the table is being flushed."""
         with self._changed:
             return table in self._taken
+
+    def _note(self) -> None:
+        noted = [
+            {
+                "table": [table.schema, table.name],
+                "failures": trouble.failures,
+                "reason": trouble.reason,
+                "retry_at": trouble.retry_at.isoformat(),
+            }
+            for table, trouble in self._troubles.items()
+        ]
+        with suppress(StorageFailedError):
+            # Only a note: where the disk is full, the flush has failed for that and says so itself.
+            files.write_text(self._notes, json.dumps(noted))
+
+
+def read_troubles(root: Path) -> dict[TableId, Trouble]:
+    """What the last process noted; nothing where there is no note, or half of one."""
+    try:
+        noted = json.loads((root / NOTES_NAME).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return {
+        TableId(*each["table"]): Trouble(
+            failures=each["failures"], reason=each["reason"], retry_at=datetime.fromisoformat(each["retry_at"])
+        )
+        for each in noted
+    }
