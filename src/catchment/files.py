@@ -184,7 +184,8 @@ class FileLock:
 
     def _open(self) -> int:
         make_folder(self.path.parent)
-        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with _failing(self.path):
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 class HeldLock:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from catchment.clock import SystemClock
@@ -35,6 +36,7 @@ FILE_CALLS: tuple[tuple[Any, str], ...] = (
     (Path, "rename"),
     (Path, "unlink"),
     (Path, "write_text"),
+    (pa, "OSFile"),
 )
 BATCH = 10
 STRIDE = 7

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from catchment.errors import StorageFailedError
+from catchment.errors import InputError, InvariantError
 from catchment.queue.group import GroupCommit
 
 WAIT_S = 30.0
@@ -58,7 +58,7 @@ class Desk:
         if INTERRUPTING in items:
             raise Interrupted
         if any(item < 0 for item in items):
-            raise ValueError(f"bad {items}")
+            raise InputError(f"bad {items}")
         return [f"done {item}" for item in items]
 
 
@@ -119,7 +119,7 @@ def test_a_bad_item_fails_alone(pool: ThreadPoolExecutor) -> None:
     desk = Desk(held=True)
     futures = _behind_the_first(desk, pool, [1, -2, 3])
     desk.let.set()
-    with pytest.raises(ValueError, match=r"bad \[-2\]"):
+    with pytest.raises(InputError, match=r"bad \[-2\]"):
         futures[2].result(WAIT_S)
     assert _results([futures[0], futures[1], futures[3]]) == ["done 0", "done 1", "done 3"]
     # Nobody's item was committed twice: the group that failed left nothing, so each was tried by itself.
@@ -134,7 +134,7 @@ def test_a_bad_item_that_leads_does_not_stop_those_behind_it(pool: ThreadPoolExe
     second = _in_line(desk, pool, 2)
     desk.let.set()
     assert second.result(WAIT_S) == "done 2"
-    assert isinstance(first.exception(WAIT_S), ValueError)
+    assert isinstance(first.exception(WAIT_S), InputError)
 
 
 def test_nobody_waits_forever_for_a_thread_that_is_interrupted(pool: ThreadPoolExecutor) -> None:
@@ -143,7 +143,7 @@ def test_nobody_waits_forever_for_a_thread_that_is_interrupted(pool: ThreadPoolE
     desk.let.set()
     assert futures[0].result(WAIT_S) == "done 0"
     assert isinstance(futures[1].exception(WAIT_S), Interrupted)
-    assert isinstance(futures[2].exception(WAIT_S), StorageFailedError)
+    assert isinstance(futures[2].exception(WAIT_S), InvariantError)
     assert desk.line.submit(3) == "done 3"
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catchment import files, sql
+from catchment.errors import StorageFailedError
 from catchment.lake import Table
 from catchment.pipeline import kernel, sources
 from catchment.pipeline.plan import Plan
@@ -117,6 +118,9 @@ class _Probe:
 
 def write_arrow(rows: pa.Table, path: Path) -> Path:
     """An Arrow file that a task can read."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
-        writer.write_table(rows)
+    try:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            writer.write_table(rows)
+    except OSError as error:
+        raise StorageFailedError(f"{path}: {error}", path=str(path)) from None
     return path

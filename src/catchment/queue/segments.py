@@ -139,7 +139,16 @@ class SessionsBuffer:
             raise StorageFailedError(f"{len(failed)} segments cannot be sealed; their sessions go on writing them.")
 
     def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
-        return [parcel for name in self._layout.names(State.SEALED) for parcel in self._hand_out(name, tables)]
+        found: list[Parcel] = []
+        try:
+            for name in self._layout.names(State.SEALED):
+                found += self._hand_out(name, tables)
+        except BaseException:
+            # Nobody else will give them back, and without that they would not be handed out again.
+            for parcel in found:
+                self.release(parcel)
+            raise
+        return found
 
     def release(self, parcel: Parcel) -> None:
         sealed = self._sealed_file(_name_of(parcel))

@@ -93,10 +93,13 @@ class SharedBuffer:
         reader = self._reader(parcel)
         rows = 0
         schema = reader.schema.remove(0)
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for batch in reader:
-                rows += batch.num_rows
-                writer.write_batch(batch.select(schema.names))
+        try:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                for batch in reader:
+                    rows += batch.num_rows
+                    writer.write_batch(batch.select(schema.names))
+        except OSError as error:
+            raise StorageFailedError(f"{path}: {error}", path=str(path)) from None
         self._require_all(parcel, rows)
         return Staged(path=path, relation=None, bytes=files.size_of(path))
 

@@ -156,8 +156,6 @@ class Store:
         self.path = path
         self.identity = identity
         self._connection = connection
-        # The statements that write are trivial, and planning them is a good part of a small commit.
-        connection.execute("PRAGMA disable_optimizer")
         self._logs = logs
         # Guards the dictionary of logs, whose values are frozen: readers take one without waiting for a commit.
         self._mutex = threading.Lock()
@@ -189,10 +187,12 @@ class Store:
                 connection.execute(sql.statement(PACKAGE, "store_create", identity=identity_table))
                 identity = _identity(connection, identity_table, fresh)
                 logs = dict(_logs(connection))
+                # The statements that write are trivial, and planning them is a good part of a small commit.
+                connection.execute("PRAGMA disable_optimizer")
+                files.sync_folder(path.parent)
             except BaseException:
                 connection.close()
                 raise
-        files.sync_folder(path.parent)
         return cls(path, connection, identity, logs)
 
     def close(self) -> None:
