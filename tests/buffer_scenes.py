@@ -87,7 +87,7 @@ class QueueScene:
 
     def reopen(self) -> None:
         """Stop in good order, and start again."""
-        self._stop()
+        self.stop()
         self.open()
 
     def crash(self) -> None:
@@ -101,7 +101,7 @@ class QueueScene:
 
     def wipe(self) -> None:
         """Stop, lose everything that is buffered, and start again on an empty disk."""
-        self._stop()
+        self.stop()
         self._disk = ModelDisk()
         shutil.rmtree(self.settings.queue_path, ignore_errors=True)
         self.open()
@@ -134,7 +134,8 @@ class QueueScene:
         """How many rows are buffered."""
         return sum(each.rows.num_rows for each in self.buffer.held(table))
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stop in good order."""
         self.buffer.close()
         self._buffers.remove(self.buffer)
 

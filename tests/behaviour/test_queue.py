@@ -438,7 +438,7 @@ def test_the_status_tells_what_is_buffered_and_what_is_flushed(make_queue: MakeQ
 def test_a_file_that_cannot_be_opened_is_set_aside_with_its_wal_and_the_queue_goes_on(queue: QueueScene) -> None:
     queue.write(range(5))
     queue.buffer.seal()
-    queue.buffer.close()
+    queue.stop()
     (path,) = [path for path in queue.settings.queue_path.rglob("*d*b*") if path.is_file() and path.suffix != ".lock"]
     path.write_bytes(b"garbage" * 10_000)
     path.with_name(path.name + ".wal").write_bytes(b"more garbage")
