@@ -126,6 +126,13 @@ def write_text(path: Path, text: str) -> None:
     sync_file(path)
 
 
+def overwrite(path: Path, start: int, content: bytes) -> None:
+    """Replace a part of a file's content by as many bytes."""
+    with _failing(path), path.open("r+b") as file:
+        file.seek(start)
+        file.write(content)
+
+
 def size_of(path: Path) -> int:
     """Size of the file; nothing where there is none."""
     try:
@@ -189,13 +196,16 @@ class FileLock:
 
 
 class HeldLock:
-    """A lock that was taken, to be released once."""
+    """A lock that was taken."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        """Let go; doing so twice is harmless."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:

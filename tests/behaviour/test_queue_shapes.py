@@ -297,10 +297,6 @@ def test_texts_that_mean_something_to_somebody_come_out_as_they_went_in(queue: Q
     assert_audited(queue)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a file registered without statistics makes DuckLake forget those of the table: the next file's count alone",
-)
 @pytest.mark.parametrize("layout", ["shared"])
 def test_rows_are_found_by_their_values_after_a_text_that_ducklake_would_replace(queue: QueueScene) -> None:
     token = pa.table({"id": [3], "kind": ["{SNAPSHOT_ID}"]})

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from catchment.errors import TypeConflictError
@@ -12,7 +14,7 @@ from catchment.lake.types import Column
 from catchment.pipeline import Format, Input, Mode, Unit
 from catchment.settings import Settings
 from tests.conftest import MakeSettings
-from tests.scenes import Units, create_table, deliverer, rows_of, source_of, write_parquet
+from tests.scenes import Units, create_table, deliverer, event_files, rows_of, source_of, write_parquet
 
 ODD_TEXTS = (
     "''", "'{SNAPSHOT_ID}'", "'{DATA_PATH}/{METADATA_CATALOG}'", "'it''s'", "'a\"b'", "'line\nline'", "'tab\t'",
@@ -155,6 +157,22 @@ def test_a_file_whose_statistics_hold_a_token_is_rewritten_without_them(
     for condition, found in (("s = 'a'", "a"), ("s > 'b'", token), (f"s = '{token}'", token)):
         assert rows_of(lake, f"SELECT s FROM events WHERE {condition}") == [(found,)]
     assert len(rows_of(lake, "SELECT s FROM events WHERE t.a = '{DATA_PATH}'")) == 2
+
+
+def test_a_file_without_statistics_is_rewritten_because_ducklake_would_forget_those_of_the_table(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    bare = tmp_path / "bare.parquet"
+    pq.write_table(pa.table({"id": [50], "kind": ["k50"]}), bare, write_statistics=False)
+    (refused,) = deliverer(lake, settings).run(source_of([bare]), mode=Mode.ADOPT).failures
+    assert refused.rewritable
+    assert "no statistics" in refused.reason
+    others = event_files(tmp_path / "in", 2)
+    for path in (others[0], bare, others[1]):
+        assert deliverer(lake, settings).run(source_of([path]), mode=Mode.AUTO).delivered == 1
+    for number in (3, 13, 50):
+        assert rows_of(lake, f"SELECT id FROM events WHERE id = {number}") == [(number,)]
 
 
 def test_a_partition_value_that_ducklake_would_replace_fails_its_unit(

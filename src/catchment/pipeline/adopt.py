@@ -100,7 +100,7 @@ def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequen
     uris = sql.literals(part.input.uri for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
     found: dict[str, str] = {}
-    for uri, null, token, nan, old in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():
+    for uri, null, token, nan, old, bare in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():
         if null is not None:
             found[uri] = f"column {null!r} may hold NULL and must not"
         elif token is not None:
@@ -109,6 +109,8 @@ def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequen
             found[uri] = f"the statistics of column {nan!r} may hide NaN"
         elif old is not None:
             found[uri] = f"the statistics of column {old!r} are of the old kind, which orders text wrongly"
+        elif bare is not None:
+            found[uri] = f"column {bare!r} has no statistics, for which DuckLake would forget those of the table"
     return found
 
 
@@ -131,6 +133,10 @@ SELECT file_name,
        any_value(path_in_schema) FILTER (
            type = 'BYTE_ARRAY' AND stats_max IS NOT NULL AND coalesce(created_by, '') NOT LIKE 'DuckDB%'
            AND stats_max_value IS NULL
+       ),
+       any_value(path_in_schema) FILTER (
+           type NOT IN ('FLOAT', 'DOUBLE') AND coalesce(stats_max_value, stats_max) IS NULL
+           AND coalesce(stats_null_count, 0) < num_values
        )
 FROM parquet_metadata({uris}) JOIN parquet_file_metadata({uris}) USING (file_name)
 GROUP BY file_name

@@ -9,13 +9,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from catchment import files, sql
 from catchment.errors import InvariantError
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
-from catchment.pipeline import digest, sources
+from catchment.pipeline import digest, footer, sources
 from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Input, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
 
@@ -160,25 +159,10 @@ def _output(connection: duckdb.DuckDBPyConnection, row: tuple[Any, ...], columns
     extremes = (facts.get(end, "") for facts in (statistics or {}).values() for end in ("min", "max"))
     if any(has_token(extreme) for extreme in extremes):
         before = _digest_of(connection, path, columns)
-        size = _strip_statistics(Path(path))
+        footer.blur(Path(path))
         if _digest_of(connection, path, columns) != before:
-            raise InvariantError(f"{path} changed its rows when it lost its statistics.")
+            raise InvariantError(f"{path} changed its rows when its statistics were blurred.")
     return _Output(path=path, rows=rows, bytes=size, statistics=statistics or {}, partition=partition or {})
-
-
-def _strip_statistics(path: Path) -> int:
-    """Write the file again without statistics, which DuckLake would garble; returns its new size.
-
-    DuckDB always writes them, so this rare case goes through Arrow.
-    """
-    bare = path.with_suffix(".bare")
-    source = pq.ParquetFile(path, arrow_extensions_enabled=True)
-    options = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "store_schema": False}
-    with pq.ParquetWriter(bare, source.schema_arrow, **options) as writer:
-        for batch in source.iter_batches():
-            writer.write_batch(batch)
-    files.move(bare, path)
-    return path.stat().st_size
 
 
 def _digest_of(connection: duckdb.DuckDBPyConnection, path: str, columns: Sequence[Column]) -> str:

@@ -15,7 +15,13 @@ import pyarrow as pa
 
 from catchment import events, faults, files
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, BufferHeldError, LakeUnavailableError, StorageFailedError
+from catchment.errors import (
+    BufferDamagedError,
+    BufferHeldError,
+    CommitUnknownError,
+    LakeUnavailableError,
+    StorageFailedError,
+)
 from catchment.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue import aside
@@ -326,7 +332,11 @@ class Writer:
         if self._segment is None:
             self._segment = self._segments.create(self._session)
         segment = self._segment
-        return [
-            Place(source=segment.name.uuid, seq_first=first, seq_last=last)
-            for first, last in segment.store.write(writes, self._clock.now())
-        ]
+        try:
+            ranges = segment.store.write(writes, self._clock.now())
+        except (BufferDamagedError, CommitUnknownError):
+            # DuckDB gives up a file whose disk failed it. A sweep seals what it has; the next write gets a new one.
+            self._segments.abandon(segment)
+            self._segment = None
+            raise
+        return [Place(source=segment.name.uuid, seq_first=first, seq_last=last) for first, last in ranges]

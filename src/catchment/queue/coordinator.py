@@ -28,6 +28,7 @@ from catchment.queue.turns import Turns
 from catchment.settings import Settings
 
 DIRECT = "lake"
+SHARED = "shared"
 _FLUSH_WAIT_S_MAX = 3_600.0
 
 
@@ -85,10 +86,9 @@ class DqCoordinator:
         if not self._has_room(arrived.nbytes) and not self._make_room(arrived.nbytes):
             return self._bypass(table, arrived)
         ack = self.buffer.append(table, columns, arrived, session=session)
-        state = self.buffer.state(table)
-        now = self._clock.now()
-        if state is not None and self._policy.trigger(state, now) is not None and self._is_ready(table, now):
-            self.due.set()
+        if self._settings.queue_layout == SHARED:
+            # Sessions' files are sealed by their own rules, and wait for the sweeper.
+            self._look(table)
         return ack
 
     def flush_stale_buffers(self, progress: Progress | None = None) -> FlushReport:
@@ -181,6 +181,12 @@ class DqCoordinator:
                 left = before & set(self.buffer.complete_through(table))
                 if left:
                     yield TableFlush(table=table, errors=(f"another process has {len(left)} of its files",))
+
+    def _look(self, table: TableId) -> None:
+        """Call the sweeper early where the table is due."""
+        state, now = self.buffer.state(table), self._clock.now()
+        if state is not None and self._policy.trigger(state, now) is not None and self._is_ready(table, now):
+            self.due.set()
 
     def _is_ready(self, table: TableId, now: datetime) -> bool:
         return not self._turns.is_taken(table) and not self._is_in_trouble(table, now)

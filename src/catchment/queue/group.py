@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from catchment.errors import CatchmentError, InvariantError
+from catchment.errors import CatchmentError, CommitUnknownError, InvariantError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 T = TypeVar("T")
+
+_GATHER_S_EACH = 0.000_3
+_GATHER_S_MAX = 0.006
 
 
 class GroupCommit(Generic[Item, Result]):
@@ -23,10 +26,14 @@ class GroupCommit(Generic[Item, Result]):
     def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Result]], *, items_max: int) -> None:
         self._commit = commit
         self._items_max = items_max
-        # Guards the two below; held for moments only.
+        # Guards what follows; held for moments only.
         self._mutex = threading.Lock()
         self._waiting: deque[_Waiting[Item, Result]] = deque()
         self._is_led = False
+        # How many writers there seem to be, and how many of them the leader is waiting for, if it is.
+        self._writers = 1
+        self._quorum = 0
+        self._gathered = threading.Event()
 
     def submit(self, item: Item) -> Result:
         """Have the item committed, by this thread or another; its own failure is raised, not that of others."""
@@ -57,10 +64,23 @@ class GroupCommit(Generic[Item, Result]):
         with self._mutex:
             self._waiting.append(mine)
             first, self._is_led = not self._is_led, True
+            if 0 < self._quorum <= len(self._waiting):
+                self._gathered.set()
         return first
 
-    def _lead(self) -> None:
+    def _gather(self) -> None:
+        """Give those a moment who were just told, and will be back: two half groups would cost two commits."""
         with self._mutex:
+            self._quorum = self._writers if len(self._waiting) < self._writers else 0
+            self._gathered.clear()
+            pause_s = min(self._quorum * _GATHER_S_EACH, _GATHER_S_MAX)
+        if pause_s:
+            self._gathered.wait(pause_s)
+
+    def _lead(self) -> None:
+        self._gather()
+        with self._mutex:
+            self._quorum = 0
             group: list[_Waiting[Item, Result]] = []
             # Up to somebody who wants to be alone.
             while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
@@ -71,10 +91,12 @@ class GroupCommit(Generic[Item, Result]):
             # Told only now: a writer that is told at once comes back at once, and would find itself in line alone.
             for each in group:
                 each.wake()
-            self._pass_on()
+            self._pass_on(len(group))
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, served: int = 0) -> None:
         with self._mutex:
+            if served:
+                self._writers = min(served + len(self._waiting), self._items_max)
             self._is_led = bool(self._waiting)
             following = self._waiting[0] if self._waiting else None
         if following is not None:
@@ -84,7 +106,11 @@ class GroupCommit(Generic[Item, Result]):
         try:
             results = self._commit([each.item for each in group if each.item is not None])
         except CatchmentError as error:
-            if len(group) > 1:
+            if isinstance(error, CommitUnknownError):
+                # Trying again might keep the rows twice.
+                for each in group:
+                    each.fail(error)
+            elif len(group) > 1:
                 # One bad item must not fail its neighbours, who cannot know of it.
                 for each in group:
                     self._run([each])

@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from catchment import events, files, ids
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, StorageFailedError
+from catchment.errors import (
+    BufferDamagedError,
+    BufferHeldError,
+    CommitUnknownError,
+    InvariantError,
+    StorageFailedError,
+)
 from catchment.ids import ProducerId, TableId
 from catchment.lake.types import Column
 from catchment.queue import aside
@@ -188,11 +194,12 @@ class SharedBuffer:
     def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
         try:
             return self._store.write(writes, self._clock.now())
-        except BufferDamagedError as error:
-            # DuckDB gives up a database whose disk failed it. Opened anew it has all that was acknowledged.
+        except (BufferDamagedError, CommitUnknownError):
+            # DuckDB gives up a database whose disk failed it. Opened anew it has all that was acknowledged, and shows
+            # which numbers are taken.
             self._store.close()
             self._store = self._open_file()
-            raise StorageFailedError(f"The buffer was opened anew: {error.message}") from error
+            raise
 
     def _slices(self, log: Log) -> list[Parcel]:
         return [

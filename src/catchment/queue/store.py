@@ -27,6 +27,7 @@ from catchment.errors import (
     BufferDamagedError,
     BufferHeldError,
     CatchmentError,
+    CommitUnknownError,
     InputError,
     InvariantError,
     StorageFailedError,
@@ -324,7 +325,8 @@ class Store:
         try:
             self._connection.execute("COMMIT")
         except duckdb.Error as error:
-            raise StorageFailedError(f"{self.path} cannot be written: {error}", path=str(self.path)) from None
+            # Whether the rows are there, only the file knows now: whoever holds this store opens it anew.
+            raise CommitUnknownError(f"{self.path} may or may not have taken the rows: {error}") from None
 
     def _start_version(self, table: TableId, columns: tuple[Column, ...], log: Log | None) -> Log:
         number = log.versions[-1].number + 1 if log else 1
