@@ -62,7 +62,7 @@ class DqCoordinator:
     def __init__(self, *, buffer: Buffer, lake: Lake, flusher: Flusher, settings: Settings, clock: Clock) -> None:
         self.buffer = buffer
         self.lake = lake
-        self._flusher = flusher
+        self.flusher = flusher
         self._settings = settings
         self._policy = Policy.from_settings(settings)
         self._clock = clock
@@ -206,8 +206,8 @@ class DqCoordinator:
 
     def _flushed(self, tables: Sequence[TableId], progress: Progress | None) -> tuple[TableFlush, ...]:
         try:
-            self._flusher.catch_up(tables)
-            done = self._flusher.flush(self.buffer.parcels(tables), progress)
+            self.flusher.catch_up(tables)
+            done = self.flusher.flush(self.buffer.parcels(tables), progress)
         except MachineError:
             # Nothing that waiting would cure.
             raise
