@@ -96,7 +96,7 @@ class Bench:
         self.clock = SystemClock()
         self.buffer = SharedBuffer.from_settings(self.settings, clock=self.clock)
         self.pipeline = FlushPipeline(
-            Deliverer(self.lake, runner, self.settings, small_bytes=FILE_BYTES_MIN), self.buffer
+            Deliverer(self.lake, runner, self.settings, file_bytes_min=FILE_BYTES_MIN), self.buffer
         )
         self.queue = DqCoordinator(
             buffer=self.buffer, lake=self.lake, flusher=self.pipeline, settings=self.settings, clock=self.clock

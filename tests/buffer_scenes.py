@@ -81,7 +81,7 @@ class QueueScene:
 
     def pipeline(self, buffer: Buffer) -> FlushPipeline:
         return FlushPipeline(
-            Deliverer(self.lake, InlineRunner(), self.settings, small_bytes=FILE_BYTES_MIN),
+            Deliverer(self.lake, InlineRunner(), self.settings, file_bytes_min=FILE_BYTES_MIN),
             buffer,
         )
 

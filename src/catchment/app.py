@@ -94,7 +94,7 @@ class App:
             raise SettingsError("The queue is switched off.", hint="Set DUCKLING_QUEUE_ENABLE=true, or leave it out.")
         lake = self._lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
         buffer = self._buffer = open_buffer(self.settings, clock=self.clock)
-        deliverer = Deliverer(lake, self.runner, self.settings, small_bytes=FILE_BYTES_MIN)
+        deliverer = Deliverer(lake, self.runner, self.settings, file_bytes_min=FILE_BYTES_MIN)
         return DqCoordinator(
             buffer=buffer,
             lake=lake,

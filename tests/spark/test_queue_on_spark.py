@@ -36,7 +36,7 @@ def queue(settings: Settings, spark_runner: SparkRunner) -> Iterator[DqCoordinat
         create_table(lake, PARTS, EVENT_COLUMNS, partition_by=("kind",))
         with lake.write() as connection:
             connection.execute("ALTER TABLE parts SET SORTED BY (id DESC)")
-        deliverer = Deliverer(lake, spark_runner, settings, small_bytes=FILE_BYTES_MIN)
+        deliverer = Deliverer(lake, spark_runner, settings, file_bytes_min=FILE_BYTES_MIN)
         flusher = FlushPipeline(deliverer, buffer)
         yield DqCoordinator(buffer=buffer, lake=lake, flusher=flusher, settings=settings, clock=clock)
 

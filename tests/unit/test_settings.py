@@ -14,11 +14,12 @@ from catchment.settings import Settings, declared, environment, load_settings
 SECRET = "hunter2"
 CATALOG = f"postgres:host=127.0.0.1 user=me password={SECRET}"
 NUMBERS = [name for name, field in Settings.model_fields.items() if field.annotation in (int, float)]
+VARIABLES = {each.name: each.variable for each in declared()}
 
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for variable in [name for name in os.environ if name.startswith(settings.PREFIX)]:
+    for variable in [name for name in os.environ if name.startswith((settings.PREFIX, settings.QUEUE_PREFIX))]:
         monkeypatch.delenv(variable)
     monkeypatch.chdir(tmp_path)
 
@@ -103,6 +104,26 @@ def test_a_key_that_is_no_setting_is_refused_with_the_nearest_one_and_the_file(h
     assert error.hint == "Did you mean log_level?"
 
 
+def test_the_queues_settings_have_the_names_that_people_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUCKLING_QUEUE_BUFFER_MAX_ROWS", "7")
+    monkeypatch.setenv("DUCKLING_QUEUE_LAYOUT", "sessions")
+    found = load_settings()
+    assert (found.queue_buffer_max_rows, found.queue_layout) == (7, "sessions")
+    monkeypatch.setenv("DUCKLING_QUEUE_LAYOUTS", "shared")
+    assert _refused().hint == "Did you mean DUCKLING_QUEUE_LAYOUT?"
+
+
+def test_the_queues_defaults_are_those_of_its_design() -> None:
+    found = load_settings()
+    assert found.queue_enable
+    assert found.queue_path == found.home.absolute() / "duckling_queue"
+    assert (found.queue_buffer_max_rows, found.queue_flush_chunk_rows) == (50_000, 50_000)
+    assert (found.queue_rotate_size_bytes, found.queue_rotate_interval_seconds) == (100_000_000, 300)
+    assert (found.queue_flush_interval_seconds, found.queue_max_parallel_flushes) == (60, 2)
+    assert (found.queue_max_db_bytes, found.queue_auto_create_tables) == (0, False)
+    assert found.queue_flushed_keep_hours == 3 * 24
+
+
 def test_what_resembles_no_setting_is_refused_with_where_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CATCHMENT_ZZZZZZ", "1")
     assert _refused().hint == "`catchment --help` lists the settings."
@@ -115,7 +136,7 @@ def test_the_file_cannot_move_the_home_that_it_lies_in(home: Path) -> None:
 
 @pytest.mark.parametrize("name", [*NUMBERS, "log_level", "log_json", "lake_name"])
 def test_a_wrong_value_in_the_environment_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"CATCHMENT_{name.upper()}", "no such value!")
+    monkeypatch.setenv(VARIABLES[name], "no such value!")
     assert f"{name}: " in _refused().message
 
 
@@ -233,7 +254,9 @@ def test_every_setting_has_help_that_is_a_sentence() -> None:
     for each in declared():
         assert each.help[:1].isupper(), each.name
         assert each.help.endswith("."), each.name
-        assert each.variable == f"CATCHMENT_{each.name.upper()}"
+        # The queue's settings keep the names that people know.
+        known = each.name.removeprefix("queue_").upper()
+        assert each.variable == (f"CATCHMENT_{known}" if known == each.name.upper() else f"DUCKLING_QUEUE_{known}")
 
 
 def test_every_number_has_a_unit_and_nothing_else_has() -> None:

@@ -21,7 +21,7 @@ from catchment.pipeline.batch import BatchRun, Desk, Share, Tally
 from catchment.pipeline.plan import Bounds, Plan, Unit, plan
 from catchment.pipeline.spark import Runner
 from catchment.pipeline.work import Mode, UnitFailure
-from catchment.settings import MIB, Settings
+from catchment.settings import Settings
 
 Retire = Callable[[Unit], None]
 
@@ -76,7 +76,7 @@ class Report:
 class Deliverer:
     """Delivers what a source has into a lake, exactly once, however often and by however many processes it is run."""
 
-    def __init__(self, lake: Lake, runner: Runner, settings: Settings, *, small_bytes: int = 16 * MIB) -> None:
+    def __init__(self, lake: Lake, runner: Runner, settings: Settings, *, file_bytes_min: int = 1) -> None:
         self.lake = lake
         self.runner = runner
         self.memory_mb = settings.deliver_task_memory_mb
@@ -85,7 +85,7 @@ class Deliverer:
             adopt_bytes_min=settings.deliver_adopt_bytes_min,
             units_per_commit_max=settings.deliver_units_per_commit_max,
             parallelism=runner.parallelism,
-            small_bytes=small_bytes,
+            file_bytes_min=file_bytes_min,
         )
 
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:

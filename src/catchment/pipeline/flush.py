@@ -95,6 +95,8 @@ class FlushPipeline:
         return merged(done)
 
     def _deliver(self, parcels: Sequence[Parcel]) -> list[TableFlush]:
+        if not parcels:
+            return []
         with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
             portion = _Portion(job=job, parcels={parcel.id: parcel for parcel in parcels})
             # Reading the buffer is half waiting: two at once, in the parcels' order.

@@ -11,6 +11,8 @@ from catchment.lake.commit import refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
 from catchment.settings import MIB
 
+_SMALL_BYTES = 16 * MIB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
@@ -34,13 +36,13 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The sizes that shape a plan; no output is planned smaller than `small_bytes` where there is enough for it."""
+    """The sizes that shape a plan; no output is planned smaller than `file_bytes_min` where there is enough for it."""
 
     file_bytes: int
     adopt_bytes_min: int
     units_per_commit_max: int
     parallelism: int
-    small_bytes: int = 16 * MIB
+    file_bytes_min: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +158,10 @@ def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
 def _outputs(parts: Sequence[Part], bounds: Bounds) -> int:
     """How many output files to aim at: near the target size, and a multiple of what runs at once, so no task lags."""
     total = sum(part.input.expected_bytes for part in parts)
+    if total < _SMALL_BYTES:
+        return min(1, len(parts))
     waves = max(1, round(total / bounds.file_bytes / bounds.parallelism))
-    enough = max(1, total // bounds.small_bytes)
+    enough = max(1, total // bounds.file_bytes_min)
     return min(waves * bounds.parallelism, enough, len(parts))
 
 

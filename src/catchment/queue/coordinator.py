@@ -28,7 +28,6 @@ from catchment.queue.turns import Turns
 from catchment.settings import Settings
 
 DIRECT = "lake"
-SHARED = "shared"
 _FLUSH_WAIT_S_MAX = 3_600.0
 
 
@@ -68,6 +67,7 @@ class DqCoordinator:
         self._clock = clock
         self._turns = Turns(self._policy, clock, root=settings.queue_path)
         self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables)
+        self._sealed_rows: dict[TableId, int] = {}
         # Set when a table is due before the sweeper's next round.
         self.due = threading.Event()
 
@@ -86,9 +86,7 @@ class DqCoordinator:
         if not self._has_room(arrived.nbytes) and not self._make_room(arrived.nbytes):
             return self._bypass(table, arrived)
         ack = self.buffer.append(table, columns, arrived, session=session)
-        if self._settings.queue_layout == SHARED:
-            # Sessions' files are sealed by their own rules, and wait for the sweeper.
-            self._look(table)
+        self._look(table)
         return ack
 
     def flush_stale_buffers(self, progress: Progress | None = None) -> FlushReport:
@@ -185,7 +183,12 @@ class DqCoordinator:
     def _look(self, table: TableId) -> None:
         """Call the sweeper early where the table is due."""
         state, now = self.buffer.state(table), self._clock.now()
-        if state is not None and self._policy.trigger(state, now) is not None and self._is_ready(table, now):
+        if state is None:
+            return
+        # Sealed files that another process has leased are no news: only further ones are.
+        news = state.sealed_rows is None or state.sealed_rows > self._sealed_rows.get(table, 0)
+        self._sealed_rows[table] = state.sealed_rows or 0
+        if news and self._policy.trigger(state, now) is not None and self._is_ready(table, now):
             self.due.set()
 
     def _is_ready(self, table: TableId, now: datetime) -> bool:
