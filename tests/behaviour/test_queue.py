@@ -390,6 +390,20 @@ def test_a_queue_starts_while_the_lake_is_away_and_drains_once_it_is_back(queue:
     assert_delivered(queue, range(5))
 
 
+@pytest.mark.parametrize("layout", ["shared", "sessions"])
+def test_a_queue_that_starts_while_the_lake_is_away_takes_rows_for_tables_it_has_known(queue: QueueScene) -> None:
+    queue.write(range(5))
+    queue.coordinator.force_flush_all()
+    queue.lake.down = True
+    queue.reopen()
+    queue.write(range(5, 8), session="new")
+    with pytest.raises(LakeUnavailableError):
+        queue.coordinator.enqueue(EVENTS, pa.table({"id": [9], "another": [1]}))
+    queue.lake.down = False
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(8))
+
+
 def test_a_table_that_is_requeued_keeps_its_rows_and_waits_for_its_turn(make_queue: MakeQueue) -> None:
     queue = make_queue(queue_rotate_interval_seconds=10)
     queue.write(range(5))

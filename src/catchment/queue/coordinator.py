@@ -66,7 +66,7 @@ class DqCoordinator:
         self._policy = Policy.from_settings(settings)
         self._clock = clock
         self._turns = Turns(self._policy, clock, root=settings.queue_path)
-        self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables)
+        self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables, root=settings.queue_path)
         self._sealed_rows: dict[TableId, int] = {}
         # Set when a table is due before the sweeper's next round.
         self.due = threading.Event()

@@ -1,28 +1,39 @@
 """What the lake's tables take: asked when rows arrive that do not fit what is known, not for every write.
 
-fits what the buffer keeps            ──▶ go on
-fits the table as the lake has it now ──▶ a new version of the buffered table starts, the old one drains by itself
-fits neither                          ──▶ refused, nothing is dropped
+    fits what the buffer keeps            ──▶ go on
+    fits the table as the lake has it now ──▶ a new version of the buffered table starts, the old one drains by itself
+    fits neither                          ──▶ refused, nothing is dropped
+
+What the lake answered is noted in a file beside the buffer: a process that starts while the lake is away takes rows by
+that, for tables that it does not buffer yet.
 """
 
+import json
+import logging
 import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 
 import pyarrow as pa
 
-from catchment import events
-from catchment.errors import ConflictError, InputError, TableMissingError
+from catchment import events, files
+from catchment.errors import ConflictError, InputError, LakeUnavailableError, StorageFailedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake, types
 from catchment.lake.commit import CreateTable, refuse_ledger
 from catchment.lake.types import Column
 from catchment.queue import arrivals
 
+NOTES_NAME = "tables.json"
+
 
 class Targets:
     """The columns that rows for a table are kept with."""
 
-    def __init__(self, lake: Lake, *, auto_create: bool) -> None:
+    def __init__(self, lake: Lake, *, auto_create: bool, root: Path) -> None:
         self._lake = lake
+        self._notes = root / NOTES_NAME
         self._auto_create = auto_create
         self._known: dict[TableId, tuple[Column, ...]] = {}
         self._mutex = threading.Lock()
@@ -34,7 +45,16 @@ class Targets:
             return known
         # One asks, the others wait for the answer: a changed table is not asked for by every writer at once.
         with self._mutex:
-            columns = self._ask(table, schema)
+            try:
+                columns = self._ask(table, schema)
+            except LakeUnavailableError as error:
+                remembered = self._remembered().get(table)
+                if remembered is None or arrivals.misfit(schema, remembered) is not None:
+                    raise
+                events.emit("table_remembered", level=logging.WARNING, table=str(table), reason=error.message)
+                columns = remembered
+            else:
+                self._remember(table, columns)
             self._known[table] = columns
         arrivals.require_fit(schema, columns, table=str(table))
         return columns
@@ -55,6 +75,25 @@ class Targets:
         for column in found.columns:
             types.require_deliverable(column)
         return found.columns
+
+    def _remembered(self) -> dict[TableId, tuple[Column, ...]]:
+        try:
+            noted = json.loads(self._notes.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            # None yet, or half of one: then the lake has to be asked.
+            return {}
+        return {TableId(*each["table"]): tuple(Column(**column) for column in each["columns"]) for each in noted}
+
+    def _remember(self, table: TableId, columns: tuple[Column, ...]) -> None:
+        remembered = self._remembered()
+        if remembered.get(table) != columns:
+            noted = [
+                {"table": [each.schema, each.name], "columns": [asdict(column) for column in kept]}
+                for each, kept in {**remembered, table: columns}.items()
+            ]
+            with suppress(StorageFailedError):
+                # Only a note, which the next question makes again.
+                files.write_text(self._notes, json.dumps(noted))
 
     def _create(self, table: TableId, columns: tuple[Column, ...]) -> None:
         arrivals.refuse_reserved(columns)
