@@ -11,6 +11,7 @@ import pytest
 
 from catchment import faults
 from catchment.clock import SystemClock
+from catchment.errors import BufferHeldError, CatchmentError, CommitUnknownError, StorageFailedError
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import Buffer, DqCoordinator, Parcel, TableFlush, open_buffer
@@ -231,3 +232,51 @@ def test_a_trickle_that_never_stops_is_flushed_by_the_age_of_its_oldest_row(
         assert queue.flush_stale_buffers().rows == 0
         clock.advance(1)
         assert queue.flush_stale_buffers().rows == 1
+
+
+def test_a_table_made_anew_with_other_columns_buries_its_old_rows_and_holds_nobody_back(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings("duckdb")
+    other = TableId("main", "other")
+    with open_queue(settings) as queue:
+        create_table(queue.lake)
+        create_table(queue.lake, other)
+        queue.enqueue(EVENTS, event_rows(range(3)))
+        queue.enqueue(other, event_rows(range(10, 12)))
+        with queue.lake.write() as connection:
+            connection.execute("DROP TABLE events")
+            connection.execute("CREATE TABLE events (something VARCHAR, else_too BIGINT)")
+        report = queue.force_flush_all()
+        assert [(each.table, each.rows, each.buried) for each in report.tables] == [(EVENTS, 0, 3), (other, 2, 0)]
+        assert len(queue.lake.dead_letters()) == 3
+
+
+def test_a_buffer_whose_commit_and_reopening_fail_says_that_the_rows_may_be_there(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings("duckdb")
+    with open_queue(settings) as queue:
+        create_table(queue.lake)
+        queue.enqueue(EVENTS, event_rows(range(3)))
+        buffer = queue.buffer
+        assert isinstance(buffer, SharedBuffer)
+
+        def unknown(*_: object) -> None:
+            raise CommitUnknownError
+
+        def fails(*_: object) -> None:
+            raise StorageFailedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write", unknown)
+            patch.setattr(SharedBuffer, "_open_file", fails)
+            with pytest.raises(CommitUnknownError):
+                queue.enqueue(EVENTS, event_rows(range(3, 6)))
+        # The next write finds the file closed and opens it again; the one after that is kept.
+        with pytest.raises(CatchmentError):
+            queue.enqueue(EVENTS, event_rows(range(6, 7)))
+        assert queue.enqueue(EVENTS, event_rows(range(7, 8))).seq_first == 4
+        buffer.close()
+        with pytest.raises(BufferHeldError, match="was closed"):
+            queue.enqueue(EVENTS, event_rows(range(8, 9)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from catchment.errors import InputError, InvariantError
+from catchment.errors import CommitUnknownError, InputError, InvariantError
 from catchment.queue.group import GroupCommit
 
 WAIT_S = 30.0
@@ -211,3 +211,52 @@ def _idle_check(desk: Desk) -> Callable[[], None]:
         assert desk.busy == 0
 
     return check
+
+
+def test_an_interrupt_while_items_are_tried_one_by_one_leaves_nobody_to_lead_uninvited(
+    pool: ThreadPoolExecutor,
+) -> None:
+    tries: list[list[int]] = []
+
+    def commit(items: Sequence[int]) -> list[str]:
+        tries.append(list(items))
+        if len(items) > 1:
+            raise InputError("not together")
+        if INTERRUPTING in items:
+            raise Interrupted
+        assert desk.let.wait(WAIT_S)
+        return [f"done {item}" for item in items]
+
+    desk = Desk(held=True)
+    desk.line = Line(commit, items_max=100)
+    futures = [pool.submit(desk.line.submit, 0)]
+    desk.line.wait_for_one()
+    futures += [_in_line(desk, pool, item) for item in (1, INTERRUPTING, 3, 4)]
+    desk.let.set()
+    assert futures[0].result(WAIT_S) == "done 0"
+    assert isinstance(futures[1].exception(WAIT_S), Interrupted)
+    for left in futures[3:]:
+        assert isinstance(left.exception(WAIT_S), InvariantError)
+    assert tries == [[0], [1, INTERRUPTING, 3, 4], [1], [INTERRUPTING]]
+    assert desk.line.submit(5) == "done 5"
+
+
+def test_a_commit_that_may_have_landed_is_not_tried_again(pool: ThreadPoolExecutor) -> None:
+    tries: list[list[int]] = []
+
+    def commit(items: Sequence[int]) -> list[str]:
+        tries.append(list(items))
+        assert desk.let.wait(WAIT_S)
+        if len(items) > 1:
+            raise CommitUnknownError
+        return [f"done {item}" for item in items]
+
+    desk = Desk(held=True)
+    desk.line = Line(commit, items_max=100)
+    futures = [pool.submit(desk.line.submit, 0)]
+    desk.line.wait_for_one()
+    futures += [_in_line(desk, pool, item) for item in (1, 2)]
+    desk.let.set()
+    assert futures[0].result(WAIT_S) == "done 0"
+    assert all(isinstance(each.exception(WAIT_S), CommitUnknownError) for each in futures[1:])
+    assert tries == [[0], [1, 2]]

@@ -111,6 +111,8 @@ class BatchRun:
                 files.remove_tree(share.folder)
                 share.stale = False
                 share.work = stints(share.left, share.plan.mode, self._desk.bounds)
+            if not pending:
+                return
         raise ConflictError(f"Other processes keep delivering units of batch {self._number}.")
 
     def _write(self, shares: Sequence[Share]) -> None:
@@ -214,7 +216,8 @@ class BatchRun:
         )
 
     def _commit_once(self, shares: Sequence[Share], *, attempt: int) -> None:
-        whole = [share for share in shares if attempt == 1 or not self._look_again(share)]
+        ready = [share for share in shares if share.left and not share.stale]
+        whole = [share for share in ready if attempt == 1 or not self._look_again(share)]
         if not whole:
             return
         try:
@@ -228,8 +231,6 @@ class BatchRun:
 
     def _look_again(self, share: Share) -> bool:
         """Where the producer stands now, under the epoch that we hold; True when units turn out to be in the lake."""
-        if share.stale or not share.left:
-            return True
         with self._lake.ledger() as ledger:
             current = ledger.read(share.plan.producer)
             there = ledger.delivered(share.ids, share.plan.target.uuid)

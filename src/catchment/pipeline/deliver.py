@@ -128,7 +128,7 @@ class Deliverer:
                 shares = [
                     (Share(plan, tally, left=plan.batches[number].units, work=plan.batches[number].stints), retire)
                     for (plan, retire), tally in zip(orders, tallies, strict=True)
-                    if number < len(plan.batches) and tally.error is None
+                    if number < len(plan.batches) and not _is_stuck(plan, tally)
                 ]
                 BatchRun(desk, number=number).deliver([share for share, _ in shares])
                 for share, retire in shares:
@@ -158,6 +158,12 @@ class Deliverer:
                 reason = f"{unit.source} is delivered, but cannot be retired: {error.message}"
                 tally.failures.append(UnitFailure(unit_id=unit.id, path=unit.source, reason=reason))
             faults.reach("retire.after_unit")
+
+
+def _is_stuck(plan: Plan, tally: Tally) -> bool:
+    """Whether further batches are of no use: the lake refuses the plan, or units that come first have failed."""
+    ordered = any(unit.seqs is not None for batch in plan.batches for unit in batch.units)
+    return tally.error is not None or (ordered and bool(tally.failures))
 
 
 def _report(job_id: str, plan: Plan, tally: Tally) -> Report:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from catchment import events, faults, files, ids
-from catchment.errors import InputError
+from catchment.errors import CatchmentError, InputError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import DeadLetter, deadletters
 from catchment.lake.staging import JobFolder, Staging
@@ -161,13 +161,16 @@ class FlushPipeline:
                 parcels=report.delivered,
             )
         )
-        if report.error is not None:
-            portion.give_up(table, report.error.message)
-        elif failures and failures[0].unit_id in portion.sifted:
+        if failures and failures[0].unit_id in portion.sifted:
             portion.give_up(table, failures[0].reason)
+        elif report.error is not None and not failures:
+            portion.give_up(table, report.error.message)
         elif failures:
             # The first that failed stands in the way of those behind it: once it is sifted, they can go.
-            self._sift(portion, failures[0].unit_id, plan)
+            try:
+                self._sift(portion, failures[0].unit_id, plan)
+            except CatchmentError as error:
+                portion.give_up(table, error.message)
 
     def _sift(self, portion: _Portion, unit_id: str, plan: Plan) -> None:
         parcel = portion.parcels[unit_id]

@@ -34,7 +34,8 @@ def sift(rows: pa.Table, plan: Plan, *, memory_mb: int, scratch: Path) -> Sifted
     """Tell the good rows from the bad; `scratch` is a folder for trying."""
     bad = dict(_by_columns(rows, plan.target))
     rows = rows.select([name for name in rows.column_names if _has(plan.target, name)])
-    reason = arrivals.misfit(rows.schema, plan.target.columns)
+    known = rows.num_columns > 0
+    reason = arrivals.misfit(rows.schema, plan.target.columns) if known else "the table has none of its columns"
     if reason is not None:
         bad = dict.fromkeys(range(rows.num_rows), reason) | bad
     left = [at for at in range(rows.num_rows) if at not in bad]

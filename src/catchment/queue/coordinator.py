@@ -216,11 +216,12 @@ class DqCoordinator:
             raise
         except CatchmentError as error:
             done = tuple(TableFlush(table=table, errors=(error.message,)) for table in tables)
-        for each in merged(done):
-            if each.errors:
-                self.requeue(each.table, "; ".join(each.errors))
+        errors = {each.table: each.errors for each in merged(done) if each.errors}
+        for table in tables:
+            if table in errors:
+                self.requeue(table, "; ".join(errors[table]))
             else:
-                self._turns.went_well(each.table)
+                self._turns.went_well(table)
         return done
 
     def _has_room(self, size: int) -> bool:

@@ -8,6 +8,7 @@ commit, for itself and the others. A plain lock would not do: whoever lets go of
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from catchment.errors import CatchmentError, CommitUnknownError, InvariantError
@@ -38,8 +39,7 @@ class GroupCommit(Generic[Item, Result]):
     def submit(self, item: Item) -> Result:
         """Have the item committed, by this thread or another; its own failure is raised, not that of others."""
         mine = _Waiting[Item, Result](item)
-        if not self._join(mine):
-            mine.wait()
+        self._stand_in_line(mine)
         if not mine.done:
             # Not woken because it is done, so it is this thread's turn to commit.
             self._lead()
@@ -50,14 +50,29 @@ class GroupCommit(Generic[Item, Result]):
     def exclusively(self, action: Callable[[], T]) -> T:
         """Run something while no commit is under way."""
         mine = _Waiting[Item, Result](None)
-        if not self._join(mine):
-            mine.wait()
+        self._stand_in_line(mine)
         try:
             return action()
         finally:
             with self._mutex:
                 self._waiting.remove(mine)
             self._pass_on()
+
+    def _stand_in_line(self, mine: "_Waiting[Item, Result]") -> None:
+        """Wait until done, or until it is this thread's turn to lead."""
+        if self._join(mine):
+            return
+        try:
+            mine.wait()
+        except BaseException:
+            # Told to end while waiting: the line must not wait for one who is gone.
+            with self._mutex:
+                was_first = bool(self._waiting) and self._waiting[0] is mine
+                with suppress(ValueError):
+                    self._waiting.remove(mine)
+            if was_first and mine.was_woken():
+                self._pass_on()
+            raise
 
     def _join(self, mine: "_Waiting[Item, Result]") -> bool:
         """Stand in line; True when nobody leads, so that this thread does now."""
@@ -78,18 +93,22 @@ class GroupCommit(Generic[Item, Result]):
             self._gathered.wait(pause_s)
 
     def _lead(self) -> None:
-        self._gather()
-        with self._mutex:
-            self._quorum = 0
-            group: list[_Waiting[Item, Result]] = []
-            # Up to somebody who wants to be alone.
-            while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
-                group.append(self._waiting.popleft())
+        group: list[_Waiting[Item, Result]] = []
+        try:
+            self._gather()
+        finally:
+            with self._mutex:
+                self._quorum = 0
+                # Up to somebody who wants to be alone.
+                while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
+                    group.append(self._waiting.popleft())
         try:
             self._run(group)
         finally:
             # Told only now: a writer that is told at once comes back at once, and would find itself in line alone.
             for each in group:
+                if not each.done:
+                    each.fail(InvariantError("The thread that was committing did not come back."))
                 each.wake()
             self._pass_on(len(group))
 
@@ -142,6 +161,10 @@ class _Waiting(Generic[Item, Result]):
     def wait(self) -> None:
         """Sleep until done, or until it is the owner's turn to lead."""
         self._asleep.acquire()
+
+    def was_woken(self) -> bool:
+        """Whether it has been this one's turn already."""
+        return self._asleep.acquire(blocking=False)
 
     def wake(self) -> None:
         """Wake the owner; the leader itself is awake."""

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from catchment import events
 from catchment.clock import Clock
-from catchment.errors import FlushFailedError
+from catchment.errors import CatchmentError
 from catchment.queue.coordinator import DqCoordinator
 from catchment.queue.flushing import FlushReport
 from catchment.settings import Settings
@@ -43,7 +43,7 @@ class QueueRuntime:
             return None
         try:
             return self._coordinator.force_flush_all()
-        except FlushFailedError as error:
+        except CatchmentError as error:
             # The rows are durable, and the next start goes on with them.
             events.emit("left_buffered", level=logging.WARNING, reason=error.message)
             return None
@@ -60,7 +60,8 @@ class QueueRuntime:
 
     def _pause_s(self, now: datetime) -> float:
         retry_at = self._coordinator.next_retry_at()
-        pause_s = self._interval_s if retry_at is None else (retry_at - now).total_seconds()
+        # One whose time has come is looked at now, or is not due and waits like the others.
+        pause_s = self._interval_s if retry_at is None or retry_at <= now else (retry_at - now).total_seconds()
         return max(_PAUSE_S_MIN, min(self._interval_s, pause_s))
 
     def _flush(self) -> None:

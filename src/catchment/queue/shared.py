@@ -7,6 +7,7 @@ and is never cut into a slice again, however a crash changed the cuts.
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from catchment.clock import Clock
 from catchment.errors import (
     BufferDamagedError,
     BufferHeldError,
+    CatchmentError,
     CommitUnknownError,
     InvariantError,
     StorageFailedError,
@@ -45,6 +47,7 @@ class SharedBuffer:
         # Under a small cap, retired rows that are still in the WAL would take up the room of new ones for good.
         self._checkpoint_after_bytes = min(_CHECKPOINT_AFTER_BYTES, bytes_max // 8 or _CHECKPOINT_AFTER_BYTES)
         self._clock = clock
+        self._is_closed = False
         # DuckDB keeps other processes from its file, but opens it twice in one: rows would get the same numbers.
         self._lock = self._take_lock()
         try:
@@ -131,17 +134,20 @@ class SharedBuffer:
 
     def held(self, table: TableId) -> list[Held]:
         log = self._store.log(table)
-        return (
-            []
-            if log is None
-            else [
-                Held(
-                    parcel=self._parcel(log, version, first, last),
-                    rows=self._store.read(version, first, last).read_all(),
-                )
-                for version, first, last in log.ranges()
-            ]
-        )
+        if log is None:
+            return []
+        found: list[Held] = []
+        for version, first, last in log.ranges():
+            try:
+                rows = self._store.read(version, first, last).read_all()
+            except BufferDamagedError:
+                now = self._store.log(table)
+                if now is None or version in now.versions:
+                    raise
+                # Flushed and dropped meanwhile: the lake has its rows, and is looked at next.
+                continue
+            found.append(Held(parcel=self._parcel(log, version, first, last), rows=rows))
+        return found
 
     def complete_through(self, table: TableId) -> dict[str, int]:
         log = self._store.log(table)
@@ -163,8 +169,14 @@ class SharedBuffer:
         """Nothing is due: flushing is all the housekeeping there is."""
 
     def close(self) -> None:
-        self._group.exclusively(self._store.close)
-        self._lock.release()
+        try:
+            self._group.exclusively(self._close)
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._store.close()
 
     def _take_lock(self) -> files.HeldLock:
         lock = files.FileLock(self._root / LOCK_NAME, clock=self._clock).take()
@@ -192,13 +204,17 @@ class SharedBuffer:
         return store
 
     def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
+        if self._is_closed:
+            raise BufferHeldError(f"{self._store.path} was closed.")
         try:
             return self._store.write(writes, self._clock.now())
         except (BufferDamagedError, CommitUnknownError):
             # DuckDB gives up a database whose disk failed it. Opened anew it has all that was acknowledged, and shows
-            # which numbers are taken.
-            self._store.close()
-            self._store = self._open_file()
+            # which numbers are taken. Where that fails too, the next write tries, and this one's error stays: it says
+            # whether the rows may be there.
+            with suppress(CatchmentError):
+                self._store.close()
+                self._store = self._open_file()
             raise
 
     def _slices(self, log: Log) -> list[Parcel]:

@@ -149,7 +149,7 @@ class Log:
 
 
 class Store:
-    """An open file. One thread writes at a time, which the owner sees to; reading is free."""
+    """An open file. One thread appends at a time, which the owner sees to; reading and retiring go on beside it."""
 
     def __init__(
         self, path: Path, connection: duckdb.DuckDBPyConnection, identity: Identity, logs: dict[TableId, Log]

@@ -7,6 +7,7 @@ process that failed is gone.
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -30,12 +31,13 @@ class Turns:
         self._notes = root / NOTES_NAME
         self._changed = threading.Condition()
         self._taken: set[TableId] = set()
+        self._wanted: Counter[TableId] = Counter()
         self._troubles = read_troubles(root)
 
     def take_free(self, tables: Iterable[TableId]) -> list[TableId]:
         """Take those of the tables that nobody flushes at this moment."""
         with self._changed:
-            free = [table for table in tables if table not in self._taken]
+            free = [table for table in tables if table not in self._taken and not self._wanted[table]]
             self._taken.update(free)
             return free
 
@@ -43,8 +45,13 @@ class Turns:
         """Take all of them, waiting for flushes that are under way."""
         wanted = list(tables)
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._taken.intersection(wanted), timeout=timeout_s):
-                raise LockTimeoutError(f"Another flush has been under way for {timeout_s:g} s.")
+            # Nobody takes a table that is waited for: under load there might never be a moment when all are free.
+            self._wanted.update(wanted)
+            try:
+                if not self._changed.wait_for(lambda: not self._taken.intersection(wanted), timeout=timeout_s):
+                    raise LockTimeoutError(f"Another flush has been under way for {timeout_s:g} s.")
+            finally:
+                self._wanted.subtract(wanted)
             self._taken.update(wanted)
             return wanted
 
