@@ -506,3 +506,27 @@ def test_files_of_two_schemas_go_into_a_table_sorted_by_an_expression(
     report = _run(lake, settings, _unit("narrow", narrow), _unit("wide", wide))
     assert report.delivered == 2, report.failures
     assert rows_of(lake) == [(0,), (1,)]
+
+
+def test_a_plan_that_lost_units_to_a_rival_is_written_again_when_its_neighbour_is_refused(
+    sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    other = TableId("main", "other")
+    create_table(sqlite_lake)
+    create_table(sqlite_lake, other)
+    files = event_files(tmp_path / "in", 2)
+    mine, neighbours = source_of(files), source_of(event_files(tmp_path / "others", 1), other)
+    work = deliverer(sqlite_lake, make_settings())
+    orders = [(work.plan(source, Mode.REWRITE), source.retire) for source in (mine, neighbours)]
+
+    def rival() -> None:
+        work.run(source_of(files[:1]), mode=Mode.REWRITE)
+        with sqlite_lake.write() as connection:
+            connection.execute("ALTER TABLE other ADD COLUMN note VARCHAR")
+
+    with faults.armed("deliver.after_place", once(rival)):
+        first, second = work.deliver_together(orders)
+    assert (first.delivered, first.skipped, first.error) == (1, 1, None)
+    assert isinstance(second.error, PreconditionError)
+    assert rows_of(sqlite_lake, "SELECT id FROM other") == []
+    assert_exactly_once(sqlite_lake, 2)

@@ -130,7 +130,7 @@ class SharedBuffer:
         log = self._store.log(table)
         if log is not None and seq > log.seq_last:
             raise InvariantError(f"The lake has {table} up to seq {seq}, the buffer only up to {log.seq_last}.")
-        self._store.skip_to(table, seq)
+        self._store.retire(table, seq)
 
     def held(self, table: TableId) -> list[Held]:
         log = self._store.log(table)

@@ -247,9 +247,9 @@ class Store:
             return cursor.execute(query).to_arrow_reader(_READ_BATCH_ROWS)
 
     def retire(self, table: TableId, seq: int) -> None:
-        """Delete rows up to `seq`, which the lake has."""
+        """Delete rows up to `seq`, which the lake has; nothing where they are gone already."""
         log = self.log(table)
-        if log is None or seq <= 0:
+        if log is None or seq <= log.seq_flushed:
             return
         after = log.flushed(seq)
         gone = after.emptied()
@@ -265,12 +265,6 @@ class Store:
             cursor.execute("COMMIT")
         with self._mutex:
             self._logs[table] = self._logs[table].flushed(seq).without(gone)
-
-    def skip_to(self, table: TableId, seq: int) -> None:
-        """Note that the lake has everything up to `seq`, and delete it."""
-        log = self.log(table)
-        if log is not None and seq > log.seq_flushed:
-            self.retire(table, seq)
 
     def mark_flushed(self, table: TableId, staging: str) -> None:
         """Rename one of the table's staging tables, so that whoever opens the file sees that the lake has it.
