@@ -14,8 +14,8 @@ help: ## Show this list
 demo: $(VENV)/runtime java ## Run Catchment on embedded defaults and show what it did
 	@$(BIN)/catchment demo
 
-test: $(VENV)/dev java ## Run the whole test suite
-	$(BIN)/python -m pytest
+test: $(VENV)/dev java ## Run the whole test suite, on every core but on four at most
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 check: lint types test ## Lint, check types, test: what continuous integration runs
 

@@ -20,6 +20,7 @@ from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests.conftest import MakeSettings
 from tests.scenes import (
+    EVENT_COLUMNS,
     EVENTS,
     Units,
     assert_exactly_once,
@@ -320,6 +321,34 @@ def test_auto_rewrites_lists_and_timestamps_of_old_writers(
     report, modes = _auto(lake, make_settings, path)
     assert (report.delivered, modes) == (1, {"rewrite"})
     assert rows_of(lake, "SELECT tags, ts::VARCHAR FROM events") == [([1, 2], "1970-01-01 00:00:00")]
+
+
+def test_a_file_that_lacks_a_column_is_rewritten_because_filters_would_miss_its_rows(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    deliverer = Deliverer(lake, InlineRunner(), settings)
+    whole = write_parquet(tmp_path / "whole.parquet", "SELECT 1::BIGINT AS id, 'k' AS kind")
+    lacking = write_parquet(tmp_path / "lacking.parquet", "SELECT 2::BIGINT AS id")
+    deliverer.run(ParquetFiles([whole], EVENTS), mode=Mode.ADOPT)
+    refused = deliverer.run(ParquetFiles([lacking], EVENTS), mode=Mode.ADOPT)
+    assert [failure.rewritable for failure in refused.failures] == [True]
+    assert deliverer.run(ParquetFiles([lacking], EVENTS), mode=Mode.AUTO).ok
+    with lake.cursor() as cursor:
+        assert cursor.execute("SELECT id FROM lake.main.events WHERE kind IS NULL").fetchall() == [(2,)]
+        assert cursor.execute("SELECT count(kind) FROM lake.main.events").fetchall() == [(1,)]
+
+
+def test_a_file_that_lacks_a_column_with_a_first_value_is_adopted_and_reads_that_value(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake, columns=(EVENT_COLUMNS[0], Column(name="origin", type="VARCHAR", default="'it''s'")))
+    lacking = write_parquet(tmp_path / "lacking.parquet", "SELECT 2::BIGINT AS id")
+    report = Deliverer(lake, InlineRunner(), settings).run(ParquetFiles([lacking], EVENTS), mode=Mode.ADOPT)
+    assert report.ok
+    with lake.cursor() as cursor:
+        assert cursor.execute("FROM lake.main.events WHERE origin = 'it''s'").fetchall() == [(2, "it's")]
+        assert cursor.execute("SELECT count(*) FROM lake.main.events WHERE origin IS NULL").fetchall() == [(0,)]
 
 
 def test_auto_adopts_what_can_be_adopted(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:

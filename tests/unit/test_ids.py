@@ -98,6 +98,8 @@ def test_a_job_id_says_to_the_millisecond_when_its_job_started(microseconds: int
     assert abs(moment - started_at) <= timedelta(milliseconds=1)
 
 
-@pytest.mark.parametrize("text", ["", "job", "job-0-0", "job-0123456789ab-0123456789a", "x" + new_job_id(FakeClock())])
+@pytest.mark.parametrize(
+    "text", ["", "job", "job-0-0", "job-0123456789ab-0123456789a", "xjob-019b76daa800-0c4edc666259"]
+)
 def test_what_is_no_job_id_has_no_start(text: str) -> None:
     assert job_started_at(text) is None

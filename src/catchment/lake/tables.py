@@ -73,13 +73,20 @@ def find_table(
     if not columns:
         return None
     text = sql.statement(PACKAGE, "table_facts", metadata=metadata_of(lake_name))
-    uuid, folder, keys, order = _one(connection.execute(text, where[1:]).fetchall(), table)
+    uuid, folder, keys, order, initials = _one(connection.execute(text, where[1:]).fetchall(), table)
+    initial = dict(initials or ())
     return Table(
         id=table,
         uuid=uuid,
         folder=folder if folder.startswith("/") or "://" in folder else f"{data_path.rstrip('/')}/{folder}",
         columns=tuple(
-            Column(name=name, type=types.normal(kind), nullable=nullable, default=_default(default))
+            Column(
+                name=name,
+                type=types.normal(kind),
+                nullable=nullable,
+                default=_default(default),
+                initial=initial.get(name),
+            )
             for name, kind, nullable, default in columns
         ),
         partition_by=tuple(PartitionKey(column=column, transform=transform) for column, transform in keys or ()),

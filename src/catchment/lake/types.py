@@ -64,12 +64,16 @@ class Fit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression."""
+    """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression.
+
+    `initial` is the value, as text, that rows of a registered file read where the file lacks the column.
+    """
 
     name: str
     type: str
     nullable: bool = True
     default: str | None = None
+    initial: str | None = None
 
 
 def parse(text: str) -> DuckDBType:

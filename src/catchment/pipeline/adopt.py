@@ -1,8 +1,8 @@
 """Adopting in a worker: a second name for a Parquet file that already is what the table needs.
 
 Registering a file that DuckLake misreads would lose rows silently, so a file is adopted only where its footer shows
-that it will not: same types, standard lists, no hidden NaN or NULL. What only lies in the way of adoption is reported
-as rewritable.
+that it will not: same types, standard lists, no hidden NaN or NULL, no column that it lacks. What only lies in the way
+of adoption is reported as rewritable.
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,8 +71,8 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
         if not column.nullable and types.parse(column.type).id in ("list", "struct", "map"):
             return f"column {column.name!r} is nested and must not be NULL, which its footer does not tell"
         if key not in have:
-            if not column.nullable or column.default is not None:
-                return f"column {column.name!r} is missing and would not read as NULL"
+            if column.initial is None or column.default != sql.literal(column.initial):
+                return f"column {column.name!r} is missing, which DuckLake's statistics would not tell"
         elif key not in keys and have[key] != types.normal(column.type):
             return f"column {column.name!r} is {have[key]}, not {column.type}"
     return _odd_layout(connection, first.uri)
@@ -182,5 +182,6 @@ def _place(uri: str, keys: Iterable[str]) -> str:
     for segment in PurePath(uri).parts[:-1]:
         key, equals, value = segment.partition("=")
         if equals and sql.fold(key) in wanted:
-            values[sql.fold(key)] = value
+            # DuckLake splits a folder's name at every equals sign.
+            values[sql.fold(key)] = value.replace("=", "%3D")
     return str(PurePath(*(f"{key}={values[low]}" for low, key in wanted.items()))) if wanted else "."

@@ -1,5 +1,5 @@
 -- Which table it is, where DuckLake expects its files (a file elsewhere is registered by its absolute path), and what
--- they are split and ordered by. One statement: each costs a round trip to the catalog.
+-- they are split and ordered by, and what files that lack a column read as. One statement: each costs a round trip to the catalog.
 SELECT t.table_uuid::VARCHAR,
        CASE WHEN NOT t.path_is_relative THEN t.path ELSE s.path || t.path END,
        (
@@ -14,6 +14,12 @@ SELECT t.table_uuid::VARCHAR,
          FROM {metadata}.ducklake_sort_info i
          JOIN {metadata}.ducklake_sort_expression e USING (sort_id, table_id)
          WHERE i.table_id = t.table_id AND i.end_snapshot IS NULL
+       ),
+       (
+         SELECT list((c.column_name, c.initial_default))
+         FROM {metadata}.ducklake_column c
+         WHERE c.table_id = t.table_id AND c.end_snapshot IS NULL AND c.parent_column IS NULL
+           AND c.initial_default IS NOT NULL
        )
 FROM {metadata}.ducklake_table t
 JOIN {metadata}.ducklake_schema s USING (schema_id)
