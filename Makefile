@@ -33,6 +33,7 @@ format: $(VENV)/dev ## Put the code into shape
 bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a quick look
 	$(BIN)/python -m benchmarks.moving --scale $(SCALE)
 	$(BIN)/python -m benchmarks.queue --scale $(SCALE)
+	$(BIN)/python -m benchmarks.legacy --scale $(SCALE)
 
 soak: $(VENV)/dev java ## Run the long campaigns
 	$(BIN)/python -m pytest -m soak tests

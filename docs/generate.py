@@ -5,11 +5,11 @@ from enum import Enum
 from pathlib import Path
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
-from typer.main import get_command
 
 from catchment import faults
-from catchment.cli.main import app
-from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, CatchmentError
+from catchment.cli.main import command_line
+from catchment.cli.schema import EXIT_DIVERGED
+from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError
 from catchment.settings import FILE_NAME, declared
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -75,9 +75,7 @@ def crash_points_page() -> str:
 
 def commands() -> Iterator[tuple[str, TyperCommand]]:
     """Every command that can be run, with its full name, in the order of `--help`."""
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
-    return _below(PROGRAM, root)
+    return _below(PROGRAM, command_line())
 
 
 def main() -> None:
@@ -141,6 +139,8 @@ def _exit_codes() -> Iterator[tuple[str, str]]:
         str(EXIT_NEEDS_YOU),
         "needs something from you, and says what: another input, another setting, an installation",
     )
+    yield str(EXIT_DIVERGED), "`catchment schema` only: scripts have diverged, or are in error; a person must look"
+    yield str(EXIT_STOPPED), "stopped by Ctrl-C; what was committed before stays, and the same command may be run again"
 
 
 def _errors(kind: type[CatchmentError]) -> Iterator[tuple[str, str, str]]:

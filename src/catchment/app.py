@@ -3,12 +3,17 @@
 import threading
 from types import TracebackType
 
+from catchment import files
 from catchment.clock import Clock, SystemClock
-from catchment.errors import SettingsError
+from catchment.control import ControlDatabase
+from catchment.errors import LakeMissingError, SettingsError
 from catchment.lake import Lake
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
+from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
+from catchment.pipeline.legacy.place import Place
+from catchment.pipeline.legacy.plan import Options
 from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
 from catchment.queue.layout import State
 from catchment.queue.shared import FILE_NAME
@@ -29,6 +34,7 @@ class App:
         self._buffer: Buffer | None = None
         self._queue: DqCoordinator | None = None
         self._runtime: QueueRuntime | None = None
+        self._control: ControlDatabase | None = None
 
     def __enter__(self) -> "App":
         return self
@@ -70,6 +76,14 @@ class App:
             return lake
 
     @property
+    def control(self) -> ControlDatabase:
+        """The control database; created, or backed up and upgraded, when first asked for."""
+        with self._mutex:
+            if self._control is None:
+                self._control = ControlDatabase.open(self.settings, clock=self.clock)
+            return self._control
+
+    @property
     def runner(self) -> SparkRunner:
         """Spark; it starts with its first task."""
         with self._mutex:
@@ -80,6 +94,31 @@ class App:
     def deliverer(self) -> Deliverer:
         """What delivers into the lake."""
         return Deliverer(self.lake, self.runner, self.settings)
+
+    def legacy_import(self, place: Place, options: Options) -> LegacyImport:
+        """An import of legacy Parquet; the lake is made when it starts to deliver, Spark when it has work."""
+        return LegacyImport(
+            place,
+            options,
+            find_lake=self._find_lake,
+            deliverer=lambda: Deliverer(
+                self.lake,
+                self.runner,
+                self.settings,
+                units_per_commit_max=min(UNITS_PER_COMMIT_MAX, self.settings.deliver_units_per_commit_max),
+                bytes_per_commit_max=BYTES_PER_COMMIT_MAX,
+            ),
+            parallelism=self.runner.parallelism,
+            adopt_bytes_min=self.settings.deliver_adopt_bytes_min,
+            data_path=files.local_path(self.settings.data_path),
+            clock=self.clock,
+        )
+
+    def _find_lake(self) -> Lake | None:
+        try:
+            return self.existing_lake
+        except LakeMissingError:
+            return None
 
     @property
     def queue(self) -> DqCoordinator:

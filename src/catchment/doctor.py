@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psycopg
 
 from catchment import files
+from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import PostgresCatalog
@@ -35,6 +36,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     yield _check("extensions", _extensions)
     yield _check("disk", lambda: _disk(settings))
     yield _check("lake", lambda: _lake(settings))
+    yield _check("control", lambda: str(ControlDatabase.examine(settings)))
     yield _check("spark", lambda: _spark(settings))
 
 
@@ -57,10 +59,10 @@ def _java() -> str:
 
 
 def _extensions() -> str:
-    with extensions.connect() as connection:
+    with extensions.connect(check_signatures=True) as connection:
         for name in extensions.KNOWN:
             extensions.load(connection, name)
-    return f"{', '.join(extensions.KNOWN)} load from their wheels"
+    return f"{', '.join(extensions.KNOWN)} load from their wheels, signed"
 
 
 def _disk(settings: Settings) -> str:

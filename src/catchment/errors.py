@@ -19,7 +19,10 @@
     │   ├── TypeConflictError
     │   ├── CorruptInputError
     │   ├── StorageUnsupportedError
-    │   └── PreconditionError     what a commit requires is not so
+    │   ├── PreconditionError     what a commit requires is not so
+    │   ├── StateError            this step is not allowed now: do one that is
+    │   ├── ScriptError           a migration script cannot be run; the database is as it was
+    │   └── BackupMissingError
     ├── MachineError              the machine lacks something: install it
     │   ├── JavaMissingError
     │   └── ExtensionMissingError
@@ -34,6 +37,8 @@ from typing import Any, ClassVar, Self
 
 EXIT_FAILED = 1
 EXIT_NEEDS_YOU = 2
+# What a shell reports of a process that Ctrl-C ended.
+EXIT_STOPPED = 130
 
 
 class CatchmentError(Exception):
@@ -155,6 +160,20 @@ class StorageUnsupportedError(InputError):
 
 class PreconditionError(InputError):
     """What the commit requires is not so."""
+
+
+class StateError(InputError):
+    """The step is not allowed in this state."""
+
+
+class ScriptError(InputError):
+    """A migration script cannot be run; the database is as it was."""
+
+    default_hint = "Mend the script; the database is as it was before."
+
+
+class BackupMissingError(InputError):
+    """There is no such backup."""
 
 
 class MachineError(CatchmentError):

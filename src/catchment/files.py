@@ -1,6 +1,8 @@
 """Files and folders: durable renames, links, locks that die with their holder. Only this module renames and syncs."""
 
+import errno
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -55,11 +57,18 @@ def sync_folder(path: Path) -> None:
     _sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 
 
-def sync_folders_up(path: Path, *, to: Path) -> None:
-    """Make a folder and its parents up to `to` survive a power cut, with all that was put into them."""
-    sync_folder(path)
-    if path != to and to in path.parents:
-        sync_folders_up(path.parent, to=to)
+def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
+    """Make folders and their parents up to `to` survive a power cut, with all that was put into them."""
+    found: set[Path] = set()
+    for path in paths:
+        folder = path
+        while folder not in found:
+            found.add(folder)
+            if folder == to or to not in folder.parents:
+                break
+            folder = folder.parent
+    for folder in sorted(found, key=lambda each: -len(each.parts)):
+        sync_folder(folder)
 
 
 def make_folder(path: Path) -> None:
@@ -72,6 +81,35 @@ def move(source: Path, target: Path) -> None:
     """Rename within a file system; the caller syncs the folders once for many moves."""
     with _failing(source):
         source.rename(target)
+
+
+def move_within(source: Path, target: Path) -> bool:
+    """Rename where both lie on one file system; False, and nothing done, where they do not."""
+    try:
+        move(source, target)
+    except StorageFailedError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EXDEV:
+            return False
+        raise
+    return True
+
+
+def copy_checked(source: Path, target: Path) -> None:
+    """Copy a file with its times, durably; the copy appears under its name once it is known to be equal."""
+    part = target.with_name(f"{target.name}.copying")
+    with _failing(source):
+        shutil.copy2(source, part, follow_symlinks=False)
+        if not part.is_symlink():
+            sync_file(part)
+            if content_hash(part) != content_hash(source):
+                raise StorageFailedError(f"The copy of {source} differs from it.", path=str(source))
+        part.replace(target)
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with _failing(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def link_or_copy(source: Path, target: Path) -> bool:
@@ -126,6 +164,21 @@ def write_text(path: Path, text: str) -> None:
     sync_file(path)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Put a small file in the place of another, durably: a reader sees the old text or the new one."""
+    part = path.with_name(f"{path.name}.new")
+    write_text(part, text)
+    with _failing(path):
+        part.replace(path)
+    sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a log that people read; not synced."""
+    with _failing(path), path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
 def overwrite(path: Path, start: int, content: bytes) -> None:
     """Replace a part of a file's content by as many bytes."""
     with _failing(path), path.open("r+b") as file:
@@ -143,8 +196,16 @@ def size_of(path: Path) -> int:
 
 def free_bytes(path: Path) -> int:
     """Room left on the file system that holds `path`, or will hold it once it exists."""
-    existing = next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(_existing(path)).free
+
+
+def same_device(one: Path, other: Path) -> bool:
+    """Whether two paths lie, or will lie, on one file system."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def _existing(path: Path) -> Path:
+    return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
 
 
 class FileLock:

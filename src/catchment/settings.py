@@ -1,6 +1,6 @@
 """Settings: each declared once with its unit and one line of help, read from the environment and `catchment.toml`.
 
-The environment wins over the file. The only place that reads the environment.
+The environment wins over the file. The only place that reads the environment, and TOML files.
 """
 
 import difflib
@@ -22,6 +22,7 @@ PREFIX = "CATCHMENT_"
 QUEUE_PREFIX = "DUCKLING_QUEUE_"
 _QUEUE = "queue_"
 FILE_NAME = "catchment.toml"
+PROJECT_FILE_NAME = "pyproject.toml"
 MIB = 1024 * 1024
 
 
@@ -59,6 +60,10 @@ class Settings(BaseSettings):
     )
     lake_orphan_keep_hours: float = _setting(
         48, "Age at which upkeep deletes files that no snapshot and no running job knows.", unit="hours", gt=0
+    )
+
+    control_db: SecretStr | None = _setting(
+        None, "Database of tenants, shards, moves and users: `sqlite:PATH`; default is a SQLite file in the home."
     )
 
     deliver_units_per_commit_max: int = _setting(5_000, "Units delivered by one commit.", unit="units", ge=1)
@@ -147,6 +152,11 @@ class Settings(BaseSettings):
         return self.lake_catalog or SecretStr(f"sqlite:{self.home.absolute() / 'catalog.sqlite'}")
 
     @property
+    def control_url(self) -> SecretStr:
+        """The control database with its default filled in."""
+        return self.control_db or SecretStr(f"sqlite:{self.home.absolute() / 'control.sqlite'}")
+
+    @property
     def queue_path(self) -> Path:
         """The queue's root with its default filled in."""
         return (self.queue_root or self.home / "duckling_queue").absolute()
@@ -194,6 +204,27 @@ def load_settings(home: Path | None = None) -> Settings:
         raise SettingsError(f"Wrong settings: {problems}.", hint="`catchment --help` lists the settings.") from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectTable:
+    """What a project's `pyproject.toml` says under one name; paths in it count from the file's folder."""
+
+    file: Path
+    values: dict[str, Any]
+
+
+def project_table(folder: Path, *names: str) -> ProjectTable | None:
+    """The table of that name in the nearest `pyproject.toml`, from the folder up; None where there is no such file."""
+    found = next((each for each in (folder, *folder.parents) if (each / PROJECT_FILE_NAME).is_file()), None)
+    if found is None:
+        return None
+    values: Any = _read_toml(found / PROJECT_FILE_NAME)
+    for name in names:
+        values = values.get(name, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{found / PROJECT_FILE_NAME}: [{'.'.join(names)}] is not a table.")
+    return ProjectTable(file=found / PROJECT_FILE_NAME, values=values)
+
+
 def java_home() -> str | None:
     """Where the user says that Java is."""
     return os.environ.get("JAVA_HOME") or None
@@ -231,15 +262,20 @@ def _unit(extra: object) -> str:
     return str(extra.get("unit") or "") if isinstance(extra, dict) else ""
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint="Is the home a folder?") from None
+        hint = f"Is {path.parent} a folder, and may this user read {path.name}?"
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    values = _read_toml(path)
     for name in values:
         if name not in Settings.model_fields or name == "home":
             raise SettingsError(

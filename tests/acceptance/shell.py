@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+COMMAND = Path(sys.executable).with_name("catchment")
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,33 @@ class Shell:
     folder: Path
 
     def run(self, *arguments: str | Path | bytes, home: Path | None = None, **environment: str) -> Ended:
-        kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "PYTHONPATH") if name in os.environ}
         where = () if home is None else ("--home", home)
         ended = subprocess.run(
-            [Path(sys.executable).with_name("catchment"), *arguments, *where],
+            [COMMAND, *arguments, *where],
             cwd=self.folder,
-            env={**kept, "HOME": str(self.folder), "COLUMNS": "200", **environment},
+            env=self._environment(environment),
             capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    def start(
+        self, *arguments: str | Path, terminal: int = subprocess.PIPE, **environment: str
+    ) -> subprocess.Popen[str]:
+        """A command on its way, in a process group of its own; `terminal` is what it reads from and talks to."""
+        return subprocess.Popen(
+            [COMMAND, *arguments],
+            cwd=self.folder,
+            env=self._environment(environment),
+            stdin=terminal,
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "PYTHONPATH") if name in os.environ}
+        return {**kept, "HOME": str(self.folder), "COLUMNS": "200", **more}

@@ -330,7 +330,7 @@ def test_the_doctor_finds_this_machine_fit(healthy: Ended) -> None:
     assert healthy.code == 0, healthy.err
     assert healthy.json["ok"] is True
     assert [(check["name"], check["ok"]) for check in healthy.json["checks"]] == [
-        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "spark")
+        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "control", "spark")
     ]
     assert all(check["detail"] for check in healthy.json["checks"])
     assert "ok   spark: Spark 4" in healthy.err
@@ -339,7 +339,9 @@ def test_the_doctor_finds_this_machine_fit(healthy: Ended) -> None:
 def test_the_doctor_makes_no_lake(shell: Shell, healthy: Ended) -> None:
     details = {check["name"]: check["detail"] for check in healthy.json["checks"]}
     assert details["lake"].startswith("none yet")
+    assert details["control"].startswith("none yet")
     assert not (shell.folder / "examined" / "catalog.sqlite").exists()
+    assert not (shell.folder / "examined" / "control.sqlite").exists()
 
 
 def test_the_doctor_says_what_to_install_where_there_is_no_java(shell: Shell, fresh: Path) -> None:

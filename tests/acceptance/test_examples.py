@@ -8,6 +8,9 @@ import pytest
 
 from tests.repo.source_tree import ROOT
 
+# What an example says at its end; most are about a lake.
+SAID = {"change-a-schema": ("state: CURRENT", "rows in the database: 1000")}
+SAID_OF_A_LAKE = ("audit: clean", "rows in the lake: 1000")
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
 
 
@@ -19,5 +22,5 @@ def test_an_example_runs_as_it_is(folder: Path, tmp_path: Path) -> None:
         [sys.executable, str(script), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert "audit: clean" in ended.stdout
-    assert "rows in the lake: 1000" in ended.stdout
+    for line in SAID.get(folder.name, SAID_OF_A_LAKE):
+        assert line in ended.stdout

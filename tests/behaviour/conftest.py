@@ -1,12 +1,17 @@
-"""Fixtures of the queue's suite: every test of it runs on every layout of the buffer, and on the model."""
+"""Fixtures of the queue's suite, every test of which runs on every layout of the buffer, and of legacy imports."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from catchment.lake import Lake
+from catchment.settings import Settings
 from tests.buffer_scenes import LAYOUTS, MakeQueue, QueueScene
 from tests.conftest import MakeSettings
+from tests.legacy_scenes import MakeScene, make_scene
 from tests.scenes import create_table
 
 
@@ -35,3 +40,22 @@ def make_queue(layout: str, make_settings: MakeSettings) -> Iterator[MakeQueue]:
 def queue(make_queue: MakeQueue) -> QueueScene:
     """A queue with the settings that a newcomer gets."""
     return make_queue()
+
+
+@pytest.fixture(scope="module")
+def legacy_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lake, Settings]]:
+    """One lake for a module's imports: opening one costs more than most of them."""
+    home = tmp_path_factory.mktemp("lake")
+    settings = Settings(home=home, lake_catalog=SecretStr(f"duckdb:{home / 'catalog.duckdb'}"))
+    with Lake.from_settings(settings) as lake:
+        yield lake, settings
+
+
+@pytest.fixture
+def make(tmp_path: Path, legacy_lake: tuple[Lake, Settings]) -> Iterator[MakeScene]:
+    """A legacy home, not imported yet, and a lake without tables for it; its ledger knows imports of other tests."""
+    lake, settings = legacy_lake
+    yield lambda *odd, **more: make_scene(tmp_path, lake, settings, odd=odd, **more)
+    with lake.cursor() as cursor:
+        for table in lake.tables():
+            cursor.execute(f"DROP TABLE {table}")

@@ -515,13 +515,16 @@ def test_a_unit_without_files_is_delivered_as_nothing(lake: Lake, settings: Sett
     assert lake.audit().ok
 
 
-def test_a_file_whose_name_is_a_pattern_fails_alone(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [Mode.ADOPT, Mode.REWRITE])
+def test_a_file_whose_name_is_a_pattern_is_read_by_its_name_and_not_as_one(
+    lake: Lake, settings: Settings, tmp_path: Path, mode: Mode
+) -> None:
     create_table(lake)
-    (good,) = event_files(tmp_path / "in", 1)
-    odd = write_parquet(tmp_path / "in" / "0000[0].parquet", "SELECT 99::BIGINT AS id, 'k' AS kind")
-    report = deliverer(lake, settings).run(source_of([good, odd]))
-    assert [failure.path for failure in report.failures] == [str(odd)]
-    assert_exactly_once(lake, 1)
+    (good,) = event_files(tmp_path / "in*", 1, rows=1)
+    odd = write_parquet(tmp_path / "in*" / "0000[0].parquet", "SELECT 1::BIGINT AS id, 'k1' AS kind")
+    report = deliverer(lake, settings).run(source_of([good, odd]), mode=mode)
+    assert report.ok
+    assert rows_of(lake, "SELECT id, kind FROM events ORDER BY id") == [(0, "k0"), (1, "k1")]
 
 
 def test_files_of_two_schemas_go_into_a_table_sorted_by_an_expression(

@@ -17,11 +17,13 @@ from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkR
 from catchment.settings import Settings
 from tests.behaviour.test_upkeep import NOW
 from tests.conftest import MakeSettings
+from tests.crash.test_legacy_kill import KILLED as LEGACY
 from tests.crash.test_queue_kill import KILLED as QUEUE
+from tests.crash.test_schema_kill import KILLED as SCHEMA
 from tests.repo.source_tree import ROOT
 from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
 
-# Those of the queue are killed in test_queue_kill.
+# Those of the queue, of migrations and of legacy imports are killed in modules of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]
 UPKEEP = [point for point in faults.POINTS if point.startswith("upkeep.")]
 COMMITTED = (
@@ -132,4 +134,4 @@ def test_a_lake_survives_a_long_row_of_kills(catalog: str, make_settings: MakeSe
 
 
 def test_every_crash_point_is_killed_by_a_test() -> None:
-    assert {*DELIVERY, *UPKEEP, *QUEUE} == set(faults.POINTS)
+    assert {*DELIVERY, *UPKEEP, *QUEUE, *SCHEMA, *LEGACY} == set(faults.POINTS)

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import typer
 
 from catchment import faults, settings
-from catchment.cli.main import app
 from tests.repo.source_tree import ROOT, SOURCE, modules
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -49,14 +47,8 @@ def _read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def _commands(group: typer.Typer = app, prefix: str = "catchment") -> Iterator[str]:
-    for command in group.registered_commands:
-        if not command.hidden:
-            assert command.callback is not None
-            yield f"{prefix} {command.name or command.callback.__name__.replace('_', '-')}"
-    for each in group.registered_groups:
-        if each.typer_instance is not None and not each.hidden:
-            yield from _commands(each.typer_instance, f"{prefix} {each.name}")
+def _commands() -> Iterator[str]:
+    return (name for name, _ in _generator().commands())
 
 
 def _anchors(path: Path) -> set[str]:

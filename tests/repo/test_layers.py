@@ -11,6 +11,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli", "server", "web"}),
     frozenset({"app", "status", "doctor", "testing"}),
     frozenset({"pipeline", "tenants"}),
+    # Catchment's own database: migrated by `schema`, and used by whoever knows of tenants and users.
+    frozenset({"control"}),
     frozenset({"queue", "schema"}),
     frozenset({"lake"}),
     frozenset({"errors", "ids", "clock", "settings", "files", "sql", "backoff", "events", "faults"}),

@@ -85,7 +85,8 @@ def test_every_crash_point_is_declared_and_reached() -> None:
 
 def test_statements_kept_in_sql_files_are_all_used() -> None:
     text = "".join(module.text for module in modules())
-    unused = [path.stem for path in SOURCE.rglob("*.sql") if not re.search(rf"['\"]{path.stem}['\"]", text)]
+    # Those in other folders are migration scripts, which are run by number.
+    unused = [path.stem for path in SOURCE.rglob("sql/*.sql") if not re.search(rf"['\"]{path.stem}['\"]", text)]
     assert not unused
 
 

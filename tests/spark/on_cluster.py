@@ -1,8 +1,8 @@
-"""Delivers on a local cluster with two executor processes; started by the cluster test.
+"""Delivers on a local cluster with two executor processes, and imports a legacy home; started by the cluster test.
 
-    python -m tests.spark.on_cluster HOME CATALOG_URL FILE…
+    python -m tests.spark.on_cluster HOME CATALOG_URL LEGACY_HOME FILE…
 
-Prints how many driver and executor JVMs ran, and how many units were delivered and failed.
+Prints how many driver and executor JVMs ran, how many units were delivered and failed, and the same of leaves.
 """
 
 import sys
@@ -11,13 +11,18 @@ from pathlib import Path
 import psutil
 from pydantic import SecretStr
 
+from catchment.clock import SystemClock
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, SparkRunner
+from catchment.pipeline.legacy.job import LegacyImport
+from catchment.pipeline.legacy.place import Place
+from catchment.pipeline.legacy.plan import Options
+from catchment.pipeline.legacy.report import LegacyReport
 from catchment.settings import Settings
 from tests.scenes import EVENTS
 
 
-def main(home: str, catalog: str, *paths: str) -> None:
+def main(home: str, catalog: str, legacy: str, *paths: str) -> None:
     settings = Settings(home=Path(home), lake_catalog=SecretStr(catalog), spark_master="local-cluster[2,1,1024]")
     files = [Path(path) for path in paths]
     with Lake.from_settings(settings) as lake, SparkRunner(settings) as runner:
@@ -25,11 +30,26 @@ def main(home: str, catalog: str, *paths: str) -> None:
         # Half of them one way and all of them the other, so that both kernels run over there.
         adopted = deliverer.run(ParquetFiles(files[:4], EVENTS), mode=Mode.ADOPT, digests=True)
         rewritten = deliverer.run(ParquetFiles(files, EVENTS), mode=Mode.REWRITE)
+        imported = _import(Path(legacy), lake, deliverer)
         running = [_command(each) for each in psutil.Process().children(recursive=True)]
         executors = sum("CoarseGrainedExecutorBackend" in line for line in running)
         drivers = sum("org.apache.spark.deploy.SparkSubmit" in line for line in running)
-        counts = (drivers, executors, adopted.delivered + rewritten.delivered, len(rewritten.failures))
-        sys.stdout.write(" ".join(map(str, counts)) + "\n")
+        units = (adopted.delivered + rewritten.delivered, len(rewritten.failures))
+        leaves = (imported.leaves, len(imported.failures))
+        sys.stdout.write(" ".join(map(str, (drivers, executors, *units, *leaves))) + "\n")
+
+
+def _import(home: Path, lake: Lake, deliverer: Deliverer) -> LegacyReport:
+    return LegacyImport(
+        Place.tailpipe(home),
+        Options(quarantine=True),
+        find_lake=lambda: lake,
+        deliverer=lambda: deliverer,
+        parallelism=deliverer.runner.parallelism,
+        adopt_bytes_min=1 << 40,
+        data_path=Path(lake.address.data_path),
+        clock=SystemClock(),
+    ).run()
 
 
 def _command(process: psutil.Process) -> str:

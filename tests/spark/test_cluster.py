@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from catchment.lake import Lake
+from catchment.testing.legacy_tree import LegacyTable, Odd, Shape
 from tests.conftest import MakeSettings
+from tests.legacy_scenes import SMALL, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
 from tests.scenes import assert_exactly_once, create_table, event_files
 
@@ -16,13 +18,21 @@ def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, t
     files[7].write_bytes(b"damaged")
     with Lake.from_settings(settings) as lake:
         create_table(lake)
+        tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=3, rows_per_file=20))
+        odd = set(Odd) - {Odd.CONFLICT}
+        scene = make_scene(tmp_path, lake, settings, tables=tables, odd=odd)
         # A process of its own: a Python process has room for one Spark session, and this run has one already.
         url = settings.catalog_url.get_secret_value()
-        command = [sys.executable, "-m", "tests.spark.on_cluster", str(settings.home), url, *map(str, files)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        command = [sys.executable, "-m", "tests.spark.on_cluster", str(settings.home), url, str(scene.home.home)]
+        ended = subprocess.run(
+            [*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        )
         assert ended.returncode == 0, ended.stderr
-        drivers, executors, delivered, failed = ended.stdout.split()
+        drivers, executors, delivered, failed, leaves, stayed = ended.stdout.split()
         assert (delivered, failed) == ("7", "1")
+        known = [leaf for leaf in scene.home.leaves if leaf.files and leaf.table in scene.rows]
+        assert (leaves, stayed) == (str(len(known)), "0")
         assert int(executors) == 2
         assert drivers == "1"
         assert_exactly_once(lake, 7)
+        assert_imported(scene)

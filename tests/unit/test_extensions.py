@@ -1,5 +1,6 @@
 """Extensions: from their wheels, never from the network, and a clear word where a wheel lacks."""
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,20 @@ def test_a_binary_that_duckdb_refuses_is_named_with_duckdb_s_reason(
     with pytest.raises(ExtensionMissingError, match=r"refuses its sqlite extension: .+") as raised:
         extensions.load(connection, "sqlite")
     assert raised.value.hint
+
+
+def test_a_binary_whose_signature_is_not_duckdb_s_is_found_by_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path(str(importlib.util.find_spec("duckdb_extension_sqlite").origin)).parent  # type: ignore[union-attr]
+    binary = real / "extensions" / f"v{duckdb.__version__}" / "sqlite.duckdb_extension"
+    content = bytearray(binary.read_bytes())
+    content[-1] ^= 1
+    folder = _fake_wheel(tmp_path, "sqlite")
+    folder.write_bytes(content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        extensions.connect(check_signatures=True) as connection,
+        pytest.raises(ExtensionMissingError, match="signature"),
+    ):
+        extensions.load(connection, "sqlite")

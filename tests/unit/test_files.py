@@ -206,7 +206,7 @@ def test_folders_are_made_durable_from_the_inside_out_up_to_the_one_named(
     inner = tmp_path / "a" / "b" / "c"
     files.make_folder(inner)
     synced = _record_syncs(monkeypatch)
-    files.sync_folders_up(inner, to=tmp_path / "a")
+    files.sync_folders_up([inner], to=tmp_path / "a")
     assert synced == [path.stat().st_ino for path in (inner, inner.parent, tmp_path / "a")]
 
 
@@ -214,7 +214,7 @@ def test_folders_outside_the_one_named_are_left_alone(tmp_path: Path, monkeypatc
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     synced = _record_syncs(monkeypatch)
-    files.sync_folders_up(tmp_path / "a", to=tmp_path / "b")
+    files.sync_folders_up([tmp_path / "a"], to=tmp_path / "b")
     assert synced == [(tmp_path / "a").stat().st_ino]
 
 

@@ -318,3 +318,51 @@ def test_what_is_no_type_is_refused(text: str) -> None:
 def test_equal_types_have_one_spelling(text: str, normal: str) -> None:
     assert types.normal(text) == normal
     assert types.normal(normal) == normal
+
+
+@pytest.mark.parametrize("one", VALUES)
+def test_what_two_types_have_in_common_holds_every_value_of_both(
+    connection: duckdb.DuckDBPyConnection, one: str
+) -> None:
+    for other in VALUES:
+        found = types.common(one, other)
+        assert found == types.common(other, one)
+        if found is not None:
+            assert types.fit(types.parse(one), types.parse(found)) is not Fit.NONE
+            assert [value for value in VALUES[one] if not _survives(connection, value, one, found)] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        ("INTEGER", "BIGINT", "BIGINT"),
+        ("TINYINT", "UTINYINT", "SMALLINT"),
+        ("SMALLINT", "USMALLINT", "INTEGER"),
+        ("INTEGER", "UINTEGER", "BIGINT"),
+        ("INTEGER", "FLOAT", "DOUBLE"),
+        ("BIGINT", "UBIGINT", None),
+        ("BIGINT", "DOUBLE", None),
+        ("DECIMAL(4,1)", "DECIMAL(9,9)", "DECIMAL(12,9)"),
+        ("DECIMAL(4,1)", "INTEGER", "DECIMAL(11,1)"),
+        ("DECIMAL(38,0)", "DECIMAL(38,10)", None),
+        ("DECIMAL(4,1)", "DOUBLE", None),
+        ("UUID", "ENUM('a')", "VARCHAR"),
+        ("JSON", "VARCHAR", "VARCHAR"),
+        ("VARCHAR", "INTEGER", None),
+        ("DATE", "TIMESTAMP", "TIMESTAMP"),
+        ("TIMESTAMP", "TIMESTAMP_NS", None),
+        ("INTEGER[]", "BIGINT[]", "BIGINT[]"),
+        ("TINYINT[2]", "UTINYINT[]", "SMALLINT[]"),
+        ("STRUCT(a INTEGER)", "STRUCT(b VARCHAR)", "STRUCT(a INTEGER, b VARCHAR)"),
+        ("STRUCT(a INTEGER)", "STRUCT(A BIGINT, b DATE)", "STRUCT(A BIGINT, b DATE)"),
+        ("STRUCT(a INTEGER)[]", "STRUCT(a UINTEGER, b DATE)[]", "STRUCT(a BIGINT, b DATE)[]"),
+        ("STRUCT(a INTEGER)", "STRUCT(a VARCHAR)", None),
+        ("MAP(VARCHAR, TINYINT)", "MAP(VARCHAR, UTINYINT)", "MAP(VARCHAR, SMALLINT)"),
+        ("MAP(VARCHAR, INTEGER)", "MAP(INTEGER, INTEGER)", None),
+        ("STRUCT(a INTEGER)", "INTEGER[]", None),
+        ("STRUCT(a INTEGER)", "VARCHAR", None),
+        ('STRUCT("a b" INTEGER)', 'STRUCT("c, d" DATE)', 'STRUCT("a b" INTEGER, "c, d" DATE)'),
+    ],
+)
+def test_the_narrowest_type_that_holds_both_is_found(one: str, other: str, common: str | None) -> None:
+    assert types.common(one, other) == common

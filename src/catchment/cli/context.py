@@ -1,44 +1,67 @@
 """What every command starts from: the settings, an output, and one way of ending with an error."""
 
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from catchment import events
-from catchment.app import App
 from catchment.cli.output import Output
 from catchment.errors import CatchmentError
 from catchment.events import Event
-from catchment.settings import load_settings
+from catchment.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from catchment.app import App
 
 Home = Annotated[Path | None, typer.Option("--home", help="Folder that holds everything; default CATCHMENT_HOME.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A command that has its settings and an output, and no part of the product yet."""
+
+    settings: Settings
+    out: Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A command that is running."""
 
-    app: App
+    app: "App"
     out: Output
 
 
 @contextmanager
-def command(home: Path | None, as_json: bool) -> Iterator[Command]:
-    """Run a command: its errors become a message, a hint and an exit code."""
+def started(home: Path | None, as_json: bool) -> Iterator[Started]:
+    """Run a command that needs no lake: its errors become a message, a hint and an exit code."""
     out = Output(as_json=as_json)
     try:
         settings = load_settings(home)
         events.configure_logging(level=settings.log_level, as_json=settings.log_json)
-        with App(settings) as app:
-            yield Command(app=app, out=out)
+        yield Started(settings=settings, out=out)
     except CatchmentError as error:
         out.error(error)
         raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def command(home: Path | None, as_json: bool) -> Iterator[Command]:
+    """Run a command on the whole of Catchment: its errors become a message, a hint and an exit code."""
+    with started(home, as_json) as run:
+        # Imported here, because it brings Spark's client along, and there are commands that do without.
+        from catchment.app import App
+
+        with App(run.settings) as app:
+            yield Command(app=app, out=run.out)
 
 
 @contextmanager
@@ -54,3 +77,32 @@ def telling_of_spark(out: Output) -> Iterator[None]:
 
     with events.listening(tell):
         yield
+
+
+@contextmanager
+def stopping_gently(out: Output, answer: str) -> Iterator[Callable[[], bool]]:
+    """Take Ctrl-C in two steps: the first is answered, and work that asks stops by itself; the second ends it."""
+    asked, wake = False, threading.Event()
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        wake.set()
+
+    def tell() -> None:
+        wake.wait()
+        if asked:
+            out.say(f"  {answer} Ctrl-C again stops at once, which is safe too.")
+
+    # A handler must not print: it may have interrupted a print.
+    teller = threading.Thread(target=tell, name="catchment-interrupt", daemon=True)
+    teller.start()
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+        wake.set()
+        teller.join()

@@ -1,37 +1,72 @@
 """The `catchment` command."""
 
-from typing import Annotated
+from importlib import import_module
+from importlib.metadata import version as installed_version
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from catchment.cli import demo, lake, queue
 from catchment.cli.context import AsJson, Home, command
-from catchment.doctor import examine
 from catchment.errors import EXIT_NEEDS_YOU
 from catchment.settings import FILE_NAME, declared
 
+# Each is a module beside this one, imported when it is asked for: `catchment schema` needs no Spark.
+_PARTS = ("demo", "lake", "queue", "legacy", "schema")
+_STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": "markdown",
+    "pretty_exceptions_enable": False,
+}
 _SETTINGS = "\n\n".join(
     f"`{each.variable}`{f' ({each.unit})' if each.unit else ''}: {each.help}"
     + (f" [default: {each.default}]" if each.default else "")
     for each in declared()
 )
 
+
+class CommandLine(TyperGroup):
+    """The commands; those of other modules are there once they are asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; None where there is none, and then all are there to suggest one of."""
+        if cmd_name in _PARTS:
+            self._load(cmd_name)
+        elif cmd_name not in self.commands:
+            self.load_all()
+        return super().get_command(ctx, cmd_name)
+
+    def load_all(self) -> None:
+        """Import every part."""
+        for part in _PARTS:
+            self._load(part)
+
+    def _load(self, part: str) -> None:
+        if part not in self.commands:
+            self.commands[part] = _load(part)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all, in the order of `--help`."""
+        own = [name for name in self.commands if name not in _PARTS]
+        return [*own, *_PARTS]
+
+
 app = typer.Typer(
+    cls=CommandLine,
     help="The durable front door of a DuckLake.",
     epilog=f"Settings, from the environment or from `{FILE_NAME}` in the home:\n\n{_SETTINGS}",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+    **_STYLE,
 )
-app.add_typer(lake.group, name="lake")
-app.add_typer(queue.group, name="queue")
-app.command(name="demo")(demo.demo)
 
 
 @app.command()
 def doctor(home: Home = None, as_json: AsJson = False) -> None:
     """Check that this machine has what Catchment needs; exit 2 when something is missing."""
+    # Imported here, because it brings Spark's client along.
+    from catchment.doctor import examine
+
     with command(home, as_json) as run:
         checks = []
         for check in examine(run.app.settings):
@@ -53,19 +88,33 @@ def version_option(
 ) -> None:
     """The durable front door of a DuckLake."""
     if version:
-        typer.echo(_version())
+        typer.echo(installed_version("catchment"))
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("catchment")
+def command_line() -> CommandLine:
+    """The whole of it, with every part imported: for whoever describes it."""
+    root = get_command(app)
+    assert isinstance(root, CommandLine)
+    root.load_all()
+    return root
 
 
 def main() -> None:
     """Run the command line."""
     app()
+
+
+def _load(part: str) -> TyperCommand | TyperGroup:
+    """The commands of a module: those of its `group`, or the one function that is called as the module is."""
+    module = import_module(f"catchment.cli.{part}")
+    alone = typer.Typer(**_STYLE)
+    group = vars(module).get("group")
+    if group is not None:
+        alone.add_typer(group, name=part)
+        return get_group(alone).commands[part]  # type: ignore[return-value]
+    alone.command(name=part)(vars(module)[part])
+    return get_command(alone)  # type: ignore[return-value]

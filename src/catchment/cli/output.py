@@ -50,6 +50,18 @@ class Output:
         """A heading in a longer story."""
         self._talk.print(f"[bold cyan]▸[/] {escape(text)}")
 
+    @property
+    def screen(self) -> Console | None:
+        """Stderr to draw on, where a person looks at it; None where it is a file or a pipe."""
+        return self._talk if self._talk.is_terminal else None
+
+    def ask(self, question: str) -> bool | None:
+        """A person's yes or no; None where there is nobody to ask. Anything but a yes is a no."""
+        if self.screen is None or not sys.stdin.isatty():
+            return None
+        self._talk.print(f"[bold]{escape(question)}[/] {escape('[y/N]')} ", end="")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def error(self, error: CatchmentError) -> None:
         """Why the command failed, and what to do."""
         if self.as_json:
@@ -72,7 +84,10 @@ def plain(value: Any) -> Any:
     match value:
         case dict():
             return {str(key): plain(each) for key, each in value.items()}
-        case list() | tuple() | set() | frozenset():
+        case set() | frozenset():
+            # The same every time, because others compare it.
+            return sorted((plain(each) for each in value), key=str)
+        case list() | tuple():
             return [plain(each) for each in value]
         case Enum():
             return value.value

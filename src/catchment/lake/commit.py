@@ -57,6 +57,13 @@ class AddColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropTable:
+    """Drops the table; its files go with the snapshots that still show them."""
+
+    table: TableId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InsertRows:
     """Inserts what a query on the lake's connection returns: for few rows, not for bulk."""
 
@@ -103,7 +110,7 @@ class Bury:
 
 
 Precondition = TableIs | Undelivered
-Change = CreateTable | AddColumn | InsertRows | RegisterFiles | Advance | Record | Bury
+Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | Advance | Record | Bury
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +161,7 @@ def _require(requirement: Precondition, target: Target) -> None:
 
 
 def _change(change: Change, target: Target) -> None:
-    if isinstance(change, CreateTable | AddColumn | InsertRows | RegisterFiles):
+    if isinstance(change, CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles):
         refuse_ledger(change.table)
     match change:
         case CreateTable():
@@ -162,6 +169,8 @@ def _change(change: Change, target: Target) -> None:
         case AddColumn(table=table, column=column):
             types.require_deliverable(column)
             _alter(target, table, f"ADD COLUMN {_definition(column)}")
+        case DropTable(table=table):
+            target.connection.execute(f"DROP TABLE {_name(target, table)}")
         case InsertRows(table=table, query=query, parameters=parameters):
             target.connection.execute(f"INSERT INTO {_name(target, table)} BY NAME {query}", list(parameters))
         case RegisterFiles():

@@ -413,7 +413,7 @@ class Lake:
         # survive whatever the catalog's commit survives.
         for name in names:
             files.sync_file(self._ledger_folder() / name)
-            files.sync_folders_up((self._ledger_folder() / name).parent, to=files.local_path(self.address.data_path))
+            files.sync_folders_up([(self._ledger_folder() / name).parent], to=files.local_path(self.address.data_path))
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s

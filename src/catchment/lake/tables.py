@@ -1,5 +1,6 @@
 """The lake's tables as values: columns, partitioning, order, and where their files belong."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +74,9 @@ def find_table(
     if not columns:
         return None
     text = sql.statement(PACKAGE, "table_facts", metadata=metadata_of(lake_name))
-    uuid, folder, keys, order, initials = _one(connection.execute(text, where[1:]).fetchall(), table)
-    initial = dict(initials or ())
+    uuid, folder, keys, order, facts, has_files = _one(connection.execute(text, where[1:]).fetchall(), table)
+    initial = {name: text for _, parent, name, text, _ in facts or () if parent is None and text is not None}
+    unbounded = _without_bounds(facts or ()) if has_files else frozenset()
     return Table(
         id=table,
         uuid=uuid,
@@ -86,6 +88,7 @@ def find_table(
                 nullable=nullable,
                 default=_default(default),
                 initial=initial.get(name),
+                unbounded=name in unbounded,
             )
             for name, kind, nullable, default in columns
         ),
@@ -104,6 +107,17 @@ def require_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: 
         known = ", ".join(str(each) for each in list_tables(connection, lake_name)[:10]) or "none"
         raise TableMissingError(f"The lake has no table {table}.", hint=f"Its tables: {known}.")
     return found
+
+
+def _without_bounds(facts: Iterable[tuple[Any, ...]]) -> frozenset[str]:
+    """Columns of which DuckLake keeps no bounds for the whole table, neither of themselves nor of a field in them."""
+    parents = {column: parent for column, parent, *_ in facts}
+    bounded = set()
+    for column, _, _, _, has_bounds in facts:
+        while has_bounds and column is not None and column not in bounded:
+            bounded.add(column)
+            column = parents.get(column)
+    return frozenset(name for column, parent, name, *_ in facts if parent is None and column not in bounded)
 
 
 def _default(expression: str | None) -> str | None:

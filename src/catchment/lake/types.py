@@ -5,7 +5,7 @@ Parquet and comes back the same. The others are refused before anything is writt
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 
@@ -66,7 +66,9 @@ class Fit(Enum):
 class Column:
     """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression.
 
-    `initial` is the value, as text, that rows of a registered file read where the file lacks the column.
+    `initial` is the value, as text, that rows of a registered file read where the file lacks the column. `unbounded`
+    says that DuckLake keeps no bounds of the column for the whole table; once a table has files that stays so, which is
+    why it takes no part in comparing.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Column:
     nullable: bool = True
     default: str | None = None
     initial: str | None = None
+    unbounded: bool = field(default=False, compare=False)
 
 
 def parse(text: str) -> DuckDBType:
@@ -120,6 +123,64 @@ def fit(source: DuckDBType, target: DuckDBType) -> Fit:
             return _fit_struct(source, target)
         case _:
             return Fit.WIDER if target.id in _WIDER.get(source.id, ()) and str(target) != "JSON" else Fit.NONE
+
+
+def common(one: str, other: str) -> str | None:
+    """The narrowest type we know that holds every value of both unchanged, or None where there is none."""
+    found = _common(parse(one), parse(other))
+    return None if found is None else normal(found)
+
+
+def _common(one: DuckDBType, other: DuckDBType) -> str | None:
+    if fit(one, other) is not Fit.NONE:
+        return str(other)
+    if fit(other, one) is not Fit.NONE:
+        return str(one)
+    match one.id, other.id:
+        case "struct", "struct":
+            return _common_struct(one, other)
+        case (("list" | "array"), ("list" | "array")):
+            inner = _common(_children(one)[0], _children(other)[0])
+            return None if inner is None else f"{inner}[]"
+        case "map", "map":
+            pairs = zip(_children(one), _children(other), strict=True)
+            key, value = (_common(a, b) for a, b in pairs)
+            return None if key is None or value is None else f"MAP({key}, {value})"
+        case _:
+            return _common_scalar(one, other)
+
+
+def _common_struct(one: DuckDBType, other: DuckDBType) -> str | None:
+    fields = {sql.fold(name): (name, _as_type(kind)) for name, kind in one.children}
+    types = {key: str(kind) for key, (_, kind) in fields.items()}
+    for name, child in other.children:
+        mine = fields.setdefault(sql.fold(name), (name, _as_type(child)))
+        both = _common(mine[1], _as_type(child))
+        if both is None:
+            return None
+        types[sql.fold(name)] = both
+    return f"STRUCT({', '.join(f'{sql.identifier(fields[key][0])} {kind}' for key, kind in types.items())})"
+
+
+# Types that two others, of which none holds the other, may both go into; the narrowest first.
+_SHARED = ("smallint", "integer", "bigint", "float", "double", "timestamp", "varchar")
+
+
+def _common_scalar(one: DuckDBType, other: DuckDBType) -> str | None:
+    if "decimal" in (one.id, other.id):
+        return _common_decimal(one, other)
+    both = _WIDER.get(one.id, frozenset({one.id})) & _WIDER.get(other.id, frozenset({other.id}))
+    return next((kind.upper() for kind in _SHARED if kind in both), None)
+
+
+def _common_decimal(one: DuckDBType, other: DuckDBType) -> str | None:
+    """Two decimals, or a decimal and a whole number: room for the digits of both, before the point and behind it."""
+    digits = [
+        _decimal(kind) if kind.id == "decimal" else (_INTEGER_DIGITS.get(kind.id, 99), 0) for kind in (one, other)
+    ]
+    scale = max(scale for _, scale in digits)
+    width = scale + max(width - scale for width, scale in digits)
+    return f"DECIMAL({width},{scale})" if width <= 38 else None
 
 
 _INTEGER_DIGITS = {

@@ -17,7 +17,7 @@ from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
 from catchment.pipeline import sources
 from catchment.pipeline.sources import Group
-from catchment.pipeline.work import FileFacts, Format, Part, Task, TaskResult, UnitFacts, UnitFailure
+from catchment.pipeline.work import FileFacts, Format, Input, Part, Task, TaskResult, UnitFacts, UnitFailure
 
 
 def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
@@ -71,16 +71,27 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
         if not column.nullable and types.parse(column.type).id in ("list", "struct", "map"):
             return f"column {column.name!r} is nested and must not be NULL, which its footer does not tell"
         if key not in have:
-            if column.initial is None or column.default != sql.literal(column.initial):
+            if not _may_lack(column):
                 return f"column {column.name!r} is missing, which DuckLake's statistics would not tell"
         elif key not in keys and have[key] != types.normal(column.type):
             return f"column {column.name!r} is {have[key]}, not {column.type}"
-    return _odd_layout(connection, first.uri)
+    return _odd_layout(connection, first)
 
 
-def _odd_layout(connection: duckdb.DuckDBPyConnection, uri: str) -> str | None:
+def _may_lack(column: Column) -> bool:
+    """Whether DuckLake reads a file without the column right.
+
+    It does where the column has a first value, or has no bounds: with bounds that come from files that have it, it
+    would take it for free of NULL, and IS NULL would miss the rows.
+    """
+    if column.default is not None:
+        return column.initial is not None and column.default == sql.literal(column.initial)
+    return column.nullable and column.unbounded
+
+
+def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | None:
     """Layouts that DuckDB reads well from the file, and DuckLake wrongly once the file is registered."""
-    rows = connection.execute(_LAYOUT, [uri]).fetchall()
+    rows = connection.execute(_LAYOUT.format(sources.paths([first]))).fetchall()
     for at, (name, kind, repetition, _) in enumerate(rows):
         if kind == "INT96":
             return f"column {name!r} holds INT96 timestamps"
@@ -92,12 +103,12 @@ def _odd_layout(connection: duckdb.DuckDBPyConnection, uri: str) -> str | None:
     return None
 
 
-_LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schema(?)"
+_LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schema({})"
 
 
 def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]) -> dict[str, str]:
     """Files, by uri, whose values would break a promise of the table, with the reason."""
-    uris = sql.literals(part.input.uri for part in group.parts)
+    uris = sources.paths(part.input for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
     found: dict[str, str] = {}
     for uri, null, token, nan, old, bare in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():

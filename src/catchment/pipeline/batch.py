@@ -186,8 +186,7 @@ class BatchRun:
             names = [str(PurePath(each.place, f"{at:06d}.parquet")) for at, each in enumerate(share.written.files)]
             for name, each in zip(names, share.written.files, strict=True):
                 files.move(files.local_path(each.path), root / name)
-            for folder in folders:
-                files.sync_folders_up(folder, to=files.local_path(self._lake.address.data_path))
+            files.sync_folders_up(folders, to=files.local_path(self._lake.address.data_path))
             share.folder, share.names = root, frozenset(names)
         faults.reach("deliver.after_place")
 

@@ -76,16 +76,26 @@ class Report:
 class Deliverer:
     """Delivers what a source has into a lake, exactly once, however often and by however many processes it is run."""
 
-    def __init__(self, lake: Lake, runner: Runner, settings: Settings, *, file_bytes_min: int = 1) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        runner: Runner,
+        settings: Settings,
+        *,
+        file_bytes_min: int = 1,
+        units_per_commit_max: int | None = None,
+        bytes_per_commit_max: int | None = None,
+    ) -> None:
         self.lake = lake
         self.runner = runner
         self.memory_mb = settings.deliver_task_memory_mb
         self.bounds = Bounds(
             file_bytes=settings.lake_target_file_bytes,
             adopt_bytes_min=settings.deliver_adopt_bytes_min,
-            units_per_commit_max=settings.deliver_units_per_commit_max,
+            units_per_commit_max=units_per_commit_max or settings.deliver_units_per_commit_max,
             parallelism=runner.parallelism,
             file_bytes_min=file_bytes_min,
+            bytes_per_commit_max=bytes_per_commit_max,
         )
 
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
@@ -110,8 +120,17 @@ class Deliverer:
             raise report.error
         return report
 
-    def deliver_together(self, orders: Sequence[tuple[Plan, Retire]], *, digests: bool = False) -> tuple[Report, ...]:
-        """Do several plans, each of a producer of its own, as one job whose transactions they share."""
+    def deliver_together(
+        self,
+        orders: Sequence[tuple[Plan, Retire]],
+        *,
+        digests: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[Report, ...]:
+        """Do several plans, each of a producer of its own, as one job whose transactions they share.
+
+        `stop` is asked before each batch; once it says so, what is left stays undelivered.
+        """
         tallies = [Tally(claim=plan.claim) for plan, _ in orders]
         with Staging(self.lake.address.data_path, clock=self.lake.clock).job() as job:
             desk = Desk(
@@ -125,6 +144,8 @@ class Deliverer:
             for (plan, retire), tally in zip(orders, tallies, strict=True):
                 self._retire(plan.delivered, retire, tally)
             for number in range(max((len(plan.batches) for plan, _ in orders), default=0)):
+                if stop():
+                    break
                 shares = [
                     (Share(plan, tally, left=plan.batches[number].units, work=plan.batches[number].stints), retire)
                     for (plan, retire), tally in zip(orders, tallies, strict=True)

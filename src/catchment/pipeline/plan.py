@@ -20,7 +20,8 @@ class Unit:
 
     A unit with `seqs` (first and last) stands at that place of its producer's sequence and nowhere else: it goes into
     the lake when all before it are there. Without, it takes the next place. `buried` are rows of it that can never be
-    delivered: they are set aside by the transaction that delivers the rest.
+    delivered: they are set aside by the transaction that delivers the rest. `prefers` is the way that the source knows
+    to be better in mode `auto`; without, the files' size decides.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Unit:
     inputs: tuple[Input, ...]
     seqs: tuple[int, int] | None = None
     buried: tuple[DeadLetter, ...] = ()
+    prefers: Mode | None = None
 
     @property
     def bytes(self) -> int:
@@ -43,6 +45,7 @@ class Bounds:
     units_per_commit_max: int
     parallelism: int
     file_bytes_min: int = 1
+    bytes_per_commit_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ def plan(
         sort_by=table.sort_by,
         file_bytes=bounds.file_bytes,
     )
-    chunks = [todo[at : at + bounds.units_per_commit_max] for at in range(0, len(todo), bounds.units_per_commit_max)]
+    chunks = list(_chunks(todo, bounds))
     return Plan(
         claim=standing.claim,
         target=table,
@@ -130,6 +133,21 @@ def plan(
         batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, mode, bounds)) for chunk in chunks),
         delivered=tuple(unit for unit in units if unit.id in standing.delivered),
     )
+
+
+def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
+    """The units of each commit: as many as may go together, by number and by size, and never none."""
+    chunk: list[Unit] = []
+    size = 0
+    for unit in units:
+        heavy = bounds.bytes_per_commit_max is not None and size + unit.bytes > bounds.bytes_per_commit_max
+        if chunk and (heavy or len(chunk) == bounds.units_per_commit_max):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(unit)
+        size += unit.bytes
+    if chunk:
+        yield chunk
 
 
 def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[Stint, ...]:
@@ -150,6 +168,8 @@ def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[Stint, ..
 
 
 def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
+    if mode is Mode.AUTO and unit.prefers is not None:
+        return unit.prefers is Mode.ADOPT
     if mode is Mode.AUTO:
         return all(each.format is Format.PARQUET and each.bytes >= bounds.adopt_bytes_min for each in unit.inputs)
     return mode is Mode.ADOPT

@@ -1,5 +1,6 @@
 """Reading inputs in a worker: which files can be read, whether their columns fit, and the relation that unites them."""
 
+import glob
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> tup
     """Group the parts by their columns; parts that cannot be opened become failures of their units."""
     groups: list[Group] = []
     failures = changed(parts)
-    failures.extend(failure(part, "its name would be read as a pattern") for part in parts if _is_pattern(part.input))
     failed = {each.path for each in failures}
     parts = [part for part in parts if part.input.uri not in failed]
     parquet = [part for part in parts if part.input.format is Format.PARQUET]
@@ -58,8 +58,9 @@ def changed(parts: Iterable[Part]) -> list[UnitFailure]:
     return found
 
 
-def _is_pattern(source: Input) -> bool:
-    return source.format is Format.PARQUET and any(letter in source.uri for letter in "*?[")
+def paths(inputs: Iterable[Input]) -> str:
+    """A list of Parquet files, in SQL, that names them and nothing else: DuckDB takes a plain path for a pattern."""
+    return sql.literals(glob.escape(each.uri) for each in inputs)
 
 
 def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
@@ -80,10 +81,9 @@ def relation(
 def rows(connection: duckdb.DuckDBPyConnection, group: Group) -> list[int]:
     """How many rows each part of the group holds; for Parquet, by its footer."""
     if group.parts[0].input.format is Format.PARQUET:
-        uris = [part.input.uri for part in group.parts]
-        text = f"SELECT file_name, num_rows FROM parquet_file_metadata({sql.literals(uris)})"
-        counts = dict(connection.execute(text).fetchall())
-        return [int(counts[uri]) for uri in uris]
+        listed = paths(part.input for part in group.parts)
+        counts = dict(connection.execute(f"SELECT file_name, num_rows FROM parquet_file_metadata({listed})").fetchall())
+        return [int(counts[part.input.uri]) for part in group.parts]
     with _Opened(connection) as opened:
         if group.parts[0].input.format is Format.ARROW:
             return [opened.arrow(part.input).num_rows for part in group.parts]
@@ -108,7 +108,7 @@ def _alike(
     if not parts:
         return
     try:
-        found = connection.execute(_FINGERPRINTS.format(sql.literals(part.input.uri for part in parts))).fetchall()
+        found = connection.execute(_FINGERPRINTS.format(paths(part.input for part in parts))).fetchall()
     except duckdb.Error as error:
         if len(parts) == 1:
             failures.append(failure(parts[0], error))
@@ -247,7 +247,7 @@ def _with_uri(rows: pa.Table, uri: str) -> pa.Table:
 
 
 def _read_parquet(inputs: Sequence[Input], *, named: bool) -> str:
-    options = [sql.literals(each.uri for each in inputs)]
+    options = [paths(inputs)]
     keys = inputs[0].hive_keys
     if keys:
         hive = ", ".join(f"{sql.literal(key)}: 'VARCHAR'" for key in keys)

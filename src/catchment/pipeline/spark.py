@@ -1,10 +1,12 @@
 """Spark: the one place that starts a session, and the runner that hands tasks to it."""
 
 import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -111,7 +113,8 @@ class _Session:
             # The JVM writes to the log, not to the user's terminal.
             self._gateway = _launch(_conf(settings), log, log_path)
             try:
-                self.spark = SparkSession(SparkContext(conf=_conf(settings), gateway=self._gateway))
+                with _keeping_interrupts():
+                    self.spark = SparkSession(SparkContext(conf=_conf(settings), gateway=self._gateway))
             except (Py4JError, PySparkException) as error:
                 self._end_jvm()
                 raise SparkFailedError(
@@ -135,6 +138,17 @@ class _Session:
         # PySpark remembers the gateway for the life of the process; a later session must launch its own.
         SparkContext._gateway = None
         SparkContext._jvm = None
+
+
+@contextmanager
+def _keeping_interrupts() -> Iterator[None]:
+    """Keep PySpark from deciding what Ctrl-C does: its own handler cancels every job, also one that is to finish."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 def _launch(conf: SparkConf, log: IO[bytes], log_path: Path) -> Any:

@@ -1,0 +1,1 @@
+"""The legacy import: hive folders of Parquet files become tables of the lake, and then a backup."""

@@ -1,0 +1,169 @@
+"""Delivering the leaves of a plan: tables first, then leaves in batches, then each leaf into the backup.
+
+A leaf that fails is left where it is. What a commit refuses as a whole is tried in halves, down to the leaf to blame.
+"""
+
+import glob
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+
+from catchment import events, sql
+from catchment.ids import TableId
+from catchment.lake import Commit, Lake, extensions
+from catchment.lake.commit import AddColumn, Change, CreateTable
+from catchment.pipeline.deliver import Deliverer, Report
+from catchment.pipeline.legacy import moves
+from catchment.pipeline.legacy.place import Place
+from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, producer_of, without_files
+from catchment.pipeline.legacy.tree import Leaf
+from catchment.pipeline.plan import Unit
+
+Stop = Callable[[], bool]
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run on its way: what was done of each table, what failed and what was set aside, by leaf."""
+
+    plan: LegacyPlan
+    stop: Stop
+    reports: dict[TableId, list[Report]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    quarantined: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Importer:
+    """Does what a plan says of leaves that lie in `migrating/`; the deliverer is made when there is work for it."""
+
+    def __init__(self, place: Place, options: Options, make_deliverer: Callable[[], Deliverer]) -> None:
+        self._place = place
+        self._options = options
+        self._make_deliverer = make_deliverer
+
+    def run(self, run: Run) -> None:
+        """Deliver the plan's leaves, and move each into the backup; what fails is noted in `run`."""
+        tables = [table for table in run.plan.tables if table.leaves]
+        run.failures.update({leaf: why for table in run.plan.tables for leaf, why in table.blocked.items()})
+        if run.quarantined:
+            self._place.note(quarantined=run.quarantined)
+        if not tables:
+            return
+        deliverer = self._make_deliverer()
+        self._make_tables(deliverer.lake, tables)
+        starts = {table.id: (table, table.starts_with) for table in tables if table.starts_with}
+        if starts:
+            self._deliver(deliverer, run, starts)
+            self._add_late_columns(deliverer.lake, [table for table, _ in starts.values()])
+        done = {leaf.path for _, leaves in starts.values() for leaf in leaves}
+        rest = {table.id: (table, [leaf for leaf in table.leaves if leaf.path not in done]) for table in tables}
+        self._deliver(deliverer, run, {name: each for name, each in rest.items() if each[1]})
+
+    def _make_tables(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
+        """Create what is missing, in one commit; which tables are ours is noted before, so that an undo knows them."""
+        made = {*self._place.journal().tables_made, *(str(table.id) for table in tables if not table.exists)}
+        self._place.note(tables_made=sorted(made))
+        changes: list[Change] = []
+        for table in tables:
+            if table.exists:
+                changes += [AddColumn(table=table.id, column=column) for column in table.added]
+            else:
+                columns = tuple(column for column in table.columns if column not in table.late)
+                changes.append(CreateTable(table=table.id, columns=columns, partition_by=table.partition_by))
+        if changes:
+            lake.commit(Commit(message=f"tables for {len(tables)} legacy tables", changes=tuple(changes)))
+
+    def _add_late_columns(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
+        """Give tables, now that they have a file, the columns that others of their files lack as well."""
+        changes = tuple(AddColumn(table=table.id, column=column) for table in tables for column in table.late)
+        lake.commit(Commit(message=f"more columns for {len(tables)} legacy tables", changes=changes))
+
+    def _deliver(
+        self, deliverer: Deliverer, run: Run, work: Mapping[TableId, tuple[TablePlan, Sequence[Leaf]]]
+    ) -> None:
+        """Deliver leaves of several tables; what a commit refuses is tried in halves, down to the leaf to blame."""
+        units = {table.id: self._units(table, leaves) for table, leaves in work.values()}
+        plans = [
+            deliverer.plan_units(list(units[table.id]), producer=producer_of(table.id), table=table.id, mode=table.mode)
+            for table, _ in work.values()
+        ]
+        retire = self._retire
+        reports = deliverer.deliver_together(
+            [(each, retire) for each in plans], digests=self._options.digests, stop=run.stop
+        )
+        again: dict[TableId, tuple[TablePlan, Sequence[Leaf]]] = {}
+        for report in reports:
+            table, leaves = work[report.table]
+            run.reports.setdefault(report.table, []).append(report)
+            by_id = {unit.id: unit for unit in units[report.table]}
+            failed = {by_id[each.unit_id].source: each.reason for each in report.failures if each.unit_id in by_id}
+            mended = self._mend(run, leaves, failed)
+            run.failures.update({leaf: why for leaf, why in failed.items() if leaf not in mended})
+            if any(leaf.files for leaf in mended.values()):
+                again[table.id] = (table, [leaf for leaf in mended.values() if leaf.files])
+            if report.error is not None:
+                others = [leaf for leaf in leaves if leaf.path not in mended]
+                self._deliver_halves(deliverer, run, table, others, report.error.message)
+        if again:
+            self._deliver(deliverer, run, again)
+
+    def _deliver_halves(
+        self, deliverer: Deliverer, run: Run, table: TablePlan, leaves: Sequence[Leaf], reason: str
+    ) -> None:
+        left = [
+            leaf for leaf in leaves if (self._place.migrating / leaf.path).exists() and leaf.path not in run.failures
+        ]
+        if len(left) <= 1:
+            run.failures.update({leaf.path: reason for leaf in left})
+            return
+        middle = len(left) // 2
+        for half in (left[:middle], left[middle:]):
+            self._deliver(deliverer, run, {table.id: (table, half)})
+
+    def _units(self, table: TablePlan, leaves: Sequence[Leaf]) -> list[Unit]:
+        return [table.unit(self._place.migrating, leaf) for leaf in leaves]
+
+    def _retire(self, unit: Unit) -> None:
+        moves.retire(self._place, unit.source)
+        events.emit("legacy_leaf_imported", leaf=unit.source, bytes=unit.bytes)
+
+    def _mend(self, run: Run, leaves: Sequence[Leaf], failed: Mapping[str, str]) -> dict[str, Leaf]:
+        """Leaves without files that turned out to be unreadable, by path, where the caller wants that."""
+        if not self._options.quarantine:
+            return {}
+        mended = {}
+        for leaf in leaves:
+            if leaf.path in failed:
+                bad = [
+                    each.name for each in leaf.files if not _is_readable(self._place.migrating / leaf.path / each.name)
+                ]
+                if bad:
+                    run.quarantined[leaf.path] = (*run.quarantined.get(leaf.path, ()), *bad)
+                    mended[leaf.path] = without_files(leaf, bad)
+        if mended:
+            self._place.note(quarantined=run.quarantined)
+        return mended
+
+    def has_left(self, run: Run) -> bool:
+        """Whether a leaf that is to be imported is still in `migrating/`."""
+        wanted = {leaf.path for table in run.plan.tables for leaf in table.leaves} | set(run.failures)
+        return any((self._place.migrating / leaf).exists() for leaf in wanted if not self._is_all_aside(run, leaf))
+
+    def _is_all_aside(self, run: Run, leaf: str) -> bool:
+        names = {each.name for each in (self._place.migrating / leaf).glob("*.parquet")}
+        return bool(names) and names <= set(run.quarantined.get(leaf, ()))
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether every value of the file can be read; a footer alone does not tell."""
+    try:
+        with extensions.connect() as connection:
+            listed = sql.literal(glob.escape(str(path)))
+            connection.execute(
+                f"SELECT sum(hash(t)) FROM read_parquet({listed}, hive_partitioning = false) t"
+            ).fetchall()
+    except duckdb.Error:
+        return False
+    return True

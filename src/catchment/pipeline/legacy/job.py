@@ -1,0 +1,385 @@
+"""The legacy import: detect, plan, run, verify, undo. Every step can be stopped or killed and begun again.
+
+detect ──▶ plan ──▶ prepare (the tree moves) ──▶ deliver leaves, moving each into the backup ──▶ finalize
+                                                  │ killed: what the ledger has is only moved
+                                                  └ a leaf that fails stays in migrating/, for `retry`
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from catchment import events, faults, files
+from catchment.clock import Clock
+from catchment.errors import InputError, LockTimeoutError
+from catchment.ids import TableId
+from catchment.lake import Commit, Lake
+from catchment.lake.commit import DropTable
+from catchment.pipeline.deliver import Deliverer, Report
+from catchment.pipeline.legacy import moves
+from catchment.pipeline.legacy.importer import Importer, Run, Stop
+from catchment.pipeline.legacy.place import Journal, Phase, Place
+from catchment.pipeline.legacy.plan import (
+    Facts,
+    LegacyPlan,
+    Options,
+    bytes_adopted,
+    keys_of,
+    plan,
+    seconds_estimate,
+    without_files,
+)
+from catchment.pipeline.legacy.proof import Found, check_table
+from catchment.pipeline.legacy.report import LeafFailure, LegacyReport, Mismatch, Status, TableReport, Verification
+from catchment.pipeline.legacy.survey import survey
+from catchment.pipeline.legacy.tree import Tree, tables_of, walk
+from catchment.pipeline.legacy.views import View, read_views
+from catchment.settings import MIB
+
+# What one commit takes: large enough to be cheap, small enough that stopping does not take long.
+UNITS_PER_COMMIT_MAX = 2_500
+BYTES_PER_COMMIT_MAX = 4096 * MIB
+_DISK_SPARE_BYTES = 64 * MIB
+
+
+class LegacyImport:
+    """One import of one place into one lake. `lake` makes it when asked to; `deliverer` is made when work starts."""
+
+    def __init__(
+        self,
+        place: Place,
+        options: Options,
+        *,
+        find_lake: Callable[[], Lake | None],
+        deliverer: Callable[[], Deliverer],
+        parallelism: int,
+        adopt_bytes_min: int,
+        data_path: Path,
+        clock: Clock,
+    ) -> None:
+        self.place = place
+        self.options = options
+        self._find_lake = find_lake
+        self._deliverer = deliverer
+        self._parallelism = parallelism
+        self._adopt_bytes_min = adopt_bytes_min
+        self._data_path = data_path
+        self._clock = clock
+
+    def detect(self) -> Phase:
+        """Where the place stands."""
+        return self.place.phase()
+
+    def plan(self) -> LegacyPlan:
+        """What `run` would do now, without effect on anything."""
+        if self.is_running:
+            raise self._taken()
+        phase = self.place.phase()
+        if phase is Phase.UNDOING:
+            raise _undo_first()
+        if self.is_half_moved:
+            raise InputError(
+                f"The move of {self.place.data} was interrupted.", hint="`catchment legacy run` goes on with it."
+            )
+        return self._plan(phase)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process works on the place at this moment."""
+        return not files.FileLock(self.place.lock, clock=self._clock).is_free()
+
+    @property
+    def is_half_moved(self) -> bool:
+        """Whether moving the tree was begun and not finished; no plan can be made of what lies in two places."""
+        return self.place.phase() is Phase.READY and self.place.journal().preparing
+
+    def _plan(self, phase: Phase) -> LegacyPlan:
+        self._refuse_own_files()
+        made = plan(self._facts(phase), self.options)
+        adopted = bytes_adopted(made.tables)
+        needed = sum(table.bytes for table in made.tables) - adopted
+        # Where the files will lie when they are adopted, not where they lie now.
+        if not files.same_device(self.place.migrating, self._data_path):
+            needed += adopted
+        refusals = []
+        free = files.free_bytes(self._data_path)
+        if needed + _DISK_SPARE_BYTES > free:
+            refusals.append(f"The lake needs {needed / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free.")
+        if phase is Phase.READY and not files.same_device(self.place.data, self.place.migration):
+            tree = sum(each.stat().st_size for each in self.place.data.rglob("*") if each.is_file())
+            room = files.free_bytes(self.place.migration)
+            if tree + _DISK_SPARE_BYTES > room:
+                refusals.append(f"Moving the tree takes {tree / 1e6:,.1f} MB, and {room / 1e6:,.1f} MB are free.")
+        return replace(
+            made,
+            disk_needed_bytes=needed,
+            disk_free_bytes=free,
+            refusals=tuple(refusals),
+            seconds=seconds_estimate(made.tables, parallelism=self._parallelism, digests=self.options.digests),
+        )
+
+    def run(self, planned: LegacyPlan | None = None, *, stop: Stop = lambda: False) -> LegacyReport:
+        """Import everything that can be imported. `planned` is used as it is, where nothing has happened since."""
+        with self._lock():
+            started_s = self._clock.monotonic_s()
+            self._say("legacy_started", data=str(self.place.data))
+            phase = self.place.phase()
+            if phase is Phase.UNDOING:
+                raise _undo_first()
+            if phase is Phase.READY and self.place.journal().preparing:
+                moves.prepare(self.place)
+                planned, phase = None, Phase.IMPORTING
+            if phase is Phase.DONE and not self.place.journal().done:
+                moves.finish(self.place)
+            if phase not in (Phase.READY, Phase.IMPORTING):
+                return self._report(Run(plan=_EMPTY_PLAN, stop=stop), started_s)
+            work = planned if planned is not None and planned.phase is phase else self._plan(phase)
+            if work.refusals:
+                raise InputError(" ".join(work.refusals), hint="Make room, or import to another disk.")
+            if phase is Phase.READY:
+                moves.prepare(self.place)
+                self._say("legacy_moved", to=str(self.place.migrating))
+            if work is planned and self._described(self.place.migrating).leaves != work.seen:
+                work = self._plan(Phase.IMPORTING)
+            run = Run(plan=work, stop=stop, quarantined=dict(work.quarantined))
+            importer = Importer(self.place, self.options, self._deliverer)
+            importer.run(run)
+            if not importer.has_left(run):
+                moves.finalize(self.place)
+            report = self._report(run, started_s)
+            files.replace_text(self.place.report, json.dumps(asdict(report), indent=1))
+            self._say("legacy_finished", phase=report.phase, rows=report.rows, failures=len(report.failures))
+            return report
+
+    def status(self) -> Status:
+        """Where the import stands, from the folders and the journal."""
+        running = self.is_running
+        phase, journal = self.place.phase(), self.place.journal()
+        left = self._described(self.place.root) if phase in (Phase.READY, Phase.IMPORTING) else _EMPTY_TREE
+        # While an undo is under way, the database that tells tables from strays is nowhere for sure.
+        imported = () if phase is Phase.UNDOING else self._imported()
+        last = self.last_report()
+        return Status(
+            phase=phase,
+            data=str(self.place.data),
+            migrating=str(self.place.migrating),
+            migrated=str(self.place.migrated),
+            leaves_left=len(left.leaves),
+            leaves_imported=sum(len(found) for _, found in imported),
+            bytes_left=sum(leaf.bytes for leaf in left.leaves),
+            tables_made=tuple(sorted(journal.tables_made)),
+            quarantined=_paths(journal.quarantined),
+            failures=tuple(LeafFailure(**each) for each in last.get("failures", ()))
+            if phase is Phase.IMPORTING
+            else (),
+            running=running,
+        )
+
+    def last_report(self) -> dict[str, Any]:
+        """The report of the last run, as it was written down; empty where there was none."""
+        try:
+            found: dict[str, Any] = json.loads(self.place.report.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def verify(self) -> Verification:
+        """Compare every imported leaf with the ledger and the lake, reading all data of both."""
+        lake = self._find_lake()
+        if lake is None:
+            raise InputError("There is no lake yet.", hint="Import first: `catchment legacy run`.")
+        if self.place.journal().undoing:
+            raise _undo_first()
+        leaves = rows = 0
+        mismatches: list[Mismatch] = []
+        made = {
+            *self.place.journal().tables_made,
+            *(name for _, each in self.place.earlier() for name in each.tables_made),
+        }
+        for table, found in self._to_prove().items():
+            count, total, wrong = check_table(lake, table, found, alone=str(table) in made)
+            leaves, rows = leaves + count, rows + total
+            mismatches += wrong
+        return Verification(leaves=leaves, rows=rows, mismatches=tuple(mismatches))
+
+    def undo(self) -> tuple[str, ...]:
+        """Take the imported tables out of the lake and put the tree back, where the backup has all their rows."""
+        with self._lock():
+            dropped = self.plan_undo()
+            self.place.note(undoing=True)
+            lake = self._find_lake()
+            if lake is not None:
+                tables = [TableId.parse(name) for name in dropped]
+                changes = tuple(DropTable(table=each) for each in tables if lake.find_table(each) is not None)
+                if changes:
+                    lake.commit(Commit(message="undo a legacy import", changes=changes))
+            faults.reach("legacy.after_drop")
+            moves.put_back(self.place)
+            self.place.forget()
+            files.remove(self.place.report)
+            self._say("legacy_undone", tables=list(dropped))
+            return dropped
+
+    def plan_undo(self) -> tuple[str, ...]:
+        """The tables that `undo` would drop now; an error where it would refuse. Without effect on anything."""
+        phase = self.place.phase()
+        if phase is Phase.NOTHING or (phase is Phase.READY and not self.place.migrated.exists()):
+            raise InputError("There is no import to undo.", hint="`catchment legacy status` says what there is.")
+        if phase is not Phase.UNDOING:
+            self._refuse_undo()
+        return tuple(sorted(self.place.journal().tables_made))
+
+    def _refuse_own_files(self) -> None:
+        """A tree that holds the lake, or lies in it, would take the lake's own files along when it moves."""
+        lake, tree = (Path(files.real_path(str(each))) for each in (self._data_path, self.place.data))
+        if lake.is_relative_to(tree) or tree.is_relative_to(lake):
+            raise InputError(
+                f"The lake's files in {self._data_path} and the tree in {self.place.data} lie in each other.",
+                hint="Give the lake another home with --lake-home, or CATCHMENT_HOME.",
+            )
+
+    def _refuse_undo(self) -> None:
+        journal = self.place.journal()
+        if self.place.data.exists() and any(self.place.data.iterdir()):
+            raise InputError(f"{self.place.data} is not empty.", hint="Move what is there away, then undo.")
+        kept = sorted({str(table) for table, _ in self._imported()} - set(journal.tables_made))
+        if kept:
+            raise InputError(
+                f"{', '.join(kept)} had rows before the import, which cannot be told from the imported ones.",
+                hint="Delete the imported rows yourself; the backup stays where it is.",
+            )
+        if self._find_lake() is None:
+            return
+        found = self.verify()
+        if not found.ok:
+            first = found.mismatches[0]
+            raise InputError(
+                f"The lake's tables are not what was imported: {first.table} {first.leaf}: {first.reason}.",
+                hint="An undo would lose what something else has written. `catchment legacy verify` lists it all.",
+            )
+
+    def _facts(self, phase: Phase) -> Facts:
+        root = self.place.data if phase is Phase.READY else self.place.migrating
+        if phase not in (Phase.READY, Phase.IMPORTING):
+            return Facts(phase=phase, tree=_EMPTY_TREE, views=(), surveys={}, existing={}, adopt_bytes_min=0)
+        views = read_views(root) if self.place.marker else None
+        tree = self._described(root, views)
+        by_table = tables_of(tree.leaves)
+        lake = self._find_lake()
+        tables = {} if lake is None else {name: lake.find_table(self._id(name)) for name in by_table}
+        aside = self.place.journal().quarantined if phase is Phase.IMPORTING else {}
+        readable = {
+            name: [without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves]
+            for name, leaves in by_table.items()
+        }
+        return Facts(
+            phase=phase,
+            tree=tree,
+            views=views,
+            surveys={name: survey(root, leaves) for name, leaves in readable.items()},
+            existing={name: table for name, table in tables.items() if table is not None},
+            quarantined={leaf: tuple(names) for leaf, names in aside.items()},
+            adopt_bytes_min=self._adopt_bytes_min,
+            above=keys_of(self.place.migrating),
+        )
+
+    def _described(self, root: Path, views: Sequence[View] | None = None) -> Tree:
+        """The tree, tables without a view set apart; `views` are read from `root` where they are not given."""
+        tree = walk(root, keys=[key.name for key in self.options.keys], table=self.options.table)
+        if not self.place.marker:
+            return tree
+        return tree.of(view.name for view in (read_views(root) if views is None else views))
+
+    def _id(self, name: str) -> TableId:
+        return TableId(self.options.schema, name)
+
+    def _imported(self) -> list[tuple[TableId, list[Found]]]:
+        """The leaves in the backup that were imported, by table."""
+        return self._found_in(self.place.migrated, self.place.journal())
+
+    def _to_prove(self) -> dict[TableId, list[Found]]:
+        """All that the lake should have, by table: this backup, earlier ones, leaves in the lake that were not moved.
+
+        A table that the import made and put nothing into must be empty, so it is here too.
+        """
+        journal = self.place.journal()
+        proven: dict[TableId, list[Found]] = {TableId.parse(name): [] for name in journal.tables_made}
+        places = [(self.place.migrating, journal), *self.place.earlier()]
+        found = [*self._imported(), *(each for root, note in places for each in self._found_in(root, note, sure=False))]
+        for table, leaves in found:
+            proven.setdefault(table, []).extend(leaves)
+        return proven
+
+    def _found_in(self, root: Path, journal: Journal, *, sure: bool = True) -> list[tuple[TableId, list[Found]]]:
+        if not root.exists():
+            return []
+        there = self.place.marker and (root / self.place.marker).is_file()
+        views = read_views(root if there else self.place.migrating) if self.place.marker else None
+        tree = self._described(root, views)
+        aside = journal.quarantined
+        found = []
+        for name, leaves in tables_of(tree.leaves).items():
+            whole = (without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves)
+            found.append((self._id(name), [Found(root=root, leaf=leaf, sure=sure) for leaf in whole if leaf.files]))
+        return found
+
+    def _report(self, run: Run, started_s: float) -> LegacyReport:
+        phase = self.place.phase()
+        return LegacyReport(
+            phase=phase,
+            tables=tuple(_table_report(table, reports) for table, reports in run.reports.items()),
+            failures=tuple(LeafFailure(leaf=leaf, reason=why) for leaf, why in sorted(run.failures.items())),
+            quarantined=_paths(run.quarantined),
+            strays=tuple(stray.path for stray in run.plan.strays),
+            stopped=phase is Phase.IMPORTING and run.stop(),
+            seconds=self._clock.monotonic_s() - started_s,
+        )
+
+    def _say(self, verb: str, **facts: Any) -> None:
+        files.make_folder(self.place.migration)
+        listed = " ".join(f"{name}={value}" for name, value in facts.items())
+        files.append_line(self.place.log, f"{self._clock.now().isoformat(timespec='milliseconds')} {verb} {listed}")
+        events.emit(verb, **facts)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        lock = files.FileLock(self.place.lock, clock=self._clock).take()
+        if lock is None:
+            raise self._taken()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _taken(self) -> LockTimeoutError:
+        return LockTimeoutError(
+            f"Another import of {self.place.data} is running.", hint="Wait for it, or stop it, then try again."
+        )
+
+
+def _undo_first() -> InputError:
+    return InputError("An undo was begun and not finished.", hint="Finish it: `catchment legacy undo`.")
+
+
+def _table_report(table: TableId, reports: Sequence[Report]) -> TableReport:
+    return TableReport(
+        table=str(table),
+        leaves=sum(each.delivered for each in reports),
+        rows=sum(each.rows for each in reports),
+        files=sum(each.files for each in reports),
+        bytes=sum(each.bytes for each in reports),
+        already=sum(each.skipped for each in reports),
+    )
+
+
+def _paths(quarantined: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(f"{leaf}/{name}" for leaf, names in sorted(quarantined.items()) for name in names)
+
+
+_EMPTY_TREE = Tree(leaves=(), empty=(), strays=())
+_EMPTY_PLAN = LegacyPlan(
+    phase=Phase.NOTHING, tables=(), empty=(), strays=(), bad=(), quarantined={}, views_without_data=()
+)

@@ -1,0 +1,105 @@
+"""What an import, a verification or an undo came to: values that the command line, JSON and tests read alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from catchment.pipeline.legacy.place import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReport:
+    """What was done of one table in this run."""
+
+    table: str
+    leaves: int
+    rows: int
+    files: int
+    bytes: int
+    already: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafFailure:
+    """A leaf that stays in `migrating/`, with the reason."""
+
+    leaf: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyReport:
+    """What a run did, and what is left."""
+
+    phase: Phase
+    tables: tuple[TableReport, ...]
+    failures: tuple[LeafFailure, ...]
+    quarantined: tuple[str, ...]
+    strays: tuple[str, ...]
+    stopped: bool
+    seconds: float
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "LegacyReport":
+        """The report that was written down."""
+        return cls(
+            **{
+                **facts,
+                "phase": Phase(facts["phase"]),
+                "tables": tuple(TableReport(**each) for each in facts["tables"]),
+                "failures": tuple(LeafFailure(**each) for each in facts["failures"]),
+                "quarantined": tuple(facts["quarantined"]),
+                "strays": tuple(facts["strays"]),
+            }
+        )
+
+    @property
+    def ok(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def leaves(self) -> int:
+        return sum(table.leaves for table in self.tables)
+
+    @property
+    def rows(self) -> int:
+        return sum(table.rows for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """A leaf whose rows in the backup, the ledger and the lake are not the same."""
+
+    table: str
+    leaf: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The proof, repeated: every leaf of the backup against the ledger and the lake."""
+
+    leaves: int
+    rows: int
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.mismatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Where an import stands."""
+
+    phase: Phase
+    data: str
+    migrating: str
+    migrated: str
+    leaves_left: int
+    leaves_imported: int
+    bytes_left: int
+    tables_made: tuple[str, ...]
+    quarantined: tuple[str, ...]
+    failures: tuple[LeafFailure, ...]
+    running: bool = False

@@ -1,0 +1,158 @@
+"""Reading a tree: its leaves, by table and key values, and everything in it that is no leaf."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from catchment.lake.types import Column
+from catchment.pipeline.legacy.place import DATABASE_FILES
+
+NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
+TABLE_KEY = "tp_table"
+TAILPIPE_KEYS = (
+    Column(name="tp_partition", type="VARCHAR"),
+    Column(name="tp_index", type="VARCHAR"),
+    Column(name="tp_date", type="DATE"),
+)
+SUFFIX = ".parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafFile:
+    """A Parquet file of a leaf, with the facts that tell it from a namesake."""
+
+    name: str
+    bytes: int
+    modified_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A folder that holds Parquet files: imported whole or not at all.
+
+    `path` is relative to the tree; `values` are those of the keys, decoded, None for NULL.
+    """
+
+    table: str
+    path: str
+    keys: tuple[str, ...]
+    values: tuple[str | None, ...]
+    files: tuple[LeafFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """Something that is kept in the backup and not imported, with the reason."""
+
+    path: str
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """What a walk found: leaves, empty leaf folders, and strays."""
+
+    leaves: tuple[Leaf, ...]
+    empty: tuple[str, ...]
+    strays: tuple[Stray, ...]
+
+    def of(self, tables: Iterable[str]) -> "Tree":
+        """The same with the leaves of these tables only; all others become strays, because nothing describes them."""
+        known = frozenset(tables)
+        unknown: defaultdict[str, int] = defaultdict(int)
+        for leaf in self.leaves:
+            if leaf.table not in known:
+                unknown[f"{TABLE_KEY}={leaf.table}"] += leaf.bytes
+        set_aside = tuple(
+            Stray(path=path, reason="no view describes this table", bytes=n) for path, n in unknown.items()
+        )
+        return Tree(
+            leaves=tuple(leaf for leaf in self.leaves if leaf.table in known),
+            empty=self.empty,
+            strays=self.strays + set_aside,
+        )
+
+
+def walk(root: Path, *, keys: Sequence[str], table: str | None = None) -> Tree:
+    """Read the tree under `root`; with `table` its folders start with the first key, else with the table's name."""
+    levels = tuple(keys) if table is not None else (TABLE_KEY, *keys)
+    leaves: list[Leaf] = []
+    empty: list[str] = []
+    strays: list[Stray] = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        path = PurePosixPath(os.path.relpath(folder, root))
+        parts = () if path == PurePosixPath(".") else path.parts
+        wanted = (name for name in sorted(names) if parts or name not in DATABASE_FILES)
+        found = [file for name in wanted if (file := _file(Path(folder), name)) is not None]
+        linked = (name for name in folders if Path(folder, name).is_symlink())
+        strays.extend(Stray(path=str(path / name), reason="a link to a folder", bytes=0) for name in linked)
+        values = _values(parts, levels)
+        if values is None:
+            strays.extend(_stray(path, each, "it is in no leaf") for each in found)
+            continue
+        parquet = tuple(each for each in found if each.name.endswith(SUFFIX))
+        strays.extend(_stray(path, each, "a leftover, no Parquet file") for each in found if each not in parquet)
+        if not parquet:
+            empty.append(str(path))
+            continue
+        named = values if table is not None else values[1:]
+        leaves.append(
+            Leaf(
+                table=table if table is not None else values[0] or NULL_VALUE,
+                path=str(path),
+                keys=tuple(keys),
+                values=named,
+                files=parquet,
+            )
+        )
+    return Tree(leaves=tuple(leaves), empty=tuple(empty), strays=tuple(strays))
+
+
+def tables_of(leaves: Iterable[Leaf]) -> dict[str, list[Leaf]]:
+    """The leaves by their table, in order."""
+    found: defaultdict[str, list[Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        found[leaf.table].append(leaf)
+    return dict(sorted(found.items()))
+
+
+def _values(parts: Sequence[str], levels: Sequence[str]) -> tuple[str | None, ...] | None:
+    """The values of the folders' keys, or None where these are not the folders of a leaf."""
+    if len(parts) != len(levels):
+        return None
+    return tuple(_decoded(parts, levels)) if _matches(parts, levels) else None
+
+
+def _matches(parts: Sequence[str], levels: Sequence[str]) -> bool:
+    return all(part.partition("=")[0] == key and "=" in part for part, key in zip(parts, levels, strict=True))
+
+
+def _decoded(parts: Iterable[str], levels: Iterable[str]) -> Iterator[str | None]:
+    for part, key in zip(parts, levels, strict=True):
+        value = part[len(key) + 1 :]
+        # DuckDB, whose views and files these are, reads both as NULL.
+        yield None if value == NULL_VALUE or value.upper() == "NULL" else unquote(value)
+
+
+def _file(folder: Path, name: str) -> LeafFile | None:
+    path = folder / name
+    try:
+        # A link to nowhere is listed like any other file; reading it will say what is wrong.
+        facts = path.stat() if path.exists() else path.lstat()
+    except FileNotFoundError:
+        # Whoever only looks may look while an import moves leaves on.
+        return None
+    return LeafFile(name=name, bytes=facts.st_size, modified_ns=facts.st_mtime_ns)
+
+
+def _stray(path: PurePosixPath, file: LeafFile, reason: str) -> Stray:
+    return Stray(path=str(path / file.name), reason=reason, bytes=file.bytes)

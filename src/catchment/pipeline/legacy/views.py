@@ -1,0 +1,48 @@
+"""The tables that a `tailpipe.db` describes: one view each, over files that may have moved since."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from catchment import sql
+from catchment.errors import CorruptInputError
+from catchment.lake import extensions
+from catchment.lake.types import Column
+from catchment.pipeline.legacy.place import DATABASE
+
+_ATTACHED = "legacy"
+# A view's columns lie in the catalog with the view. Asking the view itself would open its files.
+_COLUMNS = """
+SELECT v.view_name, c.column_name, c.data_type
+FROM duckdb_views() v
+JOIN duckdb_columns() c USING (database_name, schema_name)
+WHERE v.database_name = ? AND NOT v.internal AND c.table_name = v.view_name AND c.column_name <> 'rowid'
+ORDER BY v.view_name, c.column_index
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A table as its view shows it."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+
+def read_views(folder: Path) -> tuple[View, ...]:
+    """Every view of the database in `folder`, without touching the files that it reads."""
+    path = folder / DATABASE
+    try:
+        with extensions.connect() as connection:
+            connection.execute(f"ATTACH {sql.literal(str(path))} AS {_ATTACHED} (READ_ONLY)")
+            rows = connection.execute(_COLUMNS, [_ATTACHED]).fetchall()
+    except duckdb.Error as error:
+        raise CorruptInputError(
+            f"{path} cannot be read: {' '.join(str(error).split())}",
+            hint="Nothing was moved. Import the folder as a plain tree: `catchment legacy run --tree DIR --keys …`.",
+        ) from None
+    views: dict[str, list[Column]] = {}
+    for view, column, kind in rows:
+        views.setdefault(view, []).append(Column(name=column, type=kind))
+    return tuple(View(name=name, columns=tuple(columns)) for name, columns in views.items())

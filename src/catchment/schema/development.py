@@ -1,0 +1,123 @@
+"""`develop`: what a developer would do next, done again and again until the database is what the models say.
+
+    ERROR ───── stop
+    DIVERGED ── restore, where there is a reference; otherwise stop
+    PENDING ─── apply all; stop at a script that leaves something to decide
+    DRIFT ───── generate
+    CURRENT ─── done
+
+Applied scripts that were deleted mean that they are to be written anew: with a reference, that is put back first, once.
+Without one, `check` writes them back. Nothing is tried twice in the same situation.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from catchment.errors import ScriptError
+from catchment.schema.check import CheckResult, State
+from catchment.schema.migrate import Migrate
+
+ROUNDS_MAX = 20
+_LINES_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something that was done: `act` is restore, apply or generate, `subject` the script, and `why` half a sentence."""
+
+    act: str
+    subject: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.act} {self.subject}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Development:
+    """What was done, how things stand now, and, where that is not CURRENT, why it went no further."""
+
+    steps: tuple[Step, ...]
+    result: CheckResult
+    stopped: str | None = None
+
+
+def develop(migrate: Migrate, *, on_step: Callable[[Step], None] = lambda _: None) -> Development:
+    """Restore, apply and generate until the database is current, or until that changes nothing any more."""
+    steps: list[Step] = []
+
+    def note(act: str, subject: str, why: str) -> None:
+        steps.append(Step(act=act, subject=subject, why=why))
+        on_step(steps[-1])
+
+    seen: list[CheckResult] = []
+    stopped: str | None = None
+    if _is_to_be_rewritten(migrate):
+        _restore(migrate, note, "applied scripts were deleted, to be written anew")
+    for _ in range(ROUNDS_MAX):
+        result = migrate.check()
+        stopped = _why_stop(result, seen)
+        if stopped is not None or result.state is State.CURRENT:
+            break
+        seen.append(result)
+        stopped = _advance(migrate, result, note)
+        if stopped is not None:
+            break
+    else:
+        stopped = f"It is not current after {ROUNDS_MAX} rounds."
+    return Development(steps=tuple(steps), result=migrate.check(), stopped=stopped)
+
+
+_Note = Callable[[str, str, str], None]
+
+
+def _why_stop(result: CheckResult, seen: list[CheckResult]) -> str | None:
+    if result.state is State.ERROR:
+        return "The scripts must be put right by hand."
+    if result.state is State.DIVERGED and not result.has_reference:
+        return "A script differs from what was applied, and there is no reference to go back to."
+    if result in seen:
+        return f"Nothing changes any more: {result.next_step()} has been done."
+    return None
+
+
+def _advance(migrate: Migrate, result: CheckResult, note: _Note) -> str | None:
+    """Do what the state asks for; returns why it cannot go on, where it cannot."""
+    match result.state:
+        case State.DIVERGED:
+            _restore(migrate, note, f"{', '.join(result.divergent)} differs from what was applied")
+        case State.PENDING:
+            return _apply_all(migrate, result, note)
+        case _:
+            written = migrate.generate()
+            if written is None:
+                return "What differs cannot be said in a script."
+            note("generate", written.name, _abridged(result.model_diff.describe()))
+    return None
+
+
+def _apply_all(migrate: Migrate, result: CheckResult, note: _Note) -> str | None:
+    for filename in result.pending:
+        try:
+            migrate.apply(filename)
+        except ScriptError as error:
+            if "undecided" not in error.facts:
+                raise
+            return f"{error.message} {error.hint}"
+        note("apply", filename, "it was pending")
+    return None
+
+
+def _abridged(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _LINES_MAX} more" if len(lines) > _LINES_MAX else ""
+    return "; ".join(lines[:_LINES_MAX]) + more
+
+
+def _restore(migrate: Migrate, note: _Note, why: str) -> None:
+    migrate.restore()
+    note("restore", "the reference", f"{why}; what was there is kept as a backup")
+
+
+def _is_to_be_rewritten(migrate: Migrate) -> bool:
+    result = migrate.look()
+    return bool(result.missing) and result.has_reference and result.state is not State.ERROR

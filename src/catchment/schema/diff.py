@@ -1,0 +1,342 @@
+"""The difference between what models want and what a database is: a pure function of two structures.
+
+A model speaks of columns, their types, whether they may be NULL, their defaults where it gives one, and relations. What
+it cannot speak of is no difference: the order of columns, computed columns, ON DELETE, keys of several columns, and a
+default where the model has none, because a hand-written ADD COLUMN … NOT NULL needs one.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from catchment import sql
+from catchment.schema.ddl import Aspect
+from catchment.schema.structure import Column, Reference, Structure, Table
+
+# Values of columns, by table and column: what a rename is also judged by.
+Samples = Mapping[tuple[str, str], Collection[object]]
+
+_WEIGHTS = {"type": 0.4, "position": 0.2, "name": 0.2, "data": 0.2}
+_RELATION = re.compile(r"\w+_ID", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_TEXT_TYPES = frozenset({"DATE", "DATETIME", "JSON", "TIMESTAMP"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnChange:
+    """A column that both sides have, and what of it differs."""
+
+    expected: Column
+    actual: Column
+    aspects: frozenset[Aspect]
+    expected_reference: Reference | None = None
+    actual_reference: Reference | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameCandidate:
+    """`old` is gone from the models and `new` is not in the database: perhaps one became the other. At best 1."""
+
+    old: str
+    new: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDiff:
+    """What differs in a table that both sides have; `renames` are ordered best first."""
+
+    table: str
+    added: tuple[Column, ...] = ()
+    dropped: tuple[Column, ...] = ()
+    changed: tuple[ColumnChange, ...] = ()
+    renames: tuple[RenameCandidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDiff:
+    """What must happen to a database until it is what the models say.
+
+    `missing` tables are only in the models, `extra` ones only in the database; `renames` are pairs of those.
+    """
+
+    missing: tuple[Table, ...] = ()
+    extra: tuple[Table, ...] = ()
+    tables: tuple[TableDiff, ...] = ()
+    renames: tuple[RenameCandidate, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.missing or self.extra or self.tables)
+
+    def describe(self) -> tuple[str, ...]:
+        """One line for each difference, for a person."""
+        lines = [f"{table.name}: the table is missing" for table in self.missing]
+        lines += [f"{table.name}: the table is in no model" for table in self.extra]
+        lines += [f"{each.old}: the table may have become {each.new}" for each in self.renames]
+        for table in self.tables:
+            lines += [f"{table.table}.{column.name}: the column is missing" for column in table.added]
+            lines += [f"{table.table}.{column.name}: the column is in no model" for column in table.dropped]
+            lines += [f"{table.table}.{each.old}: the column may have become {each.new}" for each in table.renames]
+            lines += [f"{table.table}.{change.actual.name}: {_said(change)}" for change in table.changed]
+        return tuple(lines)
+
+
+def diff(expected: Structure, actual: Structure, *, samples: Samples | None = None) -> ModelDiff:
+    """What the database lacks, has too much, or has otherwise."""
+    missing = tuple(table for table in expected.tables if actual.find(table.name) is None)
+    extra = tuple(table for table in actual.tables if expected.find(table.name) is None)
+    changes: list[TableDiff] = []
+    for table in expected.tables:
+        present = actual.find(table.name)
+        if present is not None:
+            found = _table_diff(table, present, expected=expected, actual=actual, samples=samples or {})
+            if found.added or found.dropped or found.changed:
+                changes.append(found)
+    pairs = [(_likeness(old, new), old.name, new.name) for old in extra for new in missing]
+    renames = tuple(
+        RenameCandidate(old=old, new=new, score=score)
+        for score, old, new in sorted(pairs, key=_best_first)
+        if score > 0
+    )
+    return ModelDiff(missing=missing, extra=extra, tables=tuple(changes), renames=renames)
+
+
+def affinity(declared: str) -> str:
+    """What SQLite makes of a declared type, by https://www.sqlite.org/datatype3.html#determination_of_column_affinity."""
+    folded = declared.upper()
+    if "INT" in folded:
+        return "INTEGER"
+    if any(part in folded for part in ("CHAR", "CLOB", "TEXT")):
+        return "TEXT"
+    if "BLOB" in folded or not folded:
+        return "BLOB"
+    return "REAL" if any(part in folded for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
+
+
+def differing(
+    expected: Column,
+    actual: Column,
+    *,
+    expected_reference: Reference | None = None,
+    actual_reference: Reference | None = None,
+) -> frozenset[Aspect]:
+    """In what a column is not what the model wants; references are those of this column alone, resolved."""
+    found = set()
+    if same_type(expected.type) != same_type(actual.type):
+        found.add(Aspect.TYPE)
+    # An INTEGER PRIMARY KEY is never NULL, said or not.
+    if expected.nullable != actual.nullable and not expected.primary_key:
+        found.add(Aspect.NULLABILITY)
+    if expected.default is not None and same_default(expected.default) != same_default(actual.default):
+        found.add(Aspect.DEFAULT)
+    if expected.primary_key != actual.primary_key:
+        found.add(Aspect.PRIMARY_KEY)
+    if _target(expected_reference) != _target(actual_reference):
+        found.add(Aspect.REFERENCES)
+    return frozenset(found)
+
+
+def same_type(declared: str) -> str:
+    """A declared type in the form that is compared."""
+    return re.sub(r"\s*([(),])\s*", r"\1", " ".join(declared.upper().split()))
+
+
+def same_default(text: str | None) -> str:
+    """A default in the form that is compared: no parentheses around it, one kind of quotes, numbers by value."""
+    given = (text or "NULL").strip()
+    while given.startswith("(") and _closes_last(given):
+        given = given[1:-1].strip()
+    folded = given.upper()
+    if folded in ("TRUE", "FALSE"):
+        return "1" if folded == "TRUE" else "0"
+    if _NUMBER.fullmatch(given):
+        return str(int(given)) if re.fullmatch(r"[+-]?\d+", given) else _real(float(given))
+    # SQLite takes a name in double quotes for a text here, because a default cannot name a column.
+    if re.fullmatch(r'"(?:[^"]|"")*"', given):
+        return "'" + given[1:-1].replace('""', '"').replace("'", "''") + "'"
+    if re.fullmatch(r"X'[0-9A-F]*'", folded) or re.fullmatch(r"\w+", given):
+        return folded
+    return given
+
+
+def _real(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def _closes_last(text: str) -> bool:
+    """Whether the first parenthesis is closed by the last character."""
+    depth, quote = 0, ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "()":
+            depth += 1 if letter == "(" else -1
+            if depth == 0:
+                return place == len(text) - 1
+    return False
+
+
+def _table_diff(
+    expected_table: Table, actual_table: Table, *, expected: Structure, actual: Structure, samples: Samples
+) -> TableDiff:
+    added = tuple(column for column in expected_table.columns if actual_table.find(column.name) is None)
+    # What the owner computes from other columns is not in models, and stays.
+    dropped = tuple(
+        column for column in actual_table.columns if expected_table.find(column.name) is None and not column.generated
+    )
+    changed: list[ColumnChange] = []
+    for column in expected_table.columns:
+        present = actual_table.find(column.name)
+        if present is None:
+            continue
+        wanted = reference_of(expected_table, column.name, expected)
+        kept = _counting(reference_of(actual_table, column.name, actual, like=wanted), wanted, present)
+        aspects = differing(column, present, expected_reference=wanted, actual_reference=kept)
+        if aspects:
+            changed.append(
+                ColumnChange(
+                    expected=column, actual=present, aspects=aspects, expected_reference=wanted, actual_reference=kept
+                )
+            )
+    return TableDiff(
+        table=actual_table.name,
+        added=added,
+        dropped=dropped,
+        changed=tuple(changed),
+        renames=_renames(expected_table, actual_table, added=added, dropped=dropped, samples=samples),
+    )
+
+
+def reference_of(table: Table, column: str, structure: Structure, *, like: Reference | None = None) -> Reference | None:
+    """The foreign key of this column alone, its target spelled out; the one `like` that, where there are several."""
+    found: list[Reference] = []
+    for reference in table.references:
+        if len(reference.columns) == 1 and sql.fold(reference.columns[0]) == sql.fold(column):
+            other = structure.find(reference.table)
+            keys = tuple(each.name for each in other.columns if each.primary_key) if other is not None else ()
+            found.append(
+                Reference(
+                    columns=reference.columns, table=reference.table, targets=reference.targets or keys or ("id",)
+                )
+            )
+    alike = [reference for reference in found if _target(reference) == _target(like)]
+    return next(iter([*alike, *found]), None)
+
+
+def _counting(kept: Reference | None, wanted: Reference | None, column: Column) -> Reference | None:
+    """The reference if models can speak of it: one that a hand has put on a plain column is left alone."""
+    return kept if wanted is not None or _RELATION.fullmatch(column.type) else None
+
+
+def _target(reference: Reference | None) -> tuple[str, tuple[str, ...]] | None:
+    if reference is None:
+        return None
+    return sql.fold(reference.table), tuple(sql.fold(target) for target in reference.targets)
+
+
+def _renames(
+    expected: Table, actual: Table, *, added: tuple[Column, ...], dropped: tuple[Column, ...], samples: Samples
+) -> tuple[RenameCandidate, ...]:
+    known = {(sql.fold(table), sql.fold(column)): values for (table, column), values in samples.items()}
+    pairs = [
+        (_score(old, new, expected=expected, actual=actual, samples=known), old.name, new.name)
+        for old in dropped
+        for new in added
+        if _families(old.type) & _families(new.type) and bool(old.primary_key) == bool(new.primary_key)
+    ]
+    return tuple(RenameCandidate(old=old, new=new, score=score) for score, old, new in sorted(pairs, key=_best_first))
+
+
+def _best_first(pair: tuple[float, str, str]) -> tuple[float, str, str]:
+    score, old, new = pair
+    return -score, old, new
+
+
+def _families(declared: str) -> frozenset[str]:
+    """What values of this type can be, so far as a rename may keep them."""
+    if same_type(declared) in _TEXT_TYPES:
+        return frozenset({"text"})
+    match affinity(declared):
+        case "TEXT":
+            return frozenset({"number"} if _RELATION.fullmatch(declared) else {"text"})
+        case "INTEGER" | "REAL":
+            return frozenset({"number"})
+        case "BLOB" if declared:
+            return frozenset({"blob"})
+        case _:
+            return frozenset({"number"} if _is_number(declared) else {"text", "number", "blob"})
+
+
+def _is_number(declared: str) -> bool:
+    return same_type(declared) in ("BOOL", "BOOLEAN") or _RELATION.fullmatch(declared) is not None
+
+
+def _score(old: Column, new: Column, *, expected: Table, actual: Table, samples: Samples) -> float:
+    """Of 1: the same type, the same place, like names, and values that go with the new column."""
+    last = max(len(expected.columns), len(actual.columns)) - 1 or 1
+    apart = abs(actual.columns.index(old) - expected.columns.index(new))
+    alike = same_type(old.type) == same_type(new.type)
+    parts = {
+        "type": (0.8 if alike else 0.4) + (0.2 if old.nullable == new.nullable else 0),
+        "position": max(0.0, 1 - apart / last),
+        "name": difflib.SequenceMatcher(None, sql.fold(old.name), sql.fold(new.name)).ratio(),
+    }
+    values = samples.get((sql.fold(actual.name), sql.fold(old.name)), ())
+    if values:
+        parts["data"] = _overlap(values, samples.get((sql.fold(actual.name), sql.fold(new.name)), ()), new)
+    total = sum(_WEIGHTS[part] for part in parts)
+    return round(sum(_WEIGHTS[part] * value for part, value in parts.items()) / total, 3)
+
+
+def _overlap(values: Collection[object], others: Collection[object], new: Column) -> float:
+    """The share of values that the other column has too; where nothing is known of it, of those that fit its type."""
+    if others:
+        shared = {*map(repr, others)}
+        return sum(repr(value) in shared for value in values) / len(values)
+    return sum(_fits(value, new) for value in values) / len(values)
+
+
+def _fits(value: object, column: Column) -> bool:
+    if value is None:
+        return column.nullable
+    families = _families(column.type)
+    if isinstance(value, int | float):
+        return "number" in families
+    return ("blob" if isinstance(value, bytes) else "text") in families
+
+
+def _likeness(old: Table, new: Table) -> float:
+    """The share of columns, beside `id`, that two tables have in common by name and kind."""
+    names = {sql.fold(column.name) for table in (old, new) for column in table.columns} - {"id"}
+    shared = [
+        name
+        for name in names
+        if (one := old.find(name)) and (other := new.find(name)) and _families(one.type) & _families(other.type)
+    ]
+    return round(len(shared) / len(names), 3) if names else 0.0
+
+
+def _said(change: ColumnChange) -> str:
+    """What differs, the database's side first."""
+    parts: list[str] = []
+    for aspect in sorted(change.aspects):
+        match aspect:
+            case Aspect.TYPE:
+                parts.append(f"{change.actual.type or 'no type'} in the database, {change.expected.type} in the model")
+            case Aspect.NULLABILITY:
+                parts.append(
+                    "may be NULL in the database only" if change.actual.nullable else "may be NULL in the model"
+                )
+            case Aspect.DEFAULT:
+                parts.append(f"default {change.actual.default or 'NULL'}, in the model {change.expected.default}")
+            case Aspect.PRIMARY_KEY:
+                parts.append("the primary key is another one")
+            case Aspect.REFERENCES:
+                before, after = change.actual_reference, change.expected_reference
+                there, here = (each.table if each else "nothing" for each in (before, after))
+                parts.append(f"refers to {there}, in the model to {here}")
+    return "; ".join(parts)

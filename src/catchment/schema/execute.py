@@ -1,0 +1,182 @@
+"""Running one script on SQLite, inside a transaction that is open: what it may do, what it did, whether all is well."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from catchment import sql
+from catchment.errors import ScriptError
+from catchment.schema import history
+from catchment.schema.database import Act, Verb
+from catchment.schema.scripts import Script, Statement
+from catchment.schema.sqlite import is_about_storage
+
+# They only tell something.
+_PRAGMAS = frozenset(
+    {
+        "table_info",
+        "table_xinfo",
+        "table_list",
+        "index_list",
+        "index_info",
+        "index_xinfo",
+        "foreign_key_list",
+        "foreign_key_check",
+        "integrity_check",
+        "quick_check",
+    }
+)
+_REFUSED: dict[int, str] = {
+    sqlite3.SQLITE_TRANSACTION: "begins or ends a transaction ({0}); Catchment runs a script in one of its own",
+    sqlite3.SQLITE_SAVEPOINT: "uses a savepoint; Catchment runs a script in a transaction of its own",
+    sqlite3.SQLITE_ATTACH: "attaches another database; a script changes its own only",
+    sqlite3.SQLITE_DETACH: "detaches a database; a script changes its own only",
+    sqlite3.SQLITE_PRAGMA: "has PRAGMA {0}; foreign keys and checks are Catchment's part, and others may not be undone",
+}
+_VERBS: dict[int, Verb] = {
+    sqlite3.SQLITE_CREATE_TABLE: Verb.CREATE_TABLE,
+    sqlite3.SQLITE_DROP_TABLE: Verb.DROP_TABLE,
+    sqlite3.SQLITE_INSERT: Verb.INSERT,
+    sqlite3.SQLITE_UPDATE: Verb.UPDATE,
+    sqlite3.SQLITE_DELETE: Verb.DELETE,
+}
+# In these, the second name is the table's, and the first one is that of the index or trigger.
+_ON_TABLE = frozenset(
+    {
+        sqlite3.SQLITE_CREATE_INDEX,
+        sqlite3.SQLITE_CREATE_TRIGGER,
+        sqlite3.SQLITE_DROP_INDEX,
+        sqlite3.SQLITE_DROP_TRIGGER,
+        sqlite3.SQLITE_ALTER_TABLE,
+    }
+)
+
+
+def execute(connection: sqlite3.Connection, script: Script) -> tuple[Act, ...]:
+    """Run every statement, and see that rows and references are as the script promises; the caller ends it all."""
+    counted = _counts(connection, script)
+    broken = _violations(connection)
+    acts: list[Act] = []
+    for statement in script.statements():
+        acts += _run(connection, script, statement)
+    if not connection.in_transaction:
+        raise ScriptError(f"{script.filename} has ended the transaction that it ran in.")
+    _verify(connection, script, counted=counted, broken=broken)
+    return tuple(acts)
+
+
+class _Watch:
+    """SQLite asks it about everything that a statement would do, before it does it."""
+
+    def __init__(self, line: int) -> None:
+        self.refusal: str | None = None
+        self._line = line
+        self._acts: list[Act] = []
+        self._reads: list[Act] = []
+
+    def __call__(self, action: int, first: str | None, second: str | None, third: str | None, _: str | None) -> int:
+        self.refusal = self.refusal or _refusal(action, first or "", second or "")
+        if self.refusal:
+            return sqlite3.SQLITE_DENY
+        self._note(action, first or "", second, third)
+        return sqlite3.SQLITE_OK
+
+    def acts(self) -> list[Act]:
+        """What the statement did, each thing once; what it read counts where it inserts."""
+        inserts = any(act.verb is Verb.INSERT for act in self._acts)
+        found = dict.fromkeys(self._acts + (self._reads if inserts else []))
+        # Dropping a table is a deletion of its rows to SQLite, and one thing to us.
+        dropped = {act.table for act in found if act.verb is Verb.DROP_TABLE}
+        return [act for act in found if not (act.verb is Verb.DELETE and act.table in dropped)]
+
+    def _note(self, action: int, first: str, second: str | None, third: str | None) -> None:
+        if action == sqlite3.SQLITE_ALTER_TABLE:
+            # Here the table comes second, and a third name only with DROP COLUMN.
+            self._add(Verb.DROP_COLUMN if third else Verb.ALTER_TABLE, second or "", third)
+        elif action == sqlite3.SQLITE_CREATE_INDEX:
+            self._add(Verb.CREATE_INDEX, second or "")
+        elif action == sqlite3.SQLITE_FUNCTION and second == "sqlite_rename_table":
+            self._acts = [replace(act, verb=Verb.RENAME_TABLE) for act in self._acts]
+        elif action == sqlite3.SQLITE_READ and not first.startswith("sqlite_"):
+            self._reads.append(Act(verb=Verb.COPY, table=first, column=second, line=self._line))
+        elif action in _VERBS and not first.startswith("sqlite_"):
+            self._add(_VERBS[action], first, second)
+
+    def _add(self, verb: Verb, table: str, column: str | None = None) -> None:
+        self._acts.append(Act(verb=verb, table=table, column=column, line=self._line))
+
+
+def _refusal(action: int, first: str, second: str) -> str | None:
+    """Why a script may not do this; None where it may."""
+    if action == sqlite3.SQLITE_PRAGMA and first.lower() in _PRAGMAS:
+        return None
+    if action in _REFUSED:
+        return _REFUSED[action].format(first)
+    table = second if action in _ON_TABLE else first
+    if action in (*_VERBS, *_ON_TABLE) and table.lower() == history.TABLE:
+        return f"changes {history.TABLE}, which is Catchment's own"
+    return None
+
+
+def _run(connection: sqlite3.Connection, script: Script, statement: Statement) -> list[Act]:
+    watch = _Watch(statement.line)
+    connection.set_authorizer(watch)
+    try:
+        # To its end: an INSERT … RETURNING has not inserted everything before its rows are fetched.
+        for _ in connection.execute(statement.text):
+            pass
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        if watch.refusal is None and isinstance(error, sqlite3.Error) and is_about_storage(error):
+            raise
+        why = watch.refusal or str(error)
+        raise ScriptError(
+            f"{script.filename}, line {statement.line}: {'it ' if watch.refusal else ''}{why}.",
+            filename=script.filename,
+            line=statement.line,
+            statement=statement.text,
+        ) from error
+    finally:
+        connection.set_authorizer(None)
+    return watch.acts()
+
+
+def _verify(
+    connection: sqlite3.Connection, script: Script, *, counted: dict[str, int], broken: Counter[tuple[str, str]]
+) -> None:
+    for table, now in _counts(connection, script).items():
+        if now != counted[table]:
+            raise ScriptError(
+                f"{script.filename} says that it keeps the rows of {table}; there were {counted[table]}, now {now}."
+            )
+    for (table, parent), count in (_violations(connection) - broken).items():
+        raise ScriptError(f"{script.filename} leaves {count} rows in {table} that refer to nothing in {parent}.")
+    flaws = [text for (text,) in connection.execute("PRAGMA integrity_check(5)") if text != "ok"]
+    if flaws:
+        raise ScriptError(f"{script.filename} is not committed, because the database is not sound: {'; '.join(flaws)}.")
+
+
+def _violations(connection: sqlite3.Connection) -> Counter[tuple[str, str]]:
+    """How many rows of a table refer to nothing in another one. Counted, because a rebuild gives rows other numbers."""
+    try:
+        return Counter((table, parent) for table, _, parent, _ in connection.execute("PRAGMA foreign_key_check"))
+    except sqlite3.OperationalError as error:
+        if is_about_storage(error):
+            raise
+        # A foreign key that names columns which are no key: SQLite cannot check it, now or ever.
+        raise ScriptError(f"The foreign keys cannot be checked: {error}.") from error
+
+
+def _counts(connection: sqlite3.Connection, script: Script) -> dict[str, int]:
+    tables = script.keeps_rows()
+    try:
+        return dict(zip(tables, count_rows(connection, tables), strict=True))
+    except sqlite3.OperationalError as error:
+        if is_about_storage(error):
+            raise
+        raise ScriptError(f"{script.filename} says that it keeps the rows of a table: {error}.") from error
+
+
+def count_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> list[int]:
+    """The rows of each table."""
+    return [connection.execute(f"SELECT count(*) FROM {sql.identifier(table)}").fetchone()[0] for table in tables]

@@ -1,0 +1,137 @@
+"""What a schema of a lake looks like, asked of DuckLake, and what models are in its types.
+
+DuckLake has neither primary keys nor foreign keys: an `id` is a BIGINT that may not be NULL, and a relation is a BIGINT
+called as its field. Whether it leads to a row is nobody's business but the program's.
+
+A default is compared by its value: DuckLake keeps `7` as `'7'` and `TRUE` as `CAST('t' AS BOOLEAN)`. So on both sides a
+constant is written as DuckDB writes the value, in quotes, which is also the only form that ADD COLUMN takes.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any
+
+import duckdb
+
+from catchment import sql
+from catchment.errors import InputError
+from catchment.lake import extensions, types
+from catchment.lake.tokens import has_token
+from catchment.schema.models import Field, Kind, TableRow, checked, table_name
+from catchment.schema.structure import Column, Structure, Table
+
+TYPES: dict[Kind, str] = {
+    Kind.TEXT: "VARCHAR",
+    Kind.INTEGER: "BIGINT",
+    Kind.REAL: "DOUBLE",
+    Kind.BLOB: "BLOB",
+    Kind.BOOL: "BOOLEAN",
+    Kind.DATE: "DATE",
+    Kind.DATETIME: "TIMESTAMP",
+    Kind.JSON: "JSON",
+    Kind.RELATION: "BIGINT",
+}
+_TEXT = r"'(?:[^']|'')*'"
+_CONSTANT = re.compile(
+    rf"{_TEXT}|CAST\({_TEXT} AS [^()']+\)|[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|true|false", re.IGNORECASE
+)
+
+
+def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
+    """The tables that the models describe, as DuckLake declares them."""
+    with extensions.connect() as memory:
+        return Structure(
+            tables=tuple(
+                Table(name=table_name(model), columns=tuple(_expected(memory, model, field) for field in fields))
+                for model, fields in checked(models)
+            )
+        )
+
+
+def inspect(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str) -> Structure:
+    """The tables of the schema, as the connection's transaction sees them."""
+    found: dict[str, list[Column]] = {}
+    rows = connection.execute(sql.statement("catchment.schema", "lake_columns"), [lake_name, schema]).fetchall()
+    with extensions.connect() as memory:
+        for table, *facts in rows:
+            found.setdefault(table, []).append(_column(memory, *facts))
+    return Structure(tables=tuple(Table(name=name, columns=tuple(columns)) for name, columns in found.items()))
+
+
+def described(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str, table: str, *, snapshot: int
+) -> Table:
+    """A table as it was at a snapshot."""
+    rows = connection.execute(f"DESCRIBE FROM {at(lake_name, schema, table, snapshot=snapshot)}").fetchall()
+    with extensions.connect() as memory:
+        columns = tuple(_column(memory, name, kind, null == "YES", default) for name, kind, null, _, default, _ in rows)
+    return Table(name=table, columns=columns)
+
+
+def at(lake_name: str, schema: str, table: str, *, snapshot: int) -> str:
+    """A table as it was at a snapshot, for a FROM clause."""
+    return f"{sql.qualified(lake_name, schema, table)} AT (VERSION => {snapshot})"
+
+
+def count_rows(connection: duckdb.DuckDBPyConnection, source: str) -> int:
+    """The rows of what may stand in a FROM clause."""
+    row = connection.execute(f"SELECT count(*) FROM {source}").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _column(memory: duckdb.DuckDBPyConnection, name: str, kind: str, nullable: bool, default: str | None) -> Column:
+    normal = types.normal(kind)
+    return Column(name=name, type=normal, nullable=nullable, default=_by_value(memory, default, normal))
+
+
+def _by_value(memory: duckdb.DuckDBPyConnection, expression: str | None, kind: str) -> str | None:
+    """The default as its value in quotes where it is a constant, as it stands where it is computed."""
+    if expression is None or expression.upper() == "NULL":
+        return None
+    if not _CONSTANT.fullmatch(expression):
+        return expression
+    try:
+        row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
+    except duckdb.Error:
+        # A hand has given a column a default that it cannot hold; that is its business.
+        return expression
+    return expression if row is None else sql.literal(row[0])
+
+
+def _expected(memory: duckdb.DuckDBPyConnection, model: type[TableRow], field: Field) -> Column:
+    if field.name == "id":
+        return Column(name="id", type="BIGINT", nullable=False)
+    kind = TYPES[field.kind]
+    default: str | None = None
+    if field.has_default:
+        default = "NULL" if field.default is None else _by_value(memory, sql.literal(_text(model, field)), kind)
+    return Column(name=field.name, type=kind, nullable=field.nullable, default=default)
+
+
+def _text(model: type[TableRow], field: Field) -> str:
+    text = _said(field.default)
+    if text == "NULL" or has_token(text):
+        why = "takes it for no default" if text == "NULL" else "replaces what stands in its braces"
+        raise InputError(
+            f"{model.__name__}.{field.name}: {text!r} cannot be a default in a lake, because DuckLake {why}.",
+            hint="Give another default, or none.",
+        )
+    return text
+
+
+def _said(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case bytes():
+            return "".join(f"\\x{byte:02X}" for byte in value)
+        case datetime():
+            return value.isoformat(sep=" ")
+        case date():
+            return value.isoformat()
+        case list() | dict():
+            return json.dumps(value)
+        case _:
+            return str(value)

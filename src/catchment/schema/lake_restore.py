@@ -1,0 +1,286 @@
+"""Putting the tables of a schema back to what they were at a snapshot, inside a transaction that is open.
+
+As little is done as will do, because a table that is made anew is another one to the ledger:
+
+    nothing of it has changed        it stays
+    columns came, or were changed    they go, or become what they were, as far as ALTER TABLE can
+    rows changed                     all are deleted, and inserted as they were
+    anything else                    the table is made anew, split and ordered as it was, and takes the other's place
+
+In the first three cases it stays the table that units were delivered to: what a delivery brought before the snapshot is
+not brought again, and what one brought after it is gone and counts as delivered. The audit notes rows that it misses.
+A table that is made anew has no deliveries: the audit notes that the old one was dropped, and a file that was delivered
+to it and still lies there is delivered again. Producers and their watermarks stay in any case, so that the queue sends
+nothing twice.
+
+Tables that the snapshot does not have are dropped. Views are left alone.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from catchment import files, sql
+from catchment.errors import BackupMissingError, CorruptInputError, InvariantError
+from catchment.lake.tables import metadata_of
+from catchment.schema import ddl
+from catchment.schema.lake_inspect import at, count_rows, described
+from catchment.schema.ops import NEW_PREFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A snapshot, as a file names it; its time tells it from one of another lake that has the same number."""
+
+    snapshot: int
+    taken_at: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Mark":
+        """What the file says."""
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            return cls(snapshot=int(facts["snapshot"]), taken_at=str(facts["taken_at"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptInputError(f"{path} does not name a snapshot of a lake.", path=str(path)) from error
+
+    def write(self, path: Path) -> None:
+        """Put it into a file, durably."""
+        files.write_text(path, self.text())
+
+    def text(self) -> str:
+        """What stands in the file."""
+        return json.dumps({"snapshot": self.snapshot, "taken_at": self.taken_at}) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnThen:
+    """A column at a snapshot, as the catalog has it; `parent` where it is a part of another one.
+
+    `default` is `literal:` or `expression:` and what it is.
+    """
+
+    id: int
+    name: str
+    type: str
+    nullable: bool
+    default: str
+    parent: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableThen:
+    """A table at a snapshot, and whether its rows have changed since."""
+
+    name: str
+    uuid: str
+    columns: tuple[ColumnThen, ...]
+    partition_by: tuple[tuple[str, str], ...] = ()
+    sort_by: tuple[tuple[str, str, str], ...] = ()
+    rows_changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A schema of a lake at a snapshot, seen through a connection."""
+
+    connection: duckdb.DuckDBPyConnection
+    lake: str
+    schema: str
+    snapshot: int
+
+    def tables(self) -> list[TableThen]:
+        """Its tables at that time."""
+        text = sql.statement("catchment.schema", "lake_tables_at", metadata=metadata_of(self.lake))
+        rows = self.connection.execute(text, {"snapshot": self.snapshot, "schema": self.schema}).fetchall()
+        return [_table(*row) for row in rows]
+
+    def source(self, table: str) -> str:
+        """The table at that time, for a FROM clause."""
+        return at(self.lake, self.schema, table, snapshot=self.snapshot)
+
+    def name(self, table: str) -> str:
+        """The table's name in statements."""
+        return sql.qualified(self.lake, self.schema, table)
+
+
+def newest(connection: duckdb.DuckDBPyConnection, lake_name: str) -> Mark:
+    """The snapshot that the lake is at."""
+    row = connection.execute(f"{_snapshots(lake_name)} ORDER BY snapshot_id DESC LIMIT 1").fetchone()
+    if row is None:
+        raise InvariantError("The lake has no snapshot.")
+    return Mark(snapshot=row[0], taken_at=_moment_said(row[1]))
+
+
+def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: Mark, *, named_by: str) -> None:
+    """See that the lake still has the snapshot."""
+    row = connection.execute(f"{_snapshots(lake_name)} WHERE snapshot_id = ?", [mark.snapshot]).fetchone()
+    if row is None:
+        raise BackupMissingError(
+            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}, which the lake does not have any more.",
+            hint="Snapshots expire with upkeep. Raise CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS to keep them longer.",
+            snapshot=mark.snapshot,
+        )
+    if _moment_said(row[1]) != mark.taken_at:
+        raise CorruptInputError(
+            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}; the lake's is of {_moment_said(row[1])}.",
+            hint="It is one of another lake.",
+        )
+
+
+def restore(then: Moment) -> None:
+    """Put every table back; the connection is in a transaction that has changed none of them yet."""
+    wanted = then.tables()
+    newest_id = newest(then.connection, then.lake).snapshot
+    present = {table.name: table for table in replace(then, snapshot=newest_id).tables()}
+    rows = {table.name: count_rows(then.connection, then.source(table.name)) for table in wanted}
+    ways = {table.name: _in_place(table, present.get(table.name)) for table in wanted}
+    # The old rows are read before anything is changed: at a snapshot too, DuckLake leaves out rows that the transaction
+    # has deleted, and finds none in a table whose name it has given to another one. It does not say so.
+    for table in wanted:
+        if ways[table.name] is None:
+            _make_anew(then, table)
+        elif table.rows_changed:
+            _set_aside(then, table)
+    for name in present:
+        if ways.get(name) is None:
+            then.connection.execute(f"DROP TABLE {then.name(name)}")
+    for table in wanted:
+        steps = ways[table.name]
+        if steps is None:
+            new = then.name(NEW_PREFIX + table.name)
+            then.connection.execute(f"ALTER TABLE {new} RENAME TO {sql.identifier(table.name)}")
+        else:
+            _put_back(then, table, steps)
+    for name, count in rows.items():
+        now = count_rows(then.connection, then.name(name))
+        if now != count:
+            raise InvariantError(f"{name} had {count} rows at snapshot {then.snapshot}, and would have {now} now.")
+
+
+def layout(table: TableThen, name: str) -> tuple[str, ...]:
+    """The statements that split and order the table called `name` as this one is."""
+    said: list[str] = []
+    if table.partition_by:
+        said.append(f"SET PARTITIONED BY ({', '.join(_partition_key(*key) for key in table.partition_by)})")
+    if table.sort_by:
+        keys = (f"{expression} {way} {nulls.replace('_', ' ')}" for expression, way, nulls in table.sort_by)
+        said.append(f"SET SORTED BY ({', '.join(keys)})")
+    return tuple(f"ALTER TABLE {name} {action}" for action in said)
+
+
+def _snapshots(lake_name: str) -> str:
+    metadata = sql.identifier(metadata_of(lake_name))
+    # As a number: what a time is as text depends on the catalog and on the zone of the machine.
+    return f"SELECT snapshot_id, epoch_us(snapshot_time::TIMESTAMPTZ) FROM {metadata}.ducklake_snapshot"
+
+
+def _moment_said(epoch_us: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=epoch_us)).isoformat()
+
+
+def _table(
+    name: str, uuid: str, columns: Sequence[Any], keys: Sequence[Any] | None, order: Sequence[Any] | None, changed: bool
+) -> TableThen:
+    fields = ("id", "name", "type", "nullable", "default", "parent")
+    return TableThen(
+        name=name,
+        uuid=uuid,
+        columns=tuple(ColumnThen(**dict(zip(fields, column, strict=True))) for column in columns),
+        partition_by=tuple((column, transform) for column, transform in keys or ()),
+        sort_by=tuple((expression, way, nulls) for expression, way, nulls in order or ()),
+        rows_changed=bool(changed),
+    )
+
+
+def _in_place(then: TableThen, now: TableThen | None) -> list[str] | None:
+    """What ALTER TABLE must do until the table is as it was then; None where it cannot."""
+    if now is None or (then.uuid, then.partition_by, then.sort_by) != (now.uuid, now.partition_by, now.sort_by):
+        return None
+    current = {column.id: column for column in now.columns}
+    kept = [current.get(column.id) for column in then.columns]
+    steps = [
+        f"DROP COLUMN {sql.identifier(column.name)}"
+        for column in now.columns
+        if column.parent is None and column.id not in {each.id for each in then.columns}
+    ]
+    names = {column.name for column in kept if column is not None}
+    for was, is_ in zip(then.columns, kept, strict=True):
+        changed = None if is_ is None else _column_steps(was, is_, names)
+        if changed is None:
+            return None
+        steps += changed
+    known = {column.id for column in then.columns}
+    grown = any(column.parent in known and column.id not in known for column in now.columns)
+    return None if grown else steps
+
+
+def _column_steps(then: ColumnThen, now: ColumnThen, names: set[str]) -> list[str] | None:
+    steps: list[str] = []
+    if (then.type, then.parent) != (now.type, now.parent) or (now.nullable and not then.nullable):
+        return None
+    if then != now and then.parent is not None:
+        return None
+    if now.name != then.name:
+        if then.name in names:
+            return None
+        steps.append(f"RENAME COLUMN {sql.identifier(now.name)} TO {sql.identifier(then.name)}")
+    if now.default != then.default:
+        kind, _, value = then.default.partition(":")
+        if kind != "literal":
+            return None
+        action = "DROP DEFAULT" if value == "NULL" else f"SET DEFAULT {sql.literal(value)}"
+        steps.append(f"ALTER COLUMN {sql.identifier(then.name)} {action}")
+    if then.nullable and not now.nullable:
+        steps.append(f"ALTER COLUMN {sql.identifier(then.name)} DROP NOT NULL")
+    return steps
+
+
+def _put_back(then: Moment, table: TableThen, steps: list[str]) -> None:
+    name = then.name(table.name)
+    if table.rows_changed:
+        then.connection.execute(f"DELETE FROM {name}")
+    for step in steps:
+        then.connection.execute(f"ALTER TABLE {name} {step}")
+    if table.rows_changed:
+        aside, columns = _aside(table), _columns(table)
+        then.connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {aside}")
+        then.connection.execute(f"DROP TABLE {aside}")
+
+
+def _set_aside(then: Moment, table: TableThen) -> None:
+    then.connection.execute(
+        f"CREATE TEMP TABLE {_aside(table)} AS SELECT {_columns(table)} FROM {then.source(table.name)}"
+    )
+
+
+def _aside(table: TableThen) -> str:
+    return sql.qualified("temp", "main", NEW_PREFIX + table.name)
+
+
+def _make_anew(then: Moment, table: TableThen) -> None:
+    shape = described(then.connection, then.lake, then.schema, table.name, snapshot=then.snapshot)
+    new = NEW_PREFIX + table.name
+    create = ddl.create_sql(replace(shape, name=new)).removeprefix(f"CREATE TABLE {sql.identifier(new)}")
+    then.connection.execute(f"CREATE TABLE {then.name(new)}{create}")
+    for statement in layout(table, then.name(new)):
+        then.connection.execute(statement)
+    columns = _columns(table)
+    then.connection.execute(f"INSERT INTO {then.name(new)} ({columns}) SELECT {columns} FROM {then.source(table.name)}")
+
+
+def _columns(table: TableThen) -> str:
+    return sql.identifiers(column.name for column in table.columns if column.parent is None)
+
+
+def _partition_key(column: str, transform: str) -> str:
+    buckets = re.fullmatch(r"bucket\((\d+)\)", transform)
+    if buckets:
+        return f"bucket({buckets[1]}, {sql.identifier(column)})"
+    return sql.identifier(column) if transform == "identity" else f"{transform}({sql.identifier(column)})"

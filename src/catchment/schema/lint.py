@@ -1,0 +1,165 @@
+"""What to think about before a script is run for real: found from what it did on a copy, not from its text. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from catchment.schema.database import Act, Verb
+from catchment.schema.structure import Column, Structure, Table
+
+ROWS_BIG = 100_000
+
+
+class Risk(StrEnum):
+    """What a finding warns of."""
+
+    DATA_LOSS = "data loss"
+    LONG_LOCK = "long lock"
+    NOT_NULL = "not null without default"
+    IRREVERSIBLE = "irreversible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to think about, with the line of the script that does it, where one line does."""
+
+    risk: Risk
+    message: str
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a script did: its acts in order, and the tables and their rows before and after it."""
+
+    acts: tuple[Act, ...]
+    before: Structure
+    after: Structure
+    rows_before: Mapping[str, int]
+    rows_after: Mapping[str, int]
+
+
+def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[Finding, ...]:
+    """Everything to think about, by kind of risk."""
+    return (
+        *_data_loss(effect),
+        *_long_locks(effect, rows_big),
+        *_not_null(effect),
+        *_irreversible(effect),
+    )
+
+
+def _data_loss(effect: Effect) -> Iterator[Finding]:
+    renamed = _renamed(effect)
+    for table in effect.before.tables:
+        rows = effect.rows_before.get(table.name, 0)
+        after = effect.after.find(table.name)
+        if after is None:
+            if not renamed.get(_key(table.name)):
+                message = f"The table {table.name} is dropped, with {_rows(rows)}."
+                yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, table, Verb.DROP_TABLE))
+            continue
+        for column in _lost_columns(effect, table, after):
+            line = _line(effect, table, Verb.DROP_COLUMN)
+            message = f"The column {table.name}.{column.name} is dropped, with its values in {_rows(rows)}."
+            yield Finding(risk=Risk.DATA_LOSS, message=message, line=line)
+        left = effect.rows_after.get(after.name, 0)
+        if left < rows:
+            message = f"{_rows(rows - left)} of {table.name} are deleted; {left} are left."
+            yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, table, Verb.DELETE))
+    yield from _deletions(effect)
+
+
+def _deletions(effect: Effect) -> Iterator[Finding]:
+    """Deletions that found nothing on the copy, or were made up for: elsewhere they may find something."""
+    for act in _acts(effect, Verb.DELETE):
+        table = effect.before.find(act.table)
+        if table is not None and effect.rows_after.get(table.name, 0) >= effect.rows_before.get(table.name, 0):
+            message = f"Rows of {table.name} may be deleted; on the copy it has no fewer afterwards."
+            yield Finding(risk=Risk.DATA_LOSS, message=message, line=act.line)
+
+
+def _lost_columns(effect: Effect, before: Table, after: Table) -> Iterator[Column]:
+    """Columns that are gone and were not carried over: neither renamed in place, nor read into a table that follows."""
+    dropped = {
+        _key(act.column or "") for act in _acts(effect, Verb.DROP_COLUMN) if _key(act.table) == _key(before.name)
+    }
+    rebuilt = any(_key(act.table) == _key(before.name) for act in _acts(effect, Verb.DROP_TABLE))
+    copied = {_key(act.column or "") for act in _acts(effect, Verb.COPY) if _key(act.table) == _key(before.name)}
+    for column in before.columns:
+        if after.find(column.name) is not None:
+            continue
+        if _key(column.name) in dropped or (rebuilt and _key(column.name) not in copied):
+            yield column
+
+
+def _long_locks(effect: Effect, rows_big: int) -> Iterator[Finding]:
+    for table in effect.before.tables:
+        rows = effect.rows_before.get(table.name, 0)
+        if rows < rows_big:
+            continue
+        what = {
+            Verb.DROP_TABLE: "is rebuilt" if effect.after.find(table.name) else None,
+            Verb.DROP_COLUMN: "is written anew without a column",
+            Verb.UPDATE: "is updated",
+            Verb.DELETE: "has rows deleted",
+            Verb.CREATE_INDEX: "is read through for an index",
+        }
+        for verb, said in what.items():
+            line = _line(effect, table, verb)
+            if said and line is not None:
+                message = f"{table.name} {said}: {_rows(rows)}, and nobody else writes meanwhile."
+                yield Finding(risk=Risk.LONG_LOCK, message=message, line=line)
+
+
+def _not_null(effect: Effect) -> Iterator[Finding]:
+    for table in effect.after.tables:
+        before = effect.before.find(table.name)
+        for column in table.columns if before else ():
+            was = before.find(column.name) if before else None
+            is_new = was is None and len(table.columns) > len(before.columns if before else ())
+            is_stricter = was is not None and was.nullable
+            demands = not column.nullable and not column.primary_key and column.default is None
+            if demands and (is_new or is_stricter):
+                message = f"{table.name}.{column.name} may not be NULL and has no default: rows without a value fail."
+                yield Finding(risk=Risk.NOT_NULL, message=message)
+
+
+def _irreversible(effect: Effect) -> Iterator[Finding]:
+    for act in _acts(effect, Verb.UPDATE):
+        table = effect.before.find(act.table)
+        if table is not None and table.find(act.column or ""):
+            message = f"Values of {table.name}.{act.column} are overwritten; no script can bring them back."
+            yield Finding(risk=Risk.IRREVERSIBLE, message=message, line=act.line)
+    for table in effect.before.tables:
+        after = effect.after.find(table.name)
+        for column in table.columns if after else ():
+            now = after.find(column.name) if after else None
+            if now is not None and now.type.casefold() != column.type.casefold():
+                message = f"{table.name}.{column.name} becomes {now.type or 'untyped'}, was {column.type or 'untyped'}."
+                yield Finding(risk=Risk.IRREVERSIBLE, message=f"{message} Values may be converted.")
+
+
+def _renamed(effect: Effect) -> dict[str, bool]:
+    """Tables of before that were renamed, and not dropped first."""
+    found: dict[str, bool] = {}
+    for act in effect.acts:
+        if act.verb in (Verb.RENAME_TABLE, Verb.DROP_TABLE):
+            found.setdefault(_key(act.table), act.verb is Verb.RENAME_TABLE)
+    return found
+
+
+def _acts(effect: Effect, verb: Verb) -> Sequence[Act]:
+    return [act for act in effect.acts if act.verb is verb]
+
+
+def _line(effect: Effect, table: Table, verb: Verb) -> int | None:
+    return next((act.line for act in _acts(effect, verb) if _key(act.table) == _key(table.name)), None)
+
+
+def _key(name: str) -> str:
+    return name.casefold()
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

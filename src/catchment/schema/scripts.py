@@ -1,0 +1,201 @@
+"""Migration scripts: files named `NNN.name.sql`, what they hold, and how a folder of them is read."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from catchment.errors import ScriptError
+
+# Lines that `check` puts at the top of a diverged file; they are not part of the script.
+WARNING = "-- catchment-check:"
+
+_NAME = re.compile(r"([0-9]{3}|[1-9][0-9]{3,8})\.([^/\x00-\x1f\x7f]+)\.sql")
+_KEEPS_ROWS = re.compile(r"^-- keeps-rows: *(\S.*?) *$", re.MULTILINE)
+_UNDECIDED = re.compile(r"^-- undecided: *(\S.*?) *$", re.MULTILINE)
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ScriptName:
+    """The name of a script's file: a number of three digits, more from 1000 on, and what the script is about."""
+
+    number: int
+    slug: str
+
+    @classmethod
+    def parse(cls, filename: str) -> "ScriptName | None":
+        """The name behind a file name; None where it is not one of a script."""
+        found = _NAME.fullmatch(filename)
+        return cls(number=int(found[1]), slug=found[2]) if found else None
+
+    def __str__(self) -> str:
+        return f"{label(self.number)}.{self.slug}.sql"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """One statement of a script, and the line on which it starts."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script as it lies on the disk: `raw` is the file's text, `text` is what counts and what is recorded."""
+
+    name: ScriptName
+    raw: str
+
+    @property
+    def filename(self) -> str:
+        return str(self.name)
+
+    @property
+    def number(self) -> int:
+        return self.name.number
+
+    @property
+    def text(self) -> str:
+        return normalised(without_warning(self.raw))
+
+    def statements(self) -> tuple[Statement, ...]:
+        """The statements, as SQLite tells them apart: the body of a trigger stays whole."""
+        return tuple(_split(self.text))
+
+    def keeps_rows(self) -> tuple[str, ...]:
+        """The tables that must have as many rows after the script as before, by its `-- keeps-rows: <table>` lines."""
+        return tuple(dict.fromkeys(_KEEPS_ROWS.findall(self.text)))
+
+    def refuse_undecided(self) -> None:
+        """See that nothing in it is left to choose."""
+        subjects = undecided_in(self.text)
+        if subjects:
+            raise ScriptError(
+                f"{self.filename} leaves something to decide: {', '.join(subjects)}.",
+                hint=f"Choose in {self.filename}: remove the `-- ` in front of one option and the line `undecided`.",
+                undecided=subjects,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A file that has the name of a script and cannot be read as one."""
+
+    name: ScriptName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """What a folder of scripts holds: scripts by number, files that cannot be read, names that are wrong."""
+
+    scripts: tuple[Script, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    misnamed: tuple[str, ...] = ()
+
+    @property
+    def numbers(self) -> list[int]:
+        """The number of every file that has one; what two files share is there twice."""
+        return [each.name.number for each in self.scripts] + [each.name.number for each in self.unreadable]
+
+
+def undecided_in(text: str) -> list[str]:
+    """What is left to choose in a script: a generated one marks that by `-- undecided: <subject>`."""
+    return list(dict.fromkeys(_UNDECIDED.findall(text)))
+
+
+def label(number: int) -> str:
+    """A number as it stands in file names."""
+    return f"{number:03d}"
+
+
+def normalised(text: str) -> str:
+    """The text without what editors and version control change by themselves: line ends and the mark at the start."""
+    body = text.removeprefix(_BOM).replace("\r\n", "\n").rstrip("\n")
+    return f"{body}\n" if body else ""
+
+
+def without_warning(raw: str) -> str:
+    """The text without the warning lines at its top."""
+    while raw.startswith(WARNING):
+        _, _, raw = raw.partition("\n")
+    return raw
+
+
+def with_warning(raw: str, lines: list[str]) -> str:
+    """The text with these lines as its warning, instead of the one it may have."""
+    return "".join(f"{WARNING} {line}".rstrip() + "\n" for line in lines) + without_warning(raw)
+
+
+def read_folder(path: Path) -> Folder:
+    """Everything in the folder that ends in `.sql`; other files are nobody's business, a missing folder is empty."""
+    found: list[Script | Unreadable] = []
+    misnamed: list[str] = []
+    for filename in sorted(_sql_files(path)):
+        name = ScriptName.parse(filename)
+        if name is None:
+            misnamed.append(filename)
+        else:
+            found.append(_read(path / filename, name))
+    found.sort(key=lambda each: each.name)
+    return Folder(
+        scripts=tuple(each for each in found if isinstance(each, Script)),
+        unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
+        misnamed=tuple(misnamed),
+    )
+
+
+def _sql_files(path: Path) -> Iterator[str]:
+    if path.is_dir():
+        yield from (each.name for each in path.iterdir() if each.name.lower().endswith(".sql"))
+
+
+def _read(path: Path, name: ScriptName) -> Script | Unreadable:
+    try:
+        raw = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Unreadable(name=name, reason=f"it is not UTF-8 (byte {error.start})")
+    except OSError as error:
+        return Unreadable(name=name, reason=str(error.strerror))
+    if "\x00" in raw:
+        return Unreadable(name=name, reason="it holds a NUL character")
+    return Script(name=name, raw=raw)
+
+
+def _split(text: str) -> Iterator[Statement]:
+    start = 0
+    while start < len(text):
+        end = _end_of_statement(text, start)
+        first = past_comments(text, start, end)
+        if first < end:
+            yield Statement(text=text[first:end], line=text.count("\n", 0, first) + 1)
+        start = end
+
+
+def _end_of_statement(text: str, start: int) -> int:
+    """Where the statement ends that starts here: behind the first semicolon that SQLite takes for its end."""
+    semicolon = text.find(";", start)
+    while semicolon >= 0:
+        if sqlite3.complete_statement(text[start : semicolon + 1]):
+            return semicolon + 1
+        semicolon = text.find(";", semicolon + 1)
+    return len(text)
+
+
+def past_comments(text: str, start: int, end: int) -> int:
+    """The first place that is neither space nor comment nor a lone semicolon."""
+    while start < end:
+        if text.startswith("--", start):
+            newline = text.find("\n", start, end)
+            start = end if newline < 0 else newline + 1
+        elif text.startswith("/*", start):
+            closed = text.find("*/", start + 2, end)
+            start = end if closed < 0 else closed + 2
+        elif text[start].isspace() or text[start] == ";":
+            start += 1
+        else:
+            return start
+    return end

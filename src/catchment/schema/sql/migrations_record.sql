@@ -1,0 +1,2 @@
+INSERT INTO _migrations (number, filename, script, started_at, finished_at)
+VALUES (?, ?, ?, ?, ?)

@@ -1,0 +1,56 @@
+"""What a database looks like: tables, columns, foreign keys. Plain values, alike for models and for what is there.
+
+Names compare without regard to case, as SQLite and DuckDB compare them; `Structure.find` and `Table.find` know that.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column as the database declares it: `type` is the declared type, `default` the text of an SQL expression.
+
+    `primary_key` is its place in the primary key, counted from one, and 0 when it has none. A `generated` column is
+    computed from others: it takes no values.
+    """
+
+    name: str
+    type: str
+    nullable: bool = True
+    default: str | None = None
+    primary_key: int = 0
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A foreign key; an empty `targets` means the other table's primary key."""
+
+    columns: tuple[str, ...]
+    table: str
+    targets: tuple[str, ...] = ()
+    on_delete: str = "NO ACTION"
+    on_update: str = "NO ACTION"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table. `ddl` is the statement that made it where the database keeps one; it takes no part in comparing."""
+
+    name: str
+    columns: tuple[Column, ...]
+    references: tuple[Reference, ...] = ()
+    ddl: str = ""
+
+    def find(self, column: str) -> Column | None:
+        return next((each for each in self.columns if each.name.casefold() == column.casefold()), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """The tables of a database that are its user's: neither the engine's own nor `_migrations`."""
+
+    tables: tuple[Table, ...] = ()
+
+    def find(self, table: str) -> Table | None:
+        return next((each for each in self.tables if each.name.casefold() == table.casefold()), None)

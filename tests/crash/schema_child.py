@@ -1,0 +1,32 @@
+"""A process that migrates a database and is killed on the way; started by the crash tests of schema migrations.
+
+python -m tests.crash.schema_child {apply|restore|generate|check} SCENARIO DATABASE POINT
+"""
+
+import importlib
+import sys
+
+from catchment import faults
+from catchment.schema.engine import Engine
+from catchment.schema.migrate import Migrate
+
+
+def main(act: str, scenario: str, database: str, point: str) -> None:
+    models = importlib.import_module(f"tests.scenarios.schema.{scenario}.models").MODELS
+    migrate = Migrate(Engine(database), models)
+    pending = migrate.look().pending
+    faults.arm(point, faults.kill)
+    match act:
+        case "apply":
+            migrate.apply(pending[0])
+        case "restore":
+            migrate.restore()
+        case "generate":
+            migrate.generate()
+        case "check":
+            migrate.check()
+    sys.exit(f"{point} was not reached")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

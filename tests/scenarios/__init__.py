@@ -1,0 +1,1 @@
+"""Situations that tests start from, one folder each."""

@@ -1,0 +1,1 @@
+"""Databases and their migrations: `models.py`, scripts, and as SQL text the database and its reference."""

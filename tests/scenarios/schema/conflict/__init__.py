@@ -1,0 +1,1 @@
+"""Two developers have written a third script."""

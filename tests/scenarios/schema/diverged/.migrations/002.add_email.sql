@@ -1,0 +1,1 @@
+ALTER TABLE users ADD COLUMN email TEXT NOT NULL DEFAULT 'none';

@@ -1,0 +1,1 @@
+"""The second script was edited after it was applied, and there is no reference."""

@@ -1,0 +1,1 @@
+"""Two scripts, both applied; the model has a column more."""

@@ -1,0 +1,16 @@
+"""The models of this scenario."""
+
+from catchment.schema.models import TableRow
+
+
+class User(TableRow):
+    """A person."""
+
+    __tablename__ = "users"
+
+    name: str
+    email: str = ""
+    age: int | None
+
+
+MODELS: list[type[TableRow]] = [User]

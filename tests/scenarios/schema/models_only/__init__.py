@@ -1,0 +1,1 @@
+"""Models, and neither scripts nor a database."""

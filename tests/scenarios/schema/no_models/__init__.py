@@ -1,0 +1,1 @@
+"""No models, no scripts, no database."""

@@ -1,0 +1,1 @@
+"""The third of three scripts is not applied."""

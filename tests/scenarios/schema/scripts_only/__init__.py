@@ -1,0 +1,1 @@
+"""Models and scripts for them; the database is not there yet."""

@@ -1,0 +1,1 @@
+"""Three scripts, all applied, and models that agree."""

@@ -1,0 +1,5 @@
+CREATE TABLE profiles (
+    id INTEGER PRIMARY KEY,
+    owner User_ID NOT NULL REFERENCES users (id),
+    bio TEXT
+);

@@ -1,0 +1,154 @@
+"""The folders are the state: every phase of an import, read from the disk, and what is ambiguous is an error."""
+
+from pathlib import Path
+
+import pytest
+
+from catchment.errors import InputError, InvariantError
+from catchment.pipeline.legacy.place import DATABASE, Journal, Phase, Place
+
+WORKSPACES = ["", "default"]
+
+
+def _mark(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DATABASE).write_bytes(b"")
+
+
+@pytest.fixture(params=WORKSPACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place.tailpipe(tmp_path / "tp", request.param)
+
+
+def test_where_there_is_nothing_there_is_nothing_to_do(place: Place) -> None:
+    assert place.phase() is Phase.NOTHING
+    place.data.mkdir(parents=True)
+    assert place.phase() is Phase.NOTHING
+    (place.data / "tp_table=x").mkdir()
+    assert place.phase() is Phase.NOTHING
+
+
+def test_the_place_of_the_database_is_the_phase(place: Place) -> None:
+    for folder, phase in (
+        (place.data, Phase.READY),
+        (place.migrating, Phase.IMPORTING),
+        (place.migrated, Phase.DONE),
+    ):
+        _mark(folder)
+        assert place.phase() is phase
+        (folder / DATABASE).unlink()
+
+
+def test_new_data_after_an_import_that_is_done_is_ready_again(place: Place) -> None:
+    _mark(place.migrated)
+    place.note(done=True)
+    assert place.phase() is Phase.DONE
+    _mark(place.data)
+    assert place.phase() is Phase.READY
+
+
+def test_a_database_in_both_places_is_an_error_that_says_what_to_do(place: Place) -> None:
+    _mark(place.data)
+    _mark(place.migrating)
+    with pytest.raises(InputError) as caught:
+        place.phase()
+    assert str(place.data) in caught.value.message
+    assert str(place.migrating) in caught.value.message
+    assert "catchment legacy run" in str(caught.value.hint)
+    assert str(place.data) in str(caught.value.hint)
+
+
+def test_while_the_tree_is_being_moved_a_database_in_both_places_is_no_error(place: Place) -> None:
+    _mark(place.data)
+    _mark(place.migrating)
+    place.note(preparing=True)
+    assert place.phase() is Phase.READY
+
+
+def test_an_undo_that_was_begun_is_the_phase_wherever_the_database_is(place: Place) -> None:
+    place.note(undoing=True)
+    for folder in (place.migrated, place.data):
+        _mark(folder)
+        assert place.phase() is Phase.UNDOING
+
+
+def test_the_journal_keeps_what_it_was_told_until_it_is_forgotten(place: Place) -> None:
+    assert place.journal() == Journal()
+    place.note(tables_made=["main.a"], preparing=True)
+    place.note(quarantined={"leaf": ["x.parquet"]}, preparing=False)
+    assert place.journal() == Journal(tables_made=["main.a"], quarantined={"leaf": ["x.parquet"]})
+    place.forget()
+    assert place.journal() == Journal()
+    place.forget()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"other": 1}'])
+def test_a_journal_that_cannot_be_read_is_never_taken_for_an_empty_one(text: str, place: Place) -> None:
+    place.note(done=True)
+    place.journal_path.write_text(text)
+    with pytest.raises(InvariantError, match="cannot be read"):
+        place.journal()
+
+
+@pytest.mark.parametrize("folder", ["data", "migration/migrating", "migration/migrated"])
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_the_workspace_is_found_in_every_phase(workspace: str, folder: str, tmp_path: Path) -> None:
+    _mark(tmp_path / folder / workspace)
+    place = Place.tailpipe(tmp_path)
+    assert place.workspace == workspace
+    assert place == Place.tailpipe(tmp_path, workspace)
+    assert place.data == tmp_path / "data" / workspace
+    assert place.migrating == tmp_path / "migration" / "migrating" / workspace
+    assert place.migrated == tmp_path / "migration" / "migrated" / workspace
+
+
+def test_without_any_data_there_is_no_workspace(tmp_path: Path) -> None:
+    assert Place.tailpipe(tmp_path / "nowhere").workspace == ""
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_several_workspaces_must_be_named_one_by_one(tmp_path: Path) -> None:
+    _mark(tmp_path / "data" / "one")
+    _mark(tmp_path / "data" / "two")
+    with pytest.raises(InputError, match="one, two") as caught:
+        Place.tailpipe(tmp_path)
+    assert "--workspace" in str(caught.value.hint)
+    one, two = (Place.tailpipe(tmp_path, name) for name in ("one", "two"))
+    assert (one.phase(), two.phase()) == (Phase.READY, Phase.READY)
+    one.note(done=True)
+    assert two.journal() == Journal(), "each has a journal of its own"
+    assert (one.report, one.journal_path) != (two.report, two.journal_path)
+
+
+def test_a_workspace_with_data_comes_before_one_that_was_imported(tmp_path: Path) -> None:
+    _mark(tmp_path / "migration" / "migrated" / "old")
+    _mark(tmp_path / "data" / "new")
+    assert Place.tailpipe(tmp_path).workspace == "new"
+
+
+def test_a_tree_is_ready_while_it_has_parquet_files(tmp_path: Path) -> None:
+    place = Place.tree(tmp_path / "tree")
+    assert place.migration == tmp_path / "tree.migration"
+    assert place.phase() is Phase.NOTHING
+    (tmp_path / "tree" / "a=1").mkdir(parents=True)
+    (tmp_path / "tree" / "readme").write_text("")
+    assert place.phase() is Phase.NOTHING
+    (tmp_path / "tree" / "a=1" / "x.parquet").write_bytes(b"")
+    assert place.phase() is Phase.READY
+
+
+def test_a_tree_is_being_imported_until_not_even_a_folder_is_left(tmp_path: Path) -> None:
+    place = Place.tree(tmp_path / "tree")
+    (place.migrated / "a=1").mkdir(parents=True)
+    (place.migrated / "a=1" / "x.parquet").write_bytes(b"")
+    (place.migrating / "a=2").mkdir(parents=True)
+    assert place.phase() is Phase.IMPORTING
+    (place.migrating / "a=2").rmdir()
+    assert place.phase() is Phase.DONE
+
+
+def test_earlier_backups_come_with_what_was_noted_of_them(place: Place) -> None:
+    assert list(place.earlier()) == []
+    folder = place.migration / "earlier" / "001" / place.workspace
+    folder.mkdir(parents=True)
+    assert list(place.earlier()) == [(folder, Journal())]
