@@ -150,7 +150,8 @@ def _verify(
                 f"{script.filename} says that it keeps the rows of {table}; there were {counted[table]}, now {now}."
             )
     for (table, parent), count in (_violations(connection) - broken).items():
-        raise ScriptError(f"{script.filename} leaves {count} rows in {table} that refer to nothing in {parent}.")
+        refer = "1 row that refers" if count == 1 else f"{count} rows that refer"
+        raise ScriptError(f"{script.filename} leaves {table} with {refer} to nothing in {parent}.")
     flaws = [text for (text,) in connection.execute("PRAGMA integrity_check(5)") if text != "ok"]
     if flaws:
         raise ScriptError(f"{script.filename} is not committed, because the database is not sound: {'; '.join(flaws)}.")
