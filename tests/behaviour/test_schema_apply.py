@@ -141,7 +141,9 @@ def test_foreign_keys_are_off_while_it_runs_and_hold_when_it_is_done(tmp_path: P
     assert here.rows("SELECT count(*) FROM users JOIN profiles ON owner = users.id") == [(2,)]
     here = scene("pending", tmp_path)
     here.migrate.apply("003.add_profile.sql")
-    _fails(here, "INSERT INTO profiles (owner) VALUES (77)", "leaves profiles with 1 row that refers to nothing in users")
+    _fails(
+        here, "INSERT INTO profiles (owner) VALUES (77)", "leaves profiles with 1 row that refers to nothing in users"
+    )
 
 
 def test_rows_that_referred_to_nothing_before_are_not_held_against_it(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_foreign_key_that_rows_break_fails_the_script(connection: sqlite3.Conn
         CREATE TABLE users (id INTEGER PRIMARY KEY, home Team_ID); INSERT INTO users VALUES (1, 5);"""
     )
     team = _model("Team", {})
-    with pytest.raises(ScriptError, match="refers? to nothing in Team"):
+    with pytest.raises(ScriptError, match=r"refers? to nothing in Team"):
         _migrate(connection, team, _users(home=team | None))
     assert _rows(connection, "SELECT * FROM users") == [(1, 5)]
 

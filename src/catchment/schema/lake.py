@@ -322,7 +322,8 @@ class LakeEngine:
     def _mark(self, source: Path) -> Mark:
         if not source.exists():
             raise BackupMissingError(
-                f"There is no reference {source} to restore.", hint="`catchment schema backup lake --reference` makes one."
+                f"There is no reference {source} to restore.",
+                hint="`catchment schema backup lake --reference` makes one.",
             )
         mark = Mark.read(source)
         with self._reading() as connection:
