@@ -1,13 +1,15 @@
 """The composition root: builds the parts that the settings name and hands them to whoever faces the user."""
 
 import threading
+from pathlib import Path
 from types import TracebackType
 
 from catchment import files
 from catchment.clock import Clock, SystemClock
 from catchment.control import ControlDatabase
 from catchment.errors import LakeMissingError, SettingsError
-from catchment.lake import Lake
+from catchment.lake import Lake, parse_catalog
+from catchment.lake.attach import PostgresCatalog
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
@@ -112,7 +114,13 @@ class App:
             adopt_bytes_min=self.settings.deliver_adopt_bytes_min,
             data_path=files.local_path(self.settings.data_path),
             clock=self.clock,
+            own_files=self._own_files(),
         )
+
+    def _own_files(self) -> tuple[Path, ...]:
+        """What the lake needs beside its data."""
+        catalog = parse_catalog(self.settings.catalog_url.get_secret_value())
+        return (self.settings.home, *(() if isinstance(catalog, PostgresCatalog) else (catalog.path,)))
 
     def _find_lake(self) -> Lake | None:
         try:

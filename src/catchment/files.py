@@ -88,7 +88,8 @@ def move_within(source: Path, target: Path) -> bool:
     try:
         move(source, target)
     except StorageFailedError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EXDEV:
+        # A folder that another file system is mounted on is busy, and on that other one.
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EXDEV, errno.EBUSY):
             return False
         raise
     return True
@@ -152,7 +153,7 @@ def remove_tree(path: Path) -> None:
 def remove_empty_folders(path: Path) -> None:
     """Delete the folder and its sub-folders as far as they hold no file."""
     for folder, _, _ in os.walk(path, topdown=False):
-        if not os.listdir(folder):  # noqa: PTH208 - an open iterator would have to be closed
+        if not os.listdir(folder) and not os.path.ismount(folder):  # noqa: PTH208 - an iterator would have to be closed
             with _failing(path):
                 Path(folder).rmdir()
 
@@ -197,6 +198,11 @@ def size_of(path: Path) -> int:
 def free_bytes(path: Path) -> int:
     """Room left on the file system that holds `path`, or will hold it once it exists."""
     return shutil.disk_usage(_existing(path)).free
+
+
+def is_mount(path: Path) -> bool:
+    """Whether another file system is mounted on the folder."""
+    return path.is_mount()
 
 
 def same_device(one: Path, other: Path) -> bool:

@@ -121,6 +121,31 @@ def test_a_diverged_script_and_a_clash_of_numbers_exit_with_three(current: Proje
     assert "Error: duplicate migration number 001" in clash.out
 
 
+@pytest.mark.parametrize("command", ["apply", "generate", "rehearse"])
+def test_a_step_that_divergence_or_an_error_forbids_exits_with_three_and_elsewhere_with_two(
+    current: Project, command: str
+) -> None:
+    wrong = current.schema(command, "--json")
+    assert (wrong.code, wrong.json["error"], wrong.json["state"]) == (2, "StateError", "current")
+    (current.scripts / FIRST).write_text("SELECT 1;\n")
+    diverged = current.schema(command, "--json")
+    assert (diverged.code, diverged.json["state"]) == (3, "diverged")
+    current.write_script("001.other.sql", "SELECT 2;\n")
+    clash = current.schema(command, "--json")
+    assert (clash.code, clash.json["state"]) == (3, "error")
+
+
+def test_a_dry_run_is_one_of_the_database_where_the_reference_is_ahead_of_it(current: Project) -> None:
+    behind = current.db.read_bytes()
+    current.write_script("002.insert.sql", "INSERT INTO User (name) VALUES ('new');\n")
+    assert current.schema("apply").code == 0
+    current.db.with_name(f"{DB}.ref").write_bytes(current.db.read_bytes())
+    current.db.write_bytes(behind)
+    tried = current.schema("apply", "--dry-run", "--json")
+    assert (tried.code, tried.json.get("ok")) == (0, True), tried.err
+    assert tried.json["trials"][0]["rows_before"] == {"User": 1}
+
+
 def test_dry_runs_show_the_steps_and_change_nothing(current: Project) -> None:
     current.write_models(f"{USER}    age: int | None\n")
     before = current.files()
@@ -211,6 +236,17 @@ def test_dev_stops_with_a_sentence_at_a_script_that_is_undecided(current: Projec
     assert ended.code == 2
     assert "Stopped: 002.rename_name.sql leaves something to decide: User." in ended.out
     assert current.rows("SELECT name FROM User") == [("Ada",)]
+
+
+def test_dev_drops_rows_only_where_it_is_allowed_to(current: Project) -> None:
+    current.write_models("class User(TableRow):\n    name: str\n")
+    ended = current.schema("dev")
+    assert ended.code == 2
+    assert "Stopped: No model has User.email: there are rows" in ended.out
+    assert "--allow-drops" in ended.out
+    assert current.rows("SELECT * FROM User") == [(1, "Ada", None)]
+    assert current.schema("dev", "--allow-drops").code == 0
+    assert current.rows("SELECT * FROM User") == [(1, "Ada")]
 
 
 def test_dev_does_not_restore_without_a_reference_and_does_with_one(current: Project) -> None:

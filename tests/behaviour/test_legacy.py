@@ -569,7 +569,7 @@ def test_keys_that_duckdb_reads_as_null_and_dates_in_two_spellings_go_in_as_it_r
         leaf = scene.home.data / f"tp_table={LOG}" / "tp_partition=q" / f"tp_index={index}" / f"tp_date={day}"
         write_parquet(leaf / "x.parquet", f"SELECT * FROM read_parquet('{source}', hive_partitioning = false)")
     report = scene.job().run()
-    assert [failure.reason for failure in report.failures] == ["'soon' is no DATE, which tp_date is"]
+    assert [failure.reason for failure in report.failures] == ["'soon' is not exactly a DATE, which tp_date is"]
     found = scene.execute(f"SELECT tp_index, tp_date, count(*) FROM {LOG} WHERE tp_partition = 'q' GROUP BY ALL")
     assert set(found) == {(index, date(2024, 1, 1), 10) for index in (None, "NULL", "", "1")}
     assert scene.job().verify().ok

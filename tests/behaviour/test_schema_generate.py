@@ -114,7 +114,7 @@ NAMED_X = _model("User", {"name": str}, __tablename__="users", name="x")
         ("name TEXT NOT NULL, age INTEGER UNIQUE", _users(name=str), "drop_age"),
         ("name TEXT", _users(name=str), "change_name"),
         ("name TEXT NOT NULL", _users(name=str | None), "change_name"),
-        ("name VARCHAR(9) NOT NULL", _users(name=str), "change_name"),
+        ("name STRING(9) NOT NULL", _users(name=str), "change_name"),
         ("name TEXT NOT NULL", NAMED_X, "change_name"),
         ("name TEXT NOT NULL DEFAULT'y'UNIQUE", NAMED_X, "change_name"),
         ("name TEXT, age TEXT", _users(name=str, age=int | None), "change_users"),
@@ -164,7 +164,7 @@ def test_a_foreign_key_that_rows_break_fails_the_script(connection: sqlite3.Conn
 HAND_WRITTEN = """CREATE TABLE IF NOT EXISTS users ( -- people
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT COLLATE NOCASE CHECK (length(name) > 0), /* shown, everywhere */
-    [mail] VARCHAR ( 20 ) CONSTRAINT once UNIQUE ON CONFLICT ABORT,
+    [mail] STRING ( 20 ) CONSTRAINT once UNIQUE ON CONFLICT ABORT,
     age INT DEFAULT(0)CHECK (age >= 0), -- in years
     twice INTEGER GENERATED ALWAYS AS (age * 2) VIRTUAL,
     team INTEGER REFERENCES teams(id) ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED,
@@ -194,8 +194,8 @@ def test_a_rebuild_keeps_all_that_was_written_by_hand(connection: sqlite3.Connec
     assert statement == (
         HAND_WRITTEN.replace("CREATE TABLE IF NOT EXISTS users", 'CREATE TABLE "users"')
         .replace("length(name) > 0)", "length(name) > 0) NOT NULL")
-        .replace("VARCHAR ( 20 )", "TEXT")
-        .replace("age INT DEFAULT(0)CHECK (age >= 0)", "age INTEGER DEFAULT(0)CHECK (age >= 0) NOT NULL")
+        .replace("STRING ( 20 )", "TEXT")
+        .replace("age INT DEFAULT(0)CHECK (age >= 0)", "age INT DEFAULT(0)CHECK (age >= 0) NOT NULL")
     )
     assert dependents(connection, "users") == before
     assert before.autoincrement == 50

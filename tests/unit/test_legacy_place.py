@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from catchment import files
 from catchment.errors import InputError, InvariantError
 from catchment.pipeline.legacy.place import DATABASE, Journal, Phase, Place
 
@@ -58,10 +59,15 @@ def test_a_database_in_both_places_is_an_error_that_says_what_to_do(place: Place
     assert str(place.data) in str(caught.value.hint)
 
 
-def test_while_the_tree_is_being_moved_a_database_in_both_places_is_no_error(place: Place) -> None:
+def test_while_the_tree_is_copied_to_another_file_system_a_database_in_both_places_is_no_error(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _mark(place.data)
     _mark(place.migrating)
     place.note(preparing=True)
+    with pytest.raises(InputError, match="lies both in"):
+        place.phase()
+    monkeypatch.setattr(files, "same_device", lambda *_: False)
     assert place.phase() is Phase.READY
 
 

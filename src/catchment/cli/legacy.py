@@ -171,7 +171,7 @@ def run_import(
             _show_plan(run, target, job)
             return
         phase = job.detect()
-        if phase in (Phase.NOTHING, Phase.DONE):
+        if phase is Phase.NOTHING or job.is_finished:
             facts = {"phase": phase, "ok": True, "leaves": 0, "rows": 0, "next": _next(target, phase)}
             run.out.value(facts, _where(target, phase))
             return

@@ -11,7 +11,7 @@ import typer
 
 from catchment.cli.context import AsJson, Home, Started, started
 from catchment.cli.output import Output
-from catchment.errors import EXIT_NEEDS_YOU, CorruptInputError, InputError
+from catchment.errors import EXIT_NEEDS_YOU, CorruptInputError, InputError, StateError
 from catchment.ids import DEFAULT_SCHEMA
 from catchment.lake import Lake
 from catchment.schema import CheckResult, Engine, LakeEngine, Migrate, Rehearsal, State, develop
@@ -31,7 +31,8 @@ _EXIT_OF = {
 }
 _EXIT_CODES = (
     "Exit codes of status, check and dev: 0 CURRENT; 2 DRIFT or PENDING; 3 DIVERGED or ERROR. Of the others: 0 done; "
-    "2 not allowed now, or a script must be changed. Of all: 1 failed, and the same again may work; 2 wrong input."
+    "2 not allowed now, or a script must be changed; 3 not allowed while DIVERGED or ERROR. Of all: 1 failed, and "
+    "the same again may work; 2 wrong input."
 )
 _BACKUP_NAME = re.compile(r"(pre|manual|replaced)_[0-9]{3,}(\..*)?")
 
@@ -251,13 +252,16 @@ def dev(
     models: Models = None,
     scripts: Scripts = None,
     backups_keep: BackupsKeep = None,
+    allow_drops: Annotated[
+        bool, typer.Option("--allow-drops", help="Drop tables and columns that are in no model, even with rows.")
+    ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore, apply and generate until the database is what the models say; for development. Exits as status."""
     given = _Given(db=db, models=models, scripts=scripts, backups_keep=backups_keep)
     with _begun(given, home, as_json) as work:
-        done = develop(work.migrate, on_step=lambda step: work.out.say(f"{step}."))
+        done = develop(work.migrate, allow_drops=allow_drops, on_step=lambda step: work.out.say(f"{step}."))
         steps = [{"act": step.act, "subject": step.subject, "why": step.why} for step in done.steps]
         lines = [*_lines(work, done.result), *([f"Stopped: {done.stopped}"] if done.stopped else [])]
         work.out.value({"steps": steps, "stopped": done.stopped, **_facts(done.result)}, lines)
@@ -275,7 +279,11 @@ def _begun(given: _Given, home: Path | None, as_json: bool, *, needs_models: boo
         folders = dict.fromkeys([here, project.folder or here])
         models = load_models(name, path=folders) if name and needs_models else []
         with _database(run, given, project) as database:
-            yield _Work(out=run.out, database=database, migrate=Migrate(database, models))
+            try:
+                yield _Work(out=run.out, database=database, migrate=Migrate(database, models))
+            except StateError as error:
+                run.out.error(error)
+                raise typer.Exit(_EXIT_OF[State(error.facts["state"])] or EXIT_NEEDS_YOU) from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import duckdb
 from catchment import files, sql
 from catchment.errors import ConflictError, InputError, InvariantError, PreconditionError
 from catchment.ids import TableId
-from catchment.lake import types
+from catchment.lake import tables, types
 from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.tables import LEDGER_SCHEMA, Table
@@ -37,6 +37,14 @@ class Undelivered:
 
     unit_ids: tuple[str, ...]
     table_uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untouched:
+    """Requires that nothing has been done to the table since a snapshot."""
+
+    table: Table
+    snapshot_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +117,7 @@ class Bury:
     letters: tuple[DeadLetter, ...]
 
 
-Precondition = TableIs | Undelivered
+Precondition = TableIs | Undelivered | Untouched
 Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | Advance | Record | Bury
 
 
@@ -156,6 +164,10 @@ def _require(requirement: Precondition, target: Target) -> None:
             there = Ledger(target.connection, target.lake_name).delivered(unit_ids, uuid)
             if there:
                 raise ConflictError(f"{len(there)} of {len(unit_ids)} units were delivered meanwhile.")
+        case Untouched(table=table, snapshot_id=since):
+            changes = tables.changes_since(target.connection, target.lake_name, table, since)
+            if changes:
+                raise PreconditionError(f"Table {table.id} was written to {changes} times meanwhile.")
         case _ as unreachable:
             assert_never(unreachable)
 

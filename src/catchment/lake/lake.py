@@ -177,6 +177,13 @@ class Lake:
         with self._reading() as cursor:
             return tables.list_tables(cursor, self.name)
 
+    def newest_snapshot(self) -> int:
+        """The number of the lake's newest snapshot."""
+        with self._reading() as connection:
+            query = f"SELECT max(snapshot_id) FROM {tables.metadata_of(self.name)}.ducklake_snapshot"
+            row = connection.execute(query).fetchone()
+        return int(row[0]) if row else 0
+
     def standing(self, producer: ProducerId, table: TableId, unit_ids: Iterable[str]) -> Standing:
         """Where a producer stands with a table, as of one moment: what a delivery is planned from."""
         with self._reading() as cursor:

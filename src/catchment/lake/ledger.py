@@ -23,7 +23,7 @@ from catchment.ids import ProducerId, TableId
 from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE
 from catchment.lake.tokens import without_tokens
 
-# Seeding a producer updates this row, so that two processes cannot both insert the same producer.
+# Seeding a producer updates this row, so that two processes cannot both insert the same producer. So does a migration.
 _ROOT = "ledger:0:root"
 
 
@@ -91,8 +91,12 @@ class Ledger:
 
     def seed(self, producer: ProducerId, now: datetime, *, seq: int = 0) -> None:
         """Add a producer, whose watermark is at `seq`."""
-        self._bump(_ROOT, now)
+        self.fence(now)
         self._insert_producer(str(producer), now, seq=seq)
+
+    def fence(self, now: datetime) -> None:
+        """See that of all transactions that do this, or seed a producer, at the same time only one can commit."""
+        self._bump(_ROOT, now)
 
     def claim(self, producer: ProducerId, now: datetime) -> None:
         """Take the producer over: fence everybody who holds an older epoch."""

@@ -100,6 +100,13 @@ def find_table(
     )
 
 
+def changes_since(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table, snapshot_id: int) -> int:
+    """How many snapshots after that one have changed the table in any way."""
+    text = sql.statement(PACKAGE, "table_changes", metadata=metadata_of(lake_name))
+    row = connection.execute(text, [table.uuid, snapshot_id]).fetchone()
+    return int(row[0]) if row else 0
+
+
 def require_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str) -> Table:
     """The table, or an error that says what is there instead."""
     found = find_table(connection, lake_name, table, data_path=data_path)

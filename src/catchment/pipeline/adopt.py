@@ -92,7 +92,10 @@ def _may_lack(column: Column) -> bool:
 def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | None:
     """Layouts that DuckDB reads well from the file, and DuckLake wrongly once the file is registered."""
     rows = connection.execute(_LAYOUT.format(sources.paths([first]))).fetchall()
+    left_out = {sql.fold(name) for name in first.without}
     for at, (name, kind, repetition, _) in enumerate(rows):
+        if sql.fold(name) in left_out:
+            return f"it holds a column {name!r} of its own beside the one in its path"
         if kind == "INT96":
             return f"column {name!r} holds INT96 timestamps"
         standard = name in ("list", "key_value") and at > 0 and rows[at - 1][3] in ("LIST", "MAP", "MAP_KEY_VALUE")

@@ -150,9 +150,9 @@ def copy(source: Path, target: Path, *, is_frozen: bool = False, on_step: Callab
             to.execute(f"PRAGMA journal_mode = {journal}")
 
 
-def refuse_damaged(source: Path) -> None:
+def refuse_damaged(source: Path, *, is_frozen: bool = True) -> None:
     """See that the file is a sound database."""
-    with reading(source, is_frozen=True) as connection:
+    with reading(source, is_frozen=is_frozen) as connection:
         _refuse_damaged(source, connection)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from catchment.schema.history import Record
 from catchment.schema.models import TableRow
@@ -63,6 +63,7 @@ class Verb(StrEnum):
     RENAME_TABLE = "rename table"
     CREATE_INDEX = "create index"
     INSERT = "insert"
+    REPLACE = "replace"
     UPDATE = "update"
     DELETE = "delete"
     COPY = "copy"
@@ -70,11 +71,15 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """One thing that a script did; `column` where it is about one. A COPY reads a column to insert it elsewhere."""
+    """One thing that a script did; `column` where it is about one. A COPY reads a column to insert it elsewhere.
+
+    `to` is the new name of a table that is renamed, where it is known.
+    """
 
     verb: Verb
     table: str
     column: str | None = None
+    to: str | None = None
     line: int = 0
 
 
@@ -160,8 +165,22 @@ class Database(Protocol):
         ...
 
     def rehearsal(self) -> "AbstractContextManager[Database]":
-        """A copy of the reference, or of the database where there is none, on which scripts can be tried.
+        """A copy on which scripts can be tried: of the reference, or of the database where there is none.
+
+        It is one of the database, too, where it can be told that the reference has every script already.
 
         It has the same folder of scripts. It goes with the context, and nothing that is done to it shows elsewhere.
         """
+        ...
+
+
+@runtime_checkable
+class Replaceable(Protocol):
+    """A database that is a file of its own: only such a one can be damaged, and replaced by a backup of all of it.
+
+    A lake is none. Others deliver to it, and what they have committed is not to be taken back because a script failed.
+    """
+
+    def is_damaged(self) -> bool:
+        """Whether the file is no sound database; False where that cannot be told now."""
         ...

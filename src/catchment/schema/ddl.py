@@ -38,6 +38,7 @@ class Aspect(StrEnum):
     DEFAULT = "default"
     PRIMARY_KEY = "primary key"
     REFERENCES = "references"
+    GENERATED = "generated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,12 @@ def mentions(text: str, name: str) -> bool:
     """Whether SQL text holds the name, as a word or in quotes: it may do so without meaning it, never the reverse."""
     wanted = sql.fold(name)
     return any(sql.fold(token.name) == wanted for token in tokens(text) if token.kind not in ("number", "sign"))
+
+
+def quotes(text: str, name: str) -> bool:
+    """Whether SQL text holds the name in double quotes, which SQLite takes for a text where there is no such column."""
+    wanted = sql.fold(name)
+    return any(token.text.startswith('"') and sql.fold(token.name) == wanted for token in tokens(text))
 
 
 def column_sql(column: Column, reference: Reference | None = None) -> str:
@@ -192,6 +199,8 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
     replaced: list[tuple[int, int, str]] = []
     behind: list[str] = []
     column = edit.column
+    if Aspect.GENERATED in edit.aspects:
+        raise InputError(f"{column.name} is computed from other columns.")
     if Aspect.TYPE in edit.aspects:
         replaced.append((found[0].end, type_end, f" {column.type}" if column.type else ""))
     if Aspect.PRIMARY_KEY in edit.aspects:

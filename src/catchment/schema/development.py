@@ -3,7 +3,7 @@
     ERROR ───── stop
     DIVERGED ── restore, where there is a reference; otherwise stop
     PENDING ─── apply all; stop at a script that leaves something to decide
-    DRIFT ───── generate
+    DRIFT ───── generate; stop where that would drop rows, unless this is allowed
     CURRENT ─── done
 
 Applied scripts that were deleted mean that they are to be written anew: with a reference, that is put back first, once.
@@ -42,8 +42,13 @@ class Development:
     stopped: str | None = None
 
 
-def develop(migrate: Migrate, *, on_step: Callable[[Step], None] = lambda _: None) -> Development:
-    """Restore, apply and generate until the database is current, or until that changes nothing any more."""
+def develop(
+    migrate: Migrate, *, allow_drops: bool = False, on_step: Callable[[Step], None] = lambda _: None
+) -> Development:
+    """Restore, apply and generate until the database is current, or until that changes nothing any more.
+
+    Without `allow_drops`, no script is generated that drops a table or a column of a table with rows.
+    """
     steps: list[Step] = []
 
     def note(act: str, subject: str, why: str) -> None:
@@ -56,7 +61,7 @@ def develop(migrate: Migrate, *, on_step: Callable[[Step], None] = lambda _: Non
         _restore(migrate, note, "applied scripts were deleted, to be written anew")
     for _ in range(ROUNDS_MAX):
         result = migrate.check()
-        stopped = _why_stop(result, seen)
+        stopped = _why_stop(result, seen) or _why_not_drop(migrate, result, allow_drops=allow_drops)
         if stopped is not None or result.state is State.CURRENT:
             break
         seen.append(result)
@@ -79,6 +84,14 @@ def _why_stop(result: CheckResult, seen: list[CheckResult]) -> str | None:
     if result in seen:
         return f"Nothing changes any more: {result.next_step()} has been done."
     return None
+
+
+def _why_not_drop(migrate: Migrate, result: CheckResult, *, allow_drops: bool) -> str | None:
+    dropped = () if allow_drops or result.state is not State.DRIFT else migrate.drops()
+    if not dropped:
+        return None
+    way = "Say `--allow-drops`, or generate a script and read it."
+    return f"No model has {_abridged(dropped)}: there are rows, which would go. {way}"
 
 
 def _advance(migrate: Migrate, result: CheckResult, note: _Note) -> str | None:

@@ -1,8 +1,12 @@
 """The difference between what models want and what a database is: a pure function of two structures.
 
 A model speaks of columns, their types, whether they may be NULL, their defaults where it gives one, and relations. What
-it cannot speak of is no difference: the order of columns, computed columns, ON DELETE, keys of several columns, and a
-default where the model has none, because a hand-written ADD COLUMN … NOT NULL needs one.
+it cannot speak of is no difference: the order of columns, computed columns beside its own, ON DELETE, keys of several
+columns, and a default where the model has none, because a hand-written ADD COLUMN … NOT NULL needs one.
+
+A rename is guessed from what there is before the script, when the new column holds nothing. For a column that is its
+type, its place, its name, and whether values of the old one fit the new one's type; for a table, the columns that both
+have by name and kind.
 """
 
 import difflib
@@ -12,13 +16,13 @@ from dataclasses import dataclass
 
 from catchment import sql
 from catchment.schema.ddl import Aspect
+from catchment.schema.declared import affinity, is_relation, meets, same_type
 from catchment.schema.structure import Column, Reference, Structure, Table
 
-# Values of columns, by table and column: what a rename is also judged by.
+# Values of columns that are gone from the models, by table and column: what a rename is also judged by.
 Samples = Mapping[tuple[str, str], Collection[object]]
 
 _WEIGHTS = {"type": 0.4, "position": 0.2, "name": 0.2, "data": 0.2}
-_RELATION = re.compile(r"\w+_ID", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TEXT_TYPES = frozenset({"DATE", "DATETIME", "JSON", "TIMESTAMP"})
 
@@ -103,18 +107,6 @@ def diff(expected: Structure, actual: Structure, *, samples: Samples | None = No
     return ModelDiff(missing=missing, extra=extra, tables=tuple(changes), renames=renames)
 
 
-def affinity(declared: str) -> str:
-    """What SQLite makes of a declared type, by https://www.sqlite.org/datatype3.html#determination_of_column_affinity."""
-    folded = declared.upper()
-    if "INT" in folded:
-        return "INTEGER"
-    if any(part in folded for part in ("CHAR", "CLOB", "TEXT")):
-        return "TEXT"
-    if "BLOB" in folded or not folded:
-        return "BLOB"
-    return "REAL" if any(part in folded for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
-
-
 def differing(
     expected: Column,
     actual: Column,
@@ -124,8 +116,11 @@ def differing(
 ) -> frozenset[Aspect]:
     """In what a column is not what the model wants; references are those of this column alone, resolved."""
     found = set()
-    if same_type(expected.type) != same_type(actual.type):
+    is_key = bool(expected.primary_key)
+    if same_type(expected.type) != same_type(actual.type) if is_key else not meets(actual.type, expected.type):
         found.add(Aspect.TYPE)
+    if actual.generated and not expected.generated:
+        found.add(Aspect.GENERATED)
     # An INTEGER PRIMARY KEY is never NULL, said or not.
     if expected.nullable != actual.nullable and not expected.primary_key:
         found.add(Aspect.NULLABILITY)
@@ -136,11 +131,6 @@ def differing(
     if _target(expected_reference) != _target(actual_reference):
         found.add(Aspect.REFERENCES)
     return frozenset(found)
-
-
-def same_type(declared: str) -> str:
-    """A declared type in the form that is compared."""
-    return re.sub(r"\s*([(),])\s*", r"\1", " ".join(declared.upper().split()))
 
 
 def same_default(text: str | None) -> str:
@@ -229,7 +219,7 @@ def reference_of(table: Table, column: str, structure: Structure, *, like: Refer
 
 def _counting(kept: Reference | None, wanted: Reference | None, column: Column) -> Reference | None:
     """The reference if models can speak of it: one that a hand has put on a plain column is left alone."""
-    return kept if wanted is not None or _RELATION.fullmatch(column.type) else None
+    return kept if wanted is not None or is_relation(column.type) else None
 
 
 def _target(reference: Reference | None) -> tuple[str, tuple[str, ...]] | None:
@@ -262,7 +252,7 @@ def _families(declared: str) -> frozenset[str]:
         return frozenset({"text"})
     match affinity(declared):
         case "TEXT":
-            return frozenset({"number"} if _RELATION.fullmatch(declared) else {"text"})
+            return frozenset({"number"} if is_relation(declared) else {"text"})
         case "INTEGER" | "REAL":
             return frozenset({"number"})
         case "BLOB" if declared:
@@ -272,14 +262,14 @@ def _families(declared: str) -> frozenset[str]:
 
 
 def _is_number(declared: str) -> bool:
-    return same_type(declared) in ("BOOL", "BOOLEAN") or _RELATION.fullmatch(declared) is not None
+    return same_type(declared) in ("BOOL", "BOOLEAN") or is_relation(declared)
 
 
 def _score(old: Column, new: Column, *, expected: Table, actual: Table, samples: Samples) -> float:
-    """Of 1: the same type, the same place, like names, and values that go with the new column."""
+    """Of 1: the same type, the same place, like names, and old values that fit the new column's type."""
     last = max(len(expected.columns), len(actual.columns)) - 1 or 1
     apart = abs(actual.columns.index(old) - expected.columns.index(new))
-    alike = same_type(old.type) == same_type(new.type)
+    alike = meets(old.type, new.type)
     parts = {
         "type": (0.8 if alike else 0.4) + (0.2 if old.nullable == new.nullable else 0),
         "position": max(0.0, 1 - apart / last),
@@ -287,17 +277,9 @@ def _score(old: Column, new: Column, *, expected: Table, actual: Table, samples:
     }
     values = samples.get((sql.fold(actual.name), sql.fold(old.name)), ())
     if values:
-        parts["data"] = _overlap(values, samples.get((sql.fold(actual.name), sql.fold(new.name)), ()), new)
+        parts["data"] = sum(_fits(value, new) for value in values) / len(values)
     total = sum(_WEIGHTS[part] for part in parts)
     return round(sum(_WEIGHTS[part] * value for part, value in parts.items()) / total, 3)
-
-
-def _overlap(values: Collection[object], others: Collection[object], new: Column) -> float:
-    """The share of values that the other column has too; where nothing is known of it, of those that fit its type."""
-    if others:
-        shared = {*map(repr, others)}
-        return sum(repr(value) in shared for value in values) / len(values)
-    return sum(_fits(value, new) for value in values) / len(values)
 
 
 def _fits(value: object, column: Column) -> bool:
@@ -333,6 +315,8 @@ def _said(change: ColumnChange) -> str:
                 )
             case Aspect.DEFAULT:
                 parts.append(f"default {change.actual.default or 'NULL'}, in the model {change.expected.default}")
+            case Aspect.GENERATED:
+                parts.append("computed in the database, a plain column in the model")
             case Aspect.PRIMARY_KEY:
                 parts.append("the primary key is another one")
             case Aspect.REFERENCES:

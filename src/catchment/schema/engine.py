@@ -17,7 +17,7 @@ from typing import Self
 from catchment import faults, files, sql
 from catchment.backoff import Backoff
 from catchment.clock import Clock, SystemClock
-from catchment.errors import BackupMissingError, CorruptInputError
+from catchment.errors import BackupMissingError, CorruptInputError, RetryableError
 from catchment.schema import history
 from catchment.schema.backups import KEEP, Backups, copy, refuse_damaged
 from catchment.schema.database import Act, Backup, Draft, Kind, Observed
@@ -27,7 +27,7 @@ from catchment.schema.generate import script_name, script_text
 from catchment.schema.inspect import all_dependents, inspect
 from catchment.schema.models import TableRow, sqlite_structure
 from catchment.schema.ops import plan
-from catchment.schema.scripts import Script
+from catchment.schema.scripts import Script, read_folder
 from catchment.schema.sqlite import BUSY, patiently, reading, writing
 from catchment.schema.structure import Structure
 
@@ -137,6 +137,15 @@ class Engine:
     def backups(self) -> tuple[Backup, ...]:
         return self._backups.all()
 
+    def is_damaged(self) -> bool:
+        try:
+            patiently(lambda: refuse_damaged(self.path, is_frozen=False), policy=self._busy, clock=self._clock)
+        except CorruptInputError:
+            return True
+        except RetryableError:
+            return False
+        return False
+
     def has_reference(self) -> bool:
         return self.reference.exists()
 
@@ -153,12 +162,21 @@ class Engine:
 
     @contextmanager
     def rehearsal(self) -> Iterator["Engine"]:
-        source = self.reference if self.has_reference() else self.path
+        is_reference = self._is_behind(self.reference)
+        source = self.reference if is_reference else self.path
         with TemporaryDirectory(prefix="catchment-rehearsal-") as folder:
             trial = Path(folder) / self.path.name
-            patiently(lambda: copy(source, trial, is_frozen=self.has_reference()), policy=self._busy, clock=self._clock)
+            patiently(lambda: copy(source, trial, is_frozen=is_reference), policy=self._busy, clock=self._clock)
             with Engine(trial, scripts=self.scripts, busy=self._busy, clock=self._clock) as engine:
                 yield engine
+
+    def _is_behind(self, reference: Path) -> bool:
+        """Whether there is a reference that lacks a script: on another one there is nothing to rehearse."""
+        if not reference.exists():
+            return False
+        with reading(reference, is_frozen=True) as connection:
+            applied = {record.number for record in history.read(connection)}
+        return not applied.issuperset(read_folder(self.scripts).numbers)
 
     def _apply_once(self, script: Script) -> tuple[Act, ...]:
         started_at = self._clock.now().isoformat()
@@ -198,14 +216,17 @@ def _draft(connection: sqlite3.Connection, expected: Structure) -> Draft | None:
     if difference.is_empty:
         return None
     # Once more, with values: they tell which of several columns one may have become.
+    dependents = all_dependents(connection, actual)
     difference = diff(expected, actual, samples=_samples(connection, difference))
-    ops = plan(difference, expected, actual, dependents=all_dependents(connection, actual))
+    ops = plan(difference, expected, actual, dependents=dependents)
     return Draft(slug=script_name(ops), text=script_text(ops)) if ops else None
 
 
 def _samples(connection: sqlite3.Connection, difference: ModelDiff) -> dict[tuple[str, str], list[object]]:
     """Some values of every column that may have been renamed."""
     found: dict[tuple[str, str], list[object]] = {}
+    # SQLite keeps any bytes as text; what they spell is no matter here.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
     for table in difference.tables:
         for column in table.dropped if table.renames else ():
             query = f"SELECT {sql.identifier(column.name)} FROM {sql.identifier(table.table)} LIMIT {_SAMPLE_ROWS}"

@@ -1,13 +1,15 @@
 """Running one script on SQLite, inside a transaction that is open: what it may do, what it did, whether all is well."""
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from catchment import sql
 from catchment.errors import ScriptError
-from catchment.schema import history
+from catchment.schema import ddl, history
 from catchment.schema.database import Act, Verb
 from catchment.schema.scripts import Script, Statement
 from catchment.schema.sqlite import is_about_storage
@@ -45,24 +47,48 @@ _VERBS: dict[int, Verb] = {
 _ON_TABLE = frozenset(
     {
         sqlite3.SQLITE_CREATE_INDEX,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
         sqlite3.SQLITE_CREATE_TRIGGER,
         sqlite3.SQLITE_DROP_INDEX,
         sqlite3.SQLITE_DROP_TRIGGER,
         sqlite3.SQLITE_ALTER_TABLE,
     }
 )
+# What could stand in front of a table of that name, or be taken for it.
+_NAMING = frozenset(
+    {
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+        sqlite3.SQLITE_CREATE_TRIGGER,
+        sqlite3.SQLITE_CREATE_VIEW,
+        sqlite3.SQLITE_CREATE_VTABLE,
+    }
+)
+_TELLING = re.compile("rename|replace", re.IGNORECASE)
+_FLAWS_MAX = 1_000
+_FLAWS_SAID = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Health:
+    """What is wrong with a database: rows that refer to nothing, foreign keys that cannot be checked, other flaws."""
+
+    orphans: Counter[tuple[str, str]]
+    mismatches: frozenset[str]
+    flaws: Counter[str]
 
 
 def execute(connection: sqlite3.Connection, script: Script) -> tuple[Act, ...]:
     """Run every statement, and see that rows and references are as the script promises; the caller ends it all."""
     counted = _counts(connection, script)
-    broken = _violations(connection)
+    before = _health(connection)
     acts: list[Act] = []
     for statement in script.statements():
         acts += _run(connection, script, statement)
     if not connection.in_transaction:
         raise ScriptError(f"{script.filename} has ended the transaction that it ran in.")
-    _verify(connection, script, counted=counted, broken=broken)
+    _verify(connection, script, counted=counted, before=before)
     return tuple(acts)
 
 
@@ -114,7 +140,8 @@ def _refusal(action: int, first: str, second: str) -> str | None:
     if action in _REFUSED:
         return _REFUSED[action].format(first)
     table = second if action in _ON_TABLE else first
-    if action in (*_VERBS, *_ON_TABLE) and table.lower() == history.TABLE:
+    is_named = action in _NAMING and sql.fold(first) == history.TABLE
+    if is_named or (action in (*_VERBS, *_ON_TABLE) and sql.fold(table) == history.TABLE):
         return f"changes {history.TABLE}, which is Catchment's own"
     return None
 
@@ -138,34 +165,62 @@ def _run(connection: sqlite3.Connection, script: Script, statement: Statement) -
         ) from error
     finally:
         connection.set_authorizer(None)
-    return watch.acts()
+    return _with_words(watch.acts(), statement)
 
 
-def _verify(
-    connection: sqlite3.Connection, script: Script, *, counted: dict[str, int], broken: Counter[tuple[str, str]]
-) -> None:
+def _with_words(acts: list[Act], statement: Statement) -> list[Act]:
+    """The acts, with what SQLite does not tell of them: the new name of a table, and that rows give way to others."""
+    if not _TELLING.search(statement.text):
+        return acts
+    words = ddl.tokens(statement.text)
+    pairs = [(one.word, other.word) for one, other in pairwise(words)]
+    if ("RENAME", "TO") in pairs:
+        name = words[pairs.index(("RENAME", "TO")) + 2].name
+        acts = [replace(act, to=name) if act.verb is Verb.RENAME_TABLE else act for act in acts]
+    if {("OR", "REPLACE"), ("REPLACE", "INTO")}.intersection(pairs):
+        # Whoever a trigger writes to, as well: it resolves conflicts as the statement does.
+        written = dict.fromkeys(act.table for act in acts if act.verb in (Verb.INSERT, Verb.UPDATE))
+        acts += [Act(verb=Verb.REPLACE, table=table, line=statement.line) for table in written]
+    return acts
+
+
+def _verify(connection: sqlite3.Connection, script: Script, *, counted: dict[str, int], before: _Health) -> None:
     for table, now in _counts(connection, script).items():
         if now != counted[table]:
             raise ScriptError(
                 f"{script.filename} says that it keeps the rows of {table}; there were {counted[table]}, now {now}."
             )
-    for (table, parent), count in (_violations(connection) - broken).items():
+    after = _health(connection)
+    for text in sorted(after.mismatches - before.mismatches):
+        raise ScriptError(f"The foreign keys cannot be checked: {text}.")
+    for (table, parent), count in (after.orphans - before.orphans).items():
         refer = "1 row that refers" if count == 1 else f"{count} rows that refer"
         raise ScriptError(f"{script.filename} leaves {table} with {refer} to nothing in {parent}.")
-    flaws = [text for (text,) in connection.execute("PRAGMA integrity_check(5)") if text != "ok"]
+    flaws = [*(after.flaws - before.flaws)][:_FLAWS_SAID]
     if flaws:
         raise ScriptError(f"{script.filename} is not committed, because the database is not sound: {'; '.join(flaws)}.")
 
 
-def _violations(connection: sqlite3.Connection) -> Counter[tuple[str, str]]:
-    """How many rows of a table refer to nothing in another one. Counted, because a rebuild gives rows other numbers."""
-    try:
-        return Counter((table, parent) for table, _, parent, _ in connection.execute("PRAGMA foreign_key_check"))
-    except sqlite3.OperationalError as error:
-        if is_about_storage(error):
-            raise
-        # A foreign key that names columns which are no key: SQLite cannot check it, now or ever.
-        raise ScriptError(f"The foreign keys cannot be checked: {error}.") from error
+def _health(connection: sqlite3.Connection) -> _Health:
+    """What is wrong now. Compared with before: what was wrong already is no reason to refuse a script.
+
+    Rows that refer to nothing are counted, because a rebuild gives rows other numbers.
+    """
+    orphans: Counter[tuple[str, str]] = Counter()
+    mismatches: set[str] = set()
+    tables = connection.execute("SELECT DISTINCT tbl_name FROM main.sqlite_schema WHERE type = 'table'").fetchall()
+    for (name,) in tables:
+        try:
+            rows = connection.execute(f"PRAGMA main.foreign_key_check({sql.identifier(name)})")
+            orphans.update((table, parent) for table, _, parent, _ in rows)
+        except sqlite3.OperationalError as error:
+            if is_about_storage(error):
+                raise
+            # A foreign key that names columns which are no key: SQLite cannot check it, now or ever.
+            mismatches.add(str(error))
+    found = connection.execute(f"PRAGMA main.integrity_check({_FLAWS_MAX})")
+    flaws = Counter(text for (text,) in found if text != "ok")
+    return _Health(orphans=orphans, mismatches=frozenset(mismatches), flaws=flaws)
 
 
 def _counts(connection: sqlite3.Connection, script: Script) -> dict[str, int]:
@@ -180,4 +235,6 @@ def _counts(connection: sqlite3.Connection, script: Script) -> dict[str, int]:
 
 def count_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> list[int]:
     """The rows of each table."""
-    return [connection.execute(f"SELECT count(*) FROM {sql.identifier(table)}").fetchone()[0] for table in tables]
+    return [
+        connection.execute(f"SELECT count(*) FROM {sql.qualified('main', table)}").fetchone()[0] for table in tables
+    ]

@@ -207,6 +207,8 @@ def _rebuilt(op: RebuildTable) -> str:
     columns = sql.identifiers(column for column, _ in op.copies)
     values = ", ".join(source for _, source in op.copies)
     parts.append(f"INSERT INTO {sql.identifier(new)} ({columns})\nSELECT {values}\nFROM {sql.identifier(op.table)};")
+    if op.numbers is not None:
+        parts += _numbered(op, op.numbers)
     for guard in op.guards:
         parts += _guarded(op, guard)
     if op.keeps_sequence:
@@ -247,6 +249,17 @@ def _rebuild_notes(op: RebuildTable) -> list[str]:
 
 def _drop(kind: str, dependent: Dependent) -> str:
     return f"DROP {kind} {sql.identifier(dependent.name)};"
+
+
+def _numbered(op: RebuildTable, name: str) -> list[str]:
+    complaint = sql.identifier(f"{op.table}.{name}: a row without a value would be given one")
+    table = sql.identifier(_GUARD_TABLE)
+    return [
+        _comment(f"Fails, and changes nothing, where {name} is NULL: SQLite would make up a number for it."),
+        f"CREATE TEMP TABLE {table} (unnamed INTEGER CONSTRAINT {complaint} CHECK (unnamed = 0));",
+        f"INSERT INTO {table} SELECT count(*) FROM {sql.identifier(op.table)} WHERE {sql.identifier(name)} IS NULL;",
+        f"DROP TABLE temp.{table};",
+    ]
 
 
 def _guarded(op: RebuildTable, guard: Guard) -> list[str]:

@@ -22,7 +22,9 @@ class Record:
 
 def read(connection: sqlite3.Connection) -> tuple[Record, ...]:
     """Every record, by number; there is none where there is no table, and none is made."""
-    is_there = connection.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", [TABLE]).fetchone()
+    is_there = connection.execute(
+        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = ?", [TABLE]
+    ).fetchone()
     if not is_there:
         return ()
     try:

@@ -11,13 +11,14 @@ it is the schema's tables that are put back, not a script that is undone.
 
 Records are rows of `_catchment._migrations`, beside the ledger, each with its schema: several schemas of one lake are
 migrated each by itself. A script and its record are in one transaction of DuckLake's, under the lake's commit lock. As
-DuckLake knows no keys, whoever records a script also writes the record before it anew, on which two such transactions
-conflict even without the lock.
+DuckLake knows no keys, whoever applies or restores also writes a row of the ledger that is always there, on which two
+such transactions conflict even without the lock.
 
 DuckLake has no primary keys, no foreign keys and no indexes. `lake_plan` says what it can change, `lake_restore` what a
 restore does to a table, and `lake_execute` what a script may do.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple
@@ -39,6 +40,7 @@ from catchment.errors import (
 )
 from catchment.lake.attach import DuckDbCatalog, LakeAddress
 from catchment.lake.lake import Lake
+from catchment.lake.ledger import Ledger
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.lake.tokens import without_tokens
 from catchment.schema import ddl, lake_plan, lake_restore
@@ -49,7 +51,7 @@ from catchment.schema.generate import script_name, script_text
 from catchment.schema.history import TABLE, Record
 from catchment.schema.lake_execute import Place, execute
 from catchment.schema.lake_inspect import count_rows, described, inspect, lake_structure
-from catchment.schema.lake_restore import Mark, Moment
+from catchment.schema.lake_restore import Mark, Moment, Parted
 from catchment.schema.models import TableRow
 from catchment.schema.ops import Op
 from catchment.schema.scripts import Script
@@ -60,6 +62,8 @@ T = TypeVar("T")
 _LOCK_TIMEOUT_S = 60.0
 _SAMPLE_ROWS = 200
 _REHEARSAL_ROWS_MAX = 1_000_000
+_UNDONE = "They came after what was restored: their rows are gone, and they count as delivered."
+_AGAIN = "The table was made anew: their rows are there, and what still lies in files can be delivered again."
 
 
 class LakeEngine:
@@ -187,11 +191,14 @@ class LakeEngine:
         """Put every table of the schema back to the snapshot's columns and rows, and the records too.
 
         Refused by a `BackupMissingError` where the snapshot has expired. See `lake_restore` for what becomes of
-        deliveries.
+        deliveries; where it matters to somebody, an event warns of it.
         """
         source = self.reference if backup is None else self._backups.find(backup)
         mark = self._mark(source)
-        self._patiently(lambda: self._restore_once(mark, source))
+        for each in self._patiently(lambda: self._restore_once(mark, source)):
+            said = _AGAIN if each.again else _UNDONE
+            facts = {"table": each.table, "units": each.units, "rows": each.rows}
+            events.emit("deliveries_parted", level=logging.WARNING, **facts, reason=said)
         self._backups.prune()
 
     @contextmanager
@@ -306,17 +313,11 @@ class LakeEngine:
 
     def _fence(self, connection: duckdb.DuckDBPyConnection, script: Script) -> None:
         """See that the script is not applied yet, so that of two who do this at once only one can commit."""
+        Ledger(connection, self._lake.name).fence(self._lake.clock.now())
         connection.execute(sql.statement("catchment.schema", "lake_migrations_create", lake=self._lake.name))
-        applied = self._history(connection)
-        if any(record.number == script.number for record in applied):
+        if any(record.number == script.number for record in self._history(connection)):
             raise ScriptError(
                 f"{script.filename} was applied by somebody else meanwhile.", hint="Check how things stand."
-            )
-        if applied:
-            connection.execute(
-                f"UPDATE {sql.qualified(self._lake.name, LEDGER_SCHEMA, TABLE)} SET finished_at = finished_at "
-                "WHERE schema_name = ? AND number = ?",
-                [self._schema, applied[-1].number],
             )
 
     def _mark(self, source: Path) -> Mark:
@@ -330,15 +331,16 @@ class LakeEngine:
             lake_restore.refuse_expired(connection, self._lake.name, mark, named_by=str(source))
         return mark
 
-    def _restore_once(self, mark: Mark, source: Path) -> None:
+    def _restore_once(self, mark: Mark, source: Path) -> tuple[Parted, ...]:
         with self._writing(f"Restored {source.name}") as connection:
+            Ledger(connection, self._lake.name).fence(self._lake.clock.now())
             lake_restore.refuse_expired(connection, self._lake.name, mark, named_by=str(source))
             applied = self._history(connection)
             # Under the commit lock, so that nothing is committed between the two.
             replaced = lake_restore.newest(connection, self._lake.name)
             self._backups.make(Kind.REPLACED, applied[-1].number if applied else 0, write=replaced.write)
             recorded = self._history(connection, snapshot=mark.snapshot)
-            lake_restore.restore(self._moment(connection, mark))
+            parted = lake_restore.restore(self._moment(connection, mark))
             faults.reach("schema.between_restore")
             if applied:
                 table = sql.qualified(self._lake.name, LEDGER_SCHEMA, TABLE)
@@ -347,6 +349,7 @@ class LakeEngine:
                 connection.execute(sql.statement("catchment.schema", "lake_migrations_create", lake=self._lake.name))
             for entry in recorded:
                 self._record(connection, entry)
+        return parted
 
     def _moment(self, connection: duckdb.DuckDBPyConnection, mark: Mark) -> Moment:
         return Moment(connection=connection, lake=self._lake.name, schema=self._schema, snapshot=mark.snapshot)

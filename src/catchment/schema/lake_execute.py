@@ -3,10 +3,15 @@
 DuckDB's own parser cuts a script into statements and says of what kind each is: kinds that are not listed are refused.
 What a statement changes is read from its tokens by the place in which its grammar has a name, and must be a table of
 the schema that is migrated. Even so nothing could leave the lake: a transaction of DuckDB writes to one database only.
+
+A table with rows is dropped when a script says so, and is not made anew: it would be another one to the ledger, which
+would let everything be delivered to it once more. Generated scripts make tables anew that are empty where they were
+generated, and need not be where they are applied.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import duckdb
 from duckdb import StatementType
@@ -73,21 +78,29 @@ def execute(connection: duckdb.DuckDBPyConnection, script: Script, place: Place)
     statements = list(split(connection, script))
     before = inspect(connection, place.lake, place.schema)
     counted = _counts(connection, script, place)
-    acts: list[Act] = []
+    doing = [list(_acts(statement, place, before, script)) for _, statement in statements]
+    for table, statement in _made_anew(before, [statement for _, statement in statements], doing).items():
+        rows = count_rows(connection, sql.qualified(place.lake, place.schema, table))
+        if rows:
+            raise _failed(
+                script,
+                statement,
+                f"it drops {table}, which has {rows} rows here, to make it anew; what was delivered to it would be "
+                "delivered again.",
+                hint=f"Delete the script, and generate it again where {table} has rows.",
+            )
     for parsed, statement in statements:
-        doing = list(_acts(statement, place, before, script))
         try:
             connection.execute(parsed)
         except STATEMENT_ERRORS as error:
             raise _failed(script, statement, _first_line(error)) from error
-        acts += doing
     for table, now in _counts(connection, script, place).items():
         if now != counted[table]:
             raise ScriptError(
                 f"{script.filename} says that it keeps the rows of {table}; there were {counted[table]}, now {now}."
             )
     _read_retyped(connection, script, place, before)
-    return tuple(acts)
+    return tuple(act for acts in doing for act in acts)
 
 
 def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tuple[duckdb.Statement, Statement]]:
@@ -124,7 +137,8 @@ def _acts(statement: Statement, place: Place, before: Structure, script: Script)
         raise _failed(script, statement, f"it {why}.")
     table = names[-1]
     for verb, column in _done(word, found, start, behind):
-        yield Act(verb=verb, table=table, column=column, line=statement.line)
+        to = _new_name(found) if verb is Verb.RENAME_TABLE else None
+        yield Act(verb=verb, table=table, column=column, to=to, line=statement.line)
     if word in ("INSERT", "CREATE"):
         yield from _copies(statement, before, table)
 
@@ -193,6 +207,11 @@ def _done(word: str, found: list[Token], start: int, behind: int) -> Iterator[tu
             yield _VERBS[word], None
 
 
+def _new_name(found: list[Token]) -> str:
+    """What `ALTER TABLE … RENAME TO` calls the table."""
+    return next(after.name for token, after in pairwise(found) if token.word == "TO")
+
+
 def _assigned(rest: list[Token]) -> Iterator[str]:
     """The columns that an UPDATE sets: names in front of an equals sign, behind SET or a comma."""
     depth, is_first = 0, False
@@ -214,6 +233,28 @@ def _copies(statement: Statement, before: Structure, target: str) -> Iterator[Ac
         for column in table.columns:
             if every or mentions(statement.text, column.name):
                 yield Act(verb=Verb.COPY, table=table.name, column=column.name, line=statement.line)
+
+
+def _made_anew(before: Structure, statements: list[Statement], doing: list[list[Act]]) -> dict[str, Statement]:
+    """The tables that are dropped while one of their name is there in the end, and the statement that drops each.
+
+    Read from the statements, with every name followed through renames: the catalog does not tell tables apart before
+    they are committed.
+    """
+    called: dict[str, str | None] = {sql.fold(table.name): table.name for table in before.tables}
+    dropped: dict[str, Statement] = {}
+    for statement, acts in zip(statements, doing, strict=True):
+        for act in acts:
+            name = sql.fold(act.table)
+            match act.verb:
+                case Verb.CREATE_TABLE:
+                    called.setdefault(name, None)
+                case Verb.RENAME_TABLE if name in called and act.to is not None:
+                    called[sql.fold(act.to)] = called.pop(name)
+                case Verb.DROP_TABLE:
+                    was = called.pop(name, None)
+                    dropped |= {was: statement} if was else {}
+    return {table: statement for table, statement in dropped.items() if sql.fold(table) in called}
 
 
 def _called(found: list[Token], place: Place) -> str | None:
@@ -268,9 +309,10 @@ def _refuse_tokens(script: Script) -> None:
         )
 
 
-def _failed(script: Script, statement: Statement, why: str) -> ScriptError:
+def _failed(script: Script, statement: Statement, why: str, *, hint: str | None = None) -> ScriptError:
     return ScriptError(
         f"{script.filename}, line {statement.line}: {why}",
+        hint=hint,
         filename=script.filename,
         line=statement.line,
         statement=statement.text,

@@ -14,11 +14,13 @@ to it and still lies there is delivered again. Producers and their watermarks st
 nothing twice.
 
 Tables that the snapshot does not have are dropped. Views are left alone.
+
+What this means for deliveries is returned, for the caller to say once it is so.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,6 +89,19 @@ class TableThen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """Units that the ledger and the table do not agree about any more, and the rows that they brought.
+
+    Either their rows are gone and they count as delivered, or their rows are there and they do not (`again`).
+    """
+
+    table: str
+    units: int
+    rows: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """A schema of a lake at a snapshot, seen through a connection."""
 
@@ -134,7 +149,7 @@ def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: 
         )
 
 
-def restore(then: Moment) -> None:
+def restore(then: Moment) -> tuple[Parted, ...]:
     """Put every table back; the connection is in a transaction that has changed none of them yet."""
     wanted = then.tables()
     newest_id = newest(then.connection, then.lake).snapshot
@@ -162,6 +177,7 @@ def restore(then: Moment) -> None:
         now = count_rows(then.connection, then.name(name))
         if now != count:
             raise InvariantError(f"{name} had {count} rows at snapshot {then.snapshot}, and would have {now} now.")
+    return tuple(_parted(then, {table.uuid: (table.name, ways[table.name] is None) for table in wanted}))
 
 
 def layout(table: TableThen, name: str) -> tuple[str, ...]:
@@ -173,6 +189,16 @@ def layout(table: TableThen, name: str) -> tuple[str, ...]:
         keys = (f"{expression} {way} {nulls.replace('_', ' ')}" for expression, way, nulls in table.sort_by)
         said.append(f"SET SORTED BY ({', '.join(keys)})")
     return tuple(f"ALTER TABLE {name} {action}" for action in said)
+
+
+def _parted(then: Moment, tables: dict[str, tuple[str, bool]]) -> Iterator[Parted]:
+    """`tables` are by what they were to the ledger: what they are called, and whether they were made anew."""
+    text = sql.statement("catchment.schema", "lake_deliveries_around", lake=then.lake)
+    found = then.connection.execute(text, {"snapshot": then.snapshot, "schema": then.schema}).fetchall()
+    for uuid, is_since, units, rows in found:
+        name, is_new = tables.get(uuid, (None, False))
+        if name is not None and is_new != is_since:
+            yield Parted(table=name, units=units, rows=rows, again=is_new)
 
 
 def _snapshots(lake_name: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from catchment import sql
 from catchment.schema.database import Act, Verb
 from catchment.schema.structure import Column, Structure, Table
 
@@ -50,24 +51,33 @@ def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[Finding, ...]:
 
 
 def _data_loss(effect: Effect) -> Iterator[Finding]:
-    renamed = _renamed(effect)
     for table in effect.before.tables:
         rows = effect.rows_before.get(table.name, 0)
-        after = effect.after.find(table.name)
+        life = _life(effect, table)
+        after = effect.after.find(life.name or table.name)
         if after is None:
-            if not renamed.get(_key(table.name)):
+            if life.name is None:
                 message = f"The table {table.name} is dropped, with {_rows(rows)}."
-                yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, table, Verb.DROP_TABLE))
+                yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, Verb.DROP_TABLE))
             continue
-        for column in _lost_columns(effect, table, after):
-            line = _line(effect, table, Verb.DROP_COLUMN)
+        for column in _lost_columns(effect, table, after, life):
+            line = _line(effect, life, Verb.DROP_COLUMN)
             message = f"The column {table.name}.{column.name} is dropped, with its values in {_rows(rows)}."
             yield Finding(risk=Risk.DATA_LOSS, message=message, line=line)
         left = effect.rows_after.get(after.name, 0)
         if left < rows:
             message = f"{_rows(rows - left)} of {table.name} are deleted; {left} are left."
-            yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, table, Verb.DELETE))
+            yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, Verb.DELETE))
     yield from _deletions(effect)
+    yield from _replacements(effect)
+
+
+def _replacements(effect: Effect) -> Iterator[Finding]:
+    for act in _acts(effect, Verb.REPLACE):
+        table = effect.before.find(act.table)
+        if table is not None:
+            message = f"Rows of {table.name} that stand in the way are replaced, and their values are lost."
+            yield Finding(risk=Risk.DATA_LOSS, message=message, line=act.line)
 
 
 def _deletions(effect: Effect) -> Iterator[Finding]:
@@ -79,17 +89,16 @@ def _deletions(effect: Effect) -> Iterator[Finding]:
             yield Finding(risk=Risk.DATA_LOSS, message=message, line=act.line)
 
 
-def _lost_columns(effect: Effect, before: Table, after: Table) -> Iterator[Column]:
+def _lost_columns(effect: Effect, before: Table, after: Table, life: "_Life") -> Iterator[Column]:
     """Columns that are gone and were not carried over: neither renamed in place, nor read into a table that follows."""
-    dropped = {
-        _key(act.column or "") for act in _acts(effect, Verb.DROP_COLUMN) if _key(act.table) == _key(before.name)
-    }
-    rebuilt = any(_key(act.table) == _key(before.name) for act in _acts(effect, Verb.DROP_TABLE))
-    copied = {_key(act.column or "") for act in _acts(effect, Verb.COPY) if _key(act.table) == _key(before.name)}
+    dropped, copied = (
+        {_key(act.column or "") for act in _acts(effect, verb) if _key(act.table) in life.keys}
+        for verb in (Verb.DROP_COLUMN, Verb.COPY)
+    )
     for column in before.columns:
         if after.find(column.name) is not None:
             continue
-        if _key(column.name) in dropped or (rebuilt and _key(column.name) not in copied):
+        if _key(column.name) in dropped or (life.name is None and _key(column.name) not in copied):
             yield column
 
 
@@ -98,6 +107,7 @@ def _long_locks(effect: Effect, rows_big: int) -> Iterator[Finding]:
         rows = effect.rows_before.get(table.name, 0)
         if rows < rows_big:
             continue
+        life = _life(effect, table)
         what = {
             Verb.DROP_TABLE: "is rebuilt" if effect.after.find(table.name) else None,
             Verb.DROP_COLUMN: "is written anew without a column",
@@ -106,7 +116,7 @@ def _long_locks(effect: Effect, rows_big: int) -> Iterator[Finding]:
             Verb.CREATE_INDEX: "is read through for an index",
         }
         for verb, said in what.items():
-            line = _line(effect, table, verb)
+            line = _line(effect, life, verb)
             if said and line is not None:
                 message = f"{table.name} {said}: {_rows(rows)}, and nobody else writes meanwhile."
                 yield Finding(risk=Risk.LONG_LOCK, message=message, line=line)
@@ -140,25 +150,38 @@ def _irreversible(effect: Effect) -> Iterator[Finding]:
                 yield Finding(risk=Risk.IRREVERSIBLE, message=f"{message} Values may be converted.")
 
 
-def _renamed(effect: Effect) -> dict[str, bool]:
-    """Tables of before that were renamed, and not dropped first."""
-    found: dict[str, bool] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Life:
+    """How a table fared: the names it went by, in the form that is compared, and the last one, None once dropped."""
+
+    keys: frozenset[str]
+    name: str | None
+
+
+def _life(effect: Effect, table: Table) -> _Life:
+    name: str | None = table.name
+    keys = {_key(table.name)}
     for act in effect.acts:
-        if act.verb in (Verb.RENAME_TABLE, Verb.DROP_TABLE):
-            found.setdefault(_key(act.table), act.verb is Verb.RENAME_TABLE)
-    return found
+        if name is None or _key(act.table) != _key(name):
+            continue
+        if act.verb is Verb.DROP_TABLE:
+            name = None
+        elif act.verb is Verb.RENAME_TABLE and act.to is not None:
+            name = act.to
+            keys.add(_key(name))
+    return _Life(keys=frozenset(keys), name=name)
 
 
 def _acts(effect: Effect, verb: Verb) -> Sequence[Act]:
     return [act for act in effect.acts if act.verb is verb]
 
 
-def _line(effect: Effect, table: Table, verb: Verb) -> int | None:
-    return next((act.line for act in _acts(effect, verb) if _key(act.table) == _key(table.name)), None)
+def _line(effect: Effect, life: _Life, verb: Verb) -> int | None:
+    return next((act.line for act in _acts(effect, verb) if _key(act.table) in life.keys), None)
 
 
 def _key(name: str) -> str:
-    return name.casefold()
+    return sql.fold(name)
 
 
 def _rows(count: int) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from catchment import events, faults, files
 from catchment.clock import Clock, SystemClock
-from catchment.errors import BackupMissingError, CorruptInputError, StateError
+from catchment.errors import BackupMissingError, CatchmentError, StateError
 from catchment.schema.check import CheckResult, State, edits, examine
-from catchment.schema.database import Backup, Database, Kind, Observed
+from catchment.schema.database import Backup, Database, Kind, Observed, Replaceable
 from catchment.schema.diff import diff
 from catchment.schema.models import TableRow
 from catchment.schema.rehearse import Rehearsal, rehearse
@@ -91,8 +91,8 @@ class Migrate:
             faults.reach("schema.after_backup")
             try:
                 self._database.apply(script)
-            except BaseException:
-                self._put_back(facts.observed, script, backup)
+            except CatchmentError as error:
+                self._mend(error, backup)
                 raise
         events.emit("script_applied", database=self._database.name, script=script.filename, backup=backup.name)
 
@@ -113,6 +113,20 @@ class Migrate:
             path = self._write(script.filename, script.text)
         events.emit("script_generated", database=self._database.name, script=script.filename)
         return path
+
+    def drops(self) -> tuple[str, ...]:
+        """Tables and columns in no model that hold rows, and that a script would drop unasked; without any effect.
+
+        What may have been renamed is not among them: a script asks about that.
+        """
+        difference = self._facts(self._database).result.model_diff
+        rows = self._database.row_counts()
+        maybe = {candidate.old for candidate in difference.renames}
+        found = [(table.name, table.name) for table in difference.extra if table.name not in maybe]
+        for table in difference.tables:
+            if not table.renames:
+                found += [(table.table, f"{table.table}.{column.name}") for column in table.dropped]
+        return tuple(name for table, name in found if rows.get(table))
 
     def preview(self) -> Preview | None:
         """What `generate` would write; refused where that would be, and without any effect."""
@@ -154,13 +168,16 @@ class Migrate:
         return self._database.backups()
 
     def rehearse(self) -> Rehearsal:
-        """Try all scripts that are pending on a copy of the reference, or of the database where there is none."""
+        """Try all scripts that are pending on a copy of the reference.
+
+        Of the database, where there is no reference, or where that has all of them already.
+        """
         with self._database.rehearsal() as trial:
             facts = self._facts(trial)
             # The state that counts is that of what it is tried on.
             name = self._database.name
-            is_reference = self._database.has_reference()
-            self._require("rehearse", facts.result, of=f"the reference of {name}" if is_reference else name)
+            copied = f"what {name} is rehearsed on" if self._database.has_reference() else name
+            self._require("rehearse", facts.result, of=copied)
             by_name = {script.filename: script for script in facts.folder.scripts}
             tried = rehearse(trial, [by_name[filename] for filename in facts.result.pending], clock=self._clock)
             return replace(tried, after=self._facts(trial).result)
@@ -222,15 +239,16 @@ class Migrate:
             )
         return next(script for script in facts.folder.scripts if script.filename == following)
 
-    def _put_back(self, before: Observed, script: Script, backup: Backup) -> None:
-        """After a failure: nothing, where the database is as before or has it all; otherwise the backup."""
-        try:
-            now = self._database.observe()
-            is_whole = now == before or any(record.number == script.number for record in now.history)
-        except CorruptInputError:
-            is_whole = False
-        if not is_whole:
+    def _mend(self, error: CatchmentError, backup: Backup) -> None:
+        """After a failure: put the backup back where the database is damaged, and say there is one otherwise.
+
+        What differs from before in a sound database was committed by others: the script itself was rolled back.
+        """
+        if isinstance(self._database, Replaceable) and self._database.is_damaged():
             self._database.restore(backup.name)
+            error.hint = f"The database was damaged, and is {backup.name} again."
+        else:
+            error.hint = " ".join([*([error.hint] if error.hint else []), f"The backup before it is {backup.name}."])
 
     def _write(self, filename: str, text: str) -> Path:
         """Put a script in its place, whole or not at all."""

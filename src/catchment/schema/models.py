@@ -1,8 +1,10 @@
 """Typed models of tables: what the columns of a database are to be, whatever engine keeps it.
 
 A model is a class whose annotations are its columns. `fields_of` reads them without knowing any dialect, and
-`sqlite_structure` says them in SQLite's words. This is a model for migrations, not an ORM: an instance is a typed row
-and no more. Annotations are resolved when they are asked for, so that models may name each other in any order.
+`sqlite_structure` says them in SQLite's words: a relation to `User` is a column of type `User_ID`, and one to `Chart`,
+whose letters SQLite would take for a text, of type `Chart_ID INTEGER`. This is a model for migrations, not an ORM: an
+instance is a typed row and no more. Annotations are resolved when they are asked for, so that models may name each
+other in any order.
 """
 
 import copy
@@ -17,7 +19,9 @@ from enum import StrEnum
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, ClassVar, Final, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
+from catchment import sql
 from catchment.errors import InputError
+from catchment.schema.declared import relation_type
 from catchment.schema.structure import Column, Reference, Structure, Table
 
 SUPPORTED: Final = "str, int, float, bytes, bool, date, datetime, list, dict, another TableRow, each also with `| None`"
@@ -119,7 +123,7 @@ def table_name(model: type[TableRow]) -> str:
     name = vars(model).get("__tablename__", model.__name__)
     if not isinstance(name, str) or not name or not name.isprintable():
         raise InputError(f"{model.__name__}: `__tablename__` is {name!r}, which cannot name a table.")
-    if name.lower().startswith(_RESERVED_PREFIXES) or name.lower() in _RESERVED_TABLES:
+    if sql.fold(name).startswith(_RESERVED_PREFIXES) or sql.fold(name) in _RESERVED_TABLES:
         raise InputError(f"{model.__name__}: a table cannot be called {name}: the name is kept for migrations.")
     return name
 
@@ -130,7 +134,7 @@ def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) ->
     fields = [_field(model, name, _resolve(model, name, home, known)) for name, home in _annotations(model).items()]
     seen: dict[str, str] = {}
     for field in fields:
-        other = seen.setdefault(field.name.lower(), field.name)
+        other = seen.setdefault(sql.fold(field.name), field.name)
         if other != field.name:
             raise InputError(f"{model.__name__}: {other} and {field.name} are one name to a database.")
     return tuple(fields)
@@ -140,7 +144,7 @@ def checked(models: Sequence[type[TableRow]]) -> tuple[tuple[type[TableRow], tup
     """Each model with its fields, once it is certain that they go together: for every dialect."""
     names: dict[str, type[TableRow]] = {}
     for model in models:
-        other = names.setdefault(table_name(model).lower(), model)
+        other = names.setdefault(sql.fold(table_name(model)), model)
         if other is not model:
             raise InputError(
                 f"{other.__name__} and {model.__name__} both describe the table {table_name(model)}.",
@@ -254,7 +258,7 @@ def _sqlite_column(field: Field) -> Column:
         return Column(name="id", type="INTEGER", primary_key=1)
     return Column(
         name=field.name,
-        type=f"{field.relation.__name__}_ID" if field.relation is not None else field.kind.value.upper(),
+        type=relation_type(field.relation.__name__) if field.relation is not None else field.kind.value.upper(),
         nullable=field.nullable,
         default=_sqlite_literal(field.default) if field.has_default else None,
     )

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from catchment import sql
 from catchment.errors import InputError
 from catchment.schema import ddl
-from catchment.schema.diff import ColumnChange, ModelDiff, TableDiff, affinity, diff, reference_of
+from catchment.schema.declared import affinity
+from catchment.schema.diff import ColumnChange, ModelDiff, TableDiff, diff, reference_of
 from catchment.schema.inspect import Dependents, inspect
 from catchment.schema.structure import Column, Reference, Structure, Table
 
@@ -105,7 +106,7 @@ class RebuildTable:
 
     `statement` makes the table called `_new_<table>`. `copies` are the columns that are filled, and from what.
     `unknown` are columns that need a value which nobody has given. `key` is how an old row finds its new one, for the
-    `guards`.
+    `guards`. `numbers` is a column that becomes the row's number: a NULL in it would be given one.
     """
 
     table: str
@@ -117,6 +118,7 @@ class RebuildTable:
     unknown: tuple[str, ...] = ()
     guards: tuple[Guard, ...] = ()
     key: tuple[str, ...] = ()
+    numbers: str | None = None
     dependents: Dependents = field(default_factory=Dependents)
     lost_indexes: tuple[str, ...] = ()
     keeps_sequence: bool = False
@@ -291,12 +293,22 @@ def _settled(change: TableDiff, expected: Structure, actual: Structure, hanging:
         for column in change.dropped
     ]
     simple = not change.changed and not any(needs_value(op.column) or op.column.primary_key for op in added)
-    if simple and _is_altered(present, hanging, [*map(alter_sql, added), *map(alter_sql, dropped)]):
-        return [*added, *dropped]
     try:
+        _refuse_quoted(change, hanging)
+        if simple and _is_altered(present, hanging, [*map(alter_sql, added), *map(alter_sql, dropped)]):
+            return [*added, *dropped]
         return [_rebuild(change, expected, actual, hanging)]
     except (InputError, sqlite3.Error) as error:
         return [Manual(table=present.name, reason=_sentence(error), wanted=_wanted(change, added))]
+
+
+def _refuse_quoted(change: TableDiff, hanging: Dependents) -> None:
+    """See that no view or trigger has a dropped column in double quotes: SQLite would go on with a text instead."""
+    for column in change.dropped:
+        for each in (*hanging.views, *hanging.triggers):
+            if ddl.quotes(each.sql, column.name):
+                quoted = sql.identifier(column.name)
+                raise InputError(f"{each.name} has {quoted} in quotes, which SQLite takes for a text once it is gone.")
 
 
 def both_sides(change: TableDiff, expected: Structure, actual: Structure) -> tuple[Table, Table]:
@@ -368,7 +380,7 @@ def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging:
         raise InputError("Its columns hide the numbers of its rows, by which a conversion would be checked.")
     if not _alias(proven) and any(sql.fold(guard.column) in keyed for guard in guards):
         raise InputError("The type of its primary key changes, and rows are found by that.")
-    kept = _kept_dependents(hanging, change)
+    kept = _kept_dependents(present, hanging, change)
     copies = [*numbering, *((column.name, sql.identifier(column.name)) for column in copied)]
     return RebuildTable(
         table=present.name,
@@ -380,6 +392,7 @@ def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging:
         unknown=unknown,
         guards=guards,
         key=key,
+        numbers=_new_alias(present, proven),
         dependents=kept,
         lost_indexes=tuple(index.name for index in hanging.indexes if index not in kept.indexes),
         keeps_sequence=ddl.has_word(present.ddl, "AUTOINCREMENT"),
@@ -434,6 +447,13 @@ def _alias(table: Table) -> str | None:
     return keys[0].name if is_alias else None
 
 
+def _new_alias(present: Table, made: Table) -> str | None:
+    """The column that holds the row's number from now on, and held something else, or NULL, before."""
+    alias, before = _alias(made), _alias(present)
+    is_old = before is not None and alias is not None and sql.fold(alias) == sql.fold(before)
+    return None if alias is None or is_old or present.find(alias) is None else alias
+
+
 def _is_without_rowid(table: Table) -> bool:
     words = [token.word for token in ddl.tokens(table.ddl)]
     return "WITHOUT" in words and words[words.index("WITHOUT") + 1 :][:1] == ["ROWID"]
@@ -453,11 +473,37 @@ def _row_key(present: Table, made: Table) -> tuple[tuple[str, ...], list[tuple[s
     return ((rowid,), [(rowid, rowid)]) if rowid is not None else ((), [])
 
 
-def _kept_dependents(hanging: Dependents, change: TableDiff) -> Dependents:
-    """Without the indexes of columns that go: they have nothing to stand on."""
-    gone = [column.name for column in change.dropped]
-    kept = tuple(index for index in hanging.indexes if not any(ddl.mentions(index.sql, name) for name in gone))
+def _kept_dependents(present: Table, hanging: Dependents, change: TableDiff) -> Dependents:
+    """Without the indexes of columns that go: they have nothing to stand on.
+
+    A statement of the table that needs such a column is refused, since SQLite would not do so: a name in double quotes
+    that leads to no column is a text to it.
+    """
+    if not change.dropped:
+        return hanging
+    marks = {column.name: f"_gone_{place}_" for place, column in enumerate(change.dropped)}
+    table, *indexes = _renamed(present, hanging, marks)
+    rest = ddl.edited(table, name=present.name, dropped=list(marks.values()))
+    for name, mark in marks.items():
+        if ddl.mentions(rest, mark):
+            raise InputError(f"Its own statement needs {name}, which is to go.")
+    kept = tuple(
+        index
+        for index, text in zip(hanging.indexes, indexes, strict=True)
+        if not any(ddl.mentions(text, mark) for mark in marks.values())
+    )
     return replace(hanging, indexes=kept)
+
+
+def _renamed(table: Table, hanging: Dependents, names: Mapping[str, str]) -> list[str]:
+    """The statements of the table and of its indexes with columns renamed: by SQLite, which knows who means them."""
+    with closing(sqlite3.connect(":memory:")) as memory:
+        for statement in (_statement_of(table), *(index.sql for index in hanging.indexes)):
+            memory.execute(statement)
+        for old, new in names.items():
+            memory.execute(alter_sql(RenameColumn(table=table.name, old=old, new=new)))
+        found = dict(memory.execute("SELECT name, sql FROM sqlite_schema").fetchall())
+    return [found[name] for name in (table.name, *(index.name for index in hanging.indexes))]
 
 
 def _sentence(error: Exception) -> str:

@@ -1,9 +1,12 @@
 """What a database looks like: tables, columns, foreign keys. Plain values, alike for models and for what is there.
 
-Names compare without regard to case, as SQLite and DuckDB compare them; `Structure.find` and `Table.find` know that.
+Names compare as SQLite and DuckDB compare them, without regard to the case of ASCII letters; `Structure.find` and
+`Table.find` know that.
 """
 
 from dataclasses import dataclass
+
+from catchment import sql
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Table:
     ddl: str = ""
 
     def find(self, column: str) -> Column | None:
-        return next((each for each in self.columns if each.name.casefold() == column.casefold()), None)
+        return next((each for each in self.columns if sql.fold(each.name) == sql.fold(column)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +56,4 @@ class Structure:
     tables: tuple[Table, ...] = ()
 
     def find(self, table: str) -> Table | None:
-        return next((each for each in self.tables if each.name.casefold() == table.casefold()), None)
+        return next((each for each in self.tables if sql.fold(each.name) == sql.fold(table)), None)

@@ -4,7 +4,7 @@ A leaf that fails is left where it is. What a commit refuses as a whole is tried
 """
 
 import glob
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from catchment.lake.commit import AddColumn, Change, CreateTable
 from catchment.pipeline.deliver import Deliverer, Report
 from catchment.pipeline.legacy import moves
 from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, producer_of, without_files
+from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, producer_of, unit_id, without_files
 from catchment.pipeline.legacy.tree import Leaf
 from catchment.pipeline.plan import Unit
 
@@ -53,13 +53,17 @@ class Importer:
             return
         deliverer = self._make_deliverer()
         self._make_tables(deliverer.lake, tables)
+        for table in tables:
+            run.failures.update(self._changed_since(deliverer.lake, table))
+        tables = [table.without(run.failures) for table in tables]
         starts = {table.id: (table, table.starts_with) for table in tables if table.starts_with}
         if starts:
             self._deliver(deliverer, run, starts)
             self._add_late_columns(deliverer.lake, [table for table, _ in starts.values()])
         done = {leaf.path for _, leaves in starts.values() for leaf in leaves}
         rest = {table.id: (table, [leaf for leaf in table.leaves if leaf.path not in done]) for table in tables}
-        self._deliver(deliverer, run, {name: each for name, each in rest.items() if each[1]})
+        if any(leaves for _, leaves in rest.values()):
+            self._deliver(deliverer, run, {name: each for name, each in rest.items() if each[1]})
 
     def _make_tables(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
         """Create what is missing, in one commit; which tables are ours is noted before, so that an undo knows them."""
@@ -74,6 +78,22 @@ class Importer:
                 changes.append(CreateTable(table=table.id, columns=columns, partition_by=table.partition_by))
         if changes:
             lake.commit(Commit(message=f"tables for {len(tables)} legacy tables", changes=tuple(changes)))
+
+    def _changed_since(self, lake: Lake, plan: TablePlan) -> Iterator[tuple[str, str]]:
+        """Leaves that were delivered, not moved, and changed since: their rows would come in a second time."""
+        table = lake.table(plan.id)
+        with lake.ledger() as ledger:
+            there = [each for each in ledger.deliveries(producer_of(plan.id)) if each.table_uuid == table.uuid]
+        known = {each.unit_id for each in there}
+        backups = [self._place.migrated, *(root for root, _ in self._place.earlier())]
+        sources = {each.source for each in there}
+        for leaf in plan.leaves:
+            moved = any((root / leaf.path).exists() for root in backups)
+            if leaf.path in sources and unit_id(plan.id, leaf) not in known and not moved:
+                yield (
+                    leaf.path,
+                    "it is in the lake already, and its files have changed since: put them back as they were",
+                )
 
     def _add_late_columns(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
         """Give tables, now that they have a file, the columns that others of their files lack as well."""

@@ -14,10 +14,10 @@ from typing import Any
 
 from catchment import events, faults, files
 from catchment.clock import Clock
-from catchment.errors import InputError, LockTimeoutError
+from catchment.errors import ConflictError, InputError, LockTimeoutError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake
-from catchment.lake.commit import DropTable
+from catchment.lake.commit import DropTable, Untouched
 from catchment.pipeline.deliver import Deliverer, Report
 from catchment.pipeline.legacy import moves
 from catchment.pipeline.legacy.importer import Importer, Run, Stop
@@ -30,6 +30,7 @@ from catchment.pipeline.legacy.plan import (
     keys_of,
     plan,
     seconds_estimate,
+    unit_id,
     without_files,
 )
 from catchment.pipeline.legacy.proof import Found, check_table
@@ -43,6 +44,7 @@ from catchment.settings import MIB
 UNITS_PER_COMMIT_MAX = 2_500
 BYTES_PER_COMMIT_MAX = 4096 * MIB
 _DISK_SPARE_BYTES = 64 * MIB
+_UNDO_ATTEMPTS_MAX = 5
 
 
 class LegacyImport:
@@ -59,7 +61,9 @@ class LegacyImport:
         adopt_bytes_min: int,
         data_path: Path,
         clock: Clock,
+        own_files: Sequence[Path] = (),
     ) -> None:
+        """`own_files` are the lake's beside its data, which must not lie in the tree either."""
         self.place = place
         self.options = options
         self._find_lake = find_lake
@@ -68,6 +72,7 @@ class LegacyImport:
         self._adopt_bytes_min = adopt_bytes_min
         self._data_path = data_path
         self._clock = clock
+        self._own_files = own_files
 
     def detect(self) -> Phase:
         """Where the place stands."""
@@ -90,6 +95,11 @@ class LegacyImport:
     def is_running(self) -> bool:
         """Whether a process works on the place at this moment."""
         return not files.FileLock(self.place.lock, clock=self._clock).is_free()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an import has come to its end, and nothing new is there."""
+        return self.place.phase() is Phase.DONE and self.place.journal().done
 
     @property
     def is_half_moved(self) -> bool:
@@ -129,7 +139,8 @@ class LegacyImport:
             phase = self.place.phase()
             if phase is Phase.UNDOING:
                 raise _undo_first()
-            if phase is Phase.READY and self.place.journal().preparing:
+            self._refuse_other_lake()
+            if self.place.journal().preparing:
                 moves.prepare(self.place)
                 planned, phase = None, Phase.IMPORTING
             if phase is Phase.DONE and not self.place.journal().done:
@@ -140,6 +151,7 @@ class LegacyImport:
             if work.refusals:
                 raise InputError(" ".join(work.refusals), hint="Make room, or import to another disk.")
             if phase is Phase.READY:
+                self.place.note(lake=self._lake_name)
                 moves.prepare(self.place)
                 self._say("legacy_moved", to=str(self.place.migrating))
             if work is planned and self._described(self.place.migrating).leaves != work.seen:
@@ -193,6 +205,10 @@ class LegacyImport:
             raise InputError("There is no lake yet.", hint="Import first: `catchment legacy run`.")
         if self.place.journal().undoing:
             raise _undo_first()
+        self._refuse_other_lake()
+        return self._verify(lake)
+
+    def _verify(self, lake: Lake) -> Verification:
         leaves = rows = 0
         mismatches: list[Mismatch] = []
         made = {
@@ -208,14 +224,11 @@ class LegacyImport:
     def undo(self) -> tuple[str, ...]:
         """Take the imported tables out of the lake and put the tree back, where the backup has all their rows."""
         with self._lock():
-            dropped = self.plan_undo()
-            self.place.note(undoing=True)
+            dropped = self.plan_undo(prove=False)
             lake = self._find_lake()
             if lake is not None:
-                tables = [TableId.parse(name) for name in dropped]
-                changes = tuple(DropTable(table=each) for each in tables if lake.find_table(each) is not None)
-                if changes:
-                    lake.commit(Commit(message="undo a legacy import", changes=changes))
+                self._drop(lake, dropped)
+            self.place.note(undoing=True)
             faults.reach("legacy.after_drop")
             moves.put_back(self.place)
             self.place.forget()
@@ -223,37 +236,105 @@ class LegacyImport:
             self._say("legacy_undone", tables=list(dropped))
             return dropped
 
-    def plan_undo(self) -> tuple[str, ...]:
-        """The tables that `undo` would drop now; an error where it would refuse. Without effect on anything."""
+    def plan_undo(self, *, prove: bool = True) -> tuple[str, ...]:
+        """The tables that `undo` would drop now; an error where it would refuse. Without effect on anything.
+
+        Without `prove`, their rows are not compared with the backup.
+        """
         phase = self.place.phase()
         if phase is Phase.NOTHING or (phase is Phase.READY and not self.place.migrated.exists()):
             raise InputError("There is no import to undo.", hint="`catchment legacy status` says what there is.")
+        self._refuse_other_lake()
         if phase is not Phase.UNDOING:
-            self._refuse_undo()
+            self._refuse_undo(prove=prove)
         return tuple(sorted(self.place.journal().tables_made))
+
+    def _drop(self, lake: Lake, names: Sequence[str]) -> None:
+        """Drop the tables, as long as they hold what the backup holds at that very moment.
+
+        Which tables are meant is noted first, by uuid: after a crash, those that still stand are proven once more, and
+        a table that somebody made since under the same name is left alone.
+        """
+        journal = self.place.journal()
+        found = {name: lake.find_table(TableId.parse(name)) for name in names}
+        meant = journal.dropping if journal.undoing else {name: t.uuid for name, t in found.items() if t is not None}
+        standing = [table for name, table in found.items() if table is not None and meant.get(name) == table.uuid]
+        for _ in range(_UNDO_ATTEMPTS_MAX if standing else 0):
+            snapshot_id = lake.newest_snapshot()
+            proof = self._verify(lake)
+            # They are dropped together: as long as one stands, nothing has been undone.
+            self.place.note(undoing=proof.ok, dropping=meant if proof.ok else {})
+            self._refuse_changed(proof)
+            try:
+                lake.commit(
+                    Commit(
+                        message="undo a legacy import",
+                        requires=tuple(Untouched(table=table, snapshot_id=snapshot_id) for table in standing),
+                        changes=tuple(DropTable(table=table.id) for table in standing),
+                    )
+                )
+            except PreconditionError:
+                continue
+            return
+        if standing:
+            self.place.note(undoing=False, dropping={})
+            raise ConflictError("The imported tables change all the time.", hint="Stop whoever writes, then undo.")
 
     def _refuse_own_files(self) -> None:
         """A tree that holds the lake, or lies in it, would take the lake's own files along when it moves."""
-        lake, tree = (Path(files.real_path(str(each))) for each in (self._data_path, self.place.data))
-        if lake.is_relative_to(tree) or tree.is_relative_to(lake):
+        tree, lake, *others = (
+            Path(files.real_path(str(each))) for each in (self.place.data, self._data_path, *self._own_files)
+        )
+        if tree.is_relative_to(lake) or any(each.is_relative_to(tree) for each in (lake, *others)):
             raise InputError(
-                f"The lake's files in {self._data_path} and the tree in {self.place.data} lie in each other.",
+                f"The lake's files and the tree in {self.place.data} lie in each other.",
                 hint="Give the lake another home with --lake-home, or CATCHMENT_HOME.",
             )
 
-    def _refuse_undo(self) -> None:
+    @property
+    def _lake_name(self) -> str:
+        return files.real_path(str(self._data_path))
+
+    def _refuse_other_lake(self) -> None:
+        begun = self.place.journal().lake
+        if begun and begun != self._lake_name and self.place.phase() is not Phase.READY:
+            raise InputError(
+                f"This import goes into the lake with data in {begun}, not in {self._lake_name}.",
+                hint="Name the same lake as before with --lake-home, or CATCHMENT_HOME.",
+            )
+
+    def _refuse_undo(self, *, prove: bool) -> None:
         journal = self.place.journal()
         if self.place.data.exists() and any(self.place.data.iterdir()):
             raise InputError(f"{self.place.data} is not empty.", hint="Move what is there away, then undo.")
-        kept = sorted({str(table) for table, _ in self._imported()} - set(journal.tables_made))
+        lake = self._find_lake()
+        if lake is None:
+            if journal.tables_made:
+                raise InputError(
+                    f"There is no lake with data in {self._lake_name}, and the import made tables in one.",
+                    hint="Name the lake with --lake-home, or CATCHMENT_HOME.",
+                )
+            return
+        filled = {str(table) for table, _ in self._imported()} | set(self._unmoved(lake))
+        kept = sorted(filled - set(journal.tables_made))
         if kept:
             raise InputError(
                 f"{', '.join(kept)} had rows before the import, which cannot be told from the imported ones.",
                 hint="Delete the imported rows yourself; the backup stays where it is.",
             )
-        if self._find_lake() is None:
-            return
-        found = self.verify()
+        if prove:
+            self._refuse_changed(self._verify(lake))
+
+    def _unmoved(self, lake: Lake) -> Iterator[str]:
+        """Tables that have leaves which were not moved into the backup any more."""
+        for name, found in self._found_in(self.place.migrating, self.place.journal(), sure=False):
+            table = lake.find_table(name)
+            if table is not None:
+                with lake.ledger() as ledger:
+                    if ledger.delivered((unit_id(name, each.leaf) for each in found), table.uuid):
+                        yield str(name)
+
+    def _refuse_changed(self, found: Verification) -> None:
         if not found.ok:
             first = found.mismatches[0]
             raise InputError(

@@ -14,13 +14,14 @@ from catchment.pipeline.legacy.place import DATABASE_FILES, Place
 
 def prepare(place: Place) -> None:
     """Move the whole tree into `migrating/`; an empty folder stays behind where it was."""
-    place.note(preparing=True, done=False)
+    if not place.journal().preparing:
+        _set_earlier_aside(place)
+        place.note(preparing=True, done=False, tables_made=(), quarantined={})
     faults.reach("legacy.before_prepare")
-    _set_earlier_aside(place)
-    place.note(tables_made=(), quarantined={})
     files.make_folder(place.migrating.parent)
     data = _real(place.data)
-    carry(data, place.migrating)
+    if data.exists():
+        carry(data, place.migrating)
     faults.reach("legacy.after_move")
     files.make_folder(data)
     files.sync_folder(data.parent)
@@ -64,7 +65,7 @@ def put_back(place: Place) -> None:
 
 def carry(source: Path, target: Path) -> None:
     """Move a folder with everything in it; what an earlier attempt moved is merged with."""
-    if _is_empty_folder(target):
+    if _is_empty_folder(target) and not files.is_mount(target):
         target.rmdir()
     if not target.exists():
         if files.move_within(source, target):
@@ -86,6 +87,8 @@ def _rank(name: str) -> tuple[int, str]:
 
 def _set_earlier_aside(place: Place) -> None:
     """Make room for this import's backup: the one of an earlier import stays whole, in a folder of its own."""
+    # A process that was killed at the very end may have left it.
+    files.remove_empty_folders(place.migrating)
     if place.migrated.exists() and any(place.migrated.iterdir()) and not place.migrating.exists():
         earlier = place.migration / "earlier"
         files.make_folder(earlier)

@@ -36,7 +36,7 @@ class Journal:
     """What an import remembers between two runs.
 
     `preparing` is set while the tree moves, `tables_made` before a table is made; `quarantined` are files set aside,
-    by leaf.
+    by leaf. `lake` is where the rows go. An undo notes in `dropping` which tables it means, by name and uuid.
     """
 
     preparing: bool = False
@@ -44,6 +44,8 @@ class Journal:
     done: bool = False
     tables_made: Sequence[str] = ()
     quarantined: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    lake: str = ""
+    dropping: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,9 @@ class Place:
         if journal.undoing:
             return Phase.UNDOING
         before, during = self._is_marked(self.data), self._is_marked(self.migrating, any_entry=True)
-        if before and during and not journal.preparing:
+        # Within a file system the move is one rename, so what lies in both places came later.
+        is_copying = journal.preparing and not files.same_device(self.data, self.migrating)
+        if before and during and not is_copying:
             raise InputError(
                 f"{self._name} lies both in {self.data} and in {self.migrating}.",
                 hint=f"An import was interrupted, and data was collected since. Move {self.data} away, run "

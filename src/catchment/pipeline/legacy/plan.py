@@ -1,6 +1,6 @@
 """Planning an import: every table, leaf, problem and byte of it, before anything moves. Decisions only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import duckdb
 from catchment import ids, sql
 from catchment.errors import InputError
 from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
-from catchment.lake import Table, extensions
+from catchment.lake import Table, extensions, types
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.place import Phase
 from catchment.pipeline.legacy.settle import Finding, Settled, settle
@@ -88,6 +88,14 @@ class TablePlan:
     def adopted(self) -> tuple[Leaf, ...]:
         """The leaves to be adopted; the others are rewritten, and so is one that turns out not to fit."""
         return tuple(leaf for leaf in self.leaves if self.way(leaf) is Mode.ADOPT)
+
+    def without(self, leaves: Container[str]) -> "TablePlan":
+        """The same without some leaves, by their paths."""
+        return replace(
+            self,
+            leaves=tuple(leaf for leaf in self.leaves if leaf.path not in leaves),
+            starts_with=tuple(leaf for leaf in self.starts_with if leaf.path not in leaves),
+        )
 
     def unit(self, root: Path, leaf: Leaf) -> Unit:
         """The leaf as a unit of delivery; its id depends on its files, not on where the tree lies."""
@@ -295,10 +303,9 @@ def _plan_table(
         table=None if existing is None else existing.columns,
     )
     blocked = dict(_hidden(leaves, survey, facts.above)) | _blocked(leaves, settled, survey, keys, aside)
-    for key in existing.partition_by if existing is not None else ():
-        if key.transform != "identity":
-            reason = f"the table is partitioned by {key.transform}({key.column}), which registered files cannot carry"
-            blocked = {leaf.path: reason for leaf in leaves}
+    refusal = _refusal(name, existing, options) if existing is not None else None
+    if refusal is not None:
+        blocked = {leaf.path: refusal for leaf in leaves}
     wanted = (without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves)
     made = TablePlan(
         id=TableId(options.schema, name),
@@ -314,6 +321,17 @@ def _plan_table(
         adopt_bytes_min=facts.adopt_bytes_min,
     )
     return made if made.exists else _staged(made, survey)
+
+
+def _refusal(name: str, table: Table, options: Options) -> str | None:
+    """Why nothing can go into a table that exists, or None."""
+    for key in table.partition_by:
+        if key.transform != "identity":
+            return f"the table is partitioned by {key.transform}({key.column}), which registered files cannot carry"
+    own = next((column for column in table.columns if sql.fold(column.name) == TABLE_KEY), None)
+    if options.table is None and own is not None and own.default != sql.literal(name):
+        return f"the table's column {own.name} has no default {sql.literal(name)}, and would be NULL"
+    return None
 
 
 def _staged(made: TablePlan, survey: Survey) -> TablePlan:
@@ -390,7 +408,7 @@ def _blocked(
         refused = _uncastable({leaf.values[at] for leaf in leaves}, key)
         for leaf in leaves:
             if leaf.values[at] in refused:
-                blocked.setdefault(leaf.path, f"{leaf.values[at]!r} is no {key.type}, which {key.name} is")
+                blocked.setdefault(leaf.path, f"{leaf.values[at]!r} is not exactly a {key.type}, which {key.name} is")
     return blocked
 
 
@@ -409,7 +427,13 @@ def _uncastable(values: set[str | None], key: Column) -> frozenset[str]:
     texts = sorted(value for value in values if value is not None)
     if not texts or key.type == "VARCHAR":
         return frozenset()
-    query = f"SELECT v FROM unnest({sql.literals(texts)}) t(v) WHERE TRY_CAST(v AS {key.type}) IS NULL"
+    # A cast that rounds would merge leaves: the value must be the same in a type that holds more of it.
+    kind = types.parse(key.type).id
+    wider = "TIMESTAMP" if kind == "date" else "DECIMAL(38,12)" if "int" in kind or kind == "decimal" else key.type
+    query = (
+        f"SELECT v FROM unnest({sql.literals(texts)}) t(v) "
+        f"WHERE TRY_CAST(v AS {key.type}) IS NULL OR TRY_CAST(v AS {wider}) <> TRY_CAST(v AS {key.type})"
+    )
     try:
         with extensions.connect() as connection:
             return frozenset(row[0] for row in connection.execute(query).fetchall())

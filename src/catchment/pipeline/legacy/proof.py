@@ -48,7 +48,8 @@ def check_table(
 ) -> tuple[int, int, list[Mismatch]]:
     """How many leaves and rows of the table were compared, and every leaf that is not the same everywhere.
 
-    `alone` is whether the table holds nothing but imported rows. Where it had rows before, more rows are no mismatch.
+    `alone` is whether the table holds nothing but imported rows. Where it had rows before, each row of a leaf must be
+    there, as often as in the leaf; others may be there too.
     """
     table = lake.find_table(name)
     if table is None:
@@ -63,7 +64,10 @@ def check_table(
     wrong = {unit: "the ledger does not have it" for unit, each in by_id.items() if each.sure and unit not in recorded}
     wrong |= unreadable | dict(_against_ledger(source, recorded))
     mismatches = [Mismatch(table=str(name), leaf=by_id[unit].leaf.path, reason=why) for unit, why in wrong.items()]
-    mismatches += _against_lake(lake, table, in_lake, source, alone=alone)
+    if alone:
+        mismatches += _against_lake(lake, table, in_lake, source)
+    else:
+        mismatches += _within_lake(lake, table, {unit: each for unit, each in by_id.items() if unit in source})
     return len(in_lake), sum(each.rows for each in source.values()), mismatches
 
 
@@ -100,9 +104,7 @@ def _against_ledger(source: Mapping[str, Sum], recorded: Mapping[str, Delivery])
             yield unit, f"its {found.rows} rows in the backup are not those that the ledger recorded"
 
 
-def _against_lake(
-    lake: Lake, table: Table, found: Mapping[str, Leaf], source: Mapping[str, Sum], *, alone: bool
-) -> Iterator[Mismatch]:
+def _against_lake(lake: Lake, table: Table, found: Mapping[str, Leaf], source: Mapping[str, Sum]) -> Iterator[Mismatch]:
     """Leaves by their keys against the lake's rows with the same keys."""
     names = next((leaf.keys for leaf in found.values()), ())
     there = _lake_sums(lake, table, names)
@@ -115,15 +117,42 @@ def _against_lake(
         if not all(unit in source for unit in ids):
             continue
         wanted = sum((source[unit] for unit in ids), Sum())
-        if lakes != wanted and (alone or lakes.rows <= wanted.rows):
+        if lakes != wanted:
             kind = "other ones" if lakes.rows == wanted.rows else f"{lakes.rows}"
             reason = f"the backup has {wanted.rows} rows, and the lake has {kind}"
             paths = dict.fromkeys(found[unit].path for unit in ids)
             yield from (Mismatch(table=str(table.id), leaf=path, reason=reason) for path in paths)
     for keys, lakes in there.items():
-        if lakes.rows and alone:
+        if lakes.rows:
             named = ", ".join(f"{name}={value}" for name, value in zip(names, keys, strict=True)) or "all of them"
             yield Mismatch(table=str(table.id), leaf="", reason=f"the lake has {lakes.rows} rows of no leaf: {named}")
+
+
+def _within_lake(lake: Lake, table: Table, found: Mapping[str, Found]) -> Iterator[Mismatch]:
+    """Leaves with rows that the lake does not have, or not as often as the leaves that it should have together."""
+    parts = [
+        Part(unit_id=unit, input=source) for unit, each in found.items() for source in inputs_of(each.root, each.leaf)
+    ]
+    name = sql.qualified(lake.name, table.id.schema, table.id.name)
+    row_hash = digest.row_hash(table.columns)
+    with lake.snapshot() as connection:
+        groups, _ = sources.inspect(connection, parts)
+        if not groups:
+            return
+        with sources.relation(connection, groups, table.columns, named=True) as query:
+            lacking = connection.execute(
+                f"WITH backup AS (SELECT {sources.URI} AS uri, {row_hash} AS h FROM ({query})), "
+                "wanted AS (SELECT h, count(*) AS n, any_value(uri) AS uri FROM backup GROUP BY h), "
+                f"there AS (SELECT {row_hash} AS h, count(*) AS n FROM {name} GROUP BY h) "
+                "SELECT uri, sum(wanted.n - coalesce(there.n, 0)) FROM wanted LEFT JOIN there USING (h) "
+                "WHERE coalesce(there.n, 0) < wanted.n GROUP BY uri"
+            ).fetchall()
+    leaf_of = {part.input.uri: found[part.unit_id].leaf.path for part in parts}
+    missing: defaultdict[str, int] = defaultdict(int)
+    for uri, count in lacking:
+        missing[leaf_of[uri]] += int(count)
+    for leaf, count in missing.items():
+        yield Mismatch(table=str(table.id), leaf=leaf, reason=f"{count} of its rows are not in the lake")
 
 
 def _lake_sums(lake: Lake, table: Table, keys: Sequence[str]) -> dict[Keys, Sum]:

@@ -26,11 +26,15 @@ SELECT t.table_name, t.table_uuid::VARCHAR,
            AND i.begin_snapshot <= $snapshot AND coalesce(i.end_snapshot > $snapshot, true)
        ),
        EXISTS (
+         -- A file that was merged begins with the oldest of its rows; `partial_max` is the snapshot of the newest. So it is
+         -- with deletions from one file, which DuckLake merges by itself.
          FROM {metadata}.ducklake_data_file f
-         WHERE f.table_id = t.table_id AND (f.begin_snapshot > $snapshot OR f.end_snapshot > $snapshot)
+         WHERE f.table_id = t.table_id
+           AND (f.begin_snapshot > $snapshot OR f.end_snapshot > $snapshot OR f.partial_max > $snapshot)
        ) OR EXISTS (
          FROM {metadata}.ducklake_delete_file f
-         WHERE f.table_id = t.table_id AND (f.begin_snapshot > $snapshot OR f.end_snapshot > $snapshot)
+         WHERE f.table_id = t.table_id
+           AND (f.begin_snapshot > $snapshot OR f.end_snapshot > $snapshot OR f.partial_max > $snapshot)
        ) OR EXISTS (
          -- What is kept in the catalog itself is taken for changed.
          FROM {metadata}.ducklake_inlined_data_tables i WHERE i.table_id = t.table_id

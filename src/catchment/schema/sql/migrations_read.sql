@@ -1,3 +1,3 @@
 SELECT number, filename, script, started_at, finished_at
-FROM _migrations
+FROM main._migrations
 ORDER BY number

@@ -1,2 +1,2 @@
-INSERT INTO _migrations (number, filename, script, started_at, finished_at)
+INSERT INTO main._migrations (number, filename, script, started_at, finished_at)
 VALUES (?, ?, ?, ?, ?)
