@@ -168,9 +168,9 @@ def targets_of(connection: sqlite3.Connection, table: str) -> dict[str, str]:
 
 
 def _is_same(was: Value, now: Value) -> bool:
-    """Whether a value is what was put in, or can be told back: 12 as '12', '12' as 12."""
+    """Whether a value is what was put in, or can be told back: 12 as '12', '12' as 12, and 12 in turn as 12.0."""
     if isinstance(was, str) and isinstance(now, int | float):
-        return str(now) == was
+        return was in (str(now), str(int(now)) if now == int(now) else "")
     if isinstance(was, int | float) and isinstance(now, str):
         return float(now) == was
     return now == was and isinstance(now, bytes) == isinstance(was, bytes)

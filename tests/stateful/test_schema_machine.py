@@ -398,21 +398,9 @@ class SchemaMachine(RuleBasedStateMachine):
         text = _plain(path)
         if text not in self.generated or UNDECIDED not in text:
             return
-        lines: list[str] = []
-        chosen, option = -1, 0
-        for line in text.splitlines():
-            if line.startswith(UNDECIDED):
-                block = text[text.index(line) :].partition("\n\n")[0]
-                chosen, option = data.draw(st.integers(1, len(OPTION.findall(block)))), 0
-                continue
-            if not line:
-                chosen = -1
-            if OPTION.match(line):
-                option += 1
-            elif option == chosen:
-                line = line.removeprefix("--").removeprefix(" ")
-            lines.append(line)
-        decided = "\n".join(lines).rstrip("\n") + "\n"
+        decided = _decided(text, lambda options: data.draw(st.integers(1, options)))
+        if UNDECIDED in decided:
+            decided = _decided(text, lambda _: 1)  # Something written by hand forbids the drop: a rename, then.
         path.write_text(decided, encoding="utf-8")
         assert UNDECIDED not in decided, "A generated script can do all that these models ask for."
         self.generated.add(decided)
@@ -567,6 +555,24 @@ def _plain(path: Path) -> str:
 
 def _number(path: Path) -> int:
     return int(path.name[:3]) if path.name[:3].isdigit() else 0
+
+
+def _decided(text: str, choose: Callable[[int], int]) -> str:
+    lines: list[str] = []
+    chosen, option = -1, 0
+    for line in text.splitlines():
+        if line.startswith(UNDECIDED):
+            block = text[text.index(line) :].partition("\n\n")[0]
+            chosen, option = choose(len(OPTION.findall(block))), 0
+            continue
+        if not line:
+            chosen = -1
+        if OPTION.match(line):
+            option += 1
+        elif option == chosen:
+            line = line.removeprefix("--").removeprefix(" ")
+        lines.append(line)
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 FEW = settings(
