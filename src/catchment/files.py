@@ -47,6 +47,11 @@ def real_paths(paths: Iterable[str]) -> list[str]:
     return [real(path) for path in paths]
 
 
+def is_text(name: str) -> bool:
+    """Whether a name of the file system is UTF-8; others cannot be written into SQL or a report."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def sync_file(path: Path) -> None:
     """Make the file's content survive a power cut."""
     _sync(path, os.O_RDONLY, os.fdatasync)
@@ -198,11 +203,6 @@ def size_of(path: Path) -> int:
 def free_bytes(path: Path) -> int:
     """Room left on the file system that holds `path`, or will hold it once it exists."""
     return shutil.disk_usage(_existing(path)).free
-
-
-def is_mount(path: Path) -> bool:
-    """Whether another file system is mounted on the folder."""
-    return path.is_mount()
 
 
 def same_device(one: Path, other: Path) -> bool:

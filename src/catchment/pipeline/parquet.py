@@ -57,7 +57,7 @@ class ParquetFiles:
             raise CorruptInputError(f"The files' columns cannot be read: {error}") from None
 
     def _unit(self, path: Path, real: str) -> Unit:
-        if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+        if not files.is_text(str(path)):
             raise InputError(f"The name of {str(path)!r} is not text.", hint="Give the file a name in UTF-8.")
         try:
             facts = path.stat()

@@ -4,7 +4,6 @@ Within a file system a move is one rename. Between two it is copy, verify, remov
 place stays in its old state until everything else has arrived.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from catchment import faults, files
@@ -65,7 +64,7 @@ def put_back(place: Place) -> None:
 
 def carry(source: Path, target: Path) -> None:
     """Move a folder with everything in it; what an earlier attempt moved is merged with."""
-    if _is_empty_folder(target) and not files.is_mount(target):
+    if _is_empty_folder(target) and not target.is_mount():
         target.rmdir()
     if not target.exists():
         if files.move_within(source, target):
@@ -125,7 +124,5 @@ def _is_empty_folder(path: Path) -> bool:
 
 def _sync_tree(folder: Path, *, to: Path) -> None:
     """Make the renames of a whole tree durable."""
-    below: Sequence[Path] = [each for each in folder.rglob("*") if each.is_dir() and not each.is_symlink()]
-    for each in below:
-        files.sync_folder(each)
-    files.sync_folders_up([folder], to=to)
+    below = (each for each in folder.rglob("*") if each.is_dir() and not each.is_symlink())
+    files.sync_folders_up([folder, *below], to=to)

@@ -337,9 +337,9 @@ def _refusal(name: str, table: Table, options: Options) -> str | None:
 def _staged(made: TablePlan, survey: Survey) -> TablePlan:
     """The same, with the columns that must come late so that files which lack them can be adopted."""
     adopted = made.adopted
-    optional = {sql.fold(column.name): column for column in made.columns if column.default is None and column.nullable}
-    for leaf_key in (key for leaf in adopted[:1] for key in leaf.keys):
-        optional.pop(sql.fold(leaf_key), None)
+    keys = {sql.fold(key) for leaf in adopted[:1] for key in leaf.keys}
+    plain = (column for column in made.columns if column.default is None and column.nullable)
+    optional = {sql.fold(column.name): column for column in plain if sql.fold(column.name) not in keys}
     has: dict[str, set[str]] = {leaf.path: set() for leaf in adopted}
     lacked: set[str] = set()
     for shape in survey.shapes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
+from catchment import files
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.place import DATABASE_FILES
 
@@ -99,8 +100,8 @@ def walk(root: Path, *, keys: Sequence[str], table: str | None = None) -> Tree:
         if values is None:
             strays.extend(_stray(path, each, "it is in no leaf") for each in found)
             continue
-        strays.extend(_stray(path, each, "its name is not UTF-8") for each in found if not _is_text(each.name))
-        found = [each for each in found if _is_text(each.name)]
+        strays.extend(_stray(path, each, "its name is not UTF-8") for each in found if not files.is_text(each.name))
+        found = [each for each in found if files.is_text(each.name)]
         parquet = tuple(each for each in found if each.name.endswith(SUFFIX))
         strays.extend(_stray(path, each, "a leftover, no Parquet file") for each in found if each not in parquet)
         if not parquet:
@@ -129,7 +130,7 @@ def tables_of(leaves: Iterable[Leaf]) -> dict[str, list[Leaf]]:
 
 def _values(parts: Sequence[str], levels: Sequence[str]) -> tuple[str | None, ...] | None:
     """The values of the folders' keys, or None where these are not the folders of a leaf."""
-    if len(parts) != len(levels) or not all(map(_is_text, parts)):
+    if len(parts) != len(levels) or not all(map(files.is_text, parts)):
         return None
     return tuple(_decoded(parts, levels)) if _matches(parts, levels) else None
 
@@ -156,11 +157,6 @@ def _file(path: str, name: str) -> LeafFile | None:
             # Whoever only looks may look while an import moves leaves on.
             return None
     return LeafFile(name=name, bytes=facts.st_size, modified_ns=facts.st_mtime_ns)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name of the file system is UTF-8; others cannot be written into SQL or a report."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _stray(path: PurePosixPath, file: LeafFile, reason: str) -> Stray:
