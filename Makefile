@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-che
 SCALE  ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format bench docs soak clean java
+.PHONY: help demo test check lint types format bench docs proto soak clean java
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,12 +34,16 @@ bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a qu
 	$(BIN)/python -m benchmarks.moving --scale $(SCALE)
 	$(BIN)/python -m benchmarks.queue --scale $(SCALE)
 	$(BIN)/python -m benchmarks.legacy --scale $(SCALE)
+	$(BIN)/python -m benchmarks.server --scale $(SCALE)
 
 soak: $(VENV)/dev java ## Run the long campaigns
 	$(BIN)/python -m pytest -m soak tests
 
 docs: $(VENV)/dev ## Write docs/reference/ again from the code
 	$(BIN)/python docs/generate.py
+
+proto: $(VENV)/dev ## Make the protocol's modules again from its .proto files
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/catchment/server/protocol/*.proto
 
 clean: ## Remove everything that was generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out

@@ -13,15 +13,13 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 from pydantic import SecretStr
 
-from benchmarks.leaves import LOG_LIKE
+from benchmarks.rates import Rate, drive, drive_while, rows_of
 from catchment import sql
 from catchment.clock import SystemClock
 from catchment.ids import TableId
@@ -38,52 +36,6 @@ SECONDS = 4.0
 PEER_SECONDS = 4.0
 FLUSH_ROWS = 1_000_000
 REPEATS = 5
-
-
-@dataclass(frozen=True)
-class Rate:
-    """What writers got done."""
-
-    rows_per_s: float
-    p50_ms: float
-    p99_ms: float
-
-
-def rows_of(count: int) -> pa.Table:
-    """Log-like rows."""
-    with duckdb.connect() as connection:
-        return connection.execute(LOG_LIKE.format(rows=count)).to_arrow_table()
-
-
-def drive(write: Callable[[pa.Table], object], batch: pa.Table, writers: int, seconds: float) -> Rate:
-    """Let that many writers write the batch for a while, each as fast as it gets its answers."""
-    end = time.perf_counter() + seconds
-    return drive_while(lambda: time.perf_counter() < end, write, batch, writers)
-
-
-def drive_while(go_on: Callable[[], bool], write: Callable[[pa.Table], object], batch: pa.Table, writers: int) -> Rate:
-    """The same for as long as that is so."""
-    latencies: list[list[float]] = [[] for _ in range(writers)]
-
-    def one(mine: list[float]) -> None:
-        while go_on():
-            started = time.perf_counter()
-            write(batch)
-            mine.append(time.perf_counter() - started)
-
-    threads = [threading.Thread(target=one, args=(mine,)) for mine in latencies]
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    elapsed = time.perf_counter() - started
-    every = sorted(each for mine in latencies for each in mine)
-    return Rate(
-        rows_per_s=len(every) * batch.num_rows / elapsed,
-        p50_ms=every[len(every) // 2] * 1000,
-        p99_ms=every[int(len(every) * 0.99)] * 1000,
-    )
 
 
 class Bench:
@@ -120,7 +72,7 @@ class Bench:
         self.queue.force_flush_all()
         return rate
 
-    def direct(self, batch: pa.Table, writers: int, *, inlined: bool) -> Rate:
+    def direct(self, batch: pa.Table, writers: int, *, inlined: bool, seconds: float = PEER_SECONDS) -> Rate:
         table = self.new_table(batch, inlined=batch.num_rows if inlined else 0)
         turn = threading.Lock()
         local = threading.local()
@@ -132,7 +84,7 @@ class Bench:
             with turn:
                 local.cursor.execute(f"INSERT INTO {table} FROM temp.main.batch")
 
-        return drive(write, batch, writers, PEER_SECONDS)
+        return drive(write, batch, writers, seconds)
 
 
 def enqueues(bench: Bench) -> list[dict[str, object]]:

@@ -128,7 +128,7 @@ class QueueScene:
     def fresh_rows(self, table: TableId = EVENTS) -> Counter[Row]:
         """What a fresh read gives, each row with how often it is there."""
         with self.coordinator.fresh(table) as fresh:
-            return Counter(fresh.connection.execute(fresh.query).fetchall())
+            return Counter(fresh.connection.execute(fresh.queries[table]).fetchall())
 
     def held_rows(self, table: TableId = EVENTS) -> int:
         """How many rows are buffered."""

@@ -15,6 +15,19 @@ CATALOGS = ("duckdb", "sqlite", "postgres")
 MakeSettings = Callable[..., Settings]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the Spark session comes first: so it stays with one process of the run, and no other starts Spark."""
+    items.sort(key=lambda item: "spark_runner" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_per_lake() -> Iterator[None]:
+    """Tests keep the cores busy by themselves, and threads that share a small statement cost nearly twice its CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CATCHMENT_LAKE_THREADS_MAX", "1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     server = EmbeddedPostgres()
@@ -46,8 +59,8 @@ def make_settings(tmp_path: Path, request: pytest.FixtureRequest) -> MakeSetting
 
 @pytest.fixture(params=CATALOGS)
 def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
-    """Settings for each kind of catalog in turn."""
-    return make_settings(request.param)
+    """Settings for each kind of catalog in turn; one of them with all the threads that a user's lake has."""
+    return make_settings(request.param, lake_threads_max=0 if request.param == "duckdb" else 1)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Small scenes that many tests start from: files with known rows, tables for them, a deliverer."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -10,6 +11,7 @@ from catchment.ids import ProducerId, TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
 from catchment.lake.types import Column
+from catchment.lake.upkeep import Ages
 from catchment.pipeline import Deliverer, ParquetFiles, Unit
 from catchment.pipeline.spark import Runner
 from catchment.settings import Settings
@@ -18,6 +20,7 @@ from catchment.testing import InlineRunner
 EVENTS = TableId("main", "events")
 EVENT_COLUMNS = (Column(name="id", type="BIGINT"), Column(name="kind", type="VARCHAR"))
 PRODUCER = ProducerId("test", "scene", "1")
+NOW = Ages(snapshot=timedelta(0), orphan=timedelta(0))
 
 
 class Units:

@@ -3,14 +3,15 @@
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from catchment import files
 from catchment.clock import Clock, SystemClock
-from catchment.control import ControlDatabase
 from catchment.errors import LakeMissingError, SettingsError
 from catchment.lake import Lake, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
+from catchment.lake.wall import Wall
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
@@ -22,12 +23,17 @@ from catchment.queue.shared import FILE_NAME
 from catchment.queue.store import WAL
 from catchment.settings import Settings
 
+if TYPE_CHECKING:
+    from catchment.control import ControlDatabase
+
 
 class App:
     """One process of Catchment. Parts are made when first asked for, and closed together."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock | None = None, walled: bool = False) -> None:
+        """`walled` is for a process in which strangers' SQL runs: the lake's instance is closed in."""
         self.settings = settings
+        self._walled = walled
         self.clock: Clock = clock or SystemClock()
         # Guards all below: threads that ask for a part at the same time must get the same one.
         self._mutex = threading.RLock()
@@ -72,14 +78,25 @@ class App:
 
     def _open(self, *, create: bool) -> Lake:
         with self._mutex:
-            lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
+            lake = self._lake or self._make_lake()
             lake.open(create=create)
             self._lake = lake
             return lake
 
+    def _make_lake(self) -> Lake:
+        return Lake.from_settings(self.settings, clock=self.clock, wall=self.wall if self._walled else None)
+
     @property
-    def control(self) -> ControlDatabase:
+    def wall(self) -> Wall:
+        """What closes in an instance in which strangers' SQL runs."""
+        return Wall(spill_path=self.settings.home.absolute() / "spill", memory_mb=self.settings.server_memory_mb)
+
+    @property
+    def control(self) -> "ControlDatabase":
         """The control database; created, or backed up and upgraded, when first asked for."""
+        # Imported here, because it brings migrations along, and most commands do without.
+        from catchment.control import ControlDatabase
+
         with self._mutex:
             if self._control is None:
                 self._control = ControlDatabase.open(self.settings, clock=self.clock)
@@ -139,7 +156,7 @@ class App:
     def _make_queue(self) -> DqCoordinator:
         if not self.settings.queue_enable:
             raise SettingsError("The queue is switched off.", hint="Set DUCKLING_QUEUE_ENABLE=true, or leave it out.")
-        lake = self._lake = self._lake or Lake.from_settings(self.settings, clock=self.clock)
+        lake = self._lake = self._lake or self._make_lake()
         buffer = self._buffer = open_buffer(self.settings, clock=self.clock)
         deliverer = Deliverer(lake, self.runner, self.settings, file_bytes_min=FILE_BYTES_MIN)
         return DqCoordinator(

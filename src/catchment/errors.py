@@ -8,18 +8,25 @@
     │   ├── LockTimeoutError      somebody else holds the lock
     │   ├── BufferHeldError       another process has the queue's buffer open
     │   ├── BackpressureError     the buffer is full: nothing of this write was kept
+    │   ├── LimitError            over a limit of the server: send less, or later
     │   ├── FlushFailedError      some buffered rows did not reach the lake; they are still buffered
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
+    ├── CancelledError            the one who asked wants it no more; nothing of it was kept
+    │   └── TimedOutError
     ├── FencedError               another process has taken over this producer: stop
     ├── InputError                the caller must change what was given; nothing was written
     │   ├── SettingsError
     │   ├── LakeMissingError
     │   ├── TableMissingError
+    │   ├── AlreadyExistsError
     │   ├── TypeConflictError
     │   ├── CorruptInputError
     │   ├── StorageUnsupportedError
     │   ├── PreconditionError     what a commit requires is not so
+    │   ├── NotAllowedError       this user may not do it, and nobody may reach the host
+    │   ├── NotLoggedInError      say who you are
+    │   ├── NotSupportedError     it is understood, and not offered
     │   ├── StateError            this step is not allowed now: do one that is
     │   ├── ScriptError           a migration script cannot be run; the database is as it was
     │   └── BackupMissingError
@@ -104,6 +111,10 @@ class BackpressureError(RetryableError):
     default_hint = "Write again later. Is the lake reachable? `catchment doctor` tells."
 
 
+class LimitError(RetryableError):
+    """Over a limit of the server."""
+
+
 class FlushFailedError(RetryableError):
     """Some buffered rows did not reach the lake; they are still buffered."""
 
@@ -118,6 +129,16 @@ class CommitUnknownError(CatchmentError):
     """The connection failed during COMMIT: the commit may or may not have landed."""
 
     default_hint = "The ledger knows: `catchment lake audit` shows which units were delivered."
+
+
+class CancelledError(CatchmentError):
+    """The call was cancelled; nothing of it was kept."""
+
+
+class TimedOutError(CancelledError):
+    """The statement took longer than it may; nothing of it was kept."""
+
+    default_hint = "CATCHMENT_SERVER_STATEMENT_SECONDS_MAX is how long a statement may take."
 
 
 class FencedError(CatchmentError):
@@ -146,6 +167,10 @@ class TableMissingError(InputError):
     """The table does not exist in the lake."""
 
 
+class AlreadyExistsError(InputError):
+    """It exists already."""
+
+
 class TypeConflictError(InputError):
     """A column's type does not fit the table."""
 
@@ -160,6 +185,18 @@ class StorageUnsupportedError(InputError):
 
 class PreconditionError(InputError):
     """What the commit requires is not so."""
+
+
+class NotAllowedError(InputError):
+    """This is not allowed."""
+
+
+class NotLoggedInError(InputError):
+    """Log in first."""
+
+
+class NotSupportedError(InputError):
+    """This is not supported."""
 
 
 class StateError(InputError):

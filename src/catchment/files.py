@@ -6,14 +6,17 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from catchment.clock import Clock
-from catchment.errors import LockTimeoutError, StorageFailedError, StorageUnsupportedError
+from catchment.errors import CommitUnknownError, LockTimeoutError, StorageFailedError, StorageUnsupportedError
 
 _LOCK_POLL_S = 0.005
+_SYNCS_AT_ONCE_MAX = 8
 
 
 def local_path(uri: str) -> Path:
@@ -63,7 +66,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
-    """Make folders and their parents up to `to` survive a power cut, with all that was put into them."""
+    """Make folders and their parents up to `to` survive a power cut, from the inside out."""
     found: set[Path] = set()
     for path in paths:
         folder = path
@@ -72,8 +75,14 @@ def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
             if folder == to or to not in folder.parents:
                 break
             folder = folder.parent
-    for folder in sorted(found, key=lambda each: -len(each.parts)):
-        sync_folder(folder)
+    # Those who wait together share one write of the file system's journal: several times as fast as one by one.
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE_MAX) as pool:
+        for _, level in groupby(sorted(found, key=_height), key=_height):
+            list(pool.map(sync_folder, level))
+
+
+def _height(path: Path) -> int:
+    return -len(path.parts)
 
 
 def make_folder(path: Path) -> None:
@@ -170,9 +179,17 @@ def write_text(path: Path, text: str) -> None:
     sync_file(path)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Put a small file in the place of another, durably: a reader sees the old text or the new one."""
+def replace_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Put a small file in the place of another, durably: a reader sees the old text or the new one.
+
+    Nobody but this user can ever read a `private` one.
+    """
     part = path.with_name(f"{path.name}.new")
+    if private:
+        # What a killed process has left may be open to others.
+        remove(part)
+        with _failing(part):
+            part.touch(mode=0o600, exist_ok=False)
     write_text(part, text)
     with _failing(path):
         part.replace(path)
@@ -205,6 +222,16 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(_existing(path)).free
 
 
+def process_started(pid: int) -> str | None:
+    """When a process of this machine started, in ticks since the machine did; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # Its name comes before, in brackets, and may hold anything.
+    return stat.rpartition(")")[2].split()[19]
+
+
 def same_device(one: Path, other: Path) -> bool:
     """Whether two paths lie, or will lie, on one file system."""
     return _existing(one).stat().st_dev == _existing(other).stat().st_dev
@@ -212,6 +239,38 @@ def same_device(one: Path, other: Path) -> bool:
 
 def _existing(path: Path) -> Path:
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
+
+
+class SyncedFile:
+    """An open file that is written in place; what was synced survives a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _failing(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def read(self) -> bytes:
+        """All of it."""
+        with _failing(self.path):
+            return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+    def write(self, start: int, content: bytes) -> None:
+        """Put the content there; durable once it is synced."""
+        with _failing(self.path):
+            done = 0
+            while done < len(content):
+                done += os.pwrite(self._descriptor, content[done:] if done else content, start + done)
+
+    def sync(self) -> None:
+        """Make what was written survive; after CommitUnknownError only a new reading can tell what did."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise CommitUnknownError(f"{self.path} may or may not have what was written: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
 
 
 class FileLock:

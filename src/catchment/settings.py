@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     lake_transaction_seconds_max: float = _setting(
         600, "A write transaction open for longer is rolled back and redone.", unit="seconds", gt=0
     )
+    lake_threads_max: int = _setting(
+        0, "Threads of DuckDB in a process that opens the lake; 0 is one per core.", unit="threads", ge=0, le=1024
+    )
     lake_snapshot_keep_hours: float = _setting(
         168, "Age at which upkeep expires snapshots; must exceed the longest transaction tenfold.", unit="hours", gt=0
     )
@@ -114,6 +117,43 @@ class Settings(BaseSettings):
         None, "PostgreSQL that leases sessions' files to hosts; default the lake's, if it has one, else file locks."
     )
 
+    server_host: str = _setting("127.0.0.1", "Address that `catchment serve` listens on.", min_length=1)
+    server_port: int = _setting(4214, "Port of the Flight SQL server; 0 is any that is free.", ge=0, le=65_535)
+    server_auth: bool | None = _setting(
+        None, "Whether clients must log in; default yes, unless the server listens on loopback and has no users."
+    )
+    server_users_file: Path | None = _setting(None, "File of the users; default `users.json` in the home.")
+    server_tls_certificate: Path | None = _setting(None, "The server's certificate chain, PEM.")
+    server_tls_key: Path | None = _setting(None, "The private key of the certificate, PEM.")
+    server_sessions_max: int = _setting(100, "Sessions open at the same time.", unit="sessions", ge=1)
+    server_session_idle_seconds: float = _setting(
+        900, "A session is closed when nothing was asked of it for so long.", unit="seconds", gt=0
+    )
+    server_transaction_idle_seconds: float = _setting(
+        60, "A transaction is rolled back when nothing was asked of it for so long.", unit="seconds", gt=0
+    )
+    server_statement_seconds_max: float = _setting(300, "A statement may take so long.", unit="seconds", gt=0)
+    server_statements_max: int = _setting(32, "Statements that run at the same time.", unit="statements", ge=1)
+    server_statement_bytes_max: int = _setting(MIB, "Longest text of a statement.", unit="bytes", ge=1024)
+    server_message_bytes_max: int = _setting(64 * MIB, "Largest message that is taken.", unit="bytes", ge=MIB)
+    server_batch_rows_max: int = _setting(1_000_000, "Most rows of one batch that is taken.", unit="rows", ge=1)
+    server_write_bytes_max: int = _setting(
+        1024 * MIB, "Most that one write to the queue, or one transaction's writes to it, may hold.",
+        unit="bytes", ge=MIB,
+    )  # fmt: skip
+    server_result_bytes_max: int = _setting(
+        256 * MIB, "Most of a result that is kept for a client which asks for something else before it has read it.",
+        unit="bytes", ge=MIB,
+    )  # fmt: skip
+    server_prepared_max: int = _setting(1_000, "Prepared statements of one session.", unit="statements", ge=1)
+    server_memory_mb: int = _setting(
+        0, "Memory of DuckDB in the server; more spills to the home; 0 is DuckDB's default.", unit="MiB", ge=0
+    )
+    server_shutdown_seconds: float = _setting(
+        30, "How long the end of the server waits for statements under way and for the last flush.",
+        unit="seconds", ge=0,
+    )  # fmt: skip
+
     spark_master: str = _setting("local[*]", "Spark master: `local[N]`, `spark://…`, `yarn`, `k8s://…`.")
     spark_driver_memory_mb: int = _setting(1024, "Heap of Spark's driver JVM.", unit="MiB", ge=512)
     spark_task_failures_max: int = _setting(4, "Tries of one Spark task before its job fails.", unit="tries", ge=1)
@@ -162,6 +202,11 @@ class Settings(BaseSettings):
         return (self.queue_root or self.home / "duckling_queue").absolute()
 
     @property
+    def users_path(self) -> Path:
+        """The users' file with its default filled in."""
+        return (self.server_users_file or self.home / "users.json").absolute()
+
+    @property
     def data_path(self) -> str:
         """The data path with its default filled in."""
         return self.lake_data_path or str(self.home.absolute() / "data")
@@ -192,13 +237,14 @@ def declared() -> tuple[Declared, ...]:
     )
 
 
-def load_settings(home: Path | None = None) -> Settings:
-    """Read the settings; `home` (the command line's) wins over the environment's."""
+def load_settings(home: Path | None = None, **given: Any) -> Settings:
+    """Read the settings; `home` and whatever else is `given` (the command line's) win over the environment's."""
     _refuse_unknown_variables()
     folder = home or Path(os.environ.get(_variable("home")) or Settings.model_fields["home"].default)
     values = {key: value for key, value in _read_file(folder / FILE_NAME).items() if not os.environ.get(_variable(key))}
     try:
-        return Settings(**{**values, **_queue_values(), "home": folder})
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return Settings(**{**values, **_queue_values(), **chosen, "home": folder})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise SettingsError(f"Wrong settings: {problems}.", hint="`catchment --help` lists the settings.") from None
@@ -233,6 +279,11 @@ def java_home() -> str | None:
 def cpu_count() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_variable(name: str, value: str) -> None:
+    """Set a variable for this process and its children, unless the user has: for libraries that read nothing else."""
+    os.environ.setdefault(name, value)
 
 
 @contextmanager

@@ -9,7 +9,10 @@ import pytest
 from tests.repo.source_tree import ROOT
 
 # What an example says at its end; most are about a lake.
-SAID = {"change-a-schema": ("state: CURRENT", "rows in the database: 1000")}
+SAID = {
+    "change-a-schema": ("state: CURRENT", "rows in the database: 1000"),
+    "write-over-flight-sql": ("rows seen before any flush: [(1000, 1000, 'new')]", "the server ended with 0"),
+}
 SAID_OF_A_LAKE = ("audit: clean", "rows in the lake: 1000")
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
 

@@ -1,5 +1,6 @@
 """Commits on every kind of catalog: all of it or nothing, and failures that say what they are."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +36,11 @@ from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.scenes import EVENT_COLUMNS, EVENTS, PRODUCER, create_table, once, rows_of, write_parquet
 
+# Enough files for a commit to get an instance of its own.
+_MANY = 100
 
-def _delivery(lake: Lake, claim: Claim, unit: str) -> Delivery:
+
+def _delivery(lake: Lake, claim: Claim, unit: str, rows: int = 10) -> Delivery:
     return Delivery(
         unit_id=unit,
         producer=claim.producer,
@@ -46,7 +50,7 @@ def _delivery(lake: Lake, claim: Claim, unit: str) -> Delivery:
         table=EVENTS,
         table_uuid=lake.table(EVENTS).uuid,
         mode="rewrite",
-        rows=10,
+        rows=rows,
         bytes=100,
         digest=None,
         source="a test",
@@ -55,17 +59,21 @@ def _delivery(lake: Lake, claim: Claim, unit: str) -> Delivery:
     )
 
 
-def _files(lake: Lake, folder: str) -> RegisterFiles:
+def _files(lake: Lake, folder: str, count: int = 1) -> RegisterFiles:
     path = Path(lake.table(EVENTS).folder) / folder
-    write_parquet(path / "a.parquet", "SELECT i AS id, 'k' AS kind FROM range(10) r(i)")
-    return RegisterFiles(table=EVENTS, folder=str(path), names=frozenset({"a.parquet"}), partitioned=False)
+    first = write_parquet(path / "a.parquet", "SELECT i AS id, 'k' AS kind FROM range(10) r(i)")
+    others = [path / f"{number}.parquet" for number in range(1, count)]
+    for each in others:
+        shutil.copyfile(first, each)
+    names = frozenset(each.name for each in (first, *others))
+    return RegisterFiles(table=EVENTS, folder=str(path), names=names, partitioned=False)
 
 
-def _deliver(lake: Lake, claim: Claim, unit: str, folder: str) -> Commit:
+def _deliver(lake: Lake, claim: Claim, unit: str, folder: str, count: int = 1) -> Commit:
     changes: tuple[Change, ...] = (
         Advance(claim=claim, seq_to=claim.seq + 1),
-        Record(deliveries=(_delivery(lake, claim, unit),)),
-        _files(lake, folder),
+        Record(deliveries=(_delivery(lake, claim, unit, rows=10 * count),)),
+        _files(lake, folder, count),
     )
     requirement = Undelivered(unit_ids=(unit,), table_uuid=lake.table(EVENTS).uuid)
     return Commit(message="deliver", requires=(requirement,), changes=changes)
@@ -128,20 +136,35 @@ def test_a_unit_that_is_there_already_is_a_conflict(lake: Lake) -> None:
     assert len(rows_of(lake)) == 10
 
 
+@pytest.mark.parametrize(("catalog", "expected"), [("sqlite", 1), ("postgres", 1), ("duckdb", 3)])
+def test_a_commit_of_many_files_has_one_thread_and_readers_keep_theirs(
+    catalog: str, expected: int, make_settings: MakeSettings
+) -> None:
+    threads = "SELECT current_setting('threads')::BIGINT AS id, 'threads' AS kind"
+    with Lake.from_settings(make_settings(catalog, lake_threads_max=3)) as lake:
+        create_table(lake)
+        told = InsertRows(table=EVENTS, query=threads)
+        lake.commit(Commit(message="many", changes=(told, _files(lake, "many", _MANY))))
+        assert rows_of(lake, f"SELECT id FROM {EVENTS} WHERE kind = 'threads'") == [(expected,)]
+        assert rows_of(lake, threads) == [(3, "threads")]
+        assert len(rows_of(lake)) == 10 * _MANY + 1
+
+
+@pytest.mark.parametrize("count", [1, _MANY])
 @pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
-def test_the_fence_holds_without_the_commit_lock(catalog: str, make_settings: MakeSettings) -> None:
+def test_the_fence_holds_without_the_commit_lock(catalog: str, count: int, make_settings: MakeSettings) -> None:
     with Lake.from_settings(make_settings(catalog)) as lake:
         create_table(lake)
         with _unlocked(lake) as one, _unlocked(lake) as two:
             claim = one.claim(PRODUCER)
-            early, late = _deliver(one, claim, "u1", "early"), _deliver(two, claim, "u1", "late")
+            early, late = (_deliver(by, claim, "u1", name, count) for by, name in ((one, "early"), (two, "late")))
             # All of the second transaction is done when the first commits, and both saw the same snapshot.
             with faults.armed("deliver.before_commit", once(lambda: one.commit(early))), pytest.raises(ConflictError):
                 two.commit(late)
-            assert len(rows_of(two)) == 10
+            assert len(rows_of(two)) == 10 * count
             # The connection whose COMMIT failed was thrown away: the lake goes on.
-            two.commit(_deliver(two, two.join(PRODUCER), "u2", "next"))
-            assert len(rows_of(one)) == 20
+            two.commit(_deliver(two, two.join(PRODUCER), "u2", "next", count))
+            assert len(rows_of(one)) == 20 * count
         assert lake.audit().ok
 
 

@@ -19,7 +19,6 @@ from catchment.pipeline.legacy.report import LegacyReport
 from catchment.pipeline.work import Mode, Task
 from catchment.testing import InlineRunner
 from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, Shape, make_legacy_home, snapshot_tree
-from tests.behaviour.test_upkeep import NOW
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import (
     ADOPT_ALL,
@@ -40,7 +39,7 @@ from tests.legacy_scenes import (
     make_scene,
     without,
 )
-from tests.scenes import write_parquet
+from tests.scenes import NOW, write_parquet
 
 GOOD = sorted(set(Odd) - BLOCKING)
 BROKEN = sorted(BLOCKING - {Odd.CONFLICT})

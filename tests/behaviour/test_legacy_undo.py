@@ -11,9 +11,8 @@ from catchment.pipeline.legacy.place import Phase
 from catchment.pipeline.legacy.plan import Options
 from catchment.pipeline.work import Mode
 from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, snapshot_tree
-from tests.behaviour.test_upkeep import NOW
 from tests.legacy_scenes import LOG, CutError, MakeScene, Scene, assert_backed_up, assert_imported, cut_off
-from tests.scenes import once
+from tests.scenes import NOW, once
 
 
 def _assert_undone(scene: Scene) -> None:

@@ -89,10 +89,10 @@ def test_a_fresh_read_is_open_as_long_as_its_block_and_sees_one_moment(queue: Qu
 def test_a_fresh_read_says_up_to_which_number_it_is_complete(queue: QueueScene) -> None:
     acks = [queue.write(range(3)), queue.write(range(3, 8))]
     with queue.coordinator.fresh(EVENTS) as fresh:
-        assert fresh.complete_through == {acks[-1].source: 8}
+        assert fresh.complete_through[EVENTS] == {acks[-1].source: 8}
     other = queue.write(range(8, 10), session="another")
     with queue.coordinator.fresh(EVENTS) as fresh:
-        assert fresh.complete_through[other.source] == other.seq_last
+        assert fresh.complete_through[EVENTS][other.source] == other.seq_last
 
 
 def test_a_table_without_buffered_rows_is_read_fresh_too(queue: QueueScene) -> None:

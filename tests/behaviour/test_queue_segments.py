@@ -20,7 +20,8 @@ from catchment.errors import BufferHeldError, LakeUnavailableError, StorageFaile
 from catchment.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue.buffer import SEQ, Parcel
-from catchment.queue.lease import FileLeases, Lease, PostgresLeases
+from catchment.queue.lease import FileLeases, Lease
+from catchment.queue.lease_postgres import PostgresLeases
 from catchment.queue.segments import SessionsBuffer
 from catchment.settings import MIB
 from catchment.testing import EmbeddedPostgres, FakeClock

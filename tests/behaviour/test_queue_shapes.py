@@ -82,7 +82,7 @@ TEXTS = [
 def _read(queue: QueueScene, table: TableId, query: str) -> list[tuple[object, ...]]:
     """Rows that differ between a fresh read and the query, or between the lake and a fresh read after a flush."""
     with queue.coordinator.fresh(table) as fresh:
-        found = difference(fresh.connection, fresh.query, query)
+        found = difference(fresh.connection, fresh.queries[table], query)
     queue.coordinator.force_flush_all()
     with queue.lake.cursor() as cursor:
         lake = f"FROM {sql.qualified(queue.lake.name, table.schema, table.name)}"

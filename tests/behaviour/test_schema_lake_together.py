@@ -59,9 +59,9 @@ def test_after_a_commit_of_unknown_fate_the_records_tell_whether_to_try_again(
     commit = sqlite_lake._commit
     turns = iter([True])
 
-    def torn(connection: duckdb.DuckDBPyConnection) -> None:
+    def torn(connection: duckdb.DuckDBPyConnection, **how: bool) -> None:
         if not next(turns, False):
-            commit(connection)
+            commit(connection, **how)
             return
         connection.execute("COMMIT" if landed else "ROLLBACK")
         raise CommitUnknownError("The connection broke.")

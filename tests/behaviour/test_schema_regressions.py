@@ -134,6 +134,61 @@ def test_a_dropped_column_that_a_view_or_trigger_has_in_quotes_is_left_to_a_pers
 
 
 @pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("TRIGGER", 'CREATE TRIGGER told AFTER DELETE ON note BEGIN SELECT old."email"; END'),
+        ("TRIGGER", 'CREATE TRIGGER told AFTER INSERT ON note BEGIN SELECT new . "EMAIL"; END'),
+        ("VIEW", 'CREATE VIEW told AS SELECT id, "note"."email" FROM note'),
+    ],
+)
+@pytest.mark.parametrize("statements", [TABLE, INDEXED, UNIQUE], ids=["altered", "indexed", "rebuilt"])
+def test_a_dropped_column_that_is_in_quotes_behind_a_dot_is_dropped_once_nobody_needs_it(
+    tmp_path: Path, kind: str, more: str, statements: str
+) -> None:
+    here = _scene(tmp_path, f"{statements} {more};", NOTE)
+    assert "-- undecided" not in _generated(here)
+    before = here.content()
+    with pytest.raises(ScriptError, match="told"):
+        here.migrate.apply(here.check().pending[0])
+    assert here.content() == before
+    here.script(here.check().pending[0]).unlink()
+    _apply(here, f"DROP {kind} told")
+    _become(here)
+
+
+IN_QUOTES = f'{INDEXED} CREATE VIEW mails AS SELECT id, "email" FROM note;'
+
+
+def test_what_another_option_would_leave_to_a_person_does_not_hold_up_a_rename(tmp_path: Path) -> None:
+    here = _scene(tmp_path, IN_QUOTES, _model("note", {"title": str, "mail": str | None}))
+    text = _generated(here).replace("-- undecided: note\n", "", 1).replace("-- ALTER", "ALTER")
+    assert "\n-- -- undecided: note\n" in text
+    here.migrate.apply(here.write(here.check().pending[0], text))
+    assert here.check().state is State.CURRENT
+    assert here.rows("SELECT * FROM mails") == [(1, "x@y")]
+
+
+def test_once_a_view_is_gone_that_has_a_column_in_quotes_the_column_can_go(tmp_path: Path) -> None:
+    here = _scene(tmp_path, IN_QUOTES, NOTE)
+    assert "-- undecided: note" in _generated(here)
+    here.migrate.apply(here.write(here.check().pending[0], "DROP VIEW mails;"))
+    _become(here)
+    assert here.rows("SELECT * FROM note") == [(1, "a")]
+
+
+def test_a_script_that_was_generated_after_other_scripts_fails_and_changes_nothing(tmp_path: Path) -> None:
+    here = _scene(tmp_path, f"{TABLE} INSERT INTO note VALUES (1, 'a', 'x@y');", NOTE)
+    _apply(here, "SELECT 1")
+    _generated(here)
+    here.migrate.restore("pre_001.mydb.sqlite.bak")
+    _apply(here, "ALTER TABLE note DROP COLUMN email")
+    before = here.content()
+    with pytest.raises(ScriptError, match="no such column"):
+        here.migrate.apply(here.check().pending[0])
+    assert here.content() == before
+
+
+@pytest.mark.parametrize(
     "piece", ["CHECK (\"email\" <> 'title')", 'upper TEXT GENERATED ALWAYS AS (upper("email"))', 'UNIQUE ("email")']
 )
 def test_a_dropped_column_that_its_table_has_in_quotes_is_left_to_a_person(tmp_path: Path, piece: str) -> None:

@@ -13,9 +13,8 @@ from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.pipeline import Mode
 from catchment.settings import Settings
 from tests.conftest import MakeSettings
-from tests.scenes import assert_exactly_once, create_table, deliverer, event_files, once, rows_of, source_of
+from tests.scenes import NOW, assert_exactly_once, create_table, deliverer, event_files, once, rows_of, source_of
 
-NOW = Ages(snapshot=timedelta(0), orphan=timedelta(0))
 YEAR = Ages(snapshot=timedelta(days=365), orphan=timedelta(days=365))
 
 

@@ -14,8 +14,7 @@ from catchment.lake.upkeep import maintain
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
 from catchment.settings import Settings
 from catchment.testing import InlineRunner
-from tests.behaviour.test_upkeep import NOW
-from tests.scenes import EVENTS
+from tests.scenes import EVENTS, NOW
 
 
 def main(act: str, home: str, catalog: str, point: str, mode: str, *paths: str) -> None:

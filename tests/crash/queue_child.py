@@ -37,7 +37,7 @@ CLIENT_IDS = 1_000_000
 BATCH = 3
 BATCHES_BEFORE = 6
 # The writer itself comes to these, so they are armed while a flush stands still in the middle of its work.
-_WRITERS_POINTS = ("queue.before_ack", "queue.after_ack")
+_WRITERS_POINTS = ("queue.before_ack", "queue.after_ack", "queue.after_settle")
 _FLUSH_MIDDLE = "deliver.after_place"
 
 

@@ -15,13 +15,12 @@ from catchment.lake.staging import Staging
 from catchment.lake.upkeep import maintain
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
 from catchment.settings import Settings
-from tests.behaviour.test_upkeep import NOW
 from tests.conftest import MakeSettings
 from tests.crash.test_legacy_kill import KILLED as LEGACY
 from tests.crash.test_queue_kill import KILLED as QUEUE
 from tests.crash.test_schema_kill import KILLED as SCHEMA
 from tests.repo.source_tree import ROOT
-from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
+from tests.scenes import EVENTS, NOW, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
 
 # Those of the queue, of migrations and of legacy imports are killed in modules of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]

@@ -24,7 +24,7 @@ from tests.scenes import create_table
 LATER = frozenset(range(CLIENTS * CLIENT_IDS, CLIENTS * CLIENT_IDS + BATCH))
 ASIDE = "queue.between_aside"
 SEGMENTS_ONLY = ("queue.before_seal", "queue.after_seal", "queue.before_flushed")
-SLICES_ONLY = ("queue.before_retire",)
+SLICES_ONLY = ("queue.before_retire", "queue.after_settle")
 # A unit of the queue has one input, so a flush does not come between two.
 FLUSHING = [
     point
@@ -43,6 +43,7 @@ UNCOMMITTED = (
     "deliver.before_commit",
     "queue.before_ack",
     "queue.after_ack",
+    "queue.after_settle",
     "queue.after_stage",
     "queue.before_seal",
     "queue.after_seal",

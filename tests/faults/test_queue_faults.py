@@ -30,6 +30,7 @@ from tests.scenes import EVENTS, create_table
 FILE_CALLS: tuple[tuple[Any, str], ...] = (
     (os, "fsync"),
     (os, "fdatasync"),
+    (os, "pwrite"),
     (os, "link"),
     (shutil, "rmtree"),
     (Path, "mkdir"),

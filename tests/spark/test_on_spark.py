@@ -12,8 +12,8 @@ import pytest
 from catchment.errors import JavaMissingError, SparkFailedError
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer, Mode, SparkRunner
+from catchment.pipeline.master import parallelism
 from catchment.pipeline.plan import Stint
-from catchment.pipeline.spark import parallelism
 from catchment.pipeline.work import Input, Part, Shape, Task
 from catchment.settings import Settings
 from tests.conftest import MakeSettings

@@ -129,16 +129,25 @@ def mismatches(connection: sqlite3.Connection, held: Held) -> Iterator[str]:
                 if column not in found[key] or not _is_same(value, found[key][column]):
                     yield f"{table}.{column} of {key} is {found[key].get(column, 'gone')!r}, was {value!r}"
     schema = {name: (kind, table, text) for kind, name, table, text in connection.execute(SCHEMA)}
-    for name, (kind, table, _) in held.by_hand.items():
+    for name, (kind, table, column) in held.by_hand.items():
         if kind == "check":
             if "CHECK (id > 0)" not in schema[table][2]:
                 yield f"{table} has lost what was written by hand"
         elif name not in schema or (kind != "view" and schema[name][1] != table):
             yield f"{name} of {table} is gone"
-        elif kind == "view":
-            connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()
+        elif kind == "view" and not _is_told(connection, name, table, column):
+            yield f"{name} does not tell {table}.{column}"
+        elif kind == "trigger" and f'SELECT old."{column}"' not in schema[name][2]:
+            yield f"{name} does not read {table}.{column}"
     yield from (f"integrity: {text}" for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok")
     yield from (f"foreign key: {row}" for row in connection.execute("PRAGMA foreign_key_check"))
+
+
+def _is_told(connection: sqlite3.Connection, view: str, table: str, column: str) -> bool:
+    """Whether a view has the values of the column, and no text that only spells its name."""
+    rows = rows_of(connection, table)
+    told = dict(connection.execute(f'SELECT * FROM "{view}"').fetchall())
+    return told.keys() == rows.keys() and all(column in row and told[key] == row[column] for key, row in rows.items())
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> list[tuple[str, str, int, str | None]]:

@@ -42,6 +42,7 @@ POINTS = st.sampled_from(
         "deliver.before_commit",
         "deliver.after_commit",
         "retire.before_unit",
+        "queue.after_settle",
         "queue.before_retire",
         "queue.after_retire",
         "queue.before_seal",

@@ -44,6 +44,17 @@ from tests.stateful.schema_model import (
     tables_of,
     targets_of,
 )
+from tests.stateful.schema_texts import (
+    FIRST_BY_HAND,
+    decided,
+    forgetting,
+    is_open,
+    left_to_people,
+    made_by_hand,
+    number_of,
+    plain,
+    views_of,
+)
 
 ROUNDS_MAX = 16
 KINDS_OTHER = {kind: [each for each in KINDS if each != kind] for kind in (*KINDS, "relation")}
@@ -57,15 +68,6 @@ REACHED = {
 }
 # Where the database is what it was.
 BEFORE = ("schema.before_backup", "schema.after_backup", "schema.before_commit", "schema.before_script")
-UNDECIDED = "-- undecided:"
-OPTION = re.compile(r"^-- \[\d+\] ", re.MULTILINE)
-FIRST_BY_HAND = """\
--- by hand: check no_zero users id
-CREATE TABLE "users" (
-    id INTEGER PRIMARY KEY CHECK (id > 0), -- Catchment has no word for this,
-    "a" TEXT COLLATE NOCASE /* nor for this */
-);
-"""
 # Does a step, and says whether it was interrupted at the point.
 Interrupt = Callable[[str, str | None, str], bool]
 
@@ -89,7 +91,8 @@ class SchemaMachine(RuleBasedStateMachine):
         self.held = Held()
         self.reference: Held | None = None
         self.backups: dict[tuple[str, int], Held] = {}
-        self.generated: set[str] = set()
+        # The text of scripts that were generated, and what had run when they were: they promise nothing elsewhere.
+        self.generated: dict[str, set[tuple[str, ...]]] = {}
 
     @property
     def migrate(self) -> Migrate:
@@ -169,7 +172,7 @@ class SchemaMachine(RuleBasedStateMachine):
             elif step == "restore":
                 self._restore(None)
             else:
-                do(self.migrate, step, None)
+                self._generate()
             return
         before = self._everything()
         with pytest.raises(StateError):
@@ -198,7 +201,7 @@ class SchemaMachine(RuleBasedStateMachine):
     @rule(kept=st.integers(0, 3))
     def consolidate(self, kept: int) -> None:
         """Delete the last scripts, and go back to the reference."""
-        gone = [path for path in self._files() if _number(path) > kept]
+        gone = [path for path in self._files() if number_of(path) > kept]
         result = self.migrate.look()
         if self.reference is not None and result.state is not State.ERROR and kept < len(self.held.ran) and gone:
             for path in gone:
@@ -275,7 +278,7 @@ class SchemaMachine(RuleBasedStateMachine):
         result = self.migrate.check()
         assert has_journal or self.path.read_bytes() == before
         assert result.state is _first_match(result)
-        scripts = {path.name: _plain(path) for path in self._files()}
+        scripts = {path.name: plain(path) for path in self._files()}
         misnamed = [name for name in scripts if not re.fullmatch(r"\d{3}\..+\.sql", name)]
         by_number = sorted((int(name[:3]), name) for name in scripts if name not in misnamed)
         is_sound = [number for number, _ in by_number] == [*range(1, len(by_number) + 1)]
@@ -380,9 +383,7 @@ class SchemaMachine(RuleBasedStateMachine):
             case State.ERROR | State.DIVERGED:
                 self.put_the_files_in_order()
             case State.DRIFT:
-                path = self.migrate.generate()
-                assert path is not None
-                self.generated.add(_plain(path))
+                self._generate()
             case State.PENDING:
                 self._choose(data, self.engine.scripts / result.pending[0])
                 if not self._apply(result):
@@ -393,42 +394,53 @@ class SchemaMachine(RuleBasedStateMachine):
                 self.models_settled = deepcopy(self.models)
         return True
 
+    def _generate(self) -> None:
+        """A generated script can do all that these models ask for, but drop a column from under a view."""
+        path = self.migrate.generate()
+        assert path is not None
+        text = plain(path)
+        self.generated.setdefault(text, set()).add(tuple(self.held.ran))
+        with closing(sqlite3.connect(self.path)) as connection:
+            for table, view, column in left_to_people(text):
+                assert view in views_of(connection, table, column)
+                assert column not in self.models[table]
+
     def _choose(self, data: st.DataObject, path: Path) -> None:
-        """Choose one option of everything that the script leaves open."""
-        text = _plain(path)
-        if text not in self.generated or UNDECIDED not in text:
+        """Choose one option of everything that the script leaves open; drop the views first that stand in the way."""
+        text = plain(path)
+        if text not in self.generated or not is_open(text):
             return
-        decided = _decided(text, lambda options: data.draw(st.integers(1, options)))
-        if UNDECIDED in decided:
-            decided = _decided(text, lambda _: 1)  # Something written by hand forbids the drop: a rename, then.
-        path.write_text(decided, encoding="utf-8")
-        assert UNDECIDED not in decided, "A generated script can do all that these models ask for."
-        self.generated.add(decided)
+        chosen = decided(text, lambda options: data.draw(st.integers(1, options)))
+        if is_open(chosen):
+            with closing(sqlite3.connect(self.path)) as connection:
+                chosen = forgetting(connection, chosen)
+        else:
+            self.generated.setdefault(chosen, set()).update(self.generated[text])
+        path.write_text(chosen, encoding="utf-8")
 
     def _apply(self, result: CheckResult) -> bool:
         """Apply the next script; False where it failed, which has changed nothing."""
-        text = _plain(self.engine.scripts / result.pending[0])
+        text = plain(self.engine.scripts / result.pending[0])
         before, content = deepcopy(self.held), dump(self.path)
         try:
             self.migrate.apply(result.pending[0])
         except ScriptError:
             assert dump(self.path) == content
             assert self._may_fail(text)
-            self._note_backups(before, is_whole=UNDECIDED not in text)
+            self._note_backups(before, is_whole=not is_open(text))
             return False
         self.held.run(text)
         self._note_backups(before)
         return True
 
     def _may_fail(self, text: str) -> bool:
-        """What was generated fails for what is in the way only: rows, or what was made by hand."""
-        is_generated = text in self.generated and UNDECIDED not in text
+        """What was generated for this database fails for what is in the way only: rows, or what was made by hand."""
+        is_generated = tuple(self.held.ran) in self.generated.get(text, ()) and not is_open(text)
         return not is_generated or any(self.held.rows.values()) or bool(self._hand_made())
 
     def _hand_made(self) -> list[tuple[str, str]]:
         with closing(sqlite3.connect(self.path)) as connection:
-            query = "SELECT type, name FROM sqlite_schema WHERE name LIKE 'by_hand%'"
-            return [*connection.execute(query)]
+            return made_by_hand(connection)
 
     def _restore(self, name: str | None) -> None:
         target = self._backup(name)
@@ -484,7 +496,7 @@ class SchemaMachine(RuleBasedStateMachine):
         steps += [(step, None) for step in ALLOWED.get(result.state, set()) - {"apply"}]
         if result.state is State.PENDING:
             self._choose(data, self.engine.scripts / result.pending[0])
-            text = _plain(self.engine.scripts / result.pending[0])
+            text = plain(self.engine.scripts / result.pending[0])
             steps += [("apply", result.pending[0])] * (2 * len(steps) + 1)
         step, argument = data.draw(st.sampled_from([*steps, ("check", None)]))
         point = data.draw(st.sampled_from(REACHED[step]))
@@ -543,36 +555,6 @@ def _first_match(result: CheckResult) -> State:
     lists = {State.ERROR: result.errors, State.DIVERGED: result.divergent, State.PENDING: result.pending}
     rest = State.CURRENT if result.model_diff.is_empty else State.DRIFT
     return next((state for state, each in lists.items() if each), rest)
-
-
-def _plain(path: Path) -> str:
-    """The text of a script, as it is recorded."""
-    lines = path.read_bytes().decode().replace("\r\n", "\n").rstrip("\n").split("\n")
-    while lines[0].startswith("-- catchment-check:"):
-        del lines[0]
-    return "\n".join(lines) + "\n"
-
-
-def _number(path: Path) -> int:
-    return int(path.name[:3]) if path.name[:3].isdigit() else 0
-
-
-def _decided(text: str, choose: Callable[[int], int]) -> str:
-    lines: list[str] = []
-    chosen, option = -1, 0
-    for line in text.splitlines():
-        if line.startswith(UNDECIDED):
-            block = text[text.index(line) :].partition("\n\n")[0]
-            chosen, option = choose(len(OPTION.findall(block))), 0
-            continue
-        if not line:
-            chosen = -1
-        if OPTION.match(line):
-            option += 1
-        elif option == chosen:
-            line = line.removeprefix("--").removeprefix(" ")
-        lines.append(line)
-    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 FEW = settings(

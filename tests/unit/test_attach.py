@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from catchment.errors import CatchmentError, LakeUnavailableError, SettingsError
 from catchment.lake import Lake, LakeAddress, parse_catalog
 from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog, open_connection
+from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres, FakeClock
 
 SECRET = "hunter2"
@@ -164,6 +165,12 @@ def test_a_lake_is_attached_under_its_name_with_its_settings_in_force(tmp_path: 
         in_force = connection.execute("SELECT current_setting('ducklake_max_retry_count')::INTEGER").fetchone()
     assert attached == (1,)
     assert in_force == (17,)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_lake_takes_as_many_threads_as_it_may(threads: int, tmp_path: Path) -> None:
+    with Lake.from_settings(Settings(home=tmp_path, lake_threads_max=threads)) as lake, lake.cursor() as cursor:
+        assert cursor.execute("SELECT current_setting('threads')").fetchone() == (threads,)
 
 
 def _open(catalog: DuckDbCatalog | SqliteCatalog | PostgresCatalog, folder: Path) -> None:

@@ -296,3 +296,19 @@ def _record_syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(os, "fdatasync", record)
     return synced
+
+
+def test_a_private_file_is_readable_by_its_owner_alone_from_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    (tmp_path / "private.new").touch(mode=0o666)
+    files.replace_text(path, "first", private=True)
+    files.replace_text(path, "second", private=True)
+    assert path.read_text() == "second"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_has_a_start_that_no_other_with_its_number_has() -> None:
+    assert files.process_started(os.getpid()) == files.process_started(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert files.process_started(ended.pid) is None

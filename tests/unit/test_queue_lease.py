@@ -9,7 +9,8 @@ import pytest
 from pydantic import SecretStr
 
 from catchment.errors import LakeUnavailableError, SettingsError
-from catchment.queue.lease import FileLeases, Leases, PostgresLeases, leases_for
+from catchment.queue.lease import FileLeases, Leases, leases_for
+from catchment.queue.lease_postgres import PostgresLeases
 from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres, FakeClock
 
@@ -19,7 +20,8 @@ _HOLDER = """
 import sys
 from pathlib import Path
 from catchment.clock import SystemClock
-from catchment.queue.lease import FileLeases, PostgresLeases
+from catchment.queue.lease import FileLeases
+from catchment.queue.lease_postgres import PostgresLeases
 kind, where = sys.argv[1:]
 leases = FileLeases(Path(where), SystemClock()) if kind == "files" else PostgresLeases(where)
 lease = leases.take("a")

@@ -147,6 +147,7 @@ def test_a_wrong_value_in_the_environment_is_named(name: str, monkeypatch: pytes
         ("lake_commit_attempts_max", 1001),
         ("lake_lock_timeout_seconds", 0),
         ("lake_target_file_bytes", 1024),
+        ("lake_threads_max", -1),
         ("deliver_units_per_commit_max", 0),
         ("deliver_adopt_bytes_min", -1),
         ("deliver_task_memory_mb", 1),
@@ -260,7 +261,8 @@ def test_every_setting_has_help_that_is_a_sentence() -> None:
 
 
 def test_every_number_has_a_unit_and_nothing_else_has() -> None:
-    assert {each.name for each in declared() if each.unit} == set(NUMBERS)
+    # A port counts nothing.
+    assert {each.name for each in declared() if each.unit} == set(NUMBERS) - {"server_port"}
 
 
 def test_the_default_shown_is_the_default_used(home: Path) -> None:
@@ -297,3 +299,19 @@ def test_an_empty_java_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.java_home() is None
     monkeypatch.setenv("JAVA_HOME", "/jvm")
     assert settings.java_home() == "/jvm"
+
+
+def test_what_the_command_line_gives_wins_and_what_it_leaves_out_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHMENT_SERVER_HOST", "127.0.0.2")
+    (tmp_path / "catchment.toml").write_text("server_port = 1")
+    assert load_settings(tmp_path, server_port=0, server_host=None).server_port == 0
+    assert load_settings(tmp_path, server_port=None, server_host=None).server_host == "127.0.0.2"
+    with pytest.raises(SettingsError, match="server_port"):
+        load_settings(tmp_path, server_port=-1)
+
+
+def test_the_file_of_users_is_in_the_home_unless_it_is_put_elsewhere(tmp_path: Path) -> None:
+    assert Settings(home=tmp_path).users_path == tmp_path / "users.json"
+    assert Settings(home=tmp_path, server_users_file=tmp_path / "other").users_path == tmp_path / "other"

@@ -41,11 +41,14 @@ class Command:
 
 
 @contextmanager
-def started(home: Path | None, as_json: bool) -> Iterator[Started]:
-    """Run a command that needs no lake: its errors become a message, a hint and an exit code."""
+def started(home: Path | None, as_json: bool, **options: object) -> Iterator[Started]:
+    """Run a command that needs no lake: its errors become a message, a hint and an exit code.
+
+    `options` are settings that were given on the command line; None is one that was not.
+    """
     out = Output(as_json=as_json)
     try:
-        settings = load_settings(home)
+        settings = load_settings(home, **options)
         events.configure_logging(level=settings.log_level, as_json=settings.log_json)
         yield Started(settings=settings, out=out)
     except CatchmentError as error:
@@ -54,10 +57,10 @@ def started(home: Path | None, as_json: bool) -> Iterator[Started]:
 
 
 @contextmanager
-def command(home: Path | None, as_json: bool) -> Iterator[Command]:
+def command(home: Path | None, as_json: bool, **options: object) -> Iterator[Command]:
     """Run a command on the whole of Catchment: its errors become a message, a hint and an exit code."""
-    with started(home, as_json) as run:
-        # Imported here, because it brings Spark's client along, and there are commands that do without.
+    with started(home, as_json, **options) as run:
+        # Imported here, because it brings the pipelines along, and there are commands that do without.
         from catchment.app import App
 
         with App(run.settings) as app:

@@ -12,8 +12,8 @@ from catchment.cli.context import AsJson, Home, command
 from catchment.errors import EXIT_NEEDS_YOU
 from catchment.settings import FILE_NAME, declared
 
-# Each is a module beside this one, imported when it is asked for: `catchment schema` needs no Spark.
-_PARTS = ("demo", "lake", "queue", "legacy", "schema")
+# Each is a module beside this one, imported when it is asked for: `catchment schema` needs no pipeline.
+_PARTS = ("demo", "lake", "queue", "legacy", "schema", "serve", "user")
 _STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": "markdown",
@@ -64,7 +64,7 @@ app = typer.Typer(
 @app.command()
 def doctor(home: Home = None, as_json: AsJson = False) -> None:
     """Check that this machine has what Catchment needs; exit 2 when something is missing."""
-    # Imported here, because it brings Spark's client along.
+    # Imported here, because it brings the pipelines along.
     from catchment.doctor import examine
 
     with command(home, as_json) as run:

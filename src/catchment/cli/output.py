@@ -1,6 +1,7 @@
 """The only place that prints: data on stdout, as text or JSON, and everything else on stderr."""
 
 import dataclasses
+import getpass
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -62,6 +63,12 @@ class Output:
         self._talk.print(f"[bold]{escape(question)}[/] {escape('[y/N]')} ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
+    def ask_unseen(self, question: str) -> str | None:
+        """What a person types, without showing it; None where there is nobody to ask."""
+        if self.screen is None or not sys.stdin.isatty():
+            return None
+        return getpass.getpass(question, stream=sys.stderr)
+
     def error(self, error: CatchmentError) -> None:
         """Why the command failed, and what to do."""
         if self.as_json:
@@ -73,6 +80,8 @@ class Output:
 
     def _json(self, value: object) -> None:
         sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
+        # Whoever waits for it may wait for a command that goes on.
+        sys.stdout.flush()
 
 
 def plain(value: Any) -> Any:

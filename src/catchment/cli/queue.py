@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from catchment.app import App
-from catchment.cli.context import AsJson, Home, command, telling_of_spark
+from catchment.cli.context import AsJson, Command, Home, command, telling_of_spark
 from catchment.cli.lake import audit_lines
 from catchment.errors import EXIT_FAILED, BufferHeldError, FlushFailedError, InputError
 from catchment.ids import ProducerId, TableId
@@ -37,8 +37,7 @@ SomeIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters, 
 def status(home: Home = None, as_json: AsJson = False) -> None:
     """Show what is buffered, what is due, what failed last, and what was set aside."""
     with command(home, as_json) as run:
-        found = run.app.find_queue()
-        queue = _empty(run.app) if found is None else found.status()
+        queue, found = _status(run.app)
         notes = tuple(_notes(run.app, found))
         rows = [_status_row(each, queue.at) for each in queue.tables]
         if rows:
@@ -51,17 +50,12 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
 def flush(home: Home = None, as_json: AsJson = False) -> None:
     """Flush everything that is buffered into the lake; exit 1 when something is left."""
     with command(home, as_json) as run, telling_of_spark(run.out):
-        found = run.app.find_queue()
-        if found is None:
-            report = FlushReport(tables=(), seconds=0.0)
-        else:
-            # Not made: with the wrong catalog, an empty lake would refuse every table.
-            _ = run.app.existing_lake
-            try:
-                report = found.force_flush_all(lambda done: run.out.say(f"  {_progress(done)}"))
-            except FlushFailedError as error:
+        try:
+            report, found = _flush(run)
+        except FlushFailedError as error:
+            if "rows" in error.facts:
                 run.out.say(f"Flushed {counted(error.facts['rows'], 'row')} in {error.facts['seconds']:.1f} s.")
-                raise
+            raise
         notes = tuple(_notes(run.app, found))
         facts = {"rows": report.rows, "files": report.files, "seconds": round(report.seconds, 3)}
         run.out.value({**facts, "tables": report.tables, "notes": notes}, _flush_lines(report, notes))
@@ -172,6 +166,40 @@ def drop(
             )
         dropped = deadletter.drop(run.app.existing_lake, ids)
         run.out.value({"dropped": dropped}, [f"{counted(dropped, 'dead letter')} dropped."])
+
+
+def _status(app: App) -> tuple[QueueStatus, DqCoordinator | None]:
+    """The queue as it stands, by ourselves or by the server that has it open."""
+    try:
+        found = app.find_queue()
+    except BufferHeldError as error:
+        # Imported here, because it brings gRPC along.
+        from catchment.cli import beside
+
+        return beside.status(app, error), None
+    return (_empty(app) if found is None else found.status()), found
+
+
+def _flush(run: Command) -> tuple[FlushReport, DqCoordinator | None]:
+    """Flush by ourselves, or have the server do so that has the buffer open."""
+
+    def tell(done: TableFlush) -> None:
+        run.out.say(f"  {_progress(done)}")
+
+    try:
+        found = run.app.find_queue()
+    except BufferHeldError as error:
+        from catchment.cli import beside
+
+        report = beside.flush(run.app, error)
+        for done in report.tables:
+            tell(done)
+        return report, None
+    if found is None:
+        return FlushReport(tables=(), seconds=0.0), None
+    # Not made: with the wrong catalog, an empty lake would refuse every table.
+    _ = run.app.existing_lake
+    return found.force_flush_all(tell), found
 
 
 def flush_lines(report: FlushReport) -> Iterator[str]:

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import duckdb
-import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from catchment import files, sql
 from catchment.backoff import Backoff, retry
@@ -46,16 +44,24 @@ class PostgresCatalog:
     conninfo: str = field(repr=False)
 
     def __str__(self) -> str:
-        facts = conninfo_to_dict(self.conninfo)
-        return f"postgres:{make_conninfo('', **{key: value for key, value in facts.items() if 'password' not in key})}"
+        from psycopg.conninfo import make_conninfo
+
+        shown = {key: value for key, value in self._facts().items() if "password" not in key}
+        return f"postgres:{make_conninfo('', **shown)}"
 
     def redact(self, text: str) -> str:
         """The text without what must stay secret; DuckDB quotes connection strings in its messages."""
         text = text.replace(self.conninfo, str(self))
-        secrets = [str(value) for key, value in conninfo_to_dict(self.conninfo).items() if "password" in key]
+        secrets = [str(value) for key, value in self._facts().items() if "password" in key]
         for secret in secrets:
             text = text.replace(secret, "***")
         return text
+
+    def _facts(self) -> dict[str, Any]:
+        # Imported here and below, because only a lake with such a catalog needs the client of PostgreSQL.
+        from psycopg.conninfo import conninfo_to_dict
+
+        return conninfo_to_dict(self.conninfo)
 
 
 Catalog = DuckDbCatalog | SqliteCatalog | PostgresCatalog
@@ -88,6 +94,9 @@ def parse_catalog(url: str) -> Catalog:
 
 
 def _postgres(conninfo: str) -> PostgresCatalog:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         conninfo_to_dict(conninfo)
     except psycopg.Error:

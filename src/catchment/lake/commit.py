@@ -130,6 +130,11 @@ class Commit:
     requires: tuple[Precondition, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def files(self) -> int:
+        """How many files it registers."""
+        return sum(len(change.names) for change in self.changes if isinstance(change, RegisterFiles))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:

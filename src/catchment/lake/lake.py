@@ -40,6 +40,7 @@ from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Ledger
 from catchment.lake.locks import CommitLock, lock_for
 from catchment.lake.tables import LEDGER_SCHEMA, Table
+from catchment.lake.wall import Wall
 from catchment.settings import MIB, Settings
 
 T = TypeVar("T")
@@ -50,18 +51,21 @@ _CONNECTION: dict[str, sql.Value] = {
     "ducklake_retry_wait_ms": 50,
     "ducklake_retry_backoff": 1.3,
 }
+# From so many files on, one transaction is worth an instance of its own, which takes as long as they do to open.
+_FILES_ALONE_MIN = 100
 # Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and left nothing behind.
 _CONFLICT_WORDS = ("conflict", "database is locked", "primary key", "unique", "concurrent", "serialize", "deadlock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeLimits:
-    """Bounds of everything that writing to a lake waits for."""
+    """Bounds of everything that writing to a lake waits for, and of the threads that it takes."""
 
     commit_attempts_max: int = 20
     lock_timeout_s: float = 120
     transaction_s_max: float = 600
     target_file_bytes: int = 128 * MIB
+    threads_max: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +92,22 @@ class Lake:
         limits: LakeLimits | None = None,
         clock: Clock | None = None,
         commit_lock: CommitLock | None = None,
+        wall: Wall | None = None,
     ) -> None:
         self.address = address
         self.limits = limits or LakeLimits()
         self.clock: Clock = clock or SystemClock()
         self._commit_lock = commit_lock or lock_for(address.catalog, clock=self.clock)
+        self._wall = wall
+        # Counts the instances that were given up: a connection of an older one must not write any more.
+        self.generation = 0
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._instance_mutex = threading.Lock()
         self._is_open = False
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, clock: Clock | None = None) -> Self:
-        """The lake that the settings name; opened on first use."""
+    def from_settings(cls, settings: Settings, *, clock: Clock | None = None, wall: Wall | None = None) -> Self:
+        """The lake that the settings name; opened on first use, behind a wall where strangers' SQL will run."""
         address = LakeAddress(
             catalog=parse_catalog(settings.catalog_url.get_secret_value()),
             data_path=str(files.local_path(settings.data_path).absolute()),
@@ -110,8 +118,9 @@ class Lake:
             lock_timeout_s=settings.lake_lock_timeout_seconds,
             transaction_s_max=settings.lake_transaction_seconds_max,
             target_file_bytes=settings.lake_target_file_bytes,
+            threads_max=settings.lake_threads_max,
         )
-        return cls(address, limits=limits, clock=clock)
+        return cls(address, limits=limits, clock=clock, wall=wall)
 
     def __enter__(self) -> Self:
         self.open()
@@ -229,7 +238,9 @@ class Lake:
 
     def commit(self, commit: Commit) -> None:
         """Apply the commit once, in one transaction; see `lake.commit` for the ways it fails."""
-        with self.write() as connection:
+        # A DuckDB file cannot be opened twice by one process, and takes any number of files in one go.
+        alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
+        with self._write(alone=alone) as connection:
             commits.apply(
                 commit,
                 commits.Target(
@@ -244,8 +255,19 @@ class Lake:
     @contextmanager
     def write(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """One write transaction under the commit lock: committed when the block ends well, else rolled back."""
+        with self._write(alone=False) as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self, *, alone: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The same, on an instance that lives as long as the transaction, and has one thread, where it is `alone`.
+
+        In SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it commits. With more threads
+        than one these queries wander between them, and whoever waits keeps a core busy: it takes two to three times as
+        long. The number of threads is the instance's, and readers need theirs.
+        """
         with self._commit_lock.held(self.limits.lock_timeout_s):
-            connection = self._bare_cursor()
+            connection = self._connect(create=False, threads=1) if alone else self._bare_cursor()
             try:
                 started_s = self.clock.monotonic_s()
                 ledger_files = self._ledger_files()
@@ -256,13 +278,23 @@ class Lake:
                     self._refuse_overlong(started_s)
                     self._sync_ledger(self._ledger_files() - ledger_files)
                 except BaseException as error:
-                    self._roll_back(connection)
+                    self._roll_back(connection, alone=alone)
                     if isinstance(error, duckdb.Error):
                         raise self._before_commit(error) from None
                     raise
-                self._commit(connection)
+                self._commit(connection, alone=alone)
             finally:
                 connection.close()
+
+    @contextmanager
+    def exclusive(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Hold the commit lock: for whoever runs write transactions on a connection of `cursor()`."""
+        with self._commit_lock.held(self.limits.lock_timeout_s if timeout_s is None else timeout_s):
+            yield
+
+    def commit_on(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """COMMIT on a connection of `cursor()`; where it fails, the connection is not to be used any more."""
+        self._commit(connection)
 
     def redo(self) -> Backoff:
         """How conflicting commits are redone."""
@@ -278,8 +310,13 @@ class Lake:
         with self.ledger() as ledger:
             return ledger.exists()
 
-    def _connect(self, *, create: bool = True) -> duckdb.DuckDBPyConnection:
-        return open_connection(self.address, clock=self.clock, settings=_CONNECTION, create=create)
+    def _connect(self, *, create: bool = True, **settings: sql.Value) -> duckdb.DuckDBPyConnection:
+        bound: dict[str, sql.Value] = {"threads": self.limits.threads_max} if self.limits.threads_max else {}
+        settings = {**_CONNECTION, **bound, **settings}
+        connection = open_connection(self.address, clock=self.clock, settings=settings, create=create)
+        if self._wall is not None:
+            self._wall.raise_around(connection, self.address)
+        return connection
 
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -357,19 +394,21 @@ class Lake:
         except duckdb.Error as error:
             raise self._before_commit(error) from None
 
-    def _commit(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _commit(self, connection: duckdb.DuckDBPyConnection, *, alone: bool = False) -> None:
         try:
             connection.execute("COMMIT")
         except duckdb.Error as error:
-            self._discard(error)
+            if not alone:
+                self._discard(error)
             raise self._during_commit(error) from None
 
-    def _roll_back(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _roll_back(self, connection: duckdb.DuckDBPyConnection, *, alone: bool) -> None:
         try:
             connection.execute("ROLLBACK")
         except duckdb.Error as error:
             # The connection is beyond use; what it had open is rolled back by the catalog when it goes.
-            self._discard(error)
+            if not alone:
+                self._discard(error)
 
     def _discard(self, error: duckdb.Error) -> None:
         """Decide what else goes with a connection whose COMMIT failed; readers keep an old instance until done.
@@ -390,6 +429,7 @@ class Lake:
                 if isinstance(self.address.catalog, DuckDbCatalog) and self._instance is not None:
                     self._instance.close()
                 self._instance = None
+                self.generation += 1
 
     def _before_commit(self, error: duckdb.Error) -> CatchmentError:
         text = error_text(error, self.address)

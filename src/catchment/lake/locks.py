@@ -10,16 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
-import psycopg
-from psycopg import errors as pg_errors
-
 from catchment.clock import Clock
-from catchment.errors import LakeUnavailableError, LockTimeoutError
+from catchment.errors import LockTimeoutError
 from catchment.files import FileLock
 from catchment.lake.attach import Catalog, DuckDbCatalog, PostgresCatalog, SqliteCatalog
-
-# An arbitrary constant in the lock space of one PostgreSQL database: the catalog's.
-_ADVISORY_KEY = 0x43415443484D
 
 
 def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
@@ -31,6 +25,9 @@ def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
         case SqliteCatalog(path=path):
             return SharedFileLock(path.with_name(path.name + ".lock"), clock=clock)
         case PostgresCatalog(conninfo=conninfo):
+            # Imported here, because it brings the client of PostgreSQL along.
+            from catchment.lake.advisory import AdvisoryLock
+
             return AdvisoryLock(conninfo)
         case _ as unreachable:
             assert_never(unreachable)
@@ -72,42 +69,3 @@ class SharedFileLock(CommitLock):
     def _across_processes(self, timeout_s: float) -> Iterator[None]:
         with self._file.held(timeout_s=timeout_s):
             yield
-
-
-class AdvisoryLock(CommitLock):
-    """Excludes the other clients of a PostgreSQL catalog, by an advisory lock that ends with the connection."""
-
-    def __init__(self, conninfo: str) -> None:
-        super().__init__()
-        self._conninfo = conninfo
-        self._connection: psycopg.Connection | None = None
-
-    @contextmanager
-    def _across_processes(self, timeout_s: float) -> Iterator[None]:
-        try:
-            connection = self._connect()
-            connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{int(timeout_s * 1000)}ms",))
-            connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_KEY,))
-        except pg_errors.LockNotAvailable:
-            raise LockTimeoutError(f"Another client has been writing to the lake for {timeout_s:g} s.") from None
-        except psycopg.Error as error:
-            self.close()
-            raise LakeUnavailableError(f"The lake's PostgreSQL catalog does not answer: {error}") from None
-        try:
-            yield
-        finally:
-            try:
-                connection.execute("SELECT pg_advisory_unlock(%s)", (_ADVISORY_KEY,))
-            except psycopg.Error:
-                # The lock went with the connection.
-                self.close()
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _connect(self) -> psycopg.Connection:
-        if self._connection is None:
-            self._connection = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10)
-        return self._connection

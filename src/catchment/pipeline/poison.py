@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from catchment import files, sql
 from catchment.errors import StorageFailedError
@@ -69,15 +68,18 @@ def _by_columns(rows: pa.Table, table: Table) -> Iterator[tuple[int, str]]:
     for name in rows.column_names:
         if not _has(table, name):
             # The table has lost the column: rows that never used it are as good as before.
-            yield from ((at, f"the table has no column {name!r}") for at in _places(pc.is_valid(rows.column(name))))
+            yield from ((at, f"the table has no column {name!r}") for at in _places(rows.column(name).is_valid()))
     for column in table.columns:
         name = next((name for name in rows.column_names if sql.fold(name) == sql.fold(column.name)), None)
         if name is not None and not column.nullable:
             reason = f"column {column.name!r} is NULL and must not be"
-            yield from ((at, reason) for at in _places(pc.is_null(rows.column(name))))
+            yield from ((at, reason) for at in _places(rows.column(name).is_null()))
 
 
 def _places(mask: pa.ChunkedArray) -> list[int]:
+    # Imported here: few flushes meet a row that does not fit.
+    import pyarrow.compute as pc
+
     return [int(at) for at in pc.indices_nonzero(mask).to_pylist()]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from catchment import files, sql
 from catchment.errors import InvariantError
@@ -166,7 +165,7 @@ def _output(connection: duckdb.DuckDBPyConnection, row: tuple[Any, ...], columns
 
 
 def _digest_of(connection: duckdb.DuckDBPyConnection, path: str, columns: Sequence[Column]) -> str:
-    return digest.text(sum(pc.sum(hashes).as_py() for hashes in _hashes(connection, [path], columns)))
+    return digest.text(sum(hashes.sum().as_py() for hashes in _hashes(connection, [path], columns)))
 
 
 def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Iterable[_Output], shape: Shape) -> None:
@@ -243,7 +242,7 @@ class _Cut:
             while self._ends[self._run] <= self._position:
                 self._run += 1
             length = min(self._ends[self._run] - self._position, len(hashes) - offset)
-            total = pc.sum(hashes.slice(offset, length)).as_py() or 0
+            total = hashes.slice(offset, length).sum().as_py() or 0
             self.sums[self._run] += total
             offset += length
             self._position += length

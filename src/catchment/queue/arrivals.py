@@ -1,6 +1,6 @@
 """Rows as they arrive, in Arrow: what their columns are to DuckDB, and whether a table takes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 import duckdb
@@ -13,6 +13,14 @@ from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
 
 _SHAPES_MAX = 1_000
+# Types whose every value DuckDB takes as it is.
+_PLAIN = frozenset(
+    {
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
+        *(pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
+    }
+)
 
 
 def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.Table:
@@ -58,13 +66,40 @@ def select_list(schema: pa.Schema, columns: tuple[Column, ...]) -> str:
     return ", ".join(reshape.select_list(columns_of(schema), columns))
 
 
-def require_values(rows: pa.Table, columns: Sequence[Column]) -> None:
+@lru_cache(maxsize=_SHAPES_MAX)
+def _is_plain(schema: pa.Schema, columns: tuple[Column, ...]) -> bool:
+    found = {sql.fold(column.name): column.type for column in columns_of(schema)}
+    wanted = {sql.fold(column.name): column.type for column in columns}
+    return found == wanted and all(field.type in _PLAIN for field in schema)
+
+
+def are_plain(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
+    """Whether nothing about the rows can fail, or turn out otherwise, when DuckDB gets them later.
+
+    They need no cast and no default, and their values are what their types say.
+    """
+    if not _is_plain(rows.schema, columns):
+        return False
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+@lru_cache(maxsize=_SHAPES_MAX)
+def _never_null(schema: pa.Schema, columns: tuple[Column, ...]) -> dict[str, str]:
+    """Columns that must have values: their names in such rows, and in the table."""
+    names = {sql.fold(name): name for name in schema.names}
+    required = [column.name for column in columns if not column.nullable and sql.fold(column.name) in names]
+    return {names[sql.fold(name)]: name for name in required}
+
+
+def require_values(rows: pa.Table, columns: tuple[Column, ...]) -> None:
     """Refuse NULL where it must not be: such rows could never be delivered."""
-    names = {sql.fold(name): name for name in rows.schema.names}
-    for column in columns:
-        name = names.get(sql.fold(column.name))
-        if not column.nullable and name is not None and rows.column(name).null_count:
-            raise InputError(f"Column {column.name!r} is NULL in some row and must not be.")
+    for name, column in _never_null(rows.schema, columns).items():
+        if rows.column(name).null_count:
+            raise InputError(f"Column {column!r} is NULL in some row and must not be.")
 
 
 def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -> None:

@@ -1,4 +1,4 @@
-"""Setting aside: a buffer file that cannot be opened keeps its content, with its WAL, under a name that says so."""
+"""Setting aside: a buffer file that cannot be opened keeps its content, with its logs, under a name that says so."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from catchment import events, faults, files
 from catchment.clock import Clock
+from catchment.queue import journal
 from catchment.queue.buffer import SetAside
 
 FOLDER = "set_aside"
@@ -13,14 +14,15 @@ _REASON = "reason.json"
 
 
 def put(path: Path, *, reason: str, clock: Clock) -> Path:
-    """Move the file and its WAL into a folder of their own; returns where the file is now."""
+    """Move the file, its WAL and its journal into a folder of their own; returns where the file is now."""
     stamp = clock.now().strftime("%Y%m%dT%H%M%S.%fZ")
     folder = _root_of(path) / FOLDER / f"{path.name}.{stamp}"
     files.make_folder(folder)
     files.write_text(folder / _REASON, json.dumps({"file": path.name, "reason": reason}))
-    # Second names first, so that file and WAL are never apart; then the file goes before its WAL, because a file
-    # without its WAL would open, and be short of rows.
-    there = [path.parent / name for name in (path.name, path.name + ".wal") if (path.parent / name).exists()]
+    # Second names first, so that they are never apart; then the file goes before its logs, because a file without
+    # them would open, and be short of rows.
+    named = [path.with_name(path.name + suffix) for suffix in ("", ".wal", journal.SUFFIX)]
+    there = [each for each in named if each.exists()]
     for each in there:
         files.link_or_copy(each, folder / each.name)
     files.sync_folder(folder)

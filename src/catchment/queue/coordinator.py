@@ -18,6 +18,7 @@ from catchment.clock import Clock
 from catchment.errors import BackpressureError, CatchmentError, FlushFailedError, MachineError
 from catchment.ids import TableId
 from catchment.lake import Lake
+from catchment.lake.types import Column
 from catchment.queue import arrivals
 from catchment.queue.buffer import Ack, Buffer, SetAside, TableState
 from catchment.queue.flushing import Flusher, FlushReport, Progress, TableFlush, merged
@@ -132,9 +133,18 @@ class DqCoordinator:
         """When the first table in trouble may be tried again."""
         return self._turns.next_retry_at()
 
-    def fresh(self, table: TableId) -> AbstractContextManager[Fresh]:
-        """Read a table with its buffered rows, each row once."""
-        return fresh(self.lake, self.buffer, table)
+    def fresh(self, *tables: TableId) -> AbstractContextManager[Fresh]:
+        """Read tables with their buffered rows, each row once."""
+        return fresh(self.lake, self.buffer, tables)
+
+    def columns(self, table: TableId, *, session: str = "default", ask: bool = False) -> tuple[Column, ...]:
+        """What rows for the table are taken with; `ask` asks the lake although it is known."""
+        return self._targets.known(table, None if ask else self.buffer.columns(table, session), ask=ask)
+
+    def examine(self, table: TableId, rows: pa.Table, *, session: str = "default") -> None:
+        """Refuse rows that `enqueue` would refuse; nothing is kept of them."""
+        columns = self._targets.columns(table, rows.schema, self.buffer.columns(table, session))
+        arrivals.require_values(rows, columns)
 
     def end_session(self, session: str) -> None:
         """A session is over."""

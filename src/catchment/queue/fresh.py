@@ -4,9 +4,10 @@ The buffer is looked at first and the lake second, so that no row is missed betw
 snapshot as the table, tells which buffered rows the lake has by then, so that none is seen twice.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 import duckdb
 import pyarrow as pa
@@ -22,44 +23,46 @@ from catchment.queue.buffer import SEQ, Buffer, Held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """An open read. `query` gives the rows; `complete_through` says, by source, up to which number all are there."""
+    """An open read. `queries` give the rows by table; `complete_through` says, by source, up to which number."""
 
     connection: duckdb.DuckDBPyConnection
-    query: str
-    complete_through: Mapping[str, int]
+    queries: Mapping[TableId, str]
+    complete_through: Mapping[TableId, Mapping[str, int]]
 
-    def rows(self) -> pa.Table:
-        """All rows."""
-        return self.connection.execute(self.query).to_arrow_table()
+    def rows(self, table: TableId | None = None) -> pa.Table:
+        """All rows of one of the tables; it need not be said which where there is only one."""
+        query = next(iter(self.queries.values())) if table is None else self.queries[table]
+        return self.connection.execute(query).to_arrow_table()
 
 
 @contextmanager
-def fresh(lake: Lake, buffer: Buffer, table: TableId) -> Iterator[Fresh]:
-    """Read a table with its buffered rows, as of one moment."""
+def fresh(lake: Lake, buffer: Buffer, tables: Sequence[TableId]) -> Iterator[Fresh]:
+    """Read tables with their buffered rows, as of one moment."""
     # In this order: what is acknowledged by now is in the buffer or in the lake when each is looked at.
-    through = buffer.complete_through(table)
-    held = buffer.held(table)
-    with lake.snapshot() as connection:
-        target = lake.table_in(connection, table)
-        waiting = [each for each in held if not _is_delivered(connection, lake.name, each, target)]
-        names = [f"catchment_buffered_{at}" for at in range(len(waiting))]
-        for name, each in zip(names, waiting, strict=True):
-            connection.register(name, each.rows)
-        try:
-            parts = [f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {_lake_name(lake, table)}"]
-            parts += [
-                _buffered(connection, lake.name, name, each, target) for name, each in zip(names, waiting, strict=True)
-            ]
-            yield Fresh(connection=connection, query=" UNION ALL ".join(parts), complete_through=through)
-        finally:
-            for name in names:
-                connection.unregister(name)
+    through = {table: buffer.complete_through(table) for table in tables}
+    held = {table: buffer.held(table) for table in tables}
+    with lake.snapshot() as connection, ExitStack() as cleanup:
+        names = (f"catchment_buffered_{number}" for number in count())
+        queries = {}
+        for table in tables:
+            target = lake.table_in(connection, table)
+            parts = [f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {_lake_name(lake, target.id)}"]
+            for each in _undelivered(connection, lake.name, held[table], target):
+                name = next(names)
+                connection.register(name, each.rows)
+                cleanup.callback(connection.unregister, name)
+                parts.append(_buffered(connection, lake.name, name, each, target))
+            queries[table] = " UNION ALL ".join(parts)
+        yield Fresh(connection=connection, queries=queries, complete_through=through)
 
 
-def _is_delivered(connection: duckdb.DuckDBPyConnection, lake_name: str, held: Held, target: Table) -> bool:
-    if held.parcel.positioned:
-        return False
-    return bool(Ledger(connection, lake_name).delivered([held.parcel.id], target.uuid))
+def _undelivered(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, held: Sequence[Held], target: Table
+) -> list[Held]:
+    """Those of which the lake may lack rows; the ledger is asked once for all."""
+    ids = [each.parcel.id for each in held if not each.parcel.positioned]
+    delivered = Ledger(connection, lake_name).delivered(ids, target.uuid) if ids else ()
+    return [each for each in held if each.parcel.id not in delivered]
 
 
 def _buffered(connection: duckdb.DuckDBPyConnection, lake_name: str, name: str, held: Held, target: Table) -> str:

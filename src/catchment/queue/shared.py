@@ -6,8 +6,8 @@ and is never cut into a slice again, however a crash changed the cuts.
 """
 
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +27,8 @@ from catchment.lake.types import Column
 from catchment.queue import aside
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
 from catchment.queue.group import GroupCommit
-from catchment.queue.store import Log, Store, Version, Write, new_identity
+from catchment.queue.log import Log, Version
+from catchment.queue.store import Store, Write, new_identity
 from catchment.settings import MIB, Settings
 
 FILE_NAME = "buffer.duckdb"
@@ -130,12 +131,14 @@ class SharedBuffer:
         log = self._store.log(table)
         if log is not None and seq > log.seq_last:
             raise InvariantError(f"The lake has {table} up to seq {seq}, the buffer only up to {log.seq_last}.")
+        self._settle()
         self._store.retire(table, seq)
 
     def held(self, table: TableId) -> list[Held]:
         log = self._store.log(table)
         if log is None:
             return []
+        self._settle()
         found: list[Held] = []
         for version, first, last in log.ranges():
             try:
@@ -198,22 +201,38 @@ class SharedBuffer:
             identity_table=_IDENTITY,
             fresh=new_identity(secrets.token_hex(8), "", self._clock),
             checkpoint_bytes=self._checkpoint_bytes,
+            journalled=True,
         )
         rows = sum(log.rows for log in store.logs().values())
         events.emit("buffer_opened", path=str(store.path), incarnation=store.identity.incarnation, rows=rows)
         return store
 
     def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
+        with self._open_store() as store:
+            return store.write(writes, self._clock.now())
+
+    def _settle(self) -> None:
+        """Have every row that is acknowledged by now in the file, where it can be read."""
+        if not self._store.is_settled:
+            self._group.exclusively(self._settle_alone)
+
+    def _settle_alone(self) -> None:
+        with self._open_store() as store:
+            store.settle()
+
+    @contextmanager
+    def _open_store(self) -> Iterator[Store]:
+        """The store, for one commit at a time."""
         if self._is_closed:
             raise BufferHeldError(f"{self._store.path} was closed.")
         try:
-            return self._store.write(writes, self._clock.now())
+            yield self._store
         except (BufferDamagedError, CommitUnknownError):
             # DuckDB gives up a database whose disk failed it. Opened anew it has all that was acknowledged, and shows
             # which numbers are taken. Where that fails too, the next write tries, and this one's error stays: it says
             # whether the rows may be there.
             with suppress(CatchmentError):
-                self._store.close()
+                self._store.abandon()
                 self._store = self._open_file()
             raise
 
@@ -241,6 +260,7 @@ class SharedBuffer:
         )
 
     def _reader(self, parcel: Parcel) -> pa.RecordBatchReader:
+        self._settle()
         log = self._store.log(parcel.table)
         for version, first, last in log.ranges() if log else ():
             if first <= parcel.seq_first and parcel.seq_last <= last:

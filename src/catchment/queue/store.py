@@ -7,6 +7,9 @@ a checkpoint changes.
     dq_meta          one row per version of a table's columns: its staging table, where it starts, what is flushed
     dq_<table>       the rows of version 1; later versions have a suffix
     <identity>       which life of which buffer this is
+
+A file may have a journal beside it, which takes small writes until they are settled here, many in one transaction:
+before anything is read, when the journal is full, together with a write that is not small, or when the file is opened.
 """
 
 import json
@@ -14,7 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,26 +40,15 @@ from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.types import Column
 from catchment.queue import arrivals
 from catchment.queue.buffer import AT, SEQ
+from catchment.queue.journal import ENTRY_BYTES_MAX, SUFFIX, Entry, Journal
+from catchment.queue.log import Log, Mark, Version
 
 PACKAGE = "catchment.queue"
 WAL = ".wal"
 FLUSHED_PREFIX = "__dq_flushed_"
 _SAMPLE_ROWS = 1_000
-_MARK_EVERY = timedelta(seconds=1)
-_MARKS_MAX = 600
-_MARK_EVERY_THEN = timedelta(minutes=10)
 _READ_BATCH_ROWS = 100_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """A table's rows under one set of columns: numbers `seq_first` and up, until the next version starts."""
-
-    table: TableId
-    number: int
-    staging: str
-    columns: tuple[Column, ...]
-    seq_first: int
+_AT_TYPE = pa.timestamp("us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,80 +69,20 @@ class Identity:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Rows up to `seq_last` were acknowledged by `at`, the earliest time of those since the mark before."""
-
-    seq_last: int
-    at: datetime
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """What a table has in this file: its versions oldest first, and how far it is written and flushed."""
+class Numbered:
+    """Rows that have their numbers, and the version that they belong to."""
 
-    versions: tuple[Version, ...]
-    seq_last: int = 0
-    seq_flushed: int = 0
-    bytes_written: int = 0
-    rows_written: int = 0
-    marks: tuple[Mark, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return self.seq_last - self.seq_flushed
-
-    @property
-    def bytes(self) -> int:
-        return self.rows * self.bytes_written // max(1, self.rows_written)
-
-    @property
-    def oldest_at(self) -> datetime | None:
-        return self.marks[0].at if self.marks and self.rows else None
-
-    def written(self, rows: int, size: int, at: datetime) -> "Log":
-        """The log after that many rows more."""
-        seq_last = self.seq_last + rows
-        marks = self.marks
-        # One mark a second is enough to know the age; fewer once there are many, so that an outage costs no memory.
-        every = _MARK_EVERY if len(marks) < _MARKS_MAX else _MARK_EVERY_THEN
-        if marks and at - marks[-1].at < every:
-            marks = (*marks[:-1], Mark(seq_last, marks[-1].at))
-        else:
-            marks = (*marks, Mark(seq_last, at))
-        return replace(
-            self,
-            seq_last=seq_last,
-            rows_written=self.rows_written + rows,
-            bytes_written=self.bytes_written + size,
-            marks=marks,
-        )
-
-    def flushed(self, seq: int) -> "Log":
-        """The log once the lake has everything up to `seq`."""
-        through = max(self.seq_flushed, min(seq, self.seq_last))
-        return replace(self, seq_flushed=through, marks=tuple(mark for mark in self.marks if mark.seq_last > through))
-
-    def emptied(self) -> tuple[Version, ...]:
-        """Versions that are flushed and take no more rows."""
-        ends = [version.seq_first - 1 for version in self.versions[1:]]
-        return tuple(version for version, end in zip(self.versions, ends, strict=False) if end <= self.seq_flushed)
-
-    def without(self, versions: Sequence[Version]) -> "Log":
-        """The log once these versions are gone."""
-        return replace(self, versions=tuple(version for version in self.versions if version not in versions))
-
-    def ranges(self) -> Iterator[tuple[Version, int, int]]:
-        """The unflushed rows, version by version."""
-        for at, version in enumerate(self.versions):
-            last = self.versions[at + 1].seq_first - 1 if at + 1 < len(self.versions) else self.seq_last
-            first = max(version.seq_first, self.seq_flushed + 1)
-            if first <= last:
-                yield version, first, last
+    version: Version
+    seq_first: int
+    at: datetime
+    rows: pa.Table
 
 
 class Store:
-    """An open file. One thread appends at a time, which the owner sees to; reading and retiring go on beside it."""
+    """An open file. One thread appends or settles at a time, which the owner sees to; reading and retiring go on
+    beside it.
+    """
 
     def __init__(
         self, path: Path, connection: duckdb.DuckDBPyConnection, identity: Identity, logs: dict[TableId, Log]
@@ -158,6 +91,10 @@ class Store:
         self.identity = identity
         self._connection = connection
         self._logs = logs
+        self._journal: Journal | None = None
+        # What the journal has and DuckDB does not, in the order of acknowledgement.
+        self._unsettled: list[Entry] = []
+        self._is_torn = False
         # Guards the dictionary of logs, whose values are frozen: readers take one without waiting for a commit.
         self._mutex = threading.Lock()
 
@@ -169,8 +106,9 @@ class Store:
         identity_table: str,
         fresh: Identity,
         checkpoint_bytes: int,
+        journalled: bool = False,
     ) -> Self:
-        """Open the file, replaying its WAL, or make it with the identity given."""
+        """Open the file, replaying its WAL and its journal, or make it with the identity given."""
         files.make_folder(path.parent)
         config: dict[str, Any] = {
             "autoinstall_known_extensions": "false",
@@ -180,8 +118,8 @@ class Store:
             "checkpoint_threshold": f"{checkpoint_bytes}b",
             "arrow_lossless_conversion": "true",
         }
-        if not path.exists() and files.size_of(path.with_name(path.name + WAL)):
-            raise BufferDamagedError(f"{path} is gone, and its WAL is there.", path=str(path))
+        if not path.exists() and any(files.size_of(path.with_name(path.name + suffix)) for suffix in (WAL, SUFFIX)):
+            raise BufferDamagedError(f"{path} is gone, and its WAL or its journal is there.", path=str(path))
         with _failing(path):
             connection = duckdb.connect(str(path), config=config)
             try:
@@ -190,14 +128,30 @@ class Store:
                 logs = dict(_logs(connection))
                 # The statements that write are trivial, and planning them is a good part of a small commit.
                 connection.execute("PRAGMA disable_optimizer")
+                store = cls(path, connection, identity, logs)
+                if journalled:
+                    store._replay(Journal(path.with_name(path.name + SUFFIX), incarnation=identity.incarnation))
                 files.sync_folder(path.parent)
             except BaseException:
                 connection.close()
                 raise
-        return cls(path, connection, identity, logs)
+        return store
 
     def close(self) -> None:
-        """Let go of the file; what is in the WAL is moved into it first."""
+        """Let go of the file; what is in the WAL and the journal is moved into it first."""
+        with suppress(CatchmentError):
+            # What cannot be settled now is in the journal still, and will be when the file is opened again.
+            self.settle()
+        journal = self._journal
+        self.abandon()
+        if journal is not None and self.is_settled:
+            journal.remove()
+
+    def abandon(self) -> None:
+        """Let go of the file as it is; what is in the journal is settled when it is opened again."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
         with _failing(self.path):
             self._connection.close()
 
@@ -212,33 +166,42 @@ class Store:
             return self._logs.get(table)
 
     def write(self, writes: Sequence[Write], now: datetime) -> list[tuple[int, int]]:
-        """Keep all of them, in one transaction; returns the numbers that each got."""
+        """Keep all of them or none; returns the numbers that each got."""
         logs: dict[TableId, Log] = {}
         ranges: dict[int, tuple[int, int]] = {}
-        with _failing(self.path), self._transaction():
-            for (table, columns, schema), places in _alike(writes).items():
-                log = logs.get(table) or self.log(table)
-                if log is None or log.versions[-1].columns != columns:
-                    log = self._start_version(table, columns, log)
-                some = [writes[place].rows for place in places]
-                rows = pa.concat_tables(some) if len(some) > 1 else some[0]
-                self._insert(log, rows, arrivals.select_list(schema, columns), now)
-                seq = log.seq_last
-                for place, part in zip(places, some, strict=True):
-                    ranges[place] = (seq + 1, seq + part.num_rows)
-                    seq += part.num_rows
-                logs[table] = log.written(rows.num_rows, rows.nbytes, now)
-            faults.reach("queue.before_ack")
-        with self._mutex:
-            for table, log in logs.items():
-                # What was retired meanwhile stays so.
-                before = self._logs.get(table)
-                self._logs[table] = log.flushed(before.seq_flushed).without(_gone(log, before)) if before else log
+        with self._wholly():
+            if not self._note(writes, now, logs, ranges):
+                with _failing(self.path), self._transaction():
+                    self._insert_unsettled()
+                    for each in self._numbered(writes, now, logs, ranges):
+                        self._insert([each])
+                    faults.reach("queue.before_ack")
+                self._have_settled()
+            with self._mutex:
+                for table, log in logs.items():
+                    # What was retired meanwhile stays so.
+                    before = self._logs.get(table)
+                    if before is not None and before.seq_flushed != log.seq_flushed:
+                        log = log.flushed(before.seq_flushed).without(_gone(log, before))
+                    self._logs[table] = log
         faults.reach("queue.after_ack")
         return [ranges[place] for place in range(len(writes))]
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every row is in the file, where it can be read."""
+        return not self._unsettled
+
+    def settle(self) -> None:
+        """Move what only the journal has into the file; the owner sees that nobody appends meanwhile."""
+        if self._unsettled:
+            with self._wholly():
+                with _failing(self.path), self._transaction():
+                    self._insert_unsettled()
+                self._have_settled()
+
     def read(self, version: Version, first: int, last: int) -> pa.RecordBatchReader:
-        """Rows of one version, in order, with their numbers."""
+        """Rows of one version that are settled, in order, with their numbers."""
         names = sql.identifiers([SEQ, *(column.name for column in version.columns)])
         # Rows lie in the order of their numbers, because one thread at a time appends them; nothing needs sorting.
         query = f"SELECT {names} FROM {sql.identifier(version.staging)} WHERE {SEQ} BETWEEN {first} AND {last}"
@@ -247,7 +210,7 @@ class Store:
             return cursor.execute(query).to_arrow_reader(_READ_BATCH_ROWS)
 
     def retire(self, table: TableId, seq: int) -> None:
-        """Delete rows up to `seq`, which the lake has; nothing where they are gone already."""
+        """Delete settled rows up to `seq`, which the lake has; nothing where they are gone already."""
         log = self.log(table)
         if log is None or seq <= log.seq_flushed:
             return
@@ -298,14 +261,34 @@ class Store:
         return files.size_of(self.path.with_name(self.path.name + WAL))
 
     def used_bytes(self) -> int:
-        """Room that rows take: blocks in use and the WAL, without what the file could give back."""
+        """Room that rows take: blocks in use, WAL and journal, without what the files could give back."""
         with _failing(self.path), self._connection.cursor() as cursor:
             row = cursor.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchone()
-        return (int(row[0]) if row else 0) + self.wal_bytes()
+        return (int(row[0]) if row else 0) + self.wal_bytes() + self._journal_bytes()
 
     def file_bytes(self) -> int:
-        """Size of the file and its WAL."""
-        return files.size_of(self.path) + self.wal_bytes()
+        """Size of the file and its WAL, and of what is in the journal."""
+        return files.size_of(self.path) + self.wal_bytes() + self._journal_bytes()
+
+    def _journal_bytes(self) -> int:
+        return self._journal.size if self._journal else 0
+
+    @contextmanager
+    def _wholly(self) -> Iterator[None]:
+        """What is on the disk and what this object knows of it change together.
+
+        A thread that is told to end in the middle may have changed one of them. Then only a new opening can tell.
+        """
+        if self._is_torn and self._journal is not None:
+            raise BufferDamagedError(f"{self.path}: a write was interrupted.", path=str(self.path))
+        self._is_torn = True
+        try:
+            yield
+        except CatchmentError:
+            # It says what was kept.
+            self._is_torn = False
+            raise
+        self._is_torn = False
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -358,15 +341,106 @@ class Store:
             wanted += "'"
         return wanted
 
-    def _insert(self, log: Log, rows: pa.Table, expressions: str, now: datetime) -> None:
-        numbered = rows.append_column(SEQ, pa.array(range(log.seq_last + 1, log.seq_last + 1 + rows.num_rows)))
-        at = sql.literal(_naive(now).isoformat(sep=" "))
+    def _numbered(
+        self,
+        writes: Sequence[Write],
+        now: datetime,
+        logs: dict[TableId, Log],
+        ranges: dict[int, tuple[int, int]],
+    ) -> Iterator[Numbered]:
+        """Give the rows their numbers, under new versions where their columns are new; notes both in what is given."""
+        for (table, columns, _), places in _alike(writes).items():
+            log = logs.get(table) or self.log(table)
+            if log is None or log.versions[-1].columns != columns:
+                log = self._start_version(table, columns, log)
+            some = [writes[place].rows for place in places]
+            rows = pa.concat_tables(some) if len(some) > 1 else some[0]
+            seq = log.seq_last
+            for place, part in zip(places, some, strict=True):
+                ranges[place] = (seq + 1, seq + part.num_rows)
+                seq += part.num_rows
+            logs[table] = log.written(rows.num_rows, rows.nbytes, now)
+            yield Numbered(version=log.versions[-1], seq_first=log.seq_last + 1, at=now, rows=rows)
+
+    def _note(
+        self,
+        writes: Sequence[Write],
+        now: datetime,
+        logs: dict[TableId, Log],
+        ranges: dict[int, tuple[int, int]],
+    ) -> bool:
+        """Keep the writes in the journal; False, and nothing done, where they are for DuckDB."""
+        if self._journal is None or self._journal.is_full or not all(map(self._is_small, writes)):
+            return False
+        entries = [
+            Entry.of(each.version.table, each.seq_first, each.at, each.rows)
+            for each in self._numbered(writes, now, logs, ranges)
+        ]
+        faults.reach("queue.before_ack")
+        self._journal.append(entries)
+        self._unsettled += entries
+        return True
+
+    def _is_small(self, write: Write) -> bool:
+        """Whether the journal may take it: the store knows the columns, and nothing can go wrong later."""
+        log = self.log(write.table)
+        return (
+            log is not None
+            and log.versions[-1].columns == write.columns
+            and write.rows.nbytes <= ENTRY_BYTES_MAX
+            and arrivals.are_plain(write.rows, write.columns)
+        )
+
+    def _replay(self, journal: Journal) -> None:
+        """Settle what the journal has and the file does not; from now on the journal is this store's."""
+        try:
+            for entry in journal.replay():
+                log, rows = self._logs.get(entry.table), entry.rows
+                if log is not None and entry.seq_first <= log.seq_last:
+                    # It was settled; or it was never acknowledged, and others got its numbers.
+                    continue
+                if log is None or entry.seq_first > log.seq_last + 1:
+                    raise BufferDamagedError(f"{self.path} lacks rows before its journal's.", path=str(self.path))
+                self._unsettled.append(entry)
+                self._logs[entry.table] = log.written(rows.num_rows, rows.nbytes, entry.at)
+            self.settle()
+        except BaseException:
+            journal.close()
+            raise
+        self._journal = journal
+
+    def _insert_unsettled(self) -> None:
+        """Insert what only the journal has, into the versions that it was written for: those are the last ones yet."""
+        by_table: dict[TableId, list[Numbered]] = {}
+        for entry in self._unsettled:
+            version = self._logs[entry.table].versions[-1]
+            numbered = Numbered(version=version, seq_first=entry.seq_first, at=entry.at, rows=entry.rows)
+            by_table.setdefault(entry.table, []).append(numbered)
+        for entries in by_table.values():
+            # Rows must lie in the order of their numbers, so only neighbours go together.
+            for _, alike in groupby(entries, key=lambda each: each.rows.schema):
+                self._insert(list(alike))
+
+    def _have_settled(self) -> None:
+        if self._unsettled:
+            faults.reach("queue.after_settle")
+            self._unsettled.clear()
+            if self._journal is not None:
+                self._journal.restart()
+
+    def _insert(self, alike: Sequence[Numbered]) -> None:
+        """Insert rows of one version and one shape."""
+        version = alike[0].version
+        rows = pa.concat_tables([each.rows for each in alike]).combine_chunks() if len(alike) > 1 else alike[0].rows
+        expressions = arrivals.select_list(rows.schema, version.columns)
+        seqs = pa.concat_arrays([pa.arange(each.seq_first, each.seq_first + each.rows.num_rows) for each in alike])
+        at = pa.concat_arrays([pa.repeat(pa.scalar(_naive(each.at), _AT_TYPE), each.rows.num_rows) for each in alike])
+        numbered = rows.append_column(SEQ, seqs).append_column(AT, at)
         # A bare capsule: DuckDB reads a table through a slower way.
         self._connection.register("arriving", numbered.__arrow_c_stream__())
         try:
             self._connection.execute(
-                f"INSERT INTO {sql.identifier(log.versions[-1].staging)} "
-                f"SELECT {SEQ}, TIMESTAMP {at}, {expressions} FROM arriving"
+                f"INSERT INTO {sql.identifier(version.staging)} SELECT {SEQ}, {AT}, {expressions} FROM arriving"
             )
         finally:
             self._connection.unregister("arriving")

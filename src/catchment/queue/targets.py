@@ -59,12 +59,29 @@ class Targets:
         arrivals.require_fit(schema, columns, table=str(table))
         return columns
 
-    def _ask(self, table: TableId, schema: pa.Schema) -> tuple[Column, ...]:
+    def known(self, table: TableId, kept: tuple[Column, ...] | None, *, ask: bool) -> tuple[Column, ...]:
+        """The columns of a table that exists; the lake is asked where they are not known, or where it must be."""
+        known = kept or (None if ask else self._known.get(table))
+        if known is not None:
+            return known
+        with self._mutex:
+            try:
+                columns = self._ask(table, None)
+            except LakeUnavailableError:
+                remembered = self._remembered().get(table)
+                if remembered is None:
+                    raise
+                return remembered
+            self._remember(table, columns)
+            self._known[table] = columns
+        return columns
+
+    def _ask(self, table: TableId, schema: pa.Schema | None) -> tuple[Column, ...]:
         refuse_ledger(table)
         self._lake.open()
         found = self._lake.find_table(table)
         if found is None:
-            if not self._auto_create:
+            if schema is None or not self._auto_create:
                 raise TableMissingError(
                     f"The lake has no table {table}.",
                     hint="Create it first, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",

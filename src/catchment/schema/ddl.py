@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from catchment import sql
 from catchment.errors import InputError
@@ -88,9 +89,16 @@ def mentions(text: str, name: str) -> bool:
 
 
 def quotes(text: str, name: str) -> bool:
-    """Whether SQL text holds the name in double quotes, which SQLite takes for a text where there is no such column."""
+    """Whether SQL text holds the name in double quotes, which SQLite takes for a text where there is no such column.
+
+    Behind a dot, as in `old."name"`, it does not.
+    """
     wanted = sql.fold(name)
-    return any(token.text.startswith('"') and sql.fold(token.name) == wanted for token in tokens(text))
+    found = tokens(text)
+    return any(
+        token.text.startswith('"') and sql.fold(token.name) == wanted and before.text != "."
+        for before, token in pairwise(found)
+    )
 
 
 def column_sql(column: Column, reference: Reference | None = None) -> str:

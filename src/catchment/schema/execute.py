@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from catchment import sql
 from catchment.errors import ScriptError
-from catchment.schema import ddl, history
+from catchment.schema import ddl, history, triggers
 from catchment.schema.database import Act, Verb
 from catchment.schema.scripts import Script, Statement
 from catchment.schema.sqlite import is_about_storage
@@ -29,6 +29,8 @@ _PRAGMAS = frozenset(
         "quick_check",
     }
 )
+# They tell something where no value stands behind them. SQLite's indexes of words ask them at every write.
+_PRAGMAS_UNSET = frozenset({"page_size", "data_version"})
 _REFUSED: dict[int, str] = {
     sqlite3.SQLITE_TRANSACTION: "begins or ends a transaction ({0}); Catchment runs a script in one of its own",
     sqlite3.SQLITE_SAVEPOINT: "uses a savepoint; Catchment runs a script in a transaction of its own",
@@ -72,10 +74,14 @@ _FLAWS_SAID = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Health:
-    """What is wrong with a database: rows that refer to nothing, foreign keys that cannot be checked, other flaws."""
+    """What is wrong with a database.
+
+    Rows that refer to nothing, foreign keys that cannot be checked, triggers that fail, other flaws.
+    """
 
     orphans: Counter[tuple[str, str]]
     mismatches: frozenset[str]
+    triggers: dict[str, str]
     flaws: Counter[str]
 
 
@@ -135,7 +141,9 @@ class _Watch:
 
 def _refusal(action: int, first: str, second: str) -> str | None:
     """Why a script may not do this; None where it may."""
-    if action == sqlite3.SQLITE_PRAGMA and first.lower() in _PRAGMAS:
+    if action == sqlite3.SQLITE_PRAGMA and (
+        first.lower() in _PRAGMAS or (first.lower() in _PRAGMAS_UNSET and not second)
+    ):
         return None
     if action in _REFUSED:
         return _REFUSED[action].format(first)
@@ -199,6 +207,12 @@ def _verify(connection: sqlite3.Connection, script: Script, *, counted: dict[str
     flaws = [*(after.flaws - before.flaws)][:_FLAWS_SAID]
     if flaws:
         raise ScriptError(f"{script.filename} is not committed, because the database is not sound: {'; '.join(flaws)}.")
+    failing = [said for name, said in after.triggers.items() if name not in before.triggers][:_FLAWS_SAID]
+    if failing:
+        raise ScriptError(
+            f"{script.filename} leaves what fails whenever it fires: {'; '.join(failing)}. Drop it in the same script, "
+            "or make it anew without what is gone."
+        )
 
 
 def _health(connection: sqlite3.Connection) -> _Health:
@@ -220,7 +234,9 @@ def _health(connection: sqlite3.Connection) -> _Health:
             mismatches.add(str(error))
     found = connection.execute(f"PRAGMA main.integrity_check({_FLAWS_MAX})")
     flaws = Counter(text for (text,) in found if text != "ok")
-    return _Health(orphans=orphans, mismatches=frozenset(mismatches), flaws=flaws)
+    return _Health(
+        orphans=orphans, mismatches=frozenset(mismatches), triggers=triggers.failing(connection), flaws=flaws
+    )
 
 
 def _counts(connection: sqlite3.Connection, script: Script) -> dict[str, int]:

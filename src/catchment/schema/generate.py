@@ -285,6 +285,7 @@ def _guarded(op: RebuildTable, guard: Guard) -> list[str]:
 def _looked_at(op: RebuildTable) -> list[str]:
     column = sql.identifier(op.copies[0][0])
     return [
-        "-- Changes nothing, but fails where a view or a trigger still needs what was dropped.",
+        "-- Changes nothing, but fails where a view or a trigger still reads what was dropped. Where a trigger writes",
+        "-- it, the script is refused in the end.",
         f"ALTER TABLE {sql.identifier(op.table)} RENAME COLUMN {column} TO {column};",
     ]

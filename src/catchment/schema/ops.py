@@ -37,7 +37,7 @@ class CreateTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTable:
-    """Drop a table with its rows; `mentioned_by` are views and triggers that would be left behind."""
+    """Drop a table with its rows; `mentioned_by` would be left behind: views, and triggers, which `apply` refuses."""
 
     table: str
     mentioned_by: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class AddColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropColumn:
-    """Drop a column with its values; SQLite refuses while one of `mentioned_by` means it."""
+    """Drop a column with its values; SQLite refuses while one of `mentioned_by` reads it, `apply` if it writes it."""
 
     table: str
     column: str

@@ -6,10 +6,6 @@ import warnings
 from itertools import count
 from pathlib import Path
 
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
 
 class EmbeddedPostgres:
     """A server in a folder of its own, reached through a socket there; `close` stops it and removes the folder."""
@@ -28,6 +24,11 @@ class EmbeddedPostgres:
 
     def new_database(self) -> str:
         """Make an empty database; returns how to connect to it."""
+        # Imported here and below, as the server is: this package is for tests without PostgreSQL too.
+        import psycopg
+        from psycopg import sql
+        from psycopg.conninfo import make_conninfo
+
         name = f"lake_{next(self._numbers)}"
         with psycopg.connect(self._uri, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -35,6 +36,9 @@ class EmbeddedPostgres:
 
     def terminate_connections(self, conninfo: str) -> None:
         """Cut every client of a database off, as a failing server would."""
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
         name = conninfo_to_dict(conninfo)["dbname"]
         with psycopg.connect(self._uri, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))

@@ -1,0 +1,230 @@
+"""The server against its peers: clients in processes of their own, one and four, in one run on one disk.
+
+    python -m benchmarks.server --scale 1
+    python -m benchmarks.server --memory
+
+Every write is durable when it returns. The peers: `quack`, DuckDB's own remote protocol, over a DuckDB file, of which
+the fastest way counts; DuckLake with inlining, in process, a transaction for each row; one INSERT of the same Arrow
+rows by DuckDB in process, into a table of a lake; and our own queue in process, which shows what the server costs.
+Ratios are our rate over the peer's: above 1 means that we are faster. What is compared takes turns; medians count.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import clients
+from benchmarks.growth import flat_memory
+from benchmarks.leaves import LOG_LIKE
+from benchmarks.quack import quack_server
+from benchmarks.queue import Bench
+from benchmarks.rates import Rate, drive, rows_of
+from benchmarks.serving import Server, catchment_server
+from catchment.pipeline import SparkRunner
+from catchment.settings import Settings
+
+CLIENTS = (1, 4)
+SECONDS = 2.0
+ROUNDS = 3
+INGEST_ROWS = 1_000_000
+QUEUE = "duckling_queue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to write: whose it is, what it is called, and how it is measured with so many clients."""
+
+    side: str
+    name: str
+    run: Callable[[int], Rate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """What our ways must come to, against the fastest of a peer's."""
+
+    peer: str
+    least: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """Ways to write the same rows."""
+
+    title: str
+    contenders: Sequence[Contender]
+    bars: Sequence[Bar]
+
+
+class Contests:
+    """What is measured, at one scale."""
+
+    def __init__(self, server: Server, quack: str, bench: Bench, scale: float) -> None:
+        self._server = server
+        self._quack = quack
+        self._bench = bench
+        self._seconds = max(0.5, SECONDS * scale)
+        self._ingest_rows = max(50_000, int(INGEST_ROWS * scale))
+        self._small = rows_of(10)
+
+    def all(self) -> list[Contest]:
+        """Single rows, batches, and bulk."""
+        return [self._single(), self._batches(), self._bulk()]
+
+    def _single(self) -> Contest:
+        ways = {
+            "text": clients.flight_text,
+            "text, one call": clients.flight_update,
+            "prepared": clients.flight_prepared,
+        }
+        quacks = {
+            "query": clients.quack_query,
+            "text": clients.quack_attached_text,
+            "prepared": clients.quack_prepared,
+        }
+        return Contest(
+            title="1 row",
+            contenders=[
+                *(self._ours(name, way, rows=1) for name, way in ways.items()),
+                *(self._theirs(name, way, rows=1) for name, way in quacks.items()),
+                Contender(side="inlining", name="", run=self._inlining),
+                self._in_process(1),
+            ],
+            bars=[Bar(peer="inlining", least=5), Bar(peer="quack", least=1.2)],
+        )
+
+    def _batches(self) -> Contest:
+        rows = 1_000
+        ways = {"executemany": clients.flight_many, "ingest": clients.flight_ingest}
+        return Contest(
+            title="batches of 1,000 rows",
+            contenders=[
+                *(self._ours(name, way, rows=rows) for name, way in ways.items()),
+                self._theirs("arrow", clients.quack_arrow, rows=rows),
+                self._in_process(rows),
+            ],
+            bars=[Bar(peer="quack", least=1)],
+        )
+
+    def _bulk(self) -> Contest:
+        rows = self._ingest_rows
+        return Contest(
+            title=f"{rows:,} rows at once, shared out among the clients",
+            contenders=[
+                self._ours("ingest, lake", clients.flight_ingest, rows=rows, schema="main", once=True),
+                self._ours("ingest, queue", clients.flight_ingest, rows=rows, once=True),
+                self._theirs("arrow", clients.quack_arrow, rows=rows, once=True),
+                Contender(side="duckdb", name="INSERT", run=self._insert),
+            ],
+            bars=[Bar(peer="duckdb", least=0.9), Bar(peer="quack", least=3)],
+        )
+
+    def _ours(self, name: str, way: clients.Way, *, rows: int, schema: str = QUEUE, once: bool = False) -> Contender:
+        def run(count: int) -> Rate:
+            table = self._server.new_table(self._small)
+            load = self._load(way, self._server.address, f"{schema}.{table}", rows, count, once=once)
+            rate = clients.drive(load, count)
+            self._server.flush()
+            if once:
+                assert self._server.count(table) == load.rows * count, f"{table} is short of rows"
+            return rate
+
+        return Contender(side="ours", name=name, run=run)
+
+    def _theirs(self, name: str, way: clients.Way, *, rows: int, once: bool = False) -> Contender:
+        return Contender(
+            side="quack",
+            name=name,
+            run=lambda count: clients.drive(self._load(way, self._quack, "t", rows, count, once=once), count),
+        )
+
+    def _load(self, way: clients.Way, address: str, table: str, rows: int, count: int, *, once: bool) -> clients.Load:
+        if once:
+            return clients.Load(way=way, address=address, table=table, rows=rows // count, writes=1)
+        return clients.Load(way=way, address=address, table=table, rows=rows, seconds=self._seconds)
+
+    def _inlining(self, count: int) -> Rate:
+        return self._bench.direct(rows_of(1), count, inlined=True, seconds=self._seconds)
+
+    def _in_process(self, rows: int) -> Contender:
+        def run(count: int) -> Rate:
+            table, batch = self._bench.new_table(self._small), rows_of(rows)
+            # The first write asks the lake for the table.
+            self._bench.queue.enqueue(table, batch)
+            return drive(lambda each: self._bench.queue.enqueue(table, each), batch, count, self._seconds)
+
+        return Contender(side="in process", name="enqueue", run=run)
+
+    def _insert(self, _: int) -> Rate:
+        rows = rows_of(self._ingest_rows)
+        table = self._bench.new_table(self._small)
+        with self._bench.lake.cursor() as cursor:
+            cursor.register("arrow_rows", rows.__arrow_c_stream__())
+            started = time.perf_counter()
+            cursor.execute(f"INSERT INTO {table} FROM temp.main.arrow_rows")
+            elapsed = time.perf_counter() - started
+        return Rate.of([elapsed], rows.num_rows, elapsed)
+
+
+def measure(contest: Contest, count: int, rounds: int) -> list[dict[str, object]]:
+    """Let the contenders take turns, and print what came of it."""
+    print(f"\n{contest.title}, {count} client{'s' if count > 1 else ''}")
+    found: dict[tuple[str, str], list[Rate]] = {}
+    for _ in range(rounds):
+        for each in contest.contenders:
+            found.setdefault((each.side, each.name), []).append(each.run(count))
+    medians = {key: sorted(rates, key=lambda rate: rate.rows_per_s)[len(rates) // 2] for key, rates in found.items()}
+    best = {side: max(rate.rows_per_s for (by, _), rate in medians.items() if by == side) for side, _ in medians}
+    peers = [side for side in best if side != "ours"]
+    print(f"  {'way':28}{'rows/s':>12}{'p50 ms':>10}{'p99 ms':>10}", *(f"{'x ' + peer:>14}" for peer in peers), sep="")
+    for (side, name), rate in medians.items():
+        line = f"  {f'{side} {name}':28}{rate.rows_per_s:12,.0f}{rate.p50_ms:10.2f}{rate.p99_ms:10.2f}"
+        if side == "ours":
+            line += "".join(f"{rate.rows_per_s / best[peer]:14.2f}" for peer in peers)
+            line += "   " + ", ".join(_verdict(rate.rows_per_s / best[bar.peer], bar) for bar in contest.bars)
+        print(line, flush=True)
+    return [
+        {"contest": contest.title, "clients": count, "side": side, "name": name, **vars(rate)}
+        for (side, name), rate in medians.items()
+    ]
+
+
+def _verdict(ratio: float, bar: Bar) -> str:
+    return f"{'ok' if ratio >= bar.least else 'BELOW'} {bar.least:g}x {bar.peer}"
+
+
+def compare(work: Path, scale: float) -> list[dict[str, object]]:
+    """Everything, with one and with four clients."""
+    rounds = ROUNDS if scale >= 1 else 1
+    with (
+        SparkRunner(Settings(home=work / "spark")) as runner,
+        catchment_server(work / "home") as server,
+        quack_server(work / "quack.duckdb", f"CREATE TABLE t AS {LOG_LIKE.format(rows=0)}") as quack,
+    ):
+        bench = Bench(work / "in_process", runner)
+        contests = Contests(server, quack, bench, scale).all()
+        found = [row for contest in contests for count in CLIENTS for row in measure(contest, count, rounds)]
+        bench.buffer.close()
+        bench.lake.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="1 ingests a million rows, and watches memory 10 min")
+    parser.add_argument("--memory", action="store_true", help="watch the server's memory under load instead")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="catchment-bench-") as folder:
+        rows = flat_memory(Path(folder), given.scale) if given.memory else compare(Path(folder), given.scale)
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

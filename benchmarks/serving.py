@@ -1,0 +1,69 @@
+"""A `catchment serve` process of our own, on a lake of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+from adbc_driver_flightsql import dbapi
+
+from catchment import sql
+from catchment.queue.arrivals import columns_of
+
+_END_S_MAX = 120
+
+
+@dataclass
+class Server:
+    """A server that is ready."""
+
+    address: str
+    pid: int
+    _tables: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
+
+    def new_table(self, rows: pa.Table) -> str:
+        """The name of a new, empty table for such rows."""
+        name = f"t{next(self._tables)}"
+        columns = ", ".join(f"{sql.identifier(column.name)} {column.type}" for column in columns_of(rows.schema))
+        self.run(f"CREATE TABLE main.{name} ({columns})")
+        return name
+
+    def flush(self) -> None:
+        """Empty the queue, so that nothing goes on in the background."""
+        self.run("CALL duckling_queue_flush()")
+
+    def count(self, table: str) -> int:
+        """How many rows the lake's table has."""
+        return int(str(self.run(f"SELECT count(*) FROM main.{table}")[0][0]))
+
+    def run(self, text: str) -> list[tuple[object, ...]]:
+        """Run a statement; its rows."""
+        with dbapi.connect(self.address, autocommit=True) as connection, connection.cursor() as cursor:
+            return list(cursor.execute(text).fetchall())
+
+    def rss_mib(self) -> float:
+        """Memory of the server's own process, without Spark's."""
+        return float(psutil.Process(self.pid).memory_info().rss) / 1024**2
+
+
+@contextmanager
+def catchment_server(home: Path) -> Iterator[Server]:
+    """A server on a new home, with a SQLite catalog and otherwise default settings."""
+    home.mkdir(parents=True)
+    command = [str(Path(sys.executable).parent / "catchment"), "serve", "--port", "0", "--home", str(home)]
+    environment = {**os.environ, "CATCHMENT_LAKE_CATALOG": f"sqlite:{home / 'catalog.sqlite'}"}
+    with (home.parent / "server.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        try:
+            ready = next((line for line in process.stdout if line.startswith("ready ")), None)
+            assert ready, f"the server does not start: {(home.parent / 'server.log').read_text()}"
+            yield Server(ready.split()[1], process.pid)
+        finally:
+            process.terminate()
+            process.wait(_END_S_MAX)

@@ -1,0 +1,29 @@
+"""Beside a running server: what it has open is asked of it, with the same answer as without it."""
+
+from catchment.app import App
+from catchment.errors import BufferHeldError
+from catchment.queue import FlushReport, QueueStatus
+from catchment.server import queuetables, running
+from catchment.server.client import LocalClient
+
+
+def status(app: App, held: BufferHeldError) -> QueueStatus:
+    """The queue as the server of this home has it; `held` where there is none."""
+    with _server(app, held) as server:
+        found = server.query("CALL duckling_queue_status()")
+    return queuetables.as_status(found, app.settings, app.clock.now())
+
+
+def flush(app: App, held: BufferHeldError) -> FlushReport:
+    """Have the server of this home flush everything; `held` where there is none."""
+    started_s = app.clock.monotonic_s()
+    with _server(app, held) as server:
+        found = server.query("CALL duckling_queue_flush()")
+    return queuetables.as_report(found, app.clock.monotonic_s() - started_s)
+
+
+def _server(app: App, held: BufferHeldError) -> LocalClient:
+    found = running.find(app.settings)
+    if found is None:
+        raise held
+    return LocalClient(found, app.settings)

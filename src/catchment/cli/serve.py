@@ -1,0 +1,129 @@
+"""`catchment serve`: the Flight SQL server, from its first line to its last signal."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from catchment import events
+from catchment.cli.context import AsJson, Home, Started, started, telling_of_spark
+from catchment.cli.output import Output
+from catchment.errors import EXIT_STOPPED
+from catchment.events import Event
+from catchment.server.serve import FlightServer
+
+
+def serve(
+    *,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; one that others reach needs users and TLS.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 is any that is free.", min=0, max=65_535)] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve lake and queue over Arrow Flight SQL until Ctrl-C or SIGTERM; a second one ends it at once."""
+    options = {
+        "server_host": host,
+        "server_port": port,
+        "server_tls_certificate": tls_certificate,
+        "server_tls_key": tls_key,
+    }
+    with _signalled() as wait_for_signal, started(home, as_json, **options) as run, _telling(run.out):
+        server = FlightServer(run.settings)
+        server.start()
+        _say_ready(run, server)
+        wait_for_signal()
+        run.out.say("Stopping: calls under way may finish, then what is buffered is flushed …")
+        if not server.stop():
+            run.out.say("The last flush takes longer: its rows are on the disk, and the next start goes on with them.")
+            # Closing would wait for it.
+            os._exit(0)
+        run.out.say("Stopped.")
+
+
+def _say_ready(run: Started, server: FlightServer) -> None:
+    settings = run.settings
+    login, tls = server.authenticator.login_required, settings.server_tls_certificate is not None
+    facts = {"uri": server.uri, "pid": os.getpid(), "login": login, "tls": tls, "home": settings.home.absolute()}
+    line = " ".join(f"{name}={_word(value)}" for name, value in facts.items() if name != "uri")
+    # First for those who read it, so that whoever waits for the ready line finds the rest there already.
+    for each in _welcome(server.uri, settings.server_tls_certificate, login=login):
+        run.out.say(each)
+    run.out.value({"ready": True, **facts}, [f"ready {server.uri} {line}"])
+
+
+def _welcome(uri: str, certificate: Path | None, *, login: bool) -> Iterator[str]:
+    who = "users log in" if login else "without login, for everybody on this machine"
+    yield f"Catchment serves Arrow Flight SQL at {uri}, {who}. Ctrl-C stops it."
+    yield "From Python, with `pip install adbc-driver-flightsql pyarrow`:"
+    yield ""
+    options = [
+        *(['"username": "NAME", "password": "PASSWORD"'] if login else []),
+        *(
+            [f'"adbc.flight.sql.client_option.tls_root_certs": open({str(certificate.absolute())!r}).read()']
+            if certificate
+            else []
+        ),
+    ]
+    more = f"{{{', '.join(options)}}}, " if options else ""
+    yield "    import adbc_driver_flightsql.dbapi as flight"
+    # Nobody connects to a wildcard, and a certificate is made out to a name.
+    reached = uri.replace("//0.0.0.0:", "//HOST:").replace("//[::]:", "//HOST:")
+    yield f'    with flight.connect("{reached}", {more}autocommit=True) as connection, connection.cursor() as cursor:'
+    yield '        print(cursor.execute("SELECT 42 AS answer").fetchall())'
+    yield ""
+
+
+def _word(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+@contextmanager
+def _telling(out: Output) -> Iterator[None]:
+    """Say what a start did on the way, and when Spark starts."""
+
+    def tell(event: Event) -> None:
+        facts = event.facts
+        match event.verb:
+            case "control_backed_up":
+                out.say(
+                    f"The control database {facts['database']} was backed up into {facts['backups']}, and upgraded: "
+                    f"{', '.join(facts['scripts'])}."
+                )
+            case "lake_away":
+                out.say(f"The lake cannot be reached: {facts['reason']}")
+                out.say("Writes to tables that the queue knows are taken, and flushed once it is back.")
+
+    with telling_of_spark(out), events.listening(tell):
+        yield
+
+
+@contextmanager
+def _signalled() -> Iterator[Callable[[], object]]:
+    """What waits for the first SIGTERM or Ctrl-C. A second one ends the process: what is acknowledged is durable."""
+    # A handler must not take a lock, which it may have interrupted its own thread in; this queue has none.
+    heard: SimpleQueue[int] = SimpleQueue()
+    is_asked = False
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        nonlocal is_asked
+        if is_asked:
+            os._exit(EXIT_STOPPED)
+        is_asked = True
+        heard.put(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield heard.get
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

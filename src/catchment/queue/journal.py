@@ -1,0 +1,147 @@
+"""The journal: small writes on the disk before DuckDB has them.
+
+Keeping one row in DuckDB costs more than a millisecond, nearly all of it for planning and committing a statement. So
+small writes are appended here, synced, and acknowledged; many of them are then settled in DuckDB together. The
+numbers of the rows tell what was settled: an entry whose rows the store has is passed over.
+
+The file is written from its start again once everything in it is settled, and never shrinks: overwriting what is
+there costs one write of the disk, growing a file two. Every frame carries the life it belongs to, a random number that
+changes with each new start; where it changes, or the checksum is wrong, the journal ends.
+
+    frame   life, length, checksum │ length of the head │ head: whose buffer, which rows │ rows, as Arrow streams
+"""
+
+import json
+import secrets
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from catchment import files
+from catchment.errors import BufferDamagedError
+from catchment.ids import TableId
+from catchment.settings import MIB
+
+SUFFIX = ".journal"
+ENTRY_BYTES_MAX = 256 * 1024
+_ENTRIES_MAX = 500
+_BYTES_MAX = MIB
+_FRAME = struct.Struct("<QII")
+_HEAD = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Rows as they were acknowledged: their first number, and the Arrow stream that holds them."""
+
+    table: TableId
+    seq_first: int
+    at: datetime
+    stream: pa.Buffer
+
+    @classmethod
+    def of(cls, table: TableId, seq_first: int, at: datetime, rows: pa.Table) -> "Entry":
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        return cls(table=table, seq_first=seq_first, at=at, stream=sink.getvalue())
+
+    @property
+    def rows(self) -> pa.Table:
+        return pa.ipc.open_stream(self.stream).read_all()
+
+
+class Journal:
+    """An open journal. Whoever holds it appends and restarts it from one thread at a time."""
+
+    def __init__(self, path: Path, *, incarnation: str) -> None:
+        self._file = files.SyncedFile(path)
+        self._incarnation = incarnation
+        self._entries = 0
+        # Where the next frame goes: what is acknowledged and not settled lies before.
+        self.size = 0
+        self._life = secrets.randbits(64)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to settle: the more there is, the longer some writer waits for that."""
+        return self._entries >= _ENTRIES_MAX or self.size >= _BYTES_MAX
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Keep entries, all or none; they are durable when this returns.
+
+        StorageFailedError before anything was kept, CommitUnknownError where only a new reading can tell.
+        """
+        head = [
+            [each.table.schema, each.table.name, each.seq_first, each.at.isoformat(), each.stream.size]
+            for each in entries
+        ]
+        text = json.dumps([self._incarnation, head]).encode()
+        content = b"".join([_HEAD.pack(len(text)), text, *(each.stream for each in entries)])
+        self._file.write(self.size, _FRAME.pack(self._life, len(content), zlib.crc32(content)) + content)
+        self._file.sync()
+        self.size += _FRAME.size + len(content)
+        self._entries += len(entries)
+
+    def restart(self) -> None:
+        """Everything is settled: begin from the start."""
+        self.size = self._entries = 0
+        self._life = secrets.randbits(64)
+
+    def replay(self) -> list[Entry]:
+        """What was appended since the last start, as far as it was acknowledged."""
+        content = self._file.read()
+        return [entry for frame in self._frames(content) for entry in self._entries_of(frame)]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Remove the file, of which everything is settled."""
+        files.remove(self._file.path)
+
+    def _frames(self, content: bytes) -> Iterator[bytes]:
+        found = _frame(content, 0)
+        life = found.life if found else None
+        while found is not None and found.life == life:
+            following = _frame(content, found.end)
+            if not found.is_whole:
+                if following is not None and following.life == life and following.is_whole:
+                    # The last frame may be half written. This one was acknowledged: others were, after it.
+                    raise BufferDamagedError(f"{self._file.path}: a frame is damaged.", path=str(self._file.path))
+                return
+            yield found.content
+            found = following
+
+    def _entries_of(self, content: bytes) -> Iterator[Entry]:
+        start = _HEAD.size + _HEAD.unpack_from(content)[0]
+        incarnation, head = json.loads(content[_HEAD.size : start])
+        if incarnation != self._incarnation:
+            raise BufferDamagedError(f"{self._file.path} belongs to another buffer.", path=str(self._file.path))
+        for schema, name, seq_first, at, size in head:
+            stream = pa.py_buffer(content[start : start + size])
+            yield Entry(table=TableId(schema, name), seq_first=seq_first, at=datetime.fromisoformat(at), stream=stream)
+            start += size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    life: int
+    end: int
+    content: bytes
+    is_whole: bool
+
+
+def _frame(content: bytes, start: int) -> _Frame | None:
+    if len(content) - start < _FRAME.size:
+        return None
+    life, length, checksum = _FRAME.unpack_from(content, start)
+    end = start + _FRAME.size + length
+    inside = content[start + _FRAME.size : end]
+    return _Frame(life=life, end=end, content=inside, is_whole=len(inside) == length and zlib.crc32(inside) == checksum)

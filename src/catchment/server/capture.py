@@ -1,0 +1,178 @@
+"""Rows on their way into the queue: what an INSERT gives, in the shape of its target, without a table to keep it.
+
+The target's shape is a temporary table of the session's own. The INSERT goes into it as it would into the target, so
+that columns, their order, defaults, casts and constraints are DuckDB's, and gives back what it inserted; then the
+table is emptied again.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import duckdb
+import pyarrow as pa
+
+from catchment import sql
+from catchment.errors import InputError, TableMissingError, TypeConflictError
+from catchment.ids import TableId
+from catchment.lake.types import Column
+from catchment.queue import DqCoordinator, arrivals
+from catchment.server import tokens as scanner
+from catchment.server.gate import judge
+from catchment.server.links import Link, by_place_or_name, python_values
+from catchment.server.literals import WHOLE_NUMBERS
+from catchment.server.model import Call, Principal
+from catchment.server.rewrite import BOUND, Bulk, Capture
+
+# What DuckDB calls the target in its messages.
+_SHAPE_PREFIX = "duckling_queue."
+
+
+def _shape(table: TableId, columns: tuple[Column, ...], link: Link, call: Call) -> str:
+    """The name of a temporary table with these columns, made where the link has none."""
+    name = sql.qualified("temp", "main", f"{_SHAPE_PREFIX}{table.schema}.{table.name}")
+    if link.shapes.get(table) != columns:
+        listed = ", ".join(_declared(column) for column in columns)
+        link.run(f"CREATE OR REPLACE TEMP TABLE {name} ({listed})", call)
+        link.shapes[table] = columns
+    return name
+
+
+def _declared(column: Column) -> str:
+    declared = f"{sql.identifier(column.name)} {column.type}"
+    if column.default is not None:
+        declared += f" DEFAULT {column.default}"
+    return declared if column.nullable else f"{declared} NOT NULL"
+
+
+def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table | None:
+    """Bound rows as rows for the target, where the statement says no more than that; else None."""
+    if bulk.plain_columns is None or rows.num_columns != bulk.parameters:
+        return None
+    names = list(bulk.plain_columns) or [column.name for column in columns]
+    if len(names) != rows.num_columns:
+        return None
+    renamed = _as_whole_numbers(rows.rename_columns(names), columns)
+    try:
+        arrivals.require_fit(renamed.schema, columns, table="")
+    except (TypeConflictError, InputError):
+        # DuckDB casts more than the queue does: it shall say.
+        return None
+    return renamed
+
+
+def _as_whole_numbers(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """The rows with whole numbers as wide as their columns, where these hold them: drivers send all as 64 bits."""
+    types = {column.name.casefold(): WHOLE_NUMBERS.get(column.type) for column in columns}
+    for at, field in enumerate(rows.schema):
+        wanted = types.get(field.name.casefold())
+        if wanted is not None and field.type != wanted and pa.types.is_integer(field.type):
+            with suppress(pa.ArrowInvalid):
+                # Where one does not fit, DuckDB says so.
+                rows = rows.set_column(at, field.name, rows.column(at).cast(wanted))
+    return rows
+
+
+def inserted(
+    step: Capture,
+    queue: DqCoordinator,
+    link: Link,
+    principal: Principal,
+    call: Call,
+    *,
+    bound: pa.Table | None,
+    in_transaction: bool,
+) -> pa.Table:
+    """What the statement inserts; the link's lock is held by the caller."""
+    try:
+        columns = queue.columns(step.table)
+    except TableMissingError:
+        if not step.columns and step.source[:6].casefold() == "values":
+            # Nothing says what the columns of a new table would be called.
+            raise
+        return _selected(step, link, principal, call)
+    try:
+        return _insert(step, columns, link, principal, call, bound, in_transaction=in_transaction)
+    except duckdb.BinderException:
+        # The table may have changed since it was asked for.
+        asked = queue.columns(step.table, ask=True)
+        if asked == columns:
+            raise
+        return _insert(step, asked, link, principal, call, bound, in_transaction=in_transaction)
+
+
+def _insert(
+    step: Capture,
+    columns: tuple[Column, ...],
+    link: Link,
+    principal: Principal,
+    call: Call,
+    bound: pa.Table | None,
+    *,
+    in_transaction: bool,
+) -> pa.Table:
+    shape = _shape(step.table, columns, link, call)
+    is_bulk = bound is not None and step.bulk is not None and step.bulk.parameters == bound.num_columns
+    text = step.into(shape, bulk=is_bulk)
+    _judge(text, link, principal)
+    if not in_transaction:
+        link.run("BEGIN", call)
+    try:
+        if bound is None:
+            return link.table(text, call)
+        if is_bulk:
+            return _from_bound(text, bound, link, call)
+        names = link.connection.extract_statements(text)[-1].named_parameters
+        rows = [by_place_or_name(names, bound.column_names, row) for row in rows_of(bound)]
+        return pa.concat_tables([link.table(text, call, row) for row in rows])
+    finally:
+        # Nothing is to stay in the shape, whatever became of the statement.
+        with suppress(duckdb.Error):
+            # Where this fails, the transaction has failed, and takes the rows with it.
+            link.connection.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
+
+
+def _from_bound(text: str, bound: pa.Table, link: Link, call: Call) -> pa.Table:
+    link.settle()
+    link.connection.register(BOUND, numbered(bound))
+    try:
+        return link.table(text, call)
+    finally:
+        link.connection.unregister(BOUND)
+
+
+def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link, call: Call) -> pa.Table:
+    """Rows in the columns' types, as an INSERT by name would cast them; the link's lock is held by the caller."""
+    shape = _shape(table, columns, link, call)
+    link.settle()
+    link.connection.register(BOUND, rows)
+    try:
+        inserted_rows = link.table(f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING *", call)
+        link.run(f"DELETE FROM {shape}", call)
+        return inserted_rows
+    finally:
+        link.connection.unregister(BOUND)
+
+
+def _selected(step: Capture, link: Link, principal: Principal, call: Call) -> pa.Table:
+    """The rows for a table that is still to be made: as the source gives them, under the names that it has."""
+    text = f"SELECT * FROM ({step.source}\n)"
+    _judge(text, link, principal)
+    rows = link.table(text, call)
+    if step.columns and len(step.columns) != rows.num_columns:
+        raise InputError(f"{len(step.columns)} columns are named, and there are {rows.num_columns} values.")
+    return rows.rename_columns(list(step.columns)) if step.columns else rows
+
+
+def _judge(text: str, link: Link, principal: Principal) -> None:
+    judge(link.connection.extract_statements(text)[-1], text, scanner.read(text.encode()), principal)
+
+
+def numbered(rows: pa.Table) -> pa.Table:
+    """The rows with their columns' places for names."""
+    return rows.rename_columns([str(at) for at in range(rows.num_columns)])
+
+
+def rows_of(bound: pa.Table) -> list[Sequence[object]]:
+    """The rows as DuckDB's Python takes parameters."""
+    columns = [python_values(column) for column in bound.columns]
+    return [list(row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,109 @@
+"""Which session a call belongs to: by its token, by a handle in its message, or a new one.
+
+A client that logs in, or need not, gets a token in the answer's headers, and sends it in all later calls. One that does
+not is known by the handles it was given. A session of nobody in particular that is left without any is closed with its
+call; others wait for their token, and are forgotten, oldest first.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+import grpc
+
+from catchment.errors import NotLoggedInError
+from catchment.server.auth import Authenticator
+from catchment.server.model import Principal
+from catchment.server.registry import SessionRegistry
+from catchment.server.sessions import Session
+from catchment.server.users import ANONYMOUS
+
+AUTHORIZATION = "authorization"
+_BEARER = "Bearer "
+# Where clients put the answer to a handshake with a payload.
+_TOKEN = "auth-token-bin"
+
+
+class Entrance:
+    """Lets calls in."""
+
+    def __init__(self, registry: SessionRegistry, authenticator: Authenticator) -> None:
+        self._registry = registry
+        self._authenticator = authenticator
+
+    @contextmanager
+    def session(self, context: grpc.ServicerContext, handle: bytes = b"") -> Iterator[Session]:
+        """The session of a call, whose message may hold a handle; it does not expire while the block runs."""
+        header = _authorization(context)
+        session = self._by_token(header)
+        if session is None:
+            session = self._by_principal(self._principal(header, context), handle, context)
+        try:
+            with session.in_use():
+                yield session
+        finally:
+            # Whoever has sent no token yet may never do. One who does gets a new session, unless it takes a password.
+            if not session.is_kept and session.is_stateless and session.principal.name == ANONYMOUS:
+                self._registry.close(session)
+
+    def log_in(self, context: grpc.ServicerContext, user: str, password: str) -> str:
+        """A new session for whoever has that password; its token."""
+        return self._open(self._authenticator.login(user, password, peer_host(context)), context)
+
+    def log_in_by_header(self, context: grpc.ServicerContext) -> str:
+        """A new session for whoever the headers name; its token."""
+        return self._open(self._principal(_authorization(context), context), context)
+
+    def leave(self, session: Session) -> None:
+        """The client wants its session no more."""
+        self._registry.close(session)
+
+    def _by_token(self, header: str) -> Session | None:
+        if not header.startswith(_BEARER):
+            return None
+        try:
+            return self._registry.find(header[len(_BEARER) :])
+        except NotLoggedInError:
+            if self._authenticator.login_required:
+                raise
+            # Where nobody has to log in, a token that has expired is no reason to turn a client away.
+            return None
+
+    def _by_principal(self, principal: Principal, handle: bytes, context: grpc.ServicerContext) -> Session:
+        if not handle:
+            session = self._registry.open(principal)
+            self._hand_out_token(session, context)
+            return session
+        session = self._registry.by_handle(handle)
+        if session.principal != principal:
+            raise NotLoggedInError("The session is another user's.")
+        return session
+
+    def _principal(self, header: str, context: grpc.ServicerContext) -> Principal:
+        if not header or header.startswith(_BEARER):
+            return self._authenticator.anonymous()
+        return self._authenticator.login_basic(header, peer_host(context))
+
+    def _open(self, principal: Principal, context: grpc.ServicerContext) -> str:
+        return self._hand_out_token(self._registry.open(principal), context)
+
+    def _hand_out_token(self, session: Session, context: grpc.ServicerContext) -> str:
+        token = self._registry.token_of(session)
+        context.send_initial_metadata(((AUTHORIZATION, _BEARER + token),))
+        return token
+
+
+def peer_host(context: grpc.ServicerContext) -> str:
+    """The host that calls, without its port: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000` or `unix:…`."""
+    kind, _, address = unquote(context.peer()).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind.startswith("ip") else kind
+
+
+def _authorization(context: grpc.ServicerContext) -> str:
+    # The Go driver sends the header twice; both are the same.
+    for key, value in context.invocation_metadata():
+        if key == AUTHORIZATION:
+            return str(value)
+        if key == _TOKEN and isinstance(value, bytes):
+            return _BEARER + value.decode("ascii", "replace")
+    return ""

@@ -1,0 +1,221 @@
+"""The Flight service: Flight SQL's calls, each led to the session that it belongs to.
+
+A statement runs when it is asked for, in GetFlightInfo or DoPut; DoGet only reads what it gave. So nothing is done
+twice when a client reads twice, and what changes rows is done even if nobody reads. Commands about the catalog are
+answered in DoGet, from their ticket alone.
+
+Every upload is answered by one message, and so is every action; both are declared so, which saves a round through
+gRPC's threads in each call.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import duckdb
+import grpc
+from google.protobuf.message import Message
+
+from catchment.clock import Clock
+from catchment.errors import CatchmentError, InputError, NotSupportedError
+from catchment.server import messages, metadata, wire
+from catchment.server.actions import ACTIONS, Actions
+from catchment.server.auth import Authenticator
+from catchment.server.calls import Calls, arriving
+from catchment.server.entrance import Entrance
+from catchment.server.model import Call, Outcome
+from catchment.server.protocol import flight_pb2 as flight
+from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.server.registry import SessionRegistry
+from catchment.server.sessions import Session
+from catchment.settings import Settings
+
+_SERVICE = "/arrow.flight.protocol.FlightService/"
+
+
+class FlightService(grpc.GenericRpcHandler):
+    """Answers calls, once `add_to` has put it into a server."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        authenticator: Authenticator,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._settings = settings
+        self._entrance = Entrance(registry, authenticator)
+        self._calls = Calls(
+            statements_max=settings.server_statements_max,
+            seconds_max=settings.server_statement_seconds_max,
+            clock=clock,
+        )
+        self._actions = Actions(self._entrance, settings)
+        self._limits = wire.Limits(
+            batch_rows=settings.server_batch_rows_max,
+            message_bytes=settings.server_message_bytes_max,
+            kept_bytes=settings.server_write_bytes_max,
+        )
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            _SERVICE + "Handshake": grpc.stream_stream_rpc_method_handler(self._handshake),
+            _SERVICE + "GetFlightInfo": grpc.unary_unary_rpc_method_handler(self._get_flight_info),
+            _SERVICE + "GetSchema": grpc.unary_unary_rpc_method_handler(self._get_schema),
+            _SERVICE + "DoGet": grpc.unary_stream_rpc_method_handler(self._do_get),
+            _SERVICE + "DoPut": grpc.stream_unary_rpc_method_handler(self._do_put),
+            _SERVICE + "DoAction": grpc.unary_unary_rpc_method_handler(self._do_action),
+            _SERVICE + "ListActions": grpc.unary_stream_rpc_method_handler(self._list_actions),
+        }
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Have the server answer Flight's calls."""
+        server.add_generic_rpc_handlers((self,))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        """The handler of a method; for one that is not here gRPC itself says UNIMPLEMENTED."""
+        return self._handlers.get(handler_call_details.method)
+
+    def close(self) -> None:
+        """No call comes any more."""
+        self._calls.close()
+
+    def _handshake(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._calls.answering(context) as call:
+            first = next(arriving(requests, context, call), b"")
+            payload = messages.parse(flight.HandshakeRequest, first).payload
+            if payload:
+                given = messages.parse(flight.BasicAuth, payload)
+                token = self._entrance.log_in(context, given.username, given.password)
+            else:
+                token = self._entrance.log_in_by_header(context)
+            yield flight.HandshakeResponse(payload=token.encode()).SerializeToString()
+
+    def _get_flight_info(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._calls.answering(context) as call:
+            descriptor = messages.parse(flight.FlightDescriptor, request)
+            command = messages.described(descriptor)
+            if isinstance(command, metadata.COMMANDS):
+                with self._entrance.session(context):
+                    return _flight_info(descriptor, wire.encode_schema(metadata.schema_of(command)), descriptor.cmd)
+            with self._calls.slot(), self._entrance.session(context, messages.handle_in(command)) as session:
+                outcome = self._query(command, session, call)
+                ticket = sql.TicketStatementQuery(statement_handle=session.keep(outcome))
+                return _flight_info(descriptor, wire.encode_schema(outcome.result.schema), messages.pack(ticket))
+
+    def _query(self, command: Message, session: Session, call: Call) -> Outcome:
+        match command:
+            case sql.CommandStatementQuery():
+                return self._execute(command, session, call)
+            case sql.CommandPreparedStatementQuery():
+                return session.prepared(command.prepared_statement_handle).execute(call)
+            case _:
+                raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be asked for as a query.")
+
+    def _execute(
+        self, command: sql.CommandStatementQuery | sql.CommandStatementUpdate, session: Session, call: Call
+    ) -> Outcome:
+        text = messages.text_in(command, self._settings.server_statement_bytes_max)
+        return session.execute(text, call, transaction=messages.transaction_in(command))
+
+    def _get_schema(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._calls.answering(context):
+            command = messages.described(messages.parse(flight.FlightDescriptor, request))
+            with self._entrance.session(context, messages.handle_in(command)) as session:
+                match command:
+                    case sql.CommandStatementQuery():
+                        text = messages.text_in(command, self._settings.server_statement_bytes_max)
+                        prepared = session.prepare(text, transaction=messages.transaction_in(command))
+                        schema = prepared.schema
+                        session.close_prepared(prepared.handle)
+                    case sql.CommandPreparedStatementQuery():
+                        schema = session.prepared(command.prepared_statement_handle).schema
+                    case _ if isinstance(command, metadata.COMMANDS):
+                        schema = metadata.schema_of(command)
+                    case _:
+                        raise NotSupportedError(f"{command.DESCRIPTOR.name} has no schema.")
+                return flight.SchemaResult(schema=wire.encode_schema(schema)).SerializeToString()
+
+    def _do_get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._calls.answering(context) as call:
+            ticket = messages.command(messages.parse(flight.Ticket, request).ticket)
+            with self._calls.slot(), self._entrance.session(context, messages.handle_in(ticket)) as session:
+                if isinstance(ticket, metadata.COMMANDS):
+                    found = metadata.answer(ticket, session, self._settings)
+                    yield from wire.stream(found.schema, iter(found.to_batches()))
+                elif isinstance(ticket, sql.TicketStatementQuery):
+                    handle = ticket.statement_handle
+                    with closing(session.take(handle).result) as result, session.reading(handle, call):
+                        yield from wire.stream(result.schema, result.batches(call))
+                else:
+                    raise InputError("This is no ticket.", hint="GetFlightInfo gives tickets.")
+
+    def _do_put(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with self._calls.answering(context) as call:
+            arrivals = arriving(requests, context, call)
+            first = wire.parse(next(arrivals, b""))
+            command = messages.described(messages.parse(flight.FlightDescriptor, bytes(first.descriptor)))
+            with self._calls.slot(), self._entrance.session(context, messages.handle_in(command)) as session:
+                upload = wire.Upload(first, arrivals, self._limits)
+                try:
+                    result = self._put(command, upload, session, call)
+                except (CatchmentError, duckdb.Error):
+                    # Who reads the upload knows of its errors only that there was one.
+                    if upload.failure is not None:
+                        raise upload.failure from None
+                    raise
+            return flight.PutResult(app_metadata=result.SerializeToString()).SerializeToString()
+
+    def _put(self, command: Message, upload: wire.Upload, session: Session, call: Call) -> Message:
+        match command:
+            case sql.CommandPreparedStatementUpdate():
+                prepared = session.prepared(command.prepared_statement_handle)
+                rows = upload.table()
+                if rows is not None and rows.num_columns:
+                    prepared.bind(rows)
+                return _changed(prepared.execute(call))
+            case sql.CommandStatementUpdate():
+                return _changed(self._execute(command, session, call))
+            case sql.CommandPreparedStatementQuery():
+                rows = upload.table()
+                if rows is None:
+                    raise InputError("Nothing is there to be bound.")
+                session.prepared(command.prepared_statement_handle).bind(rows)
+                return sql.DoPutPreparedStatementResult(prepared_statement_handle=command.prepared_statement_handle)
+            case sql.CommandStatementIngest():
+                return _ingest(command, upload, session, call)
+            case _:
+                raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be put.")
+
+    def _do_action(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._calls.answering(context) as call:
+            action = messages.parse(flight.Action, request)
+            return flight.Result(body=self._actions.do(action, context, call)).SerializeToString()
+
+    def _list_actions(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._calls.answering(context), self._entrance.session(context):
+            for name, text in ACTIONS.items():
+                yield flight.ActionType(type=name, description=text).SerializeToString()
+
+
+def _flight_info(descriptor: flight.FlightDescriptor, schema: bytes, ticket: bytes) -> bytes:
+    endpoint = flight.FlightEndpoint(ticket=flight.Ticket(ticket=ticket))
+    # -1 is "unknown": rows are counted by nobody before they are read.
+    return flight.FlightInfo(
+        schema=schema, flight_descriptor=descriptor, endpoint=[endpoint], total_records=-1, total_bytes=-1
+    ).SerializeToString()
+
+
+def _changed(outcome: Outcome) -> sql.DoPutUpdateResult:
+    """How many rows a statement changed; 0 where it changes none, because -1 tells JDBC that there are rows to read."""
+    outcome.result.close()
+    return sql.DoPutUpdateResult(record_count=outcome.rows or 0)
+
+
+def _ingest(
+    command: sql.CommandStatementIngest, upload: wire.Upload, session: Session, call: Call
+) -> sql.DoPutUpdateResult:
+    rows = upload.rows()
+    if rows is None:
+        raise InputError("The ingest has no Arrow stream.")
+    target = messages.ingest_target(command)
+    count = session.ingest(target, rows, call, transaction=messages.transaction_in(command))
+    return sql.DoPutUpdateResult(record_count=count)

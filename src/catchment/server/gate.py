@@ -1,0 +1,398 @@
+"""The gate: what a client's statement may be, and so what it can reach.
+
+The wall is DuckDB's own: the instance that clients share may open files in the lake's data folder and nowhere else, and
+its settings are locked. The gate closes what that leaves open: extensions that open files by themselves, the lake's
+metadata, raw files in the data folder, and functions that name a file, a query or an address in memory. It lets
+through what it knows and refuses the rest, by DuckDB's own scanner and parser where these tell, by sqlglot's where
+DuckDB shows nothing of its parse.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any
+
+import duckdb
+import sqlglot
+from duckdb import StatementType
+from sqlglot import TokenType, exp
+
+from catchment.errors import InputError, NotAllowedError, NotSupportedError
+from catchment.lake import extensions
+from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.server.model import Principal, Role
+from catchment.server.tokens import Token, calls, read
+
+# It would tell the log of every statement that it cannot parse, and quote it.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+
+_TABLE_FUNCTIONS = frozenset(
+    {
+        *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
+        *("duckdb_columns", "duckdb_constraints", "duckdb_functions", "duckdb_keywords", "duckdb_schemas"),
+        *("duckdb_tables", "duckdb_types", "duckdb_views", "pragma_version", "pg_timezone_names"),
+        *("icu_calendar_names", "test_all_types"),
+    }
+)
+# Neither table functions nor harmless: the server's settings, its log, and SQL in a string.
+_SCALARS_REFUSED = frozenset(
+    {"current_setting", "write_log", "json_execute_serialized_sql", "json_serialize_plan", "getenv"}
+)
+_SYSTEM_VIEW = re.compile(r"(duckdb|pragma)_.*")
+_VIEWS = frozenset({"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"})
+_VIEWS_REFUSED = frozenset({"pg_settings", "pg_prepared_statements"})
+_METADATA = "__ducklake_metadata"
+_DUCKLAKE = "ducklake_"
+_BEFORE_TARGETS = frozenset({"into", "table", "exists"})
+_OWN_DATABASE = "memory"
+_PATH = re.compile(r"[/\\*?\[:]|\.(parquet|csv|tsv|json|jsonl|ndjson|db|duckdb|sqlite|arrow|txt|gz|zst|xlsx)$", re.I)
+# What DuckDB reads as a file wherever a table could stand.
+_FILE = re.compile(rb"\.(parquet|csv|tsv|json|jsonl|ndjson|db|duckdb|ddb|sqlite|arrow|txt|xlsx)\b", re.I)
+_CREATABLE = frozenset({"table", "view", "schema"})
+_CREATE_HOW = frozenset({"or", "replace", "temp", "temporary", "local", "global", "recursive", "persistent"})
+_VERDICTS_MAX = 2_000
+# Longer texts are judged anew: what is remembered takes many times their length.
+_REMEMBERED_LETTERS_MAX = 2_000
+_SET_PATH = re.compile(r"SET\s+(schema|search_path)\s*(=|\sTO\s)\s*('[^']*'|[\w.]+)", re.I)
+_SET_VARIABLE = ["set", "variable"]
+_BEFORE_TABLES = frozenset(
+    {
+        *("from", "join", "into", "update", "using", "lateral", "table", "only"),
+        *("describe", "desc", "show", "summarize", "pivot", "pivot_wider", "unpivot", "pivot_longer"),
+    }
+)
+_QUOTED_KINDS = frozenset(
+    {
+        *(TokenType.STRING, TokenType.RAW_STRING, TokenType.HEREDOC_STRING, TokenType.NATIONAL_STRING),
+        *(TokenType.UNICODE_STRING, TokenType.BYTE_STRING, TokenType.HEX_STRING, TokenType.BIT_STRING),
+    }
+)
+# Words without which no table but the target is named.
+_NAMES_TABLES = frozenset(
+    {"select", "from", "table", "with", "join", "using", "pivot", "unpivot", "describe", "show", "summarize", "desc"}
+)
+
+
+class Kind(Enum):
+    """What becomes of a statement."""
+
+    READ = "read"
+    WRITE = "write"
+    # Changes only how the session's later statements are read.
+    SESSION = "session"
+    BEGIN = "begin"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A statement that may run: what it is, and who may run it."""
+
+    kind: Kind
+    role: Role
+    counts: bool = False
+
+
+_KINDS = {
+    StatementType.SELECT: Verdict(Kind.READ, Role.READER),
+    StatementType.EXPLAIN: Verdict(Kind.READ, Role.READER),
+    StatementType.INSERT: Verdict(Kind.WRITE, Role.WRITER, counts=True),
+    StatementType.UPDATE: Verdict(Kind.WRITE, Role.WRITER, counts=True),
+    StatementType.DELETE: Verdict(Kind.WRITE, Role.WRITER, counts=True),
+    StatementType.MERGE_INTO: Verdict(Kind.WRITE, Role.WRITER, counts=True),
+    StatementType.CREATE: Verdict(Kind.WRITE, Role.WRITER, counts=True),
+    StatementType.DROP: Verdict(Kind.WRITE, Role.WRITER),
+    StatementType.ALTER: Verdict(Kind.WRITE, Role.WRITER),
+    StatementType.SET: Verdict(Kind.SESSION, Role.READER),
+}
+_TRANSACTIONS = {
+    "begin": Kind.BEGIN, "start": Kind.BEGIN, "commit": Kind.COMMIT, "end": Kind.COMMIT,
+    "rollback": Kind.ROLLBACK, "abort": Kind.ROLLBACK,
+}  # fmt: skip
+
+
+def judge(statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], principal: Principal) -> Verdict:
+    """What the statement is, if this caller may run it; else NotAllowedError."""
+    look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _judge
+    verdict = look(statement.type, text, tokens)
+    if principal.role < verdict.role:
+        raise NotAllowedError(f"{principal.name} may only read.", hint="It takes the role `writer`.")
+    named = {token.text for token in tokens if token.is_name}
+    if LEDGER_SCHEMA in named and (verdict.kind is not Kind.READ or principal.role < Role.ADMIN):
+        raise NotAllowedError(f"{LEDGER_SCHEMA} is Catchment's own.", hint="`catchment lake audit` reads it.")
+    return verdict
+
+
+@lru_cache(maxsize=_VERDICTS_MAX)
+def _remembered(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Verdict:
+    return _judge(kind, text, tokens)
+
+
+def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Verdict:
+    first = tokens[0].text if tokens else ""
+    if kind == StatementType.TRANSACTION:
+        if first not in _TRANSACTIONS:
+            # Where a PIVOT has to look for its values first, DuckDB makes several statements of one.
+            raise NotSupportedError("A PIVOT within a statement names its values.", hint="PIVOT … ON … IN (…)")
+        return Verdict(_TRANSACTIONS[first], Role.READER)
+    verdict = _KINDS.get(kind)
+    # A PRAGMA comes out of DuckDB's parser as what it stands for, often a SELECT.
+    if verdict is None or first in ("pragma", "call", "checkpoint", "import", "force"):
+        raise NotAllowedError(f"{first.upper()} is not for clients of a server.")
+    if kind == StatementType.SET:
+        _require_harmless_set(text, tokens)
+    _refuse_names(tokens)
+    if kind in (StatementType.CREATE, StatementType.DROP):
+        _require_creatable(tokens)
+    if _names_only_its_target(kind, tokens):
+        _refuse_table(_target(tokens))
+    else:
+        if kind != StatementType.SELECT:
+            _refuse_files(text.encode(), tokens)
+            _refuse_calls(tokens, _short_functions())
+        tables, functions = _relations(kind, text)
+        for table in tables:
+            _refuse_table(table)
+        for function in functions:
+            if function not in _TABLE_FUNCTIONS:
+                raise NotAllowedError(f"The table function {function} is not for clients of a server.")
+    return verdict
+
+
+def _require_harmless_set(text: str, tokens: tuple[Token, ...]) -> None:
+    if [token.text for token in tokens[:2]] == _SET_VARIABLE:
+        return
+    is_use = tokens[0].text == "use" and all(token.is_name or token.text == "." for token in tokens)
+    # One plain text: what an expression or an escape comes to, nobody has read.
+    if not is_use and not _SET_PATH.fullmatch(text.strip()):
+        raise NotAllowedError("The server's settings are locked.", hint="USE and SET schema choose where names count.")
+    require_harmless_path(text)
+
+
+def require_harmless_path(path: str) -> None:
+    """See that a search path leads to tables of the lake, or temporary ones."""
+    if any(word in path.casefold() for word in (LEDGER_SCHEMA, _METADATA, _OWN_DATABASE)):
+        raise NotAllowedError("Names count in the lake's own schemas.")
+
+
+def _require_creatable(tokens: tuple[Token, ...]) -> None:
+    what = next((token.text for token in tokens[1:] if token.text not in _CREATE_HOW), "")
+    if what not in _CREATABLE:
+        raise NotAllowedError(f"{tokens[0].text.upper()} {what.upper()} is not for clients of a server.")
+
+
+def _target(tokens: tuple[Token, ...]) -> tuple[str, ...]:
+    """The name that an INSERT goes to, in its parts."""
+    at = next((i for i, token in enumerate(tokens) if token.text == "into"), len(tokens)) + 1
+    end = at + 1
+    while end + 1 < len(tokens) and tokens[end].text == ".":
+        end += 2
+    return tuple(token.text for token in tokens[at:end:2])
+
+
+def _refuse_files(source: bytes, tokens: tuple[Token, ...]) -> None:
+    """No text that names a file stands where only a table can: sqlglot does not see all of these."""
+    ends = [*(token.start for token in tokens[1:]), len(source)]
+    for last, token, end in zip(tokens, tokens[1:], ends[1:], strict=False):
+        is_text = last.is_name and last.text in _BEFORE_TABLES and (token.is_string or token.is_quoted)
+        if is_text and _FILE.search(source[token.start : end]):
+            raise NotAllowedError("Clients read tables, and no files.")
+
+
+def _refuse_names(tokens: tuple[Token, ...]) -> None:
+    """By its words alone, whatever the rest of it means."""
+    for token in tokens:
+        if token.is_name and token.text.startswith(_METADATA):
+            raise NotAllowedError("The lake's metadata is not for clients of a server.")
+        if token.is_name and token.text in _refused_views():
+            raise NotAllowedError(f"{token.text} is not for clients of a server.")
+    _refuse_calls(tokens, _refused_functions())
+
+
+def _refuse_calls(tokens: tuple[Token, ...], names: frozenset[str]) -> None:
+    refused = names.intersection(calls(_without_targets(tokens)))
+    if refused:
+        raise NotAllowedError(f"The function {min(refused)} is not for clients of a server.")
+
+
+def _without_targets(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    """Without the names that are made or written to: a bracket after these holds columns."""
+    kept: list[Token] = []
+    is_target = False
+    for last, token in pairwise((None, *tokens)):
+        is_after = last is not None and last.text in _BEFORE_TARGETS and not last.is_quoted
+        is_target = token is not None and (is_after or (is_target and "." in (token.text, last and last.text)))
+        if token is not None and not is_target:
+            kept.append(token)
+    return tuple(kept)
+
+
+@cache
+def _refused_functions() -> frozenset[str]:
+    """Table functions that are not known to be harmless, and are nothing else by the same name."""
+    with extensions.connect() as connection:
+        for name in extensions.KNOWN:
+            extensions.load(connection, name)
+        found = connection.execute(
+            "SELECT lower(function_name) FROM duckdb_functions() GROUP BY ALL "
+            "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma')) "
+            "AND bool_or(function_type != 'pragma')"
+        ).fetchall()
+    return frozenset(name for (name,) in found) - _TABLE_FUNCTIONS | _SCALARS_REFUSED
+
+
+@cache
+def _short_functions() -> frozenset[str]:
+    """DuckLake's functions by the names that a lake has them under."""
+    return frozenset(name.removeprefix(_DUCKLAKE) for name in _refused_functions() if name.startswith(_DUCKLAKE))
+
+
+@cache
+def _refused_views() -> frozenset[str]:
+    """DuckDB's own views, but for those about tables and their columns."""
+    with extensions.connect() as connection:
+        found = connection.execute(
+            "SELECT lower(view_name) FROM duckdb_views() "
+            "WHERE internal AND schema_name NOT IN ('information_schema', 'pg_catalog')"
+        ).fetchall()
+    return frozenset(name for (name,) in found) - _TABLE_FUNCTIONS - _VIEWS | _VIEWS_REFUSED
+
+
+def _names_only_its_target(kind: StatementType, tokens: tuple[Token, ...]) -> bool:
+    return kind == StatementType.INSERT and not any(t.is_name and t.text in _NAMES_TABLES for t in tokens)
+
+
+def _refuse_table(parts: tuple[str, ...]) -> None:
+    name = parts[-1]
+    # The instance's own database would be shared by all sessions, and kept by none.
+    if _OWN_DATABASE in [part.casefold() for part in parts[:-1]][:1]:
+        raise NotAllowedError("Tables are in the lake, or temporary.", hint="CREATE TEMP TABLE makes a temporary one.")
+    # DuckDB looks for a file by all parts together: "/folder/file".parquet is one.
+    if any(_PATH.search(part) for part in parts):
+        raise NotAllowedError(f"{name!r} would be read as a file.", hint="Clients read tables only.")
+    folded = name.casefold()
+    if _SYSTEM_VIEW.fullmatch(folded) and folded not in _TABLE_FUNCTIONS:
+        raise NotAllowedError(f"{name} is not for clients of a server.")
+
+
+def _relations(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The tables and table functions that the statement names."""
+    if kind == StatementType.SELECT:
+        tree = _duckdb_tree(text)
+        if tree is not None:
+            return _in_duckdb_tree(tree)
+    return _in_sqlglot_tree(kind, text)
+
+
+@cache
+def _parser() -> duckdb.DuckDBPyConnection:
+    return extensions.connect()
+
+
+def _duckdb_tree(text: str) -> Any:
+    row = _parser().cursor().execute("SELECT json_serialize_sql(?)", [text]).fetchone()
+    try:
+        tree = json.loads(row[0]) if row else {"error": True}
+    except RecursionError:
+        raise InputError("The statement is nested too deeply.") from None
+    return None if tree["error"] else tree
+
+
+def _in_duckdb_tree(tree: Any) -> tuple[list[tuple[str, ...]], list[str]]:
+    tables: list[tuple[str, ...]] = []
+    functions: list[str] = []
+    for node in nodes(tree):
+        match node.get("type"):
+            case "BASE_TABLE":
+                parts = (node["catalog_name"], node["schema_name"], node["table_name"])
+                tables.append(tuple(filter(None, parts)) or ("",))
+            case "TABLE_FUNCTION":
+                functions.append(str(node["function"]["function_name"]).casefold())
+            case "SHOW_REF" if node.get("table_name"):
+                tables.append((str(node["table_name"]).strip('"'),))
+    return tables, functions
+
+
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """The objects in a tree of JSON."""
+    waiting = [tree]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+
+
+def _in_sqlglot_tree(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], list[str]]:
+    tables: list[tuple[str, ...]] = []
+    functions: list[str] = []
+    for tree in parse(text):
+        if kind == StatementType.EXPLAIN and not isinstance(tree, exp.Query):
+            # EXPLAIN ANALYZE runs what it explains.
+            raise NotAllowedError("EXPLAIN is for queries.")
+        for node in tree.walk():
+            if isinstance(node, exp.Table):
+                if isinstance(node.this, exp.Func):
+                    functions.append(_function_name(node.this))
+                else:
+                    tables.append(tuple(part.name for part in node.parts) or ("",))
+            elif isinstance(node, exp.Lateral):
+                functions.extend(_function_name(each) for each in node.this.find_all(exp.Func, bfs=False))
+    return tables, functions
+
+
+def _function_name(function: exp.Func) -> str:
+    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).casefold()
+
+
+def parse(text: str) -> list[exp.Expr]:
+    """The statement as sqlglot reads it; InputError where it reads nothing in it."""
+    body = _explained(text)
+    dialect = sqlglot.Dialect.get_or_raise("duckdb")
+    try:
+        words = dialect.tokenize(body)
+        _require_agreement(body, words)
+        trees = [tree for tree in dialect.parser().parse(words, body) if tree is not None]
+    except (sqlglot.ParseError, sqlglot.errors.TokenError, RecursionError) as error:
+        first = str(error).partition("\n")[0]
+        raise InputError(f"The statement cannot be understood: {first}") from None
+    if not trees or any(isinstance(tree, exp.Command) for tree in trees):
+        raise NotAllowedError("The statement is of a kind that clients of a server cannot use.")
+    return trees
+
+
+def _require_agreement(text: str, words: list[sqlglot.Token]) -> None:
+    """See that sqlglot's scanner sees the words and texts that DuckDB's does, each where it begins."""
+    source = text.encode()
+    places = range(len(source) + 1) if text.isascii() else _places(text)
+    seen = bytearray(len(text) + 1)
+    for word in words:
+        seen[word.start : word.end + 1] = b"\1" * (word.end + 1 - word.start)
+    quoted = {word.start for word in words if word.token_type in _QUOTED_KINDS or text[word.start] == '"'}
+    tokens = read(source)
+    if quoted != {places[t.start] for t in tokens if t.is_string or t.is_quoted} or any(
+        not seen[places[t.start]] for t in tokens if t.is_name
+    ):
+        raise InputError("The statement cannot be understood: its texts and comments are not clear.")
+
+
+def _places(text: str) -> list[int]:
+    """For each byte, the letter that it belongs to."""
+    return [at for at, letter in enumerate(f"{text} ") for _ in letter.encode()]
+
+
+_EXPLAIN: Callable[[str], re.Match[str] | None] = re.compile(r"\s*EXPLAIN(\s+ANALYZE)?\s", re.I).match
+
+
+def _explained(text: str) -> str:
+    """What an EXPLAIN is about, where it stands: sqlglot does not look into it."""
+    found = _EXPLAIN(text)
+    return " " * found.end() + text[found.end() :] if found else text

@@ -1,0 +1,144 @@
+"""Bulk ingest: a stream of rows into a table of the lake, or into the queue; all of them, or none."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from catchment import sql
+from catchment.errors import (
+    AlreadyExistsError,
+    InputError,
+    LimitError,
+    NotAllowedError,
+    TableMissingError,
+    TypeConflictError,
+)
+from catchment.ids import TableId
+from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.server import capture
+from catchment.server.links import Link
+from catchment.server.model import Call, IfExists, IngestTarget, Role
+from catchment.server.rewrite import DEFAULT_SCHEMA, FRESH, QUEUE
+from catchment.server.statements import Statements
+from catchment.server.transactions import Transaction
+
+if TYPE_CHECKING:
+    from catchment.server.sessions import Session
+
+_ROWS = "catchment_ingested"
+# A stream that ends within so many bytes is read before the lake's lock is taken: a slow client holds nobody up.
+_AHEAD_BYTES = 64 * 1024 * 1024
+
+
+def ingest(
+    session: "Session", target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
+) -> int:
+    """Take the rows in; how many they are."""
+    statements = Statements(session)
+    statements.require(Role.WRITER, "Ingest")
+    # The Go driver names no transaction here even where one is open.
+    joined = session.find(transaction, join=True)
+    schema = target.schema or DEFAULT_SCHEMA
+    if QUEUE in (sql.fold(target.catalog or ""), sql.fold(schema)):
+        of_queue = DEFAULT_SCHEMA if sql.fold(schema) == QUEUE else schema
+        _refuse_making(target)
+        table = statements.spelled(TableId(of_queue, target.table))
+        return _enqueue(statements, table, rows, call, joined)
+    if sql.fold(schema) == LEDGER_SCHEMA or sql.fold(schema) == FRESH:
+        raise NotAllowedError(f"{schema} is not for clients to write to.")
+    if target.catalog and sql.fold(target.catalog) not in (sql.fold(session.lake.name), "temp"):
+        raise TableMissingError(f"There is no catalog {target.catalog}.", hint=f"The lake is {session.lake.name}.")
+    ahead = _read_ahead(rows)
+    with statements.link(joined) as link:
+        session.has_state()
+        if joined is not None:
+            joined.prepare_write(call)
+            return _write(session, target, schema, ahead, link, call)
+        with statements.committing(link, call):
+            return _write(session, target, schema, ahead, link, call)
+
+
+def _enqueue(
+    statements: Statements, table: TableId, rows: pa.RecordBatchReader, call: Call, joined: Transaction | None
+) -> int:
+    gathered = _gathered(rows, statements.session.engine.settings.server_write_bytes_max)
+    try:
+        statements.enqueue(table, gathered, joined)
+    except TypeConflictError:
+        # An INSERT casts more than the queue does.
+        columns = statements.queue().columns(table)
+        with statements.link(joined) as link:
+            gathered = capture.cast(table, gathered, columns, link, call)
+        statements.enqueue(table, gathered, joined)
+    return int(gathered.num_rows)
+
+
+def _refuse_making(target: IngestTarget) -> None:
+    if target.if_exists is IfExists.REPLACE:
+        raise InputError(f"{QUEUE} cannot replace a table.", hint="Append, or replace the table in the lake.")
+
+
+def _gathered(rows: pa.RecordBatchReader, bytes_max: int) -> pa.Table:
+    batches, size = [], 0
+    for batch in rows:
+        size += batch.nbytes
+        if size > bytes_max:
+            raise LimitError(
+                f"The rows come to more than {bytes_max:,} bytes, the most for one write to the queue.",
+                hint="Write fewer at a time, or straight to the table.",
+            )
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema=rows.schema)
+
+
+def _read_ahead(rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    first, size = [], 0
+    for batch in rows:
+        first.append(batch)
+        size += batch.nbytes
+        if size > _AHEAD_BYTES:
+            break
+
+    def all_of() -> Iterator[pa.RecordBatch]:
+        yield from first
+        yield from rows
+
+    return pa.RecordBatchReader.from_batches(rows.schema, all_of())
+
+
+def _write(
+    session: "Session", target: IngestTarget, schema: str, rows: pa.RecordBatchReader, link: Link, call: Call
+) -> int:
+    is_temporary = target.temporary or sql.fold(target.catalog or "") == "temp"
+    catalog = "temp" if is_temporary else session.lake.name
+    name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
+    exists = _exists(link, catalog, schema, target.table, call)
+    if exists and target.if_exists is IfExists.FAIL:
+        raise AlreadyExistsError(f"The table {target.table} exists already.")
+    if not exists and not target.create:
+        raise TableMissingError(f"There is no table {target.table}.")
+    link.settle()
+    # A bare capsule: DuckDB reads a reader through a slower way.
+    link.connection.register(_ROWS, rows.__arrow_c_stream__())
+    try:
+        source = f"FROM {sql.qualified('temp', 'main', _ROWS)}"
+        if exists and target.if_exists is IfExists.APPEND:
+            result = link.table(f"INSERT INTO {name} BY NAME {source}", call)
+        else:
+            if exists:
+                link.run(f"DROP TABLE {name}", call)
+            result = link.table(f"CREATE {'TEMP ' if is_temporary else ''}TABLE {name} AS {source}", call)
+    finally:
+        link.connection.unregister(_ROWS)
+    return int(result.column(0)[0].as_py())
+
+
+def _exists(link: Link, catalog: str, schema: str, table: str, call: Call) -> bool:
+    found = link.table(
+        "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND lower(schema_name) = lower(?) "
+        "AND lower(table_name) = lower(?)",
+        call,
+        [catalog, "main" if catalog == "temp" else schema, table],
+    )
+    return bool(found.num_rows)

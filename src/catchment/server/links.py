@@ -1,0 +1,232 @@
+"""A link: one DuckDB connection of a session, and the one result that it can have open.
+
+DuckDB streams a result from its connection, so the next statement on it would end the stream. What the client has not
+read by then is taken into memory, up to a limit; a result larger than that is given up, and says so to its reader.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import CancelledError, InputError, LimitError, StateError
+from catchment.ids import TableId
+from catchment.lake.types import Column
+from catchment.server.model import Call
+
+# DuckDB makes its vectors of 2,048 rows; the wire cuts by bytes.
+_BATCH_ROWS = 32 * 2_048
+
+Statement = str | duckdb.Statement
+Parameters = Sequence[object] | dict[str, object]
+
+
+def by_place_or_name(names: Collection[str], bound: Sequence[str], values: Sequence[object]) -> Parameters:
+    """Values for a statement whose parameters have these names: by place, where the names are numbers."""
+    if len(names) != len(values):
+        raise InputError(f"The statement has {len(names)} parameters, and {len(values)} are bound.")
+    return values if all(name.isdigit() for name in names) else dict(zip(bound, values, strict=True))
+
+
+def python_values(column: pa.ChunkedArray) -> list[object]:
+    """Values as DuckDB's Python takes them; InputError where Python has none, as after the year 9999."""
+    try:
+        values: list[object] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"A bound value cannot be used: {error}") from None
+    return values
+
+
+class Link:
+    """One DuckDB connection. One thread at a time, which holds `lock`."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, *, generation: int, result_bytes_max: int) -> None:
+        self.connection = connection
+        self.generation = generation
+        self.lock = threading.RLock()
+        self._result_bytes_max = result_bytes_max
+        self._live: LiveResult | None = None
+        # The temporary tables that rows for the queue go through, by target; a rollback takes away what it made.
+        self.shapes: dict[TableId, tuple[Column, ...]] = {}
+
+    def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
+        """Run a statement to its first row; the lock is held by the caller."""
+        self.settle()
+        with self._interruptible(call):
+            return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+
+    def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
+        """Run a statement, and take its whole result; the lock is held by the caller."""
+        self.settle()
+        with self._interruptible(call):
+            executed = (
+                self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+            )
+            return executed.to_arrow_table()
+
+    def stream(
+        self,
+        statement: Statement,
+        call: Call,
+        parameters: Parameters | None = None,
+        *,
+        on_close: Callable[[], None] | None = None,
+    ) -> "LiveResult":
+        """Run a query whose rows are read later; `on_close` is called once they are."""
+        with self.lock:
+            self.run(statement, call, parameters)
+            self._live = LiveResult(self, self.connection.to_arrow_reader(_BATCH_ROWS), on_close)
+            return self._live
+
+    def settle(self) -> None:
+        """Take what is left of the open result into memory: the connection is needed for something else."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.park(self._result_bytes_max)
+
+    def forget(self, live: "LiveResult") -> None:
+        """The result is at its end."""
+        if self._live is live:
+            self._live = None
+
+    def close(self) -> None:
+        """Close the connection, once whoever uses it is done."""
+        with self.lock:
+            if self._live is not None:
+                self._live.give_up(StateError("The session is over."))
+                self._live = None
+            self.connection.close()
+
+    def close_when_read(self) -> None:
+        """Close the connection once its open result is read, or now where it has none."""
+        with self.lock:
+            if self._live is None:
+                self.connection.close()
+            else:
+                self._live.and_then(self.connection.close)
+
+    def interrupt(self) -> None:
+        """End the statement that runs."""
+        self.connection.interrupt()
+
+    @contextmanager
+    def _interruptible(self, call: Call) -> Iterator[None]:
+        with call.interruptible(self.connection.interrupt):
+            try:
+                yield
+            except duckdb.InterruptException:
+                call.refuse_stopped()
+                raise CancelledError from None
+
+
+class LiveResult:
+    """The rows of a query, as DuckDB makes them; read once."""
+
+    def __init__(self, link: Link, reader: pa.RecordBatchReader, on_close: Callable[[], None] | None) -> None:
+        self.schema: pa.Schema = reader.schema
+        self._link = link
+        self._reader: pa.RecordBatchReader | None = reader
+        self._parked: list[pa.RecordBatch] = []
+        self._failure: Exception | None = None
+        self._is_taken = False
+        self._cleanup = ExitStack()
+        if on_close is not None:
+            self._cleanup.callback(on_close)
+
+    def and_then(self, callback: Callable[[], None]) -> None:
+        """Have something done when the result is at its end."""
+        self._cleanup.callback(callback)
+
+    def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
+        """The rows, once."""
+        if self._is_taken:
+            raise StateError("This result was read already.")
+        self._is_taken = True
+        try:
+            while (batch := self._next(call)) is not None:
+                yield batch
+        finally:
+            self.close()
+
+    def _next(self, call: Call) -> pa.RecordBatch | None:
+        with self._link.lock:
+            if self._parked:
+                return self._parked.pop(0)
+            if self._failure is not None:
+                raise self._failure
+            if self._reader is None:
+                return None
+            with call.interruptible(self._link.interrupt):
+                try:
+                    return self._reader.read_next_batch()
+                except StopIteration:
+                    self._end()
+                    return None
+                except (duckdb.InterruptException, pa.ArrowException, OSError) as error:
+                    self._end()
+                    if "INTERRUPT" in str(error):
+                        call.refuse_stopped()
+                        raise CancelledError from None
+                    raise
+
+    def park(self, bytes_max: int) -> None:
+        """Take the rest into memory; the link's lock is held by the caller."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        size = 0
+        try:
+            for batch in reader:
+                size += batch.nbytes
+                if size > bytes_max:
+                    self.give_up(
+                        LimitError(
+                            f"The result was not read before the next statement; it has over {bytes_max:,} bytes.",
+                            hint="Read it to its end first, or use a second connection.",
+                        )
+                    )
+                    break
+                self._parked.append(batch)
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            self._failure = error
+        finally:
+            self._cleanup.close()
+
+    def give_up(self, reason: Exception) -> None:
+        """Whoever reads it is told why there is no more; the link's lock is held by the caller."""
+        self._parked, self._failure, self._reader = [], reason, None
+        self._cleanup.close()
+
+    def close(self) -> None:
+        """Let go of what is left."""
+        with self._link.lock:
+            self._parked = []
+            self._end()
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            self._reader = None
+            self._link.forget(self)
+        self._cleanup.close()
+
+
+class TableResult:
+    """Rows that are all there."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.schema: pa.Schema = table.schema
+        self._table: pa.Table | None = table
+
+    def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
+        """The rows, once."""
+        del call
+        if self._table is None:
+            raise StateError("This result was read already.")
+        table, self._table = self._table, None
+        yield from table.to_batches()
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        self._table = None

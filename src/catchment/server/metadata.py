@@ -1,0 +1,211 @@
+"""What the catalog has, as clients ask for it: catalogs, schemas, tables and their columns, keys, types.
+
+There is one catalog, the lake. Catchment's own schema is not shown; the queue's is, so that people find it, though its
+tables are those of the lake under another name and are not listed twice. DuckLake has no keys.
+"""
+
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from google.protobuf.message import Message
+
+from catchment import sql
+from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.server import sqlinfo, typeinfo, wire
+from catchment.server.protocol import flight_sql_pb2 as commands
+from catchment.server.rewrite import QUEUE
+from catchment.server.sessions import Session
+from catchment.settings import Settings
+
+COMMANDS = (
+    commands.CommandGetCatalogs,
+    commands.CommandGetDbSchemas,
+    commands.CommandGetTables,
+    commands.CommandGetTableTypes,
+    commands.CommandGetPrimaryKeys,
+    commands.CommandGetExportedKeys,
+    commands.CommandGetImportedKeys,
+    commands.CommandGetCrossReference,
+    commands.CommandGetXdbcTypeInfo,
+    commands.CommandGetSqlInfo,
+)
+TABLE_TYPES = ("TABLE", "VIEW")
+
+_PACKAGE = "catchment.server"
+_METADATA = "ARROW:FLIGHT:SQL:"
+_SEARCHABLE = {"IS_AUTO_INCREMENT": "0", "IS_CASE_SENSITIVE": "1", "IS_READ_ONLY": "0", "IS_SEARCHABLE": "1"}
+
+
+def _text(name: str, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, pa.string(), nullable=nullable)
+
+
+_CATALOGS = pa.schema([_text("catalog_name")])
+_SCHEMAS = pa.schema([_text("catalog_name", nullable=True), _text("db_schema_name")])
+_TABLES = pa.schema(
+    [
+        _text("catalog_name", nullable=True),
+        _text("db_schema_name", nullable=True),
+        _text("table_name"),
+        _text("table_type"),
+    ]
+)
+_TABLES_WITH_SCHEMA = _TABLES.append(pa.field("table_schema", pa.binary(), nullable=False))
+_TABLE_TYPES = pa.schema([_text("table_type")])
+_PRIMARY_KEYS = pa.schema(
+    [
+        _text("catalog_name", nullable=True),
+        _text("db_schema_name", nullable=True),
+        _text("table_name"),
+        _text("column_name"),
+        _text("key_name", nullable=True),
+        pa.field("key_sequence", pa.int32(), nullable=False),
+    ]
+)
+_FOREIGN_KEYS = pa.schema(
+    [
+        _text("pk_catalog_name", nullable=True),
+        _text("pk_db_schema_name", nullable=True),
+        _text("pk_table_name"),
+        _text("pk_column_name"),
+        _text("fk_catalog_name", nullable=True),
+        _text("fk_db_schema_name", nullable=True),
+        _text("fk_table_name"),
+        _text("fk_column_name"),
+        pa.field("key_sequence", pa.int32(), nullable=False),
+        _text("fk_key_name", nullable=True),
+        _text("pk_key_name", nullable=True),
+        pa.field("update_rule", pa.uint8(), nullable=False),
+        pa.field("delete_rule", pa.uint8(), nullable=False),
+    ]
+)
+
+
+def schema_of(command: Message) -> pa.Schema:
+    """The columns of the answer to a command."""
+    match command:
+        case commands.CommandGetCatalogs():
+            return _CATALOGS
+        case commands.CommandGetDbSchemas():
+            return _SCHEMAS
+        case commands.CommandGetTables():
+            return _TABLES_WITH_SCHEMA if command.include_schema else _TABLES
+        case commands.CommandGetTableTypes():
+            return _TABLE_TYPES
+        case commands.CommandGetPrimaryKeys():
+            return _PRIMARY_KEYS
+        case commands.CommandGetXdbcTypeInfo():
+            return typeinfo.SCHEMA
+        case commands.CommandGetSqlInfo():
+            return sqlinfo.SCHEMA
+        case _:
+            return _FOREIGN_KEYS
+
+
+def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
+    """The answer to a command, as of now."""
+    lake = settings.lake_name
+    match command:
+        case commands.CommandGetCatalogs():
+            return _table(_CATALOGS, [(lake,)])
+        case commands.CommandGetDbSchemas():
+            return _table(_SCHEMAS, _schemas(command, session, settings))
+        case commands.CommandGetTables():
+            return _table(schema_of(command), _tables(command, session, lake))
+        case commands.CommandGetTableTypes():
+            return _table(_TABLE_TYPES, [(each,) for each in TABLE_TYPES])
+        case commands.CommandGetXdbcTypeInfo():
+            return typeinfo.table(command.data_type if command.HasField("data_type") else None)
+        case commands.CommandGetSqlInfo():
+            return sqlinfo.table(tuple(command.info), settings)
+        case _:
+            return schema_of(command).empty_table()
+
+
+def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: Settings) -> list[tuple[str, str]]:
+    if not _means(command, settings.lake_name):
+        return []
+    pattern = _given(command, "db_schema_filter_pattern")
+    with session.metadata() as connection:
+        values = {"lake": settings.lake_name, "ledger": LEDGER_SCHEMA, "pattern": pattern}
+        names = [name for (name,) in connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()]
+        if settings.queue_enable and QUEUE not in names and _is_like(connection, QUEUE, pattern):
+            names.append(QUEUE)
+    return [(settings.lake_name, name) for name in sorted(names)]
+
+
+def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> list[tuple[object, ...]]:
+    if not _means(command, lake):
+        return []
+    values = {
+        "lake": lake,
+        "ledger": LEDGER_SCHEMA,
+        "schemas": _given(command, "db_schema_filter_pattern"),
+        "tables": _given(command, "table_name_filter_pattern"),
+    }
+    with session.metadata() as connection:
+        statement = sql.statement(_PACKAGE, "metadata_tables")
+        found = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
+        if not command.include_schema:
+            return [(lake, *each) for each in found]
+        schemas = _table_schemas(connection, values)
+    empty = pa.schema([])
+    return [(lake, *each, wire.encode_schema(schemas.get(each[:2], empty))) for each in found]
+
+
+def _table_schemas(
+    connection: duckdb.DuckDBPyConnection, values: dict[str, str | None]
+) -> dict[tuple[str, str], pa.Schema]:
+    """The columns of all the tables at once, by schema and table."""
+    columns = connection.execute(sql.statement(_PACKAGE, "metadata_columns"), values).fetchall()
+    types = _arrow_types(connection, {kind for _, _, _, kind, *_ in columns})
+    fields: dict[tuple[str, str], list[pa.Field]] = {}
+    for schema, table, column, kind, is_nullable, precision, scale, comment in columns:
+        facts = {
+            "CATALOG_NAME": values["lake"],
+            "DB_SCHEMA_NAME": schema,
+            "TABLE_NAME": table,
+            "TYPE_NAME": kind,
+            "PRECISION": precision,
+            "SCALE": scale,
+            "REMARKS": comment,
+            **_SEARCHABLE,
+        }
+        metadata = {_METADATA + key: str(value) for key, value in facts.items() if value is not None}
+        field = pa.field(column, types[kind], nullable=is_nullable, metadata=metadata)
+        fields.setdefault((schema, table), []).append(field)
+    return {name: pa.schema(own) for name, own in fields.items()}
+
+
+def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict[str, pa.DataType]:
+    """What DuckDB gives for each of its types, by their names."""
+    names = sorted(kinds)
+    if not names:
+        return {}
+    nulls = ", ".join(f"NULL::{name} AS {sql.identifier(str(at))}" for at, name in enumerate(names))
+    schema = connection.execute(f"SELECT {nulls}").to_arrow_table().schema
+    return {name: field.type for name, field in zip(names, schema, strict=True)}
+
+
+def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    row = connection.execute("SELECT ? ILIKE ? ESCAPE '\\'", [name, pattern]).fetchone()
+    return bool(row and row[0])
+
+
+def _means(command: commands.CommandGetDbSchemas | commands.CommandGetTables, lake: str) -> bool:
+    """Whether the lake is among the catalogs that are asked for."""
+    return not command.HasField("catalog") or sql.fold(command.catalog) == sql.fold(lake)
+
+
+def _given(command: Message, field: str) -> str | None:
+    return getattr(command, field) if command.HasField(field) else None
+
+
+def _table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,194 @@
+"""Prepared statements: what a client looks at before it runs it, perhaps many times, with parameters."""
+
+import json
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import CatchmentError, StateError
+from catchment.lake.types import Column
+from catchment.server import queuetables
+from catchment.server.gate import Kind, nodes
+from catchment.server.links import Link, Parameters, by_place_or_name
+from catchment.server.model import Call, Outcome
+from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Plain, Step, plan
+from catchment.server.statements import Statements
+
+if TYPE_CHECKING:
+    from catchment.server.sessions import Session
+
+_COUNT = pa.schema([("Count", pa.int64())])
+_SHAPES_MAX = 1_000
+
+
+class Prepared:
+    """A statement with a handle. It is read once, and run as often as it is asked for."""
+
+    def __init__(
+        self,
+        session: "Session",
+        handle: bytes,
+        text: str,
+        transaction: bytes | None,
+        *,
+        schema: pa.Schema,
+        parameters: pa.Schema,
+        is_update: bool,
+    ) -> None:
+        self.handle = handle
+        self.text = text
+        self.transaction = transaction
+        self.schema = schema
+        self.parameters = parameters
+        self.is_update = is_update
+        self._session = session
+        self._bound: pa.Table | None = None
+
+    @classmethod
+    def of(cls, session: "Session", handle: bytes, text: str, transaction: bytes | None) -> "Prepared":
+        """Look at a text: what it gives, what it takes, and whether it changes anything."""
+        steps = plan(text)
+        if len(steps) > 1:
+            # What the last one gives may hang on what the others do first, so it is known once they ran.
+            is_update, none = not _gives_rows(session, steps[-1], transaction), pa.schema([])
+            return cls(session, handle, text, transaction, schema=none, parameters=none, is_update=is_update)
+        schema, parameters, is_update = _facts(session, steps[0], transaction)
+        return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
+
+    def bind(self, rows: pa.Table) -> None:
+        """Have the next execution use these rows."""
+        self._bound = rows
+
+    def execute(self, call: Call) -> Outcome:
+        """Run it with all rows that are bound, as one."""
+        bound = self._bound
+        if bound is None and len(self.parameters):
+            raise StateError(f"The statement has {len(self.parameters)} parameters, and none is bound.")
+        if bound is not None and not bound.num_columns:
+            bound = None
+        return self._session.execute(
+            self.text, call, transaction=self._session.current(self.transaction), parameters=bound
+        )
+
+
+def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
+    """Schema, parameters, and whether it is an update."""
+    none = pa.schema([])
+    match step:
+        case Command.FLUSH:
+            return queuetables.FLUSHED, none, False
+        case Command.STATUS:
+            return queuetables.STATUS, none, False
+        case Capture():
+            return none, _captured_parameters(session, step), True
+        case FreshRead():
+            return _fresh_facts(session, step)
+        case Plain():
+            return _plain_facts(session, step, transaction)
+    raise StateError("There is no such statement.")
+
+
+def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bool:
+    if not isinstance(step, Plain):
+        return not isinstance(step, Capture)
+    statements = Statements(session)
+    with statements.link(session.find(transaction)) as link:
+        return statements.examined(step, link)[1].kind is Kind.READ
+
+
+def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
+    statements = Statements(session)
+    with statements.link(session.find(transaction)) as link:
+        statement, verdict = statements.examined(step, link)
+        names = statement.named_parameters
+        count = len(names)
+        if verdict.kind is not Kind.READ:
+            returns = any(token.is_name and token.text == "returning" for token in step.tokens)
+            return (_COUNT if returns else pa.schema([])), _parameters(step.text, link, count), not returns
+        schema = _result_schema(step.text, link, by_place_or_name(names, sorted(names), [None] * count))
+        return schema, _parameters(step.text, link, count), False
+
+
+def _result_schema(text: str, link: Link, parameters: Parameters) -> pa.Schema:
+    """What a query gives, without running it."""
+    body = text.rstrip().rstrip(";")
+    try:
+        empty = link.table(f"SELECT * FROM ({body}\n) LIMIT 0", Call(), parameters)
+    except duckdb.Error:
+        # Not everything that gives rows can stand in brackets, SHOW and EXPLAIN among it.
+        live = link.stream(text, Call(), parameters)
+        live.close()
+        return live.schema
+    return empty.schema
+
+
+def _fresh_facts(session: "Session", step: FreshRead) -> tuple[pa.Schema, pa.Schema, bool]:
+    with session.autocommit_link() as link:
+        names = link.connection.extract_statements(step.text)[-1].named_parameters
+    nothing = pa.table({name: pa.nulls(1) for name in names}) if names else None
+    outcome = Statements(session).run(step, Call(), None, nothing)
+    outcome.result.close()
+    return outcome.result.schema, _unknown(len(names)), False
+
+
+def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
+    if not {"?", "$"}.intersection(step.before + step.after):
+        return pa.schema([])
+    with session.autocommit_link() as link:
+        statement = link.connection.extract_statements(step.into("catchment_target"))[-1]
+    count = len(statement.named_parameters)
+    queue = session.queue
+    if not count or queue is None or step.bulk is None or step.bulk.plain_columns is None:
+        return _unknown(count)
+    try:
+        columns = queue.columns(step.table)
+    except CatchmentError:
+        return _unknown(count)
+    return _by_columns(step.bulk, columns) or _unknown(count)
+
+
+def _by_columns(bulk: Bulk, columns: tuple[Column, ...]) -> pa.Schema | None:
+    """Parameters that stand for columns, with the columns' types."""
+    by_name = {column.name.casefold(): column for column in columns}
+    names = bulk.plain_columns or tuple(column.name for column in columns)
+    if len(names) != bulk.parameters or not all(name.casefold() in by_name for name in names):
+        return None
+    return _typed(tuple(by_name[name.casefold()].type for name in names))
+
+
+def _unknown(count: int) -> pa.Schema:
+    return pa.schema([pa.field(str(at + 1), pa.null()) for at in range(count)])
+
+
+def _parameters(text: str, link: Link, count: int) -> pa.Schema:
+    """The types that DuckDB gives to parameters, as far as its plan tells."""
+    if not count:
+        return pa.schema([])
+    found: dict[str, str] = {}
+    # A plan that is nested too deeply tells nothing either.
+    with suppress(duckdb.Error, RecursionError):
+        plan_of = link.table("SELECT json_serialize_plan(?, optimize := false) AS plan", Call(), [text])
+        for node in nodes(json.loads(plan_of.column(0)[0].as_py())):
+            if node.get("type") == "VALUE_PARAMETER":
+                found[str(node["identifier"])] = _type_name(node["return_type"])
+    names = [found.get(str(at + 1), '"NULL"') for at in range(count)]
+    return _typed(tuple(names))
+
+
+def _type_name(told: dict[str, Any]) -> str:
+    """DuckDB's spelling of a type in its plan; the null type where it is made of others."""
+    info = told.get("type_info") or {}
+    if told["id"] == "DECIMAL":
+        return f"DECIMAL({info['width']},{info['scale']})"
+    return str(told["id"]) if not info and told["id"] not in ("UNKNOWN", "INVALID", "NULL") else '"NULL"'
+
+
+@lru_cache(maxsize=_SHAPES_MAX)
+def _typed(types: tuple[str, ...]) -> pa.Schema:
+    listed = ", ".join(f"NULL::{each}" for each in types)
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT {listed}").to_arrow_table().schema
+    return pa.schema([pa.field(str(at + 1), field.type) for at, field in enumerate(found)])

@@ -1,0 +1,121 @@
+"""Who has a session: found by token or by handle, bounded in number, closed when nothing is heard of it."""
+
+import hashlib
+import logging
+import secrets
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+
+from catchment import events
+from catchment.app import App
+from catchment.errors import CatchmentError, LimitError, NotLoggedInError, StateError
+from catchment.server.engine import Engine
+from catchment.server.model import Principal
+from catchment.server.sessions import Session
+
+_SWEEP_S = 1.0
+# Tokens handed out to clients that may never come back with them.
+_UNCLAIMED_MAX = 1_000
+
+
+class SessionRegistry:
+    """The sessions of a server. Any thread may ask."""
+
+    def __init__(self, app: App) -> None:
+        self.engine = Engine(app)
+        self._settings = app.settings
+        self._mutex = threading.Lock()
+        self._by_id: OrderedDict[str, Session] = OrderedDict()
+        self._ids: dict[str, str] = {}
+        self._tokens: dict[str, str] = {}
+        self._stopping = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep, name="catchment-sessions", daemon=True)
+        self._sweeper.start()
+
+    def open(self, principal: Principal) -> Session:
+        """A new session."""
+        session = Session(secrets.token_hex(8), principal, self.engine)
+        token = secrets.token_urlsafe(32)
+        with self._mutex:
+            if self._stopping.is_set():
+                raise LimitError("The server is going down.")
+            known = [each for each in self._by_id.values() if each.is_kept or not each.is_stateless]
+            if len(known) >= self._settings.server_sessions_max:
+                raise LimitError(
+                    f"The server has {len(known)} sessions, and {self._settings.server_sessions_max} is the most.",
+                    hint="Close one, or wait for one to expire; CATCHMENT_SERVER_SESSIONS_MAX is the limit.",
+                )
+            forgotten = [each for each in self._by_id.values() if each not in known][: -_UNCLAIMED_MAX or None]
+            self._by_id[session.id] = session
+            self._ids[_digest(token)] = session.id
+            self._tokens[session.id] = token
+        for each in forgotten:
+            self.close(each)
+        return session
+
+    def find(self, token: str) -> Session:
+        """The session of a token."""
+        with self._mutex:
+            session = self._by_id.get(self._ids.get(_digest(token), ""))
+        if session is None:
+            raise NotLoggedInError("The session is over, or never was.", hint="Connect again.")
+        # Its client has come back with the token: it is known from now on.
+        session.is_kept = True
+        return session
+
+    def by_handle(self, handle: bytes) -> Session:
+        """The session that a handle belongs to."""
+        session_id = handle.partition(b".")[0].decode("ascii", "replace")
+        with self._mutex:
+            session = self._by_id.get(session_id)
+        if session is None:
+            raise StateError("The session of this handle is over.", hint="Connect again.")
+        return session
+
+    def token_of(self, session: Session) -> str:
+        """The token that finds the session."""
+        return self._tokens[session.id]
+
+    def close(self, session: Session) -> None:
+        """End a session."""
+        with self._mutex:
+            self._by_id.pop(session.id, None)
+            token = self._tokens.pop(session.id, None)
+            if token is not None:
+                self._ids.pop(_digest(token), None)
+        session.close()
+
+    def sessions(self) -> tuple[Session, ...]:
+        """All sessions."""
+        with self._mutex:
+            return tuple(self._by_id.values())
+
+    def close_all(self) -> None:
+        """End all sessions, and take no more."""
+        self._stopping.set()
+        self._sweeper.join()
+        for session in self.sessions():
+            with suppress(CatchmentError):
+                self.close(session)
+
+    def sweep(self) -> None:
+        """End what has idled for too long."""
+        now_s = self.engine.clock.monotonic_s()
+        for session in self.sessions():
+            session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
+            idle_s = now_s - session.touched_s
+            if idle_s > self._settings.server_session_idle_seconds and not session.is_used:
+                events.emit("session_expired", session=session.id, user=session.principal.name, idle_s=round(idle_s))
+                self.close(session)
+
+    def _sweep(self) -> None:
+        while not self._stopping.wait(_SWEEP_S):
+            try:
+                self.sweep()
+            except CatchmentError as error:
+                events.emit("sweep_failed", level=logging.ERROR, reason=error.message)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,321 @@
+"""What a client's text asks for: rows for the queue, a fresh read, one of the queue's commands, or plain SQL.
+
+Names of ours are found by parsing; the rest of a statement is never written anew, only the places where our names
+stand. So DuckDB sees what the client wrote: a captured INSERT goes, columns, defaults, casts and all, into an empty
+temporary table of the target's shape, and what it returns is what is enqueued.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+
+from sqlglot import exp
+
+from catchment import sql
+from catchment.errors import InputError, NotSupportedError
+from catchment.ids import TableId
+from catchment.server import tokens as scanner
+from catchment.server.gate import parse
+from catchment.server.tokens import Token
+
+QUEUE = "duckling_queue"
+FRESH = "catchment_fresh"
+DEFAULT_SCHEMA = "main"
+BOUND = "catchment_bound"
+_PLANS_MAX = 2_000
+_DIGITS_MAX = 6
+# Longer texts are read anew: what is remembered takes many times their length.
+_REMEMBERED_LETTERS_MAX = 2_000
+_READS_TABLES = frozenset({"select", "from", "table", "with", "returning", "conflict", "by", "default", "as"})
+
+
+class Command(Enum):
+    """What the queue can be told."""
+
+    FLUSH = "flush"
+    STATUS = "status"
+
+
+_COMMANDS = {
+    ("pragma", QUEUE, ".", "flush"): Command.FLUSH,
+    ("pragma", QUEUE, ".", "flush", "(", ")"): Command.FLUSH,
+    ("call", "duckling_queue_flush", "(", ")"): Command.FLUSH,
+    ("call", "duckling_queue_status", "(", ")"): Command.STATUS,
+    ("select", "*", "from", "duckling_queue_status", "(", ")"): Command.STATUS,
+    ("from", "duckling_queue_status", "(", ")"): Command.STATUS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """An INSERT of one row of values with parameters in it, said as a SELECT from the rows that are bound."""
+
+    text: str
+    parameters: int
+    # The target's columns, where the row is nothing but parameters and names are given; () where none are.
+    plain_columns: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """DuckDB's, once it has passed the gate."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    bulk: Bulk | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Rows for the queue: `before` and `after` are the statement's text around the name of its target."""
+
+    table: TableId
+    before: str
+    after: str
+    columns: tuple[str, ...]
+    source: str
+    bulk: Bulk | None = None
+
+    def into(self, target: str, *, bulk: bool = False) -> str:
+        """The statement with another target, giving back what it inserts."""
+        text = self.bulk.text if bulk and self.bulk is not None else self.before + "{}" + self.after
+        head, _, tail = text.partition("{}")
+        # On a line of its own: the statement may end in a comment.
+        return f"{head}{target}{tail}\nRETURNING *"
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRead:
+    """A query that reads buffered rows as well: `parts` is its text around each fresh table."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    tables: tuple[TableId, ...]
+    parts: tuple[str, ...]
+    aliases: tuple[str | None, ...]
+
+    def over(self, sources: dict[TableId, str]) -> str:
+        """The query, with each fresh table read from its source."""
+        out = self.parts[0]
+        for table, alias, part in zip(self.tables, self.aliases, self.parts[1:], strict=True):
+            out += f"({sources[table]})" + ("" if alias is None else f" AS {sql.identifier(alias)}") + part
+        return out
+
+
+Step = Plain | Capture | FreshRead | Command
+
+
+def plan(text: str) -> tuple[Step, ...]:
+    """The steps of a text, one for each of its statements."""
+    return _remembered(text) if len(text) <= _REMEMBERED_LETTERS_MAX else _plan(text)
+
+
+@lru_cache(maxsize=_PLANS_MAX)
+def _remembered(text: str) -> tuple[Step, ...]:
+    return _plan(text)
+
+
+def _plan(text: str) -> tuple[Step, ...]:
+    try:
+        source = text.encode()
+    except UnicodeEncodeError:
+        raise InputError("The statement is no text.") from None
+    if b"\0" in source:
+        raise InputError("The statement holds a zero byte.")
+    steps = tuple(_step(own.decode(), words) for own, words in scanner.statements(source, scanner.read(source)))
+    if not steps:
+        raise InputError("There is no statement in the text.")
+    return steps
+
+
+def _step(text: str, tokens: tuple[Token, ...]) -> Step:
+    named = {token.text for token in tokens if token.is_name}
+    if QUEUE not in named and FRESH not in named and not any(name.startswith(f"{QUEUE}_") for name in named):
+        return Plain(text, tokens, _bulk(text, tokens))
+    command = _COMMANDS.get(tuple(token.text for token in tokens))
+    if command is not None:
+        return command
+    if _is_plain_insert(tokens):
+        return _capture(text, tokens)
+    return _parsed(text, tokens)
+
+
+def _is_plain_insert(tokens: tuple[Token, ...]) -> bool:
+    """INSERT INTO duckling_queue.t … VALUES …: by far the most frequent, and clear from its words."""
+    words = [token.text for token in tokens[:4]]
+    return words == ["insert", "into", QUEUE, "."] and not any(t.is_name and t.text in _READS_TABLES for t in tokens)
+
+
+def _parsed(text: str, tokens: tuple[Token, ...]) -> Step:
+    tree = parse(text)[0]
+    tables = [node for node in tree.find_all(exp.Table) if not isinstance(node.this, exp.Func)]
+    if isinstance(tree, exp.Insert) and tokens[0].text != "explain" and _is_in(_target(tree), QUEUE):
+        _refuse_unsupported(tree)
+        if any(_is_in(table, FRESH) for table in tables):
+            raise NotSupportedError(f"{FRESH} can be read by a query, not within an INSERT.")
+        return _capture(text, tokens)
+    if any(_is_in(table, QUEUE) for table in tables):
+        raise NotSupportedError(
+            f"{QUEUE} is write-only: it takes INSERT INTO {QUEUE}.<table>, and nothing else.",
+            hint=f"Read the table itself, or {FRESH}.<table> with the rows that are still buffered.",
+        )
+    fresh = [table for table in tables if _is_in(table, FRESH)]
+    if not fresh:
+        return Plain(text, tokens, _bulk(text, tokens))
+    if not isinstance(tree, exp.Query):
+        raise NotSupportedError(f"{FRESH} can be read by a query, and nothing else.")
+    return _fresh(text, tokens, fresh)
+
+
+def _target(insert: exp.Insert) -> exp.Table:
+    found = insert.this.this if isinstance(insert.this, exp.Schema) else insert.this
+    if not isinstance(found, exp.Table):
+        raise InputError("The target of the INSERT cannot be understood.")
+    return found
+
+
+def _is_in(table: exp.Table, name: str) -> bool:
+    parts = table.parts
+    return len(parts) in (2, 3) and sql.fold(parts[0].name) == name
+
+
+def _refuse_unsupported(insert: exp.Insert) -> None:
+    for key, what in (("returning", "RETURNING"), ("conflict", "ON CONFLICT"), ("alternative", "INSERT OR …")):
+        if insert.args.get(key):
+            raise NotSupportedError(f"{what} is not possible on {QUEUE}: its rows reach their table later.")
+
+
+def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table]) -> FreshRead:
+    if not all("start" in part.meta for table in tables for part in table.parts):
+        raise InputError(f"What is read from {FRESH} is no name of a table.")
+    tables = sorted(tables, key=lambda table: int(table.parts[0].meta["start"]))
+    parts, at = [], 0
+    for table in tables:
+        parts.append(text[at : int(table.parts[0].meta["start"])])
+        at = int(table.parts[-1].meta["end"]) + 1
+    return FreshRead(
+        text=text,
+        tokens=tokens,
+        tables=tuple(_table_id([part.name for part in table.parts[1:]]) for table in tables),
+        parts=(*parts, text[at:]),
+        aliases=tuple(None if table.alias else table.name for table in tables),
+    )
+
+
+def _table_id(names: list[str]) -> TableId:
+    schema, name = names if len(names) == 2 else (DEFAULT_SCHEMA, *names)
+    return TableId(schema, name)
+
+
+def _capture(text: str, tokens: tuple[Token, ...]) -> Capture:
+    """An INSERT into the queue, taken apart around its target."""
+    source = text.encode()
+    # Where there is no INTO, nothing after it is a name.
+    at = next((i for i, t in enumerate(tokens) if t.text == "into" and not t.is_quoted), len(tokens) - 1) + 1
+    names = [at]
+    while names[-1] + 2 < len(tokens) and tokens[names[-1] + 1].text == ".":
+        names.append(names[-1] + 2)
+    if len(names) not in (2, 3) or not all(tokens[i].is_name for i in names):
+        raise InputError(f"The target of the INSERT is no {QUEUE}.<table>.")
+    spelled = [_spelled(source, tokens, i) for i in names[1:]]
+    after = tokens[names[-1] + 1].start if names[-1] + 1 < len(tokens) else len(source)
+    columns, begin = _columns(source, tokens, names[-1] + 1)
+    capture = Capture(
+        table=_table_id(spelled),
+        before=source[: tokens[at].start].decode(),
+        after=" " + source[after:].decode(),
+        columns=columns,
+        source=source[begin:].decode(),
+    )
+    bulk = _bulk(text, tokens)
+    if bulk is None:
+        return capture
+    spliced = bulk.text[: len(capture.before)] + "{} " + bulk.text[len(source[:after].decode()) :]
+    return replace(capture, bulk=replace(bulk, text=spliced))
+
+
+def _spelled(source: bytes, tokens: tuple[Token, ...], at: int) -> str:
+    """A name as it is written, without its quotes."""
+    start = tokens[at].start
+    if tokens[at].is_quoted:
+        end = start + 1
+        while source[end : end + 2] == b'""' or source[end : end + 1] != b'"':
+            end += 2 if source[end : end + 2] == b'""' else 1
+        return source[start + 1 : end].replace(b'""', b'"').decode()
+    return source[start : start + len(tokens[at].text.encode())].decode()
+
+
+def _columns(source: bytes, tokens: tuple[Token, ...], at: int) -> tuple[tuple[str, ...], int]:
+    """The columns that an INSERT names after its target, and where its source begins."""
+    start = tokens[at].start if at < len(tokens) else len(source)
+    if at >= len(tokens) or tokens[at].text != "(":
+        return (), start
+    names = []
+    while at + 2 < len(tokens) and tokens[at + 1].is_name and tokens[at + 2].text in (",", ")"):
+        names.append(_spelled(source, tokens, at + 1))
+        at += 2
+        if tokens[at].text == ")":
+            following = tokens[at + 1].start if at + 1 < len(tokens) else len(source)
+            return tuple(names), following
+    return (), start
+
+
+def _bulk(text: str, tokens: tuple[Token, ...]) -> Bulk | None:
+    """The statement as an INSERT … SELECT from bound rows, where it is an INSERT of one row with parameters."""
+    if not tokens or tokens[0].text != "insert" or not any(token.text in "?$" and token.text for token in tokens):
+        return None
+    at = next((i for i, t in enumerate(tokens) if t.is_name and t.text == "values" and not t.is_quoted), None)
+    if at is None or at + 1 >= len(tokens) or tokens[at + 1].text != "(":
+        return None
+    row = tokens[at + 2 : -1]
+    if tokens[-1].text != ")" or not _is_one_row(row) or any(t.is_name and t.text in _READS_TABLES for t in row):
+        return None
+    source = text.encode()
+    marks = _marks(source, row)
+    if marks is None:
+        return None
+    out, last = source[: tokens[at].start] + b"SELECT ", row[0].start
+    for token, end, number in marks:
+        out += source[last : token.start] + f'{BOUND}."{number}"'.encode()
+        last = end
+    out += source[last : tokens[-1].start] + f" FROM temp.main.{BOUND}".encode()
+    is_plain = all(t.text in ("?", "$", ",") and not t.is_string for t in row) and [m[2] for m in marks] == list(
+        range(len(marks))
+    )
+    columns = _target_columns(source, tokens[:at]) if is_plain else None
+    return Bulk(out.decode(), len({mark[2] for mark in marks}), columns)
+
+
+def _target_columns(source: bytes, head: tuple[Token, ...]) -> tuple[str, ...] | None:
+    at = next((i for i, token in enumerate(head) if token.text == "("), None)
+    if at is None:
+        return None if any(token.text == "by" for token in head) else ()
+    columns, _ = _columns(source, head, at)
+    return columns or None
+
+
+def _is_one_row(row: tuple[Token, ...]) -> bool:
+    depth = 0
+    for token in row:
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if depth < 0:
+            return False
+    return depth == 0 and bool(row)
+
+
+def _marks(source: bytes, row: tuple[Token, ...]) -> list[tuple[Token, int, int]] | None:
+    """The parameters of a row: where each begins and ends, and which it is; None where they have names."""
+    found: list[tuple[Token, int, int]] = []
+    for token in row:
+        if token.is_string or token.text not in ("?", "$"):
+            continue
+        end = token.start + 1
+        while source[end : end + 1].isdigit():
+            end += 1
+        digits = source[token.start + 1 : end]
+        if (token.text == "$" and not digits) or len(digits) > _DIGITS_MAX:
+            return None
+        found.append((token, end, int(digits) - 1 if digits else len(found)))
+    if len({mark[2] for mark in found}) != max((mark[2] for mark in found), default=-1) + 1:
+        return None
+    return found or None

@@ -1,0 +1,172 @@
+"""`FlightServer`: puts the server's parts together, and takes them apart so that nothing acknowledged is lost.
+
+Up: the control database is brought up to date, the buffer is opened and recovers, the lake is opened if it can be
+reached, and only then does anybody listen. Down: no new calls, time for those under way, sessions are closed, which
+seals their files, and what is buffered is flushed in the time that is left. A flush that does not end in time is left
+alone: its rows are on the disk, and the next start goes on with them.
+"""
+
+import errno
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import grpc
+
+from catchment import events
+from catchment.app import App
+from catchment.clock import Clock
+from catchment.control import ControlDatabase
+from catchment.errors import MachineError, RetryableError
+from catchment.server import running
+from catchment.server.auth import Authenticator, require_safe
+from catchment.server.flight import FlightService
+from catchment.server.registry import SessionRegistry
+from catchment.server.tls import Certificate, certificate_of
+from catchment.server.users import Users
+from catchment.settings import Settings
+
+# Closing what is open takes a moment also where there is no time left for work.
+_CLOSE_S_MIN = 5.0
+_THREADS_SPARE = 32
+_KEEPALIVE_MS = 60_000
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class FlightServer:
+    """The Flight SQL server of a home, from `start` to `stop`."""
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        # Strangers' SQL runs in it.
+        self.app = App(settings, clock=clock, walled=True)
+        self._settings = settings
+        self._users = Users.from_settings(settings, clock=self.app.clock)
+        self.authenticator = Authenticator.from_settings(settings, self._users, clock=self.app.clock)
+        self._opened = ExitStack()
+        self._grpc: grpc.Server | None = None
+        self._sessions: SessionRegistry | None = None
+        self.port = 0
+
+    @property
+    def uri(self) -> str:
+        """Where clients connect to."""
+        return self._uri(self._settings.server_host)
+
+    def start(self) -> None:
+        """Come up and listen; refused where the settings would let anybody in."""
+        settings, app = self._settings, self.app
+        require_safe(settings, self._users)
+        with ExitStack() as opened:
+            opened.enter_context(app)
+            self._open()
+            sessions = self._sessions = SessionRegistry(app)
+            opened.callback(sessions.close_all)
+            service = FlightService(sessions, self.authenticator, settings, clock=app.clock)
+            opened.callback(service.close)
+            server = self._grpc = _grpc_server(service, settings)
+            self.port = _bind(server, settings, certificate_of(settings))
+            local = self._uri(_WILDCARDS.get(settings.server_host, settings.server_host))
+            running.announce(settings, uri=local, token=self.authenticator.local_token)
+            opened.callback(running.withdraw, settings)
+            if settings.queue_enable:
+                app.runtime.start()
+            server.start()
+            self._opened = opened.pop_all()
+        events.emit("serving", uri=self.uri)
+
+    def stop(self) -> bool:
+        """End gently, in the time that the settings give; False where a flush was left alone, and nothing is closed."""
+        clock, seconds = self.app.clock, self._settings.server_shutdown_seconds
+        until_s = clock.monotonic_s() + seconds
+        running.withdraw(self._settings)
+        if self._grpc is not None:
+            # Refuses new calls at once, and cancels what still runs when the time is up.
+            self._grpc.stop(seconds).wait()
+        winding_up = threading.Thread(target=self._wind_up, name="catchment-end", daemon=True)
+        winding_up.start()
+        winding_up.join(max(_CLOSE_S_MIN, until_s - clock.monotonic_s()))
+        if winding_up.is_alive():
+            return False
+        self._opened.close()
+        return True
+
+    def _wind_up(self) -> None:
+        if self._sessions is not None:
+            self._sessions.close_all()
+        if self._settings.queue_enable:
+            self.app.runtime.stop(flush=True)
+
+    def _open(self) -> None:
+        """Everything that must be there before somebody calls."""
+        before = ControlDatabase.examine(self._settings)
+        control = self.app.control
+        if before.exists and before.pending:
+            path, scripts = str(control.path), list(before.pending)
+            events.emit("control_backed_up", database=path, scripts=scripts, backups=f"{path}.bak")
+        if self._settings.queue_enable:
+            _ = self.app.queue
+        try:
+            _ = self.app.lake
+        except RetryableError as error:
+            # Writes are acknowledged all the same, and are flushed once it is back.
+            events.emit("lake_away", level=logging.WARNING, reason=error.message)
+
+    def _uri(self, host: str) -> str:
+        scheme = "grpc" if self._settings.server_tls_certificate is None else "grpc+tls"
+        return f"{scheme}://{_address(host, self.port)}"
+
+
+def _grpc_server(service: FlightService, settings: Settings) -> grpc.Server:
+    # A thread for every session, and some for logging in, cancelling and closing; what is more waits, up to a bound.
+    threads = settings.server_sessions_max + _THREADS_SPARE
+    options = (
+        ("grpc.max_receive_message_length", settings.server_message_bytes_max),
+        # Two servers on one port would each get some of the calls.
+        ("grpc.so_reuseport", 0),
+        # Finds clients that are gone without having said so.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    )
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="catchment-call")
+    server = grpc.server(pool, options=options, maximum_concurrent_rpcs=4 * threads)
+    service.add_to(server)
+    return server
+
+
+def _bind(server: grpc.Server, settings: Settings, certificate: Certificate | None) -> int:
+    address = _address(settings.server_host, settings.server_port)
+    _require_free(settings)
+    try:
+        if certificate is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, certificate.credentials())
+    except RuntimeError:
+        raise _unusable(address, "it is no address of this machine, or taken") from None
+
+
+def _require_free(settings: Settings) -> None:
+    """See that nobody listens there: gRPC would say so on stderr only, and in its own words."""
+    host, port = settings.server_host, settings.server_port
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in found:
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                # A name may stand for addresses that this machine does not have; gRPC takes those that it has.
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    reason = "the port is taken" if error.errno == errno.EADDRINUSE else "this user may not"
+                    raise _unusable(_address(host, port), reason) from None
+
+
+def _unusable(address: str, reason: str) -> MachineError:
+    return MachineError(
+        f"Cannot listen on {address}: {reason}.",
+        hint="Does another server run there? Take another port: `--port`, or CATCHMENT_SERVER_PORT; 0 is any.",
+    )
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,397 @@
+"""Sessions: what belongs to one client, from its first call until it goes or is not heard of any more.
+
+    token ──▶ session ──▶ a link (its DuckDB connection: temporary tables, USE)
+                     ├──▶ transactions, each on a link; the first on the session's own
+                     ├──▶ prepared statements
+                     └──▶ results that wait to be read, by ticket
+
+A handle (ticket, transaction, prepared statement) begins with its session's id, so that a client which sends no token
+still finds its session. Handles and tokens cannot be guessed.
+"""
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import CatchmentError, LimitError, StateError
+from catchment.lake import Lake
+from catchment.queue import DqCoordinator
+from catchment.server import ingest
+from catchment.server.engine import Engine
+from catchment.server.links import Link
+from catchment.server.model import Call, IngestTarget, Outcome, Principal
+from catchment.server.prepared import Prepared
+from catchment.server.rewrite import plan
+from catchment.server.statements import Statements
+from catchment.server.transactions import Transaction
+
+_TRANSACTIONS_MAX = 8
+_RESULTS_MAX = 64
+DEFAULT_QUEUE_NAME = "default"
+
+
+class Session:
+    """One client's session. Calls of several threads may come at once; those that need one link wait for each other.
+
+    Whoever needs both locks takes a link's first and the session's second.
+    """
+
+    def __init__(self, session_id: str, principal: Principal, engine: Engine) -> None:
+        self.id = session_id
+        self.principal = principal
+        self.touched_s = engine.clock.monotonic_s()
+        # Whether the client knows its token: then the session outlives the call that made it.
+        self.is_kept = False
+        self._engine = engine
+        self._mutex = threading.RLock()
+        self._own: Link | None = None
+        self._transactions: dict[bytes, Transaction] = {}
+        # Those that were rolled back for idling, of which the client has not heard.
+        self._expired: deque[bytes] = deque(maxlen=_TRANSACTIONS_MAX)
+        self._by_sql: bytes | None = None
+        self._prepared: dict[bytes, Prepared] = {}
+        self._waiting: dict[bytes, Outcome] = {}
+        self._calls: dict[bytes, Call] = {}
+        self._used = 0
+        self._has_state = False
+        self._is_closed = False
+
+    # What the service does with a session.
+
+    @contextmanager
+    def in_use(self) -> Iterator["Session"]:
+        """Keep the session from expiring while a call is at it."""
+        with self._mutex:
+            self._refuse_closed()
+            self._used += 1
+        try:
+            yield self
+        finally:
+            with self._mutex:
+                self._used -= 1
+                self.touched_s = self._engine.clock.monotonic_s()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a call is at it."""
+        return self._used > 0
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether nothing would be missed if it went."""
+        return not (self._transactions or self._prepared or self._waiting or self._has_state or self._used)
+
+    def execute(
+        self, text: str, call: Call, *, transaction: bytes | None = None, parameters: pa.Table | None = None
+    ) -> Outcome:
+        """Run the text's statements, one after the other, and give what came of the last."""
+        steps = plan(text)
+        if parameters is not None and len(steps) > 1:
+            raise StateError("Parameters go with a single statement.")
+        outcome: Outcome | None = None
+        for step in steps:
+            if outcome is not None:
+                outcome.result.close()
+            outcome = Statements(self).run(step, call, transaction, parameters)
+        if outcome is None:
+            raise StateError("There is no statement in the text.")
+        return outcome
+
+    def prepare(self, text: str, *, transaction: bytes | None = None) -> Prepared:
+        """Look at a statement, to run it later."""
+        with self._mutex:
+            if len(self._prepared) >= self._engine.settings.server_prepared_max:
+                raise LimitError(f"The session has {len(self._prepared):,} prepared statements.", hint="Close some.")
+        prepared = Prepared.of(self, self._new_handle(), text, transaction)
+        with self._mutex:
+            self._prepared[prepared.handle] = prepared
+        return prepared
+
+    def prepared(self, handle: bytes) -> Prepared:
+        """The prepared statement of that handle."""
+        with self._mutex:
+            found = self._prepared.get(handle)
+        if found is None:
+            raise StateError("There is no such prepared statement.", hint="Prepare it again.")
+        return found
+
+    def close_prepared(self, handle: bytes) -> None:
+        """Forget a prepared statement."""
+        with self._mutex:
+            self._prepared.pop(handle, None)
+
+    def begin(self, call: Call | None = None) -> bytes:
+        """Open a transaction."""
+        own = self.own_link()
+        with own.lock:
+            if self._is_free(own):
+                return self._begin(own, call or Call())
+        other = self._engine.link()
+        with other.lock:
+            return self._begin(other, call or Call())
+
+    def _begin(self, link: Link, call: Call) -> bytes:
+        opened = Transaction(
+            self._new_handle(),
+            link,
+            self._engine.lake,
+            bytes_max=self._engine.settings.server_write_bytes_max,
+            now_s=self._engine.clock.monotonic_s(),
+        )
+        with self._mutex:
+            if len(self._transactions) >= _TRANSACTIONS_MAX:
+                raise LimitError(f"The session has {_TRANSACTIONS_MAX} transactions open.", hint="End one.")
+            self._transactions[opened.handle] = opened
+        try:
+            opened.begin(call)
+        except BaseException:
+            self._transactions.pop(opened.handle, None)
+            raise
+        return opened.handle
+
+    def end(self, transaction: bytes, *, commit: bool, call: Call | None = None) -> None:
+        """Commit a transaction, or roll it back."""
+        if call is not None:
+            call.refuse_stopped()
+        with self._mutex:
+            ended = self._transactions.get(transaction)
+            if not commit and transaction in self._expired:
+                # It was rolled back already: the client learns nothing that it did not want.
+                self._expired.remove(transaction)
+                return
+            if ended is None or ended.is_ending:
+                raise StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
+            # It stays known until it is over: nothing else may run on its link before.
+            ended.is_ending = True
+        with ended.link.lock:
+            try:
+                if commit:
+                    ended.commit(self.queue, session=self.queue_name)
+                else:
+                    ended.roll_back()
+            except CatchmentError:
+                ended.roll_back()
+                raise
+            finally:
+                with self._mutex:
+                    self._transactions.pop(transaction, None)
+                    if self._by_sql == transaction:
+                        self._by_sql = None
+                if ended.link is not self._own:
+                    ended.link.close()
+
+    def ingest(
+        self, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, *, transaction: bytes | None = None
+    ) -> int:
+        """Take a stream of rows into a table, or into the queue; all of them, or none."""
+        return ingest.ingest(self, target, rows, call, transaction)
+
+    def keep(self, outcome: Outcome) -> bytes:
+        """Have a result wait to be read."""
+        handle = self._new_handle()
+        with self._mutex:
+            while len(self._waiting) >= _RESULTS_MAX:
+                # Whoever asks and asks, and reads nothing, gets the newest.
+                self._waiting.pop(next(iter(self._waiting))).result.close()
+            self._waiting[handle] = outcome
+        return handle
+
+    def take(self, handle: bytes) -> Outcome:
+        """The result that waits under the handle, once."""
+        with self._mutex:
+            found = self._waiting.pop(handle, None)
+        if found is None:
+            raise StateError("There is no such result, or it was read already.", hint="Run the statement again.")
+        return found
+
+    def reading(self, handle: bytes, call: Call) -> AbstractContextManager[None]:
+        """While the result of the handle is read by a call, `cancel` finds the call."""
+
+        @contextmanager
+        def known() -> Iterator[None]:
+            self._calls[handle] = call
+            try:
+                yield
+            finally:
+                self._calls.pop(handle, None)
+
+        return known()
+
+    def cancel(self, handle: bytes) -> bool:
+        """End what is done under the handle; False where there is nothing."""
+        call = self._calls.get(handle)
+        if call is not None:
+            call.cancel()
+            return True
+        with self._mutex:
+            found = self._waiting.pop(handle, None)
+        if found is not None:
+            found.result.close()
+        return found is not None
+
+    @contextmanager
+    def metadata(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection for questions about the catalog, with the lake as its default."""
+        with self._engine.lake.snapshot() as connection:
+            yield connection
+
+    # What the parts of the server do with a session.
+
+    @property
+    def engine(self) -> Engine:
+        """What the sessions share."""
+        return self._engine
+
+    @property
+    def lake(self) -> Lake:
+        """The lake."""
+        return self._engine.lake
+
+    @property
+    def queue(self) -> DqCoordinator | None:
+        """The queue, unless it is switched off."""
+        return self._engine.queue
+
+    @property
+    def queue_name(self) -> str:
+        """What the queue knows the session by. Clients that know no session share one."""
+        return self.id if self.is_kept else DEFAULT_QUEUE_NAME
+
+    def own_link(self) -> Link:
+        """The session's own link, made anew where its DuckDB instance was given up."""
+        with self._mutex:
+            self._refuse_closed()
+            own = self._own
+            if own is not None and (own.generation == self._engine.generation or self._is_in_transaction(own)):
+                return own
+        made = self._engine.link()
+        with self._mutex:
+            is_first = self._own is own and not self._is_closed
+            if is_first:
+                self._own = made
+            found = self._own
+        unused = own if is_first else made
+        if unused is not None:
+            unused.close()
+        self._refuse_closed()
+        if found is None:
+            raise StateError("The session is over.", hint="Connect again.")
+        return found
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise StateError("The session is over.", hint="Connect again.")
+
+    def find(self, transaction: bytes | None, *, join: bool = False) -> Transaction | None:
+        """The transaction that a statement names; with `join`, the open one where it names none."""
+        with self._mutex:
+            if transaction is None:
+                transaction = self._by_sql
+            if transaction is None and join and len(self._transactions) == 1:
+                transaction = next(iter(self._transactions))
+            if transaction is None:
+                return None
+            found = self._transactions.get(transaction)
+            if found is None or found.is_ending:
+                raise StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
+            found.touched_s = self._engine.clock.monotonic_s()
+            found.is_used = True
+            return found
+
+    def current(self, transaction: bytes | None) -> bytes | None:
+        """Where a statement runs that was prepared in a transaction: there, or in the one that was opened after it.
+
+        Clients keep prepared statements longer than transactions, and name none when they run them.
+        """
+        with self._mutex:
+            is_known = transaction is None or transaction in self._transactions or transaction in self._expired
+            if is_known or len(self._transactions) > 1:
+                return transaction
+            return next(iter(self._transactions), None)
+
+    def begin_by_sql(self, call: Call) -> None:
+        """BEGIN as a statement: those that follow and name no transaction are in it."""
+        with self._mutex:
+            if self._by_sql is not None:
+                raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
+        self._by_sql = self.begin(call)
+
+    def end_by_sql(self, transaction: bytes | None, *, commit: bool, call: Call) -> None:
+        """COMMIT or ROLLBACK as a statement."""
+        ended = self.find(transaction)
+        if ended is None:
+            raise StateError("No transaction is open.", hint="BEGIN opens one.")
+        self.end(ended.handle, commit=commit, call=call)
+
+    def has_state(self) -> None:
+        """A statement left something in the session's connection."""
+        self._has_state = True
+
+    @contextmanager
+    def autocommit_link(self) -> Iterator[Link]:
+        """A link for a statement in no transaction: the session's own, unless a transaction is on it."""
+        own = self.own_link()
+        with own.lock:
+            if self._is_free(own):
+                yield own
+                return
+        other = self._engine.link()
+        with other.lock:
+            try:
+                yield other
+            finally:
+                other.close_when_read()
+
+    def _is_free(self, link: Link) -> bool:
+        """Whether a statement may run on it that is in no transaction; its lock is held by the caller."""
+        with self._mutex:
+            return link is self._own and not self._is_in_transaction(link)
+
+    def _is_in_transaction(self, link: Link) -> bool:
+        return any(each.link is link for each in self._transactions.values())
+
+    def _new_handle(self) -> bytes:
+        return f"{self.id}.{secrets.token_hex(16)}".encode()
+
+    # The end.
+
+    def expire_transactions(self, before_s: float) -> int:
+        """Roll back transactions of which nothing was heard since then; one in which nothing was done may stay."""
+        with self._mutex:
+            found = [] if self._used else list(self._transactions.values())
+            idle = [each.handle for each in found if each.is_used and each.touched_s < before_s]
+        for handle in idle:
+            with suppress(CatchmentError):
+                self.end(handle, commit=False)
+                self._expired.append(handle)
+        return len(idle)
+
+    def close(self) -> None:
+        """End it: transactions are rolled back, what it wrote to the queue can be delivered."""
+        with self._mutex:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for call in list(self._calls.values()):
+                call.cancel()
+            waiting, self._waiting = self._waiting, {}
+            open_ones = list(self._transactions)
+            self._prepared.clear()
+        with ExitStack() as cleanup:
+            if self.is_kept and self.queue is not None:
+                cleanup.callback(self.queue.end_session, self.queue_name)
+            if self._own is not None:
+                cleanup.callback(self._own.close)
+            for outcome in waiting.values():
+                cleanup.callback(outcome.result.close)
+            for handle in open_ones:
+                cleanup.callback(self._roll_back, handle)
+
+    def _roll_back(self, handle: bytes) -> None:
+        with suppress(CatchmentError):
+            self.end(handle, commit=False)

@@ -1,0 +1,314 @@
+"""Running a statement in a session, whatever it is."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
+
+from catchment import sql
+from catchment.errors import (
+    CatchmentError,
+    InputError,
+    LakeUnavailableError,
+    LimitError,
+    NotAllowedError,
+    NotSupportedError,
+    TableMissingError,
+)
+from catchment.ids import TableId
+from catchment.queue import DqCoordinator
+from catchment.server import capture, literals, queuetables
+from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
+from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
+from catchment.server.model import Call, Outcome, Role
+from catchment.server.rewrite import BOUND, Capture, Command, FreshRead, Plain, Step
+from catchment.server.transactions import Transaction, exclusive
+
+if TYPE_CHECKING:
+    from catchment.server.sessions import Session
+
+_NOTHING = pa.table({"Count": pa.array([], pa.int64())})
+
+
+class Statements:
+    """Runs the statements of one session."""
+
+    def __init__(self, session: "Session") -> None:
+        self.session = session
+
+    def run(self, step: Step, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
+        """Run one statement; `bound` are the rows of its parameters."""
+        if bound is not None and not bound.num_rows:
+            raise InputError("No row of parameters is bound.")
+        match step:
+            case Command():
+                return self._command(step)
+            case Capture():
+                return self._capture(step, call, self.session.find(transaction), bound)
+            case FreshRead():
+                return self._fresh(step, call, bound)
+            case Plain():
+                return self._plain(step, call, transaction, bound)
+
+    # The queue.
+
+    def queue(self) -> DqCoordinator:
+        """The queue, if it is switched on."""
+        queue = self.session.queue
+        if queue is None:
+            raise NotSupportedError("The queue is switched off.", hint="DUCKLING_QUEUE_ENABLE=true switches it on.")
+        return queue
+
+    def spelled(self, table: TableId) -> TableId:
+        """The table as the lake spells it: names that differ in nothing but case are one to DuckDB."""
+        queue = self.queue()
+        try:
+            queue.columns(table)
+        except TableMissingError:
+            same = (each for each in self.session.lake.tables() if sql.fold(str(each)) == sql.fold(str(table)))
+            return next(same, table)
+        except CatchmentError:
+            # Whoever uses the table says what is the matter with it.
+            return table
+        return table
+
+    def require(self, role: Role, what: str) -> None:
+        """Refuse a caller whose role does not do."""
+        if self.session.principal.role < role:
+            raise NotAllowedError(f"{what} takes the role `{role.name.lower()}`.")
+
+    def _command(self, command: Command) -> Outcome:
+        self.require(Role.ADMIN, "Commands of the queue")
+        queue = self.queue()
+        if command is Command.FLUSH:
+            return Outcome(None, TableResult(queuetables.flushed(queue.force_flush_all())))
+        return Outcome(None, TableResult(queuetables.status(queue.status())))
+
+    def _capture(self, step: Capture, call: Call, transaction: Transaction | None, bound: pa.Table | None) -> Outcome:
+        self.require(Role.WRITER, "INSERT")
+        queue = self.queue()
+        step = replace(step, table=self.spelled(step.table))
+        rows = self._given(step, queue, bound)
+        if rows is None:
+            with self.link(transaction) as link:
+                rows = capture.inserted(
+                    step,
+                    queue,
+                    link,
+                    self.session.principal,
+                    call,
+                    bound=bound,
+                    in_transaction=transaction is not None,
+                )
+        self.enqueue(step.table, rows, transaction)
+        return Outcome(rows.num_rows, TableResult(_count(rows.num_rows)))
+
+    @staticmethod
+    def _given(step: Capture, queue: DqCoordinator, bound: pa.Table | None) -> pa.Table | None:
+        """The rows, where the statement does no more than to give them."""
+        if bound is not None and (step.bulk is None or step.bulk.plain_columns is None):
+            return None
+        try:
+            columns = queue.columns(step.table)
+        except InputError:
+            # The table is not there: the other way says what that means.
+            return None
+        if bound is None:
+            found = literals.rows(step.source, step.columns, columns)
+            is_null = found is not None and any(
+                not column.nullable and column.name in found.column_names and found[column.name].null_count
+                for column in columns
+            )
+            return None if is_null else found
+        return None if step.bulk is None else capture.given(step.bulk, bound, columns)
+
+    def enqueue(self, table: TableId, rows: pa.Table, transaction: Transaction | None) -> None:
+        """Hand rows to the queue, now or at COMMIT."""
+        session, queue = self.session, self.queue()
+        limit = session.engine.settings.server_write_bytes_max
+        if rows.nbytes > limit:
+            raise LimitError(
+                f"The rows come to {rows.nbytes:,} bytes, and {limit:,} is the most for one write to the queue.",
+                hint="Write fewer at a time, or straight to the table.",
+            )
+        if not rows.num_rows:
+            return
+        if transaction is None:
+            queue.enqueue(table, rows, session=session.queue_name)
+        else:
+            queue.examine(table, rows, session=session.queue_name)
+            transaction.keep(table, rows)
+
+    def _fresh(self, step: FreshRead, call: Call, bound: pa.Table | None) -> Outcome:
+        """A query over lake and buffer, on a connection of its own: it is always as of now."""
+        engine = self.session.engine
+        # Its statement is judged as it was written: what is put in its place is ours.
+        with self.session.autocommit_link() as link:
+            statement, _ = self.examined(step, link)
+        if bound is not None and bound.num_rows > 1:
+            raise NotSupportedError("A fresh read takes one row of parameters.")
+        with ExitStack() as cleanup:
+            spelled = {table: self.spelled(table) for table in step.tables}
+            fresh = cleanup.enter_context(self.queue().fresh(*dict.fromkeys(spelled.values())))
+            link = Link(
+                fresh.connection, generation=engine.generation, result_bytes_max=engine.settings.server_result_bytes_max
+            )
+            text = step.over({table: fresh.queries[own] for table, own in spelled.items()})
+            keep_open = cleanup.pop_all()
+            try:
+                result = link.stream(
+                    text, call, None if bound is None else _row(statement, bound, 0), on_close=keep_open.close
+                )
+            except BaseException:
+                keep_open.close()
+                raise
+            return Outcome(None, result)
+
+    # The rest.
+
+    def _plain(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
+        session = self.session
+        joined = session.find(transaction)
+        with self.link(joined) as link:
+            statement, verdict = self.examined(step, link)
+            match verdict.kind:
+                case Kind.READ:
+                    return self._read(step, statement, link, call, bound)
+                case Kind.WRITE:
+                    return self._write(step, verdict, link, call, joined, bound)
+                case Kind.SESSION:
+                    self._set(step.text, link, call)
+                    session.has_state()
+        # These take links themselves.
+        if verdict.kind is Kind.BEGIN:
+            session.begin_by_sql(call)
+        elif verdict.kind is not Kind.SESSION:
+            session.end_by_sql(transaction, commit=verdict.kind is Kind.COMMIT, call=call)
+        return Outcome(0, TableResult(_NOTHING))
+
+    def _set(self, text: str, link: Link, call: Call) -> None:
+        """Change where names count; back to the lake where that would be elsewhere."""
+        link.run(text, call)
+        path = link.table("SELECT current_setting('search_path')", call).column(0)[0].as_py()
+        try:
+            require_harmless_path(path)
+        except NotAllowedError:
+            link.run(f"USE {sql.identifier(self.session.lake.name)}", call)
+            raise
+
+    def examined(self, step: Plain | FreshRead, link: Link) -> tuple[duckdb.Statement, Verdict]:
+        """The statement as DuckDB reads it, once it has passed the gate."""
+        statement = link.connection.extract_statements(step.text)[-1]
+        return statement, judge(statement, step.text, step.tokens, self.session.principal)
+
+    def _read(
+        self, step: Plain, statement: duckdb.Statement, link: Link, call: Call, bound: pa.Table | None
+    ) -> Outcome:
+        if bound is None or bound.num_rows == 1:
+            row = None if bound is None else _row(statement, bound, 0)
+            return Outcome(None, link.stream(step.text, call, row))
+        limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
+        for at in range(bound.num_rows):
+            parts.append(link.table(step.text, call, _row(statement, bound, at)))
+            size += parts[-1].nbytes
+            if size > limit:
+                raise LimitError(f"The results of all rows of parameters come to more than {limit:,} bytes.")
+        return Outcome(None, TableResult(pa.concat_tables(parts, promote_options="permissive")))
+
+    def _write(
+        self,
+        step: Plain,
+        verdict: Verdict,
+        link: Link,
+        call: Call,
+        transaction: Transaction | None,
+        bound: pa.Table | None,
+    ) -> Outcome:
+        self.session.has_state()
+        if transaction is not None:
+            transaction.prepare_write(call)
+            return self._changed(step, verdict, link, call, bound)
+        with self.committing(link, call):
+            return self._changed(step, verdict, link, call, bound)
+
+    @contextmanager
+    def committing(self, link: Link, call: Call) -> Iterator[None]:
+        """A write transaction of one statement."""
+        lake = self.session.lake
+        if link.generation != lake.generation:
+            raise LakeUnavailableError("The lake is away.")
+        with exclusive(lake, call):
+            link.run("BEGIN", call)
+            try:
+                yield
+                call.refuse_stopped()
+            except BaseException:
+                link.settle()
+                link.connection.execute("ROLLBACK")
+                raise
+            lake.commit_on(link.connection)
+
+    def _changed(self, step: Plain, verdict: Verdict, link: Link, call: Call, bound: pa.Table | None) -> Outcome:
+        """Run a statement that changes something, for each bound row."""
+        if bound is None:
+            result = link.table(step.text, call)
+        elif step.bulk is not None and step.bulk.parameters == bound.num_columns:
+            with _bound(link, bound):
+                result = link.table(step.bulk.text, call)
+        else:
+            statement = link.connection.extract_statements(step.text)[-1]
+            result = pa.concat_tables(
+                [link.table(step.text, call, _row(statement, bound, at)) for at in range(bound.num_rows)]
+            )
+        limit = self.session.engine.settings.server_result_bytes_max
+        if result.nbytes > limit:
+            raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
+        return _outcome(result, verdict, step)
+
+    @contextmanager
+    def link(self, transaction: Transaction | None) -> Iterator[Link]:
+        """The link that statements of the transaction run on, or those of none; its lock is held."""
+        if transaction is None:
+            with self.session.autocommit_link() as link:
+                yield link
+        else:
+            with transaction.link.lock:
+                try:
+                    yield transaction.link
+                finally:
+                    transaction.touched_s = self.session.engine.clock.monotonic_s()
+
+
+@contextmanager
+def _bound(link: Link, bound: pa.Table) -> Iterator[None]:
+    link.settle()
+    link.connection.register(BOUND, capture.numbered(bound))
+    try:
+        yield
+    finally:
+        link.connection.unregister(BOUND)
+
+
+def _outcome(result: pa.Table, verdict: Verdict, step: Plain) -> Outcome:
+    returns = any(token.is_name and token.text == "returning" for token in step.tokens)
+    if returns:
+        return Outcome(result.num_rows, TableResult(result))
+    if verdict.counts and result.num_columns == 1 and result.num_rows:
+        rows = sum(result.column(0).to_pylist())
+        return Outcome(rows, TableResult(_count(rows)))
+    return Outcome(0, TableResult(_NOTHING))
+
+
+@lru_cache(maxsize=64)
+def _count(rows: int) -> pa.Table:
+    return pa.table({"Count": pa.array([rows], pa.int64())})
+
+
+def _row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
+    """One bound row, by place or by name, as the statement has its parameters."""
+    values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
+    return by_place_or_name(statement.named_parameters, bound.column_names, values)

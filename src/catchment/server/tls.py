@@ -1,0 +1,49 @@
+"""The server's certificate: read and checked before anything listens."""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from catchment.errors import SettingsError
+from catchment.settings import Settings
+
+_HOW = "CATCHMENT_SERVER_TLS_CERTIFICATE and CATCHMENT_SERVER_TLS_KEY name two PEM files that belong together."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A certificate chain and its private key, PEM."""
+
+    chain: bytes
+    key: bytes = field(repr=False)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """What a gRPC server proves itself with."""
+        return grpc.ssl_server_credentials([(self.key, self.chain)])
+
+
+def certificate_of(settings: Settings) -> Certificate | None:
+    """The certificate that the settings name; None where they name none."""
+    chain, key = settings.server_tls_certificate, settings.server_tls_key
+    if chain is None and key is None:
+        return None
+    if chain is None or key is None:
+        missing = "key" if key is None else "certificate"
+        raise SettingsError(f"TLS needs a certificate and its key; the {missing} is not set.", hint=_HOW)
+    found = Certificate(chain=_read(chain), key=_read(key))
+    try:
+        # Without a password, OpenSSL would ask for one at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "the key is encrypted"
+        raise SettingsError(f"{chain} and {key} cannot be used for TLS: {reason}.", hint=_HOW) from None
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint=_HOW) from None

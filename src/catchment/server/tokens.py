@@ -1,0 +1,102 @@
+"""A statement's words, as DuckDB's own scanner reads them: there is no second opinion on what a text means."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import duckdb
+
+from catchment.errors import InputError
+
+_WORD = re.compile(rb"[\w$\x80-\xff]+")
+_QUOTED = re.compile(rb'"((?:[^"]|"")*)"')
+_PUNCTUATION = frozenset(bytes([sign]) for sign in b";(),.?$'=")
+# DuckDB's scanner takes time that grows with the square, or the cube, of the length of these.
+_SIGNS = re.compile(rb"[~!@#^&|`?+\-*/%<>=]{100,}")
+_PLUSES = re.compile(rb"(?:\+|-(?!-)){100}")
+_COMMENTS_IN_A_ROW_MAX = 50
+# Spaces, and letters without a shape.
+_SPACES = frozenset({"Zs", "Zl", "Zp", "Cf", "Cc"})
+_KINDS = {duckdb.token_type.identifier, duckdb.token_type.keyword}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One word: a name (quoted or not, `text` is folded), or else the character that it starts with.
+
+    A quoted name that is but a sign keeps its quotes, so that none is taken for a bracket or a dot.
+    """
+
+    start: int
+    text: str
+    is_name: bool
+    is_quoted: bool = False
+    is_string: bool = False
+
+
+def read(source: bytes) -> tuple[Token, ...]:
+    """The words of a text in UTF-8, comments left out; `start` counts bytes."""
+    _require_short_signs(source)
+    text = source.decode()
+    tokens = _read(source, text)
+    if not text.isascii():
+        _require_plain_spaces(text, tokens)
+    return tokens
+
+
+def _read(source: bytes, text: str) -> tuple[Token, ...]:
+    return tuple(_token(source, start, kind) for start, kind in duckdb.tokenize(text))
+
+
+def _require_short_signs(source: bytes) -> None:
+    """While DuckDB scans, nothing else runs in this process: a few thousand plus signs would stop it for a minute."""
+    for run in _SIGNS.finditer(source):
+        if run[0].count(b"/*") > _COMMENTS_IN_A_ROW_MAX or _PLUSES.search(run[0]):
+            raise InputError("The statement holds a long row of signs.", hint="Bind values that hold such rows.")
+
+
+def _require_plain_spaces(text: str, tokens: tuple[Token, ...]) -> None:
+    """DuckDB's parser takes spaces of Unicode for spaces, its scanner for letters: outside of quotes there are none."""
+    spaces = {ord(letter) for letter in set(text) if not letter.isascii() and unicodedata.category(letter) in _SPACES}
+    if not spaces:
+        return
+    # As many bytes as before, so that places stay what they are.
+    plain = text.translate({space: " " * len(chr(space).encode()) for space in spaces})
+    bare, others = ([token for token in each if not token.is_quoted] for each in (tokens, _read(plain.encode(), plain)))
+    if bare != others:
+        raise InputError("The statement holds a space that is no plain one.", hint="Type its spaces anew.")
+
+
+def statements(source: bytes, tokens: tuple[Token, ...]) -> Iterator[tuple[bytes, tuple[Token, ...]]]:
+    """The statements of a text, each with its words, which count from its own start."""
+    first = 0
+    for at in [*(i for i, token in enumerate(tokens) if token.text == ";"), len(tokens)]:
+        own = tokens[first:at]
+        first = at + 1
+        if own:
+            begin = own[0].start
+            end = tokens[at].start if at < len(tokens) else len(source)
+            moved = (Token(t.start - begin, t.text, t.is_name, t.is_quoted, t.is_string) for t in own)
+            yield source[begin:end].rstrip(), tuple(moved)
+
+
+def calls(tokens: tuple[Token, ...]) -> Iterator[str]:
+    """Names that a bracket follows: every function that the text can call is among them."""
+    for token, following in pairwise(tokens):
+        if token.is_name and following.text == "(":
+            yield token.text
+
+
+def _token(source: bytes, start: int, kind: object) -> Token:
+    if kind in _KINDS:
+        quoted = _QUOTED.match(source, start)
+        if quoted is not None:
+            name = quoted[0 if quoted[1] in _PUNCTUATION else 1].replace(b'""', b'"').decode().casefold()
+            return Token(start, name, is_name=True, is_quoted=True)
+        word = _WORD.match(source, start)
+        if word is not None:
+            return Token(start, word[0].decode().casefold(), is_name=True)
+    is_string = kind == duckdb.token_type.string_const
+    return Token(start, chr(source[start]) if start < len(source) else "", is_name=False, is_string=is_string)

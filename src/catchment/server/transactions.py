@@ -1,0 +1,127 @@
+"""A client's transaction: a link of its own, the lake's commit lock from its first write on, and rows for the queue.
+
+Rows for the queue are kept back until COMMIT. The lake commits first: that may fail, and then nothing is enqueued.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import CatchmentError, ConflictError, LimitError, LockTimeoutError
+from catchment.ids import TableId
+from catchment.lake import Lake
+from catchment.queue import DqCoordinator
+from catchment.server.links import Link
+from catchment.server.model import Call
+
+# How often a call that waits for the lake looks whether it is still wanted.
+_LOOK_S = 0.2
+
+
+@contextmanager
+def exclusive(lake: Lake, call: Call) -> Iterator[None]:
+    """Hold the lake's commit lock; a call that was stopped no longer waits for it."""
+    end_s = lake.clock.monotonic_s() + lake.limits.lock_timeout_s
+    with ExitStack() as held:
+        while True:
+            call.refuse_stopped()
+            try:
+                held.enter_context(lake.exclusive(_LOOK_S))
+                break
+            except LockTimeoutError:
+                if lake.clock.monotonic_s() >= end_s:
+                    raise LockTimeoutError(
+                        f"Others have been writing to the lake for {lake.limits.lock_timeout_s:g} s."
+                    ) from None
+        yield
+
+
+class Transaction:
+    """An open transaction. Its link's lock is held by whoever calls."""
+
+    def __init__(self, handle: bytes, link: Link, lake: Lake, *, bytes_max: int, now_s: float) -> None:
+        self.handle = handle
+        self.link = link
+        self.touched_s = now_s
+        # Whether a statement ran in it: clients with autocommit off have one open all the time.
+        self.is_used = False
+        self.is_ending = False
+        self._lake = lake
+        self._bytes_max = bytes_max
+        self._lock = ExitStack()
+        self._writes = False
+        self._kept: dict[TableId, list[pa.Table]] = {}
+        self._kept_bytes = 0
+
+    def begin(self, call: Call) -> None:
+        """Start it."""
+        self.link.run("BEGIN", call)
+
+    def prepare_write(self, call: Call) -> None:
+        """Have the commit lock: nobody else changes the lake between the first write and the end."""
+        if not self._writes:
+            if self.link.generation != self._lake.generation:
+                raise ConflictError(
+                    "The lake was opened anew since the transaction began.", hint="Roll back, and retry."
+                )
+            self._lock.enter_context(exclusive(self._lake, call))
+            self._writes = True
+
+    def keep(self, table: TableId, rows: pa.Table) -> None:
+        """Keep rows for the queue until COMMIT."""
+        if self._kept_bytes + rows.nbytes > self._bytes_max:
+            raise LimitError(
+                f"The transaction's rows for the queue would come to more than {self._bytes_max:,} bytes.",
+                hint="Commit more often; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
+            )
+        self._kept_bytes += rows.nbytes
+        self._kept.setdefault(table, []).append(rows)
+
+    def commit(self, queue: DqCoordinator | None, *, session: str) -> None:
+        """End it; what was written to the lake is there, and what was kept for the queue is enqueued."""
+        self.link.settle()
+        self._refuse_failed()
+        try:
+            self._lake.commit_on(self.link.connection)
+        finally:
+            self._lock.close()
+        if queue is not None:
+            self._enqueue(queue, session)
+
+    def _refuse_failed(self) -> None:
+        """To COMMIT a transaction in which a statement failed, DuckDB rolls it back and says nothing."""
+        try:
+            self.link.connection.execute("SELECT 1")
+        except duckdb.TransactionException:
+            raise ConflictError(
+                "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
+            ) from None
+        except duckdb.Error:
+            # The commit itself finds out what that means.
+            return
+
+    def _enqueue(self, queue: DqCoordinator, session: str) -> None:
+        waiting = list(self._kept.items())
+        self._kept = {}
+        for at, (table, parts) in enumerate(waiting):
+            try:
+                queue.enqueue(table, pa.concat_tables(parts, promote_options="permissive"), session=session)
+            except CatchmentError as error:
+                done = at > 0 or self._writes
+                if done:
+                    error.message += f" The rest of the transaction was committed; the rows for {table} were not kept."
+                raise
+
+    def roll_back(self) -> None:
+        """End it; nothing of it is kept."""
+        try:
+            self.link.settle()
+            with suppress(duckdb.Error):
+                # Where there is nothing to roll back, DuckDB has done it.
+                self.link.connection.execute("ROLLBACK")
+        finally:
+            self._kept = {}
+            self.link.shapes.clear()
+            self._lock.close()

@@ -1,0 +1,214 @@
+"""The users' file: who may log in, as what, and the hash of each one's password.
+
+Whoever changes it holds a lock and puts a whole new file in the place of the old one, so that two who change it at once
+lose nothing, and a server that reads it meanwhile sees the old file or the new one. A file that cannot be understood is
+an error: taken for an empty one, it would let a server believe that it has no users.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from catchment import files
+from catchment.clock import Clock, SystemClock
+from catchment.errors import CorruptInputError, InputError, StateError
+from catchment.server.model import Role
+from catchment.settings import Settings
+
+ANONYMOUS = "anonymous"
+# The name under which commands on this machine talk to a running server.
+LOCAL = "local"
+PASSWORD_LETTERS_MIN = 8
+PASSWORD_BYTES_MAX = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_VERSION = 1
+_LOCK_S_MAX = 30.0
+# What OWASP asks for at least. More would let strangers who guess take more of the server's memory and CPU.
+_HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """One who may log in."""
+
+    name: str
+    role: Role
+    created_at: datetime
+    password_hash: str = field(repr=False)
+
+
+class Users:
+    """The users of one file. Any thread may ask; the file is read again when it is another one than before."""
+
+    def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
+        self.path = path
+        self._clock = clock or SystemClock()
+        self._lock = files.FileLock(path.with_name(f"{path.name}.lock"), clock=self._clock)
+        self._mutex = threading.Lock()
+        self._read: tuple[tuple[int, ...], dict[str, User]] | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, clock: Clock | None = None) -> "Users":
+        """The file that the settings name."""
+        return cls(settings.users_path, clock=clock)
+
+    def all(self) -> tuple[User, ...]:
+        """All of them, by name; none where there is no file."""
+        return tuple(sorted(self._users().values(), key=lambda user: user.name))
+
+    def find(self, name: str) -> User | None:
+        """The user of that name."""
+        return self._users().get(name)
+
+    def add(self, name: str, role: Role, password: str) -> User:
+        """A new user."""
+        _require_name(name)
+        _require_password(password)
+        user = User(name=name, role=role, created_at=self._clock.now(), password_hash=hash_password(password))
+        with self._changing() as users:
+            if name in users:
+                raise StateError(
+                    f"There is a user {name} already.",
+                    hint=f"`catchment user password {name}` and `catchment user role {name} ROLE` change one.",
+                )
+            users[name] = user
+        return user
+
+    def remove(self, name: str) -> User:
+        """The user may not log in any more."""
+        with self._changing() as users:
+            self._require(users, name)
+            return users.pop(name)
+
+    def set_password(self, name: str, password: str) -> User:
+        """From now on the user logs in with that."""
+        _require_password(password)
+        return self._replace(name, password_hash=hash_password(password))
+
+    def set_role(self, name: str, role: Role) -> User:
+        """From the next login on the user may do that."""
+        return self._replace(name, role=role)
+
+    def hash_again(self, known: User, password: str) -> None:
+        """Bring the hash of a password that was just verified to today's parameters, unless somebody changed it."""
+        if _HASHER.check_needs_rehash(known.password_hash):
+            with self._changing() as users:
+                if users.get(known.name) == known:
+                    users[known.name] = replace(known, password_hash=hash_password(password))
+
+    def _replace(self, name: str, **values: Any) -> User:
+        with self._changing() as users:
+            users[name] = replace(self._require(users, name), **values)
+            return users[name]
+
+    def _require(self, users: dict[str, User], name: str) -> User:
+        if name not in users:
+            raise InputError(f"There is no user {name}.", hint="`catchment user list` shows them.")
+        return users[name]
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, User]]:
+        """The users, to be changed in place and then kept; nothing is kept after an error."""
+        with self._lock.held(timeout_s=_LOCK_S_MAX):
+            users = dict(self._users())
+            yield users
+            files.replace_text(self.path, _text(users), private=True)
+
+    def _users(self) -> dict[str, User]:
+        with self._mutex:
+            try:
+                found = self.path.stat()
+                # A new file has a new inode, so that two changes within one tick of the disk's clock are two.
+                version = (found.st_mtime_ns, found.st_ino, found.st_size)
+                if self._read is None or self._read[0] != version:
+                    self._read = (version, _parse(self.path))
+            except FileNotFoundError:
+                return {}
+            except OSError as error:
+                raise CorruptInputError(f"{self.path} cannot be read: {error.strerror}.", path=str(self.path)) from None
+            return self._read[1]
+
+
+def hash_password(password: str) -> str:
+    """The hash that is kept in place of the password."""
+    return _HASHER.hash(password)
+
+
+def is_password(password_hash: str, password: str) -> bool:
+    """Whether that is the password; takes as long for a wrong one."""
+    try:
+        return _HASHER.verify(password_hash, password)
+    except (VerificationError, InvalidHashError):
+        return False
+
+
+def _require_name(name: str) -> None:
+    if name in (ANONYMOUS, LOCAL):
+        raise InputError(f"{name} is a name that the server uses itself.", hint="Take another name.")
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} cannot be a user's name.",
+            hint="Take 1 to 64 of A-Z, a-z, 0-9, '.', '_', '@' and '-'; begin with a letter or a digit.",
+        )
+
+
+def _require_password(password: str) -> None:
+    if len(password) < PASSWORD_LETTERS_MIN:
+        raise InputError("The password is too short.", hint=f"Take {PASSWORD_LETTERS_MIN} letters or more.")
+    if not files.is_text(password) or len(password.encode()) > PASSWORD_BYTES_MAX:
+        raise InputError(
+            "The password is too long, or no text.", hint=f"Take at most {PASSWORD_BYTES_MAX} bytes of UTF-8."
+        )
+
+
+def _text(users: dict[str, User]) -> str:
+    listed = [
+        {
+            "name": user.name,
+            "role": user.role.name.lower(),
+            "created_at": user.created_at.isoformat(),
+            "password_hash": user.password_hash,
+        }
+        for user in sorted(users.values(), key=lambda user: user.name)
+    ]
+    return json.dumps({"version": _VERSION, "users": listed}, indent=2) + "\n"
+
+
+def _parse(path: Path) -> dict[str, User]:
+    text = path.read_bytes()
+    try:
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            raise ValueError(f"its version is {content['version']!r}, and {_VERSION} is known")
+        users = [_user(each) for each in content["users"]]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CorruptInputError(
+            f"{path} is no file of users: {_why(error)}.",
+            hint="Put a copy of it back; or move it away and add the users again with `catchment user add`.",
+            path=str(path),
+        ) from None
+    return {user.name: user for user in users}
+
+
+def _user(facts: dict[str, str]) -> User:
+    if not all(isinstance(value, str) for value in facts.values()):
+        raise ValueError("a user's facts are texts")
+    return User(
+        name=facts["name"],
+        role=Role[facts["role"].upper()],
+        created_at=datetime.fromisoformat(facts["created_at"]),
+        password_hash=facts["password_hash"],
+    )
+
+
+def _why(error: Exception) -> str:
+    return f"{error.args[0]!r} is missing or wrong" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,86 @@
+"""Ends calls whose time is up: one thread for all of them."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from catchment.clock import Clock, SystemClock
+from catchment.server.model import Call
+
+# What a call that was told to stop has left to say so by itself, before it is cut off.
+GRACE_S = 2.0
+
+
+class _Watch:
+    """A call that is watched, and what is next to be done to it."""
+
+    __slots__ = ("act", "cut_off", "due_s")
+
+    def __init__(self, due_s: float, act: Callable[[], object], cut_off: Callable[[], object]) -> None:
+        self.due_s = due_s
+        self.act = act
+        self.cut_off = cut_off
+
+
+class Watchdog:
+    """At a call's deadline the call is told to stop; where it waits for its client and cannot hear, it is cut off."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        # Only calls that run are here, which are few; most end long before the thread wakes up because of them.
+        self._watches: set[_Watch] = set()
+        self._wakes_s = math.inf
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="catchment-watchdog", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watching(self, call: Call, cut_off: Callable[[], object]) -> Iterator[None]:
+        """Watch the call while the block runs; `cut_off` ends it from outside, without an answer of its own."""
+        if call.deadline_s is None:
+            yield
+            return
+        watch = _Watch(call.deadline_s, call.time_out, cut_off)
+        with self._changed:
+            self._watches.add(watch)
+            if watch.due_s < self._wakes_s:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._watches.discard(watch)
+
+    def close(self) -> None:
+        """Stop watching."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return
+                due = self._due()
+            # Outside of the lock: stopping a call may wait for it.
+            for act in due:
+                act()
+
+    def _due(self) -> list[Callable[[], object]]:
+        """What is to be done now; waits where that is nothing."""
+        now_s = self._clock.monotonic_s()
+        late = [watch for watch in self._watches if watch.due_s <= now_s]
+        due = [watch.act for watch in late]
+        for watch in late:
+            if watch.act is watch.cut_off:
+                self._watches.discard(watch)
+            watch.act = watch.cut_off
+            watch.due_s += GRACE_S
+        if not due:
+            self._wakes_s = min((watch.due_s for watch in self._watches), default=math.inf)
+            self._changed.wait(None if self._wakes_s == math.inf else self._wakes_s - now_s)
+        return due

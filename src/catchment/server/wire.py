@@ -1,0 +1,297 @@
+"""Arrow on the wire: FlightData messages as a reader of batches, and batches as FlightData messages.
+
+Both directions take FlightData apart and put it together by hand, because protobuf would copy every body twice. What
+arrives is not trusted: limits are checked before a message is decoded, and every batch is validated in full before
+anybody sees it, so that no offset in it can lead outside of its buffers.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from catchment.errors import CatchmentError, InputError, LimitError
+from catchment.server import ipc
+
+# Clients refuse what is larger than they expect: Grafana takes 4 MiB a message, ADBC's driver 16 MiB.
+MESSAGE_BYTES = 2 * 1024 * 1024
+
+_CONTINUATION = b"\xff\xff\xff\xff"
+_PREFIX_BYTES = 8
+_EMPTY = memoryview(b"")
+# Keys of FlightData's fields: number and "length-delimited", as protobuf encodes them.
+_DESCRIPTOR, _HEADER, _BODY = 1, 2, 1000
+_HEADER_KEY = b"\x12"
+_BODY_KEY = b"\xc2\x3e"
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_READING = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+
+
+@dataclass(frozen=True, slots=True)
+class FlightData:
+    """One message, as views into the bytes that arrived."""
+
+    descriptor: memoryview = _EMPTY
+    header: memoryview = _EMPTY
+    body: memoryview = _EMPTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one message may hold, and what may be kept of all of them."""
+
+    batch_rows: int
+    message_bytes: int
+    kept_bytes: int
+
+
+class Upload:
+    """The Arrow stream that a client sends in one call, if it sends one; it is read as it comes."""
+
+    def __init__(self, first: FlightData, messages: Iterator[bytes], limits: Limits) -> None:
+        """`messages` are those that follow the first."""
+        # What went wrong while somebody else, DuckDB say, was reading: there it becomes mere text.
+        self.failure: CatchmentError | None = None
+        self._limits = limits
+        self._feed = _Feed(first, messages, limits)
+
+    def rows(self) -> pa.RecordBatchReader | None:
+        """The rows that follow, once; None where no Arrow stream follows."""
+        if not self._feed.advance():
+            return None
+        try:
+            stream = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_READING)
+            _require_text(stream.schema)
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            raise _damaged(error) from None
+        return pa.RecordBatchReader.from_batches(stream.schema, self._batches(stream))
+
+    def table(self) -> pa.Table | None:
+        """All the rows that follow, within the limit of what may be kept; None where no Arrow stream follows."""
+        reader = self.rows()
+        if reader is None:
+            return None
+        batches: list[pa.RecordBatch] = []
+        kept_bytes = 0
+        for batch in reader:
+            kept_bytes += batch.nbytes
+            if kept_bytes > self._limits.kept_bytes:
+                raise LimitError(f"More than {self._limits.kept_bytes:,} bytes of rows.", hint="Send fewer at a time.")
+            batches.append(batch)
+        return pa.Table.from_batches(batches, reader.schema)
+
+    def _batches(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in stream:
+                batch.validate(full=True)
+                yield batch
+        except CatchmentError as error:
+            self.failure = error
+            raise
+        except (pa.ArrowException, OSError) as error:
+            self.failure = _damaged(error)
+            raise self.failure from None
+
+
+def parse(message: bytes) -> FlightData:
+    """The parts of a FlightData message that matter."""
+    try:
+        fields = dict(_fields(memoryview(message)))
+    except IndexError:
+        raise InputError("A message is cut off.") from None
+    return FlightData(fields.get(_DESCRIPTOR, _EMPTY), fields.get(_HEADER, _EMPTY), fields.get(_BODY, _EMPTY))
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """A schema as an IPC message, as it stands in FlightInfo and in answers about tables."""
+    encoded: bytes = plain_schema(schema).serialize().to_pybytes()
+    return encoded
+
+
+def stream(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    """FlightData messages: the schema, then the batches in pieces that every client takes."""
+    plain = plain_schema(schema)
+    yield _flight_data(plain.serialize())
+    for batch in batches:
+        for piece in _pieces(batch if plain is schema else _plain_batch(batch, plain)):
+            yield _flight_data(piece.serialize())
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema without dictionaries, the same object where there are none: values go out as themselves."""
+    fields = list(schema)
+    plain = [_plain_field(field) for field in fields]
+    if all(new is old for new, old in zip(plain, fields, strict=True)):
+        return schema
+    return pa.schema(plain, schema.metadata)
+
+
+class _Feed:
+    """A file that Arrow reads a stream from, made of messages as they arrive; holds one of them."""
+
+    closed = False
+
+    def __init__(self, first: FlightData, messages: Iterator[bytes], limits: Limits) -> None:
+        self._messages = messages
+        self._limits = limits
+        self._chunks: list[memoryview] = []
+        if first.header:
+            self._take(first)
+
+    def advance(self) -> bool:
+        """Have something to read, if anything is to come."""
+        while not self._chunks:
+            message = next(self._messages, None)
+            if message is None:
+                return False
+            data = parse(message)
+            # A message without a header carries only what an application says to another.
+            if data.header:
+                self._take(data)
+        return True
+
+    def read(self, size: int = -1) -> memoryview:
+        # Arrow reads prefix, header and body each in one go; a short answer is an error to it, never the next message.
+        if not self.advance():
+            return _EMPTY
+        chunk = self._chunks.pop(0)
+        if 0 <= size < len(chunk):
+            self._chunks.insert(0, chunk[size:])
+            return chunk[:size]
+        return chunk
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is to be closed: the call owns the messages."""
+
+    def _take(self, data: FlightData) -> None:
+        header = ipc.read_header(data.header, data.body)
+        if header.rows > self._limits.batch_rows:
+            raise LimitError(
+                f"A batch of {header.rows:,} rows; at most {self._limits.batch_rows:,} are taken.",
+                hint="Send smaller batches.",
+            )
+        if header.decoded_bytes > self._limits.message_bytes:
+            raise LimitError(
+                f"A batch of {header.decoded_bytes:,} bytes; at most {self._limits.message_bytes:,} are taken.",
+                hint="Send smaller batches.",
+            )
+        if not 0 <= header.body_bytes <= len(data.body):
+            raise InputError("The Arrow stream is damaged: a message's body is cut off.")
+        padding = -len(data.header) % 8
+        prefix = _CONTINUATION + (len(data.header) + padding).to_bytes(4, "little")
+        padded = memoryview(bytes(data.header) + bytes(padding)) if padding else data.header
+        self._chunks = [memoryview(prefix), padded]
+        if header.body_bytes:
+            self._chunks.append(data.body[: header.body_bytes])
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """The length-delimited fields of a protobuf message; others are passed over."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind == _BYTES:
+            size, place = _varint(message, place)
+            if place + size > len(message):
+                raise IndexError
+            yield key >> 3, message[place : place + size]
+            place += size
+        elif kind == _VARINT:
+            _, place = _varint(message, place)
+        elif kind in (_FIXED32, _FIXED64):
+            place += 4 if kind == _FIXED32 else 8
+        else:
+            raise InputError("A message is no FlightData.")
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise InputError("A message is no FlightData.")
+
+
+def _to_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _flight_data(encapsulated: pa.Buffer) -> bytes:
+    """FlightData of an IPC message, whose prefix says where its header ends."""
+    message = memoryview(encapsulated)
+    end = _PREFIX_BYTES + int.from_bytes(message[4:_PREFIX_BYTES], "little")
+    header, body = message[_PREFIX_BYTES:end], message[end:]
+    return b"".join((_HEADER_KEY, _to_varint(len(header)), header, _BODY_KEY, _to_varint(len(body)), body))
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= MESSAGE_BYTES or batch.num_rows == 1:
+        yield batch
+        return
+    rows = max(1, min(batch.num_rows * MESSAGE_BYTES // batch.nbytes, batch.num_rows // 2))
+    # Rows are of different sizes, so a piece of the right number of rows may still be too large.
+    for start in range(0, batch.num_rows, rows):
+        yield from _pieces(batch.slice(start, rows))
+
+
+def _plain_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    kind = _plain_type(field.type)
+    return field if kind is field.type else field.with_type(kind)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries, at any depth; the same object where there are none."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if not pa.types.is_nested(kind) or not _holds_dictionary(kind):
+        return kind
+    fields = [_plain_field(kind.field(index)) for index in range(kind.num_fields)]
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(fields[0])
+    if pa.types.is_list(kind):
+        return pa.list_(fields[0])
+    return kind
+
+
+def _holds_dictionary(kind: pa.DataType) -> bool:
+    children = (kind.field(index).type for index in range(kind.num_fields))
+    return any(pa.types.is_dictionary(child) or _holds_dictionary(child) for child in children)
+
+
+def _require_text(fields: Iterable[pa.Field]) -> None:
+    """UnicodeError where a name is no text, at any depth: Arrow takes any bytes."""
+    for field in fields:
+        _ = field.name
+        _require_text(field.type.field(index) for index in range(field.type.num_fields))
+
+
+def _damaged(error: Exception) -> InputError:
+    return InputError(
+        f"The Arrow stream is damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    )

@@ -1,0 +1,23 @@
+"""The server that most tests of clients share: a start costs more than many statements."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tests.server_scenes import ServerProcess, serving
+
+_NUMBERS = count(1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server on defaults. It never flushes: nothing in it comes of age during a test."""
+    with serving(tmp_path_factory.mktemp("server"), DUCKLING_QUEUE_ROTATE_INTERVAL_SECONDS="86400") as running:
+        yield running
+
+
+@pytest.fixture
+def table() -> str:
+    """The name of a table that no other test has."""
+    return f"t{next(_NUMBERS)}"

@@ -1,0 +1,98 @@
+"""The gate lets through what it knows, and refuses the rest."""
+
+from contextlib import suppress
+
+import duckdb
+import pytest
+
+from catchment.errors import InputError, NotAllowedError, NotSupportedError
+from catchment.server import tokens
+from catchment.server.gate import Kind, Verdict, judge, parse, require_harmless_path
+from catchment.server.model import Principal, Role
+
+
+def judged(text: str, role: Role = Role.ADMIN) -> Verdict:
+    return judge(duckdb.extract_statements(text)[-1], text, tokens.read(text.encode()), Principal("somebody", role))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "role"),
+    [
+        ("SELECT 1", Kind.READ, Role.READER),
+        ("EXPLAIN SELECT 1", Kind.READ, Role.READER),
+        ("DESCRIBE t", Kind.READ, Role.READER),
+        ("USE lake.main", Kind.SESSION, Role.READER),
+        ("SET schema TO 'main'", Kind.SESSION, Role.READER),
+        ("BEGIN TRANSACTION", Kind.BEGIN, Role.READER),
+        ("START TRANSACTION", Kind.BEGIN, Role.READER),
+        ("END", Kind.COMMIT, Role.READER),
+        ("ABORT", Kind.ROLLBACK, Role.READER),
+        ("INSERT INTO t VALUES (1)", Kind.WRITE, Role.WRITER),
+        ("CREATE TEMP TABLE t (a INTEGER)", Kind.WRITE, Role.WRITER),
+        ("COMMENT ON TABLE t IS 'x'", Kind.WRITE, Role.WRITER),
+        ("TRUNCATE t", Kind.WRITE, Role.WRITER),
+    ],
+)
+def test_a_statement_is_what_it_is_and_takes_a_role(text: str, kind: Kind, role: Role) -> None:
+    verdict = judged(text, role)
+    assert (verdict.kind, verdict.role) == (kind, role)
+    if role > Role.READER:
+        with pytest.raises(NotAllowedError, match="only read"):
+            judged(text, Role.READER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT * FROM unheard_of()",
+        "CREATE TEMP TABLE x AS SELECT * FROM t, LATERAL unheard_of()",
+        "CREATE TEMP TABLE x AS SELECT * FROM t, LATERAL lake.unheard_of()",
+        "INSERT INTO t SELECT * FROM unheard_of(1)",
+        "DELETE FROM t USING unheard_of(1) x",
+        "UPDATE t SET a = 1 FROM lake.main.unheard_of() x",
+    ],
+)
+def test_a_table_function_that_nobody_knows_is_refused(text: str) -> None:
+    with pytest.raises(NotAllowedError, match="unheard_of"):
+        judged(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INSERT INTO t SELECT 'a'\n'b' FROM t",
+        "INSERT INTO t SELECT x'ab' FROM t",
+        "UPDATE t SET a = E'\\x41'\n'b'",
+    ],
+)
+def test_a_text_that_two_scanners_read_differently_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="not clear"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["EXPLAIN PIVOT t ON a USING count(*)", "CREATE TABLE x AS (PIVOT t ON a USING count(*))"]
+)
+def test_a_statement_that_duckdb_makes_several_of_is_not_offered(text: str) -> None:
+    with pytest.raises(NotSupportedError, match="PIVOT"):
+        judged(text)
+
+
+@pytest.mark.parametrize("path", ["lake._catchment", "lake.main,MEMORY.main", '"__ducklake_metadata_lake".main'])
+def test_a_search_path_leads_to_the_lake(path: str) -> None:
+    require_harmless_path("lake.main,temp.main")
+    with pytest.raises(NotAllowedError):
+        require_harmless_path(path)
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+def test_what_is_nested_deeply_is_judged_or_refused(depth: int) -> None:
+    for text in ("SELECT " + "[" * depth + "]" * depth, "INSERT INTO t SELECT " + "(" * depth + "1" + ")" * depth):
+        with suppress(InputError):
+            judged(text)
+
+
+def test_sqlglot_tells_no_log_of_what_it_cannot_parse(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(NotAllowedError):
+        parse("CREATE SECRET s (TYPE s3, SECRET 'sesame')")
+    assert "sesame" not in caplog.text

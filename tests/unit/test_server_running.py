@@ -1,0 +1,79 @@
+"""`server.json`: believed only while the process that wrote it lives."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from catchment.server import running
+from catchment.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home")
+
+
+@pytest.fixture
+def path(settings: Settings) -> Path:
+    """The file of a server that runs: this process."""
+    running.announce(settings, uri="grpc://127.0.0.1:4214", token="secret")
+    return settings.home / "server.json"
+
+
+def _change(path: Path, **facts: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+def test_a_server_that_was_announced_is_found_until_it_is_withdrawn(settings: Settings, path: Path) -> None:
+    found = running.find(settings)
+    assert found is not None
+    assert (found.pid, found.uri, found.certificate, found.token) == (
+        os.getpid(),
+        "grpc://127.0.0.1:4214",
+        None,
+        "secret",
+    )
+    assert "secret" not in repr(found)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    running.withdraw(settings)
+    assert running.find(settings) is None
+    assert not path.exists()
+
+
+def test_a_process_that_is_gone_is_not_believed(settings: Settings, path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    _change(path, pid=ended.pid)
+    assert running.find(settings) is None
+
+
+def test_another_process_with_the_same_number_is_not_believed(settings: Settings, path: Path) -> None:
+    _change(path, started="1")
+    assert running.find(settings) is None
+
+
+def test_what_another_server_announced_is_not_withdrawn(settings: Settings, path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        stat_line = Path(f"/proc/{other.pid}/stat").read_text()
+        _change(path, pid=other.pid, started=stat_line.rpartition(")")[2].split()[19])
+        assert running.find(settings) is not None
+        running.withdraw(settings)
+        assert path.exists()
+        other.kill()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "3"])
+def test_a_file_that_says_nothing_is_no_server(settings: Settings, path: Path, text: str) -> None:
+    path.write_text(text)
+    assert running.find(settings) is None
+
+
+def test_a_home_without_the_file_has_no_server(settings: Settings) -> None:
+    assert running.find(settings) is None
+    running.withdraw(settings)
+    assert not settings.home.exists()
