@@ -1,6 +1,9 @@
 """Shapes and values in the queue, on every layout: rows come into the table's columns, and stay what they are."""
 
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,6 +25,7 @@ from tests.buffer_scenes import (
 from tests.scenes import EVENTS, create_table
 
 VALUES = TableId("main", "values")
+WAIT_S = 30.0
 
 # For each type an ordinary value, and two that are limits or oddities.
 EVERY_TYPE = {
@@ -261,6 +265,115 @@ def test_a_column_that_was_widened_takes_the_wider_rows_at_once(queue: QueueScen
     queue.sql("ALTER TABLE values ALTER n SET DATA TYPE BIGINT")
     queue.coordinator.enqueue(VALUES, pa.table({"n": [2**40]}))
     assert _read(queue, VALUES, f"FROM (VALUES (1::BIGINT), ({2**40}))") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "expected"),
+    [
+        ("ALTER n SET DATA TYPE BIGINT", {"n": pa.array([2], pa.int32()), "d": ["x"]}, "(2, 'x')"),
+        ("ALTER n DROP NOT NULL", {"n": pa.array([None], pa.int32()), "d": ["x"]}, "(NULL, 'x')"),
+        ("ALTER d SET DEFAULT 'new'", {"n": pa.array([2], pa.int32())}, "(2, 'new')"),
+    ],
+    ids=["wider", "nullable", "default"],
+)
+def test_once_the_lake_was_asked_its_answer_counts_and_not_what_the_buffer_keeps(
+    change: str, rows: dict[str, pa.Array], expected: str, queue: QueueScene
+) -> None:
+    columns = (
+        Column(name="n", type="INTEGER", nullable=False),
+        Column(name="d", type="VARCHAR", default="'old'"),
+    )
+    create_table(queue.lake, VALUES, columns=columns)
+    queue.coordinator.enqueue(VALUES, pa.table({"n": pa.array([1], pa.int32())}))
+    queue.sql(f"ALTER TABLE values {change}")
+    asked = queue.coordinator.columns(VALUES, ask=True)
+    assert asked != columns
+    assert queue.coordinator.columns(VALUES) == asked
+    queue.coordinator.enqueue(VALUES, pa.table(rows))
+    assert queue.buffer.columns(VALUES, "default") == asked
+    assert _read(queue, VALUES, f"FROM (VALUES (1, 'old'), {expected})") == []
+
+
+def test_a_process_that_has_asked_nothing_yet_takes_rows_as_the_buffer_keeps_them(queue: QueueScene) -> None:
+    create_table(queue.lake, VALUES, columns=(Column(name="n", type="INTEGER"),))
+    queue.coordinator.enqueue(VALUES, pa.table({"n": pa.array([1], pa.int32())}))
+    queue.sql("ALTER TABLE values ALTER n SET DATA TYPE BIGINT")
+    queue.coordinator.columns(VALUES, ask=True)
+    queue.coordinator.enqueue(VALUES, pa.table({"n": pa.array([2], pa.int32())}))
+    queue.crash()
+    queue.lake.down = True
+    queue.coordinator.enqueue(VALUES, pa.table({"n": [2**40]}))
+    queue.lake.down = False
+    assert _read(queue, VALUES, f"FROM (VALUES (1::BIGINT), (2), ({2**40}))") == []
+
+
+def test_writers_of_two_shapes_do_not_take_turns_at_new_versions(queue: QueueScene) -> None:
+    """One that came before the change was known, and comes last, sets the table back once, and not for good."""
+    queue.write(range(1))
+    before = queue.buffer.columns(EVENTS, "default")
+    assert before is not None
+    queue.sql("ALTER TABLE events DROP COLUMN kind")
+    after = queue.coordinator.columns(EVENTS, ask=True)
+    queue.coordinator.enqueue(EVENTS, pa.table({"id": [1]}))
+    assert queue.buffer.columns(EVENTS, "default") == after
+    queue.buffer.append(EVENTS, before, events_of(range(2, 3)), session="default")
+    with pytest.raises(TypeConflictError, match="no column 'kind'"):
+        queue.write(range(3, 4))
+    for number in range(3, 5):
+        queue.coordinator.enqueue(EVENTS, pa.table({"id": [number]}))
+        assert queue.buffer.columns(EVENTS, "default") == after
+
+
+@pytest.mark.parametrize("layout", ["shared"])
+def test_who_waits_until_a_table_is_made_keeps_no_writer_of_another_one(
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue(queue_auto_create_tables=True)
+    commit, begun, let = queue.lake.commit, threading.Event(), threading.Event()
+
+    def held_up(*given: Any) -> Any:
+        begun.set()
+        assert let.wait(WAIT_S)
+        return commit(*given)
+
+    with ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(queue.lake, "commit", held_up)
+        making = pool.submit(queue.write, range(1), VALUES)
+        assert begun.wait(WAIT_S)
+        try:
+            # The lake has to be asked for this one too.
+            assert pool.submit(queue.write, range(1)).result(WAIT_S).seq_last == 1
+            assert not making.done()
+        finally:
+            let.set()
+        assert making.result(WAIT_S).seq_last == 1
+    assert queue.coordinator._targets._asking == {}
+
+
+@pytest.mark.parametrize("layout", ["shared"])
+def test_one_writer_asks_for_a_changed_table_and_the_others_take_its_answer(
+    queue: QueueScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.write(range(1))
+    queue.sql("ALTER TABLE events ADD COLUMN note VARCHAR")
+    find, asked, targets = queue.lake.find_table, [], queue.coordinator._targets
+
+    def found_when_all_wait(table: TableId) -> Any:
+        asked.append(table)
+        pause = threading.Event()
+        for _ in range(1_000):
+            if targets._asking[table][1] == 3:
+                break
+            pause.wait(0.01)
+        return find(table)
+
+    monkeypatch.setattr(queue.lake, "find_table", found_when_all_wait)
+    rows = pa.table({"id": [1], "kind": ["k"], "note": ["n"]})
+    with ThreadPoolExecutor(3) as pool:
+        acks = [pool.submit(queue.coordinator.enqueue, EVENTS, rows) for _ in range(3)]
+        assert sorted(ack.result(WAIT_S).seq_first for ack in acks) == [2, 3, 4]
+    assert asked == [EVENTS]
+    assert targets._asking == {}
 
 
 def test_rows_that_still_differ_after_the_table_changed_are_refused_and_nothing_is_dropped(queue: QueueScene) -> None:

@@ -241,6 +241,38 @@ def test_an_interrupt_while_items_are_tried_one_by_one_leaves_nobody_to_lead_uni
     assert desk.line.submit(5) == "done 5"
 
 
+class Impatient(threading.Event):
+    """What the leader waits on for others, which ends it instead, once all whom the test wants are in line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+        self.let = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.reached.set()
+        assert self.let.wait(WAIT_S)
+        raise Interrupted
+
+
+def test_nobody_waits_forever_for_a_thread_that_is_interrupted_while_it_gathers(pool: ThreadPoolExecutor) -> None:
+    desk = Desk()
+    line = desk.line
+    patient, line._gathered = line._gathered, (impatient := Impatient())
+    # As if some had just been told, and would be back.
+    line._writers = 10
+    first = _in_line(desk, pool, 0)
+    assert impatient.reached.wait(WAIT_S)
+    line._gathered = patient
+    others = [_in_line(desk, pool, item) for item in (1, 2)]
+    impatient.let.set()
+    assert isinstance(first.exception(WAIT_S), Interrupted)
+    # Nothing was under way yet, so they lose nothing.
+    assert _results(others) == ["done 1", "done 2"]
+    assert desk.groups == [[1, 2]]
+    assert line.submit(3) == "done 3"
+
+
 def test_a_commit_that_may_have_landed_is_not_tried_again(pool: ThreadPoolExecutor) -> None:
     tries: list[list[int]] = []
 

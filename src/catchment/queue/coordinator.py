@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from catchment import events
 from catchment.clock import Clock
-from catchment.errors import BackpressureError, CatchmentError, FlushFailedError, MachineError
+from catchment.errors import BackpressureError, CatchmentError, FlushFailedError, InputError, MachineError
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.lake.types import Column
@@ -81,9 +81,7 @@ class DqCoordinator:
         are missing. Rows that the table cannot take are refused whole; nothing of them is kept.
         """
         arrived = arrivals.as_table(rows)
-        kept = self.buffer.columns(table, session)
-        columns = self._targets.columns(table, arrived.schema, kept)
-        arrivals.require_values(arrived, columns)
+        columns = self._columns_for(table, arrived, session)
         if not self._has_room(arrived.nbytes) and not self._make_room(arrived.nbytes):
             return self._bypass(table, arrived)
         ack = self.buffer.append(table, columns, arrived, session=session)
@@ -143,8 +141,21 @@ class DqCoordinator:
 
     def examine(self, table: TableId, rows: pa.Table, *, session: str = "default") -> None:
         """Refuse rows that `enqueue` would refuse; nothing is kept of them."""
+        self._columns_for(table, rows, session)
+
+    def _columns_for(self, table: TableId, rows: pa.Table, session: str) -> tuple[Column, ...]:
+        """What the rows are kept with; those that the table cannot take are refused."""
         columns = self._targets.columns(table, rows.schema, self.buffer.columns(table, session))
-        arrivals.require_values(rows, columns)
+        try:
+            arrivals.require_values(rows, columns)
+        except InputError:
+            # NULL may be allowed by now.
+            asked = self.columns(table, session=session, ask=True)
+            if asked == columns:
+                raise
+            columns = self._targets.columns(table, rows.schema, None)
+            arrivals.require_values(rows, columns)
+        return columns
 
     def end_session(self, session: str) -> None:
         """A session is over."""

@@ -42,7 +42,7 @@ class GroupCommit(Generic[Item, Result]):
         self._stand_in_line(mine)
         if not mine.done:
             # Not woken because it is done, so it is this thread's turn to commit.
-            self._lead()
+            self._lead(mine)
         if mine.error is not None:
             raise mine.error
         return mine.result
@@ -92,18 +92,25 @@ class GroupCommit(Generic[Item, Result]):
         if pause_s:
             self._gathered.wait(pause_s)
 
-    def _lead(self) -> None:
+    def _lead(self, mine: "_Waiting[Item, Result]") -> None:
         group: list[_Waiting[Item, Result]] = []
         try:
             self._gather()
-        finally:
             with self._mutex:
                 self._quorum = 0
                 # Up to somebody who wants to be alone.
                 while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
-                    group.append(self._waiting.popleft())
-        try:
+                    group.append(self._waiting[0])
+                    self._waiting.popleft()
             self._run(group)
+        except BaseException:
+            # Told to end, maybe before the group was made: then those in line are the next one's, without this thread.
+            with self._mutex:
+                self._quorum = 0
+                for each in (mine, *group):
+                    with suppress(ValueError):
+                        self._waiting.remove(each)
+            raise
         finally:
             # Told only now: a writer that is told at once comes back at once, and would find itself in line alone.
             for each in group:
@@ -117,9 +124,9 @@ class GroupCommit(Generic[Item, Result]):
             if served:
                 self._writers = min(served + len(self._waiting), self._items_max)
             self._is_led = bool(self._waiting)
-            following = self._waiting[0] if self._waiting else None
-        if following is not None:
-            following.wake()
+            if self._waiting:
+                # Inside, so that one who is told to end at this moment sees whether it is its turn.
+                self._waiting[0].wake()
 
     def _run(self, group: "list[_Waiting[Item, Result]]") -> None:
         try:

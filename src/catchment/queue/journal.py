@@ -8,6 +8,10 @@ The file is written from its start again once everything in it is settled, and n
 there costs one write of the disk, growing a file two. Every frame carries the life it belongs to, a random number that
 changes with each new start; where it changes, or the checksum is wrong, the journal ends.
 
+A wrong checksum may be damage too, where whole frames of the same life follow. What they hold tells: while the first
+frame of a new life is being written over it, the old one is settled, all of it. A power cut may leave the header of an
+old frame, and new pages behind it.
+
     frame   life, length, checksum │ length of the head │ head: whose buffer, which rows │ rows, as Arrow streams
 """
 
@@ -15,7 +19,7 @@ import json
 import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +37,8 @@ _ENTRIES_MAX = 500
 _BYTES_MAX = MIB
 _FRAME = struct.Struct("<QII")
 _HEAD = struct.Struct("<I")
+# What comes of a frame that is whole and was not written by this class.
+_UNREADABLE = (struct.error, ValueError, TypeError, LookupError, OSError, pa.ArrowException)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +71,7 @@ class Journal:
         self._entries = 0
         # Where the next frame goes: what is acknowledged and not settled lies before.
         self.size = 0
-        self._life = secrets.randbits(64)
+        self._life = _new_life()
 
     @property
     def is_full(self) -> bool:
@@ -91,12 +97,28 @@ class Journal:
     def restart(self) -> None:
         """Everything is settled: begin from the start."""
         self.size = self._entries = 0
-        self._life = secrets.randbits(64)
+        self._life = _new_life()
 
-    def replay(self) -> list[Entry]:
-        """What was appended since the last start, as far as it was acknowledged."""
-        content = self._file.read()
-        return [entry for frame in self._frames(content) for entry in self._entries_of(frame)]
+    def replay(self, is_settled: Callable[[Entry], bool]) -> list[Entry]:
+        """What was appended since the last start, as far as it was acknowledged.
+
+        BufferDamagedError where some of it cannot be read and was not settled.
+        """
+        entries: list[Entry] = []
+        is_broken = False
+        for frame in _frames(self._file.read()):
+            if not frame.is_whole:
+                # The last one, half written; or an old one, partly overwritten; or damaged.
+                is_broken = True
+                continue
+            found = self._read(frame.content)
+            if not is_broken:
+                entries += found
+            elif any(entry.rows.num_rows and not is_settled(entry) for entry in found):
+                # It was acknowledged, and so was the one that cannot be read. Had these rows been settled, then all
+                # before them too: settling takes everything there is.
+                raise BufferDamagedError(f"{self._file.path}: a frame is damaged.", path=str(self._file.path))
+        return entries
 
     def close(self) -> None:
         """Let go of the file."""
@@ -106,18 +128,17 @@ class Journal:
         """Remove the file, of which everything is settled."""
         files.remove(self._file.path)
 
-    def _frames(self, content: bytes) -> Iterator[bytes]:
-        found = _frame(content, 0)
-        life = found.life if found else None
-        while found is not None and found.life == life:
-            following = _frame(content, found.end)
-            if not found.is_whole:
-                if following is not None and following.life == life and following.is_whole:
-                    # The last frame may be half written. This one was acknowledged: others were, after it.
-                    raise BufferDamagedError(f"{self._file.path}: a frame is damaged.", path=str(self._file.path))
-                return
-            yield found.content
-            found = following
+    def _read(self, content: bytes) -> list[Entry]:
+        try:
+            entries = list(self._entries_of(content))
+            for each in entries:
+                each.rows.validate()
+        except _UNREADABLE as error:
+            reason = " ".join(str(error).split())
+            raise BufferDamagedError(
+                f"{self._file.path}: a frame cannot be read: {reason}", path=str(self._file.path)
+            ) from error
+        return entries
 
     def _entries_of(self, content: bytes) -> Iterator[Entry]:
         start = _HEAD.size + _HEAD.unpack_from(content)[0]
@@ -138,10 +159,26 @@ class _Frame:
     is_whole: bool
 
 
+def _new_life() -> int:
+    # Never 0, which is what a disk reads where nothing was written.
+    return secrets.randbits(64) or 1
+
+
+def _frames(content: bytes) -> Iterator[_Frame]:
+    """The frames of the life that the journal begins with, whole or not."""
+    found = _frame(content, 0)
+    life = found.life if found else None
+    while found is not None and found.life == life:
+        yield found
+        found = _frame(content, found.end)
+
+
 def _frame(content: bytes, start: int) -> _Frame | None:
     if len(content) - start < _FRAME.size:
         return None
     life, length, checksum = _FRAME.unpack_from(content, start)
+    if not life or length < _HEAD.size:
+        return None
     end = start + _FRAME.size + length
     inside = content[start + _FRAME.size : end]
     return _Frame(life=life, end=end, content=inside, is_whole=len(inside) == length and zlib.crc32(inside) == checksum)

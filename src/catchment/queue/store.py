@@ -394,11 +394,10 @@ class Store:
     def _replay(self, journal: Journal) -> None:
         """Settle what the journal has and the file does not; from now on the journal is this store's."""
         try:
-            for entry in journal.replay():
-                log, rows = self._logs.get(entry.table), entry.rows
-                if log is not None and entry.seq_first <= log.seq_last:
-                    # It was settled; or it was never acknowledged, and others got its numbers.
+            for entry in journal.replay(self._has):
+                if self._has(entry):
                     continue
+                log, rows = self._logs.get(entry.table), entry.rows
                 if log is None or entry.seq_first > log.seq_last + 1:
                     raise BufferDamagedError(f"{self.path} lacks rows before its journal's.", path=str(self.path))
                 self._unsettled.append(entry)
@@ -408,6 +407,11 @@ class Store:
             journal.close()
             raise
         self._journal = journal
+
+    def _has(self, entry: Entry) -> bool:
+        """Whether the entry was settled; or it was never acknowledged, and others got its numbers."""
+        log = self._logs.get(entry.table)
+        return log is not None and entry.seq_first <= log.seq_last
 
     def _insert_unsettled(self) -> None:
         """Insert what only the journal has, into the versions that it was written for: those are the last ones yet."""

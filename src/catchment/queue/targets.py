@@ -1,8 +1,11 @@
 """What the lake's tables take: asked when rows arrive that do not fit what is known, not for every write.
 
-    fits what the buffer keeps            ──▶ go on
+    fits what is known                    ──▶ go on
     fits the table as the lake has it now ──▶ a new version of the buffered table starts, the old one drains by itself
     fits neither                          ──▶ refused, nothing is dropped
+
+Known is what the lake answered last, or what the buffer keeps where it was not asked since the process started. The
+buffer's columns never come before the answer: writers who each took what they found would take turns at new versions.
 
 What the lake answered is noted in a file beside the buffer: a process that starts while the lake is away takes rows by
 that, for tables that it does not buffer yet.
@@ -11,7 +14,8 @@ that, for tables that it does not buffer yet.
 import json
 import logging
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,16 +39,24 @@ class Targets:
         self._lake = lake
         self._notes = root / NOTES_NAME
         self._auto_create = auto_create
+        # What the lake answered, for each table by one question at a time: a later answer is a newer one.
         self._known: dict[TableId, tuple[Column, ...]] = {}
+        # Locks of the tables that are being asked for, and how many want each. Making a table waits for other commits.
+        self._asking: dict[TableId, tuple[threading.Lock, int]] = {}
+        # Guards the locks and the notes; held for moments only.
         self._mutex = threading.Lock()
 
     def columns(self, table: TableId, schema: pa.Schema, kept: tuple[Column, ...] | None) -> tuple[Column, ...]:
         """What such rows are to be kept with; `kept` is what the buffer keeps the table's rows with now."""
-        known = kept or self._known.get(table)
+        before = self._known.get(table)
+        known = before or kept
         if known is not None and arrivals.misfit(schema, known) is None:
             return known
         # One asks, the others wait for the answer: a changed table is not asked for by every writer at once.
-        with self._mutex:
+        with self._alone(table):
+            answer = self._known.get(table)
+            if answer is not None and answer is not before and arrivals.misfit(schema, answer) is None:
+                return answer
             try:
                 columns = self._ask(table, schema)
             except LakeUnavailableError as error:
@@ -61,10 +73,10 @@ class Targets:
 
     def known(self, table: TableId, kept: tuple[Column, ...] | None, *, ask: bool) -> tuple[Column, ...]:
         """The columns of a table that exists; the lake is asked where they are not known, or where it must be."""
-        known = kept or (None if ask else self._known.get(table))
+        known = None if ask else self._known.get(table) or kept
         if known is not None:
             return known
-        with self._mutex:
+        with self._alone(table):
             try:
                 columns = self._ask(table, None)
             except LakeUnavailableError:
@@ -75,6 +87,23 @@ class Targets:
             self._remember(table, columns)
             self._known[table] = columns
         return columns
+
+    @contextmanager
+    def _alone(self, table: TableId) -> Iterator[None]:
+        """Be the only one who asks for this table; those who ask for others do not wait."""
+        with self._mutex:
+            lock, wanted = self._asking.get(table, (threading.Lock(), 0))
+            self._asking[table] = (lock, wanted + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._mutex:
+                wanted = self._asking[table][1] - 1
+                if wanted:
+                    self._asking[table] = (lock, wanted)
+                else:
+                    del self._asking[table]
 
     def _ask(self, table: TableId, schema: pa.Schema | None) -> tuple[Column, ...]:
         refuse_ledger(table)
@@ -94,6 +123,10 @@ class Targets:
         return found.columns
 
     def _remembered(self) -> dict[TableId, tuple[Column, ...]]:
+        with self._mutex:
+            return self._noted()
+
+    def _noted(self) -> dict[TableId, tuple[Column, ...]]:
         try:
             noted = json.loads(self._notes.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
@@ -102,15 +135,16 @@ class Targets:
         return {TableId(*each["table"]): tuple(Column(**column) for column in each["columns"]) for each in noted}
 
     def _remember(self, table: TableId, columns: tuple[Column, ...]) -> None:
-        remembered = self._remembered()
-        if remembered.get(table) != columns:
-            noted = [
-                {"table": [each.schema, each.name], "columns": [asdict(column) for column in kept]}
-                for each, kept in {**remembered, table: columns}.items()
-            ]
-            with suppress(StorageFailedError):
-                # Only a note, which the next question makes again.
-                files.write_text(self._notes, json.dumps(noted))
+        with self._mutex:
+            remembered = self._noted()
+            if remembered.get(table) != columns:
+                noted = [
+                    {"table": [each.schema, each.name], "columns": [asdict(column) for column in kept]}
+                    for each, kept in {**remembered, table: columns}.items()
+                ]
+                with suppress(StorageFailedError):
+                    # Only a note, which the next question makes again.
+                    files.write_text(self._notes, json.dumps(noted))
 
     def _create(self, table: TableId, columns: tuple[Column, ...]) -> None:
         arrivals.refuse_reserved(columns)

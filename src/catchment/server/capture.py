@@ -62,9 +62,9 @@ def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table |
 
 def _as_whole_numbers(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """The rows with whole numbers as wide as their columns, where these hold them: drivers send all as 64 bits."""
-    types = {column.name.casefold(): WHOLE_NUMBERS.get(column.type) for column in columns}
+    types = {sql.fold(column.name): WHOLE_NUMBERS.get(column.type) for column in columns}
     for at, field in enumerate(rows.schema):
-        wanted = types.get(field.name.casefold())
+        wanted = types.get(sql.fold(field.name))
         if wanted is not None and field.type != wanted and pa.types.is_integer(field.type):
             with suppress(pa.ArrowInvalid):
                 # Where one does not fit, DuckDB says so.
@@ -92,7 +92,7 @@ def inserted(
         return _selected(step, link, principal, call)
     try:
         return _insert(step, columns, link, principal, call, bound, in_transaction=in_transaction)
-    except duckdb.BinderException:
+    except (duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
         # The table may have changed since it was asked for.
         asked = queue.columns(step.table, ask=True)
         if asked == columns:
@@ -132,7 +132,7 @@ def _insert(
 
 
 def _from_bound(text: str, bound: pa.Table, link: Link, call: Call) -> pa.Table:
-    link.settle()
+    link.settle(call)
     link.connection.register(BOUND, numbered(bound))
     try:
         return link.table(text, call)
@@ -143,7 +143,7 @@ def _from_bound(text: str, bound: pa.Table, link: Link, call: Call) -> pa.Table:
 def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link, call: Call) -> pa.Table:
     """Rows in the columns' types, as an INSERT by name would cast them; the link's lock is held by the caller."""
     shape = _shape(table, columns, link, call)
-    link.settle()
+    link.settle(call)
     link.connection.register(BOUND, rows)
     try:
         inserted_rows = link.table(f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING *", call)

@@ -168,10 +168,8 @@ class FlightService(grpc.GenericRpcHandler):
         match command:
             case sql.CommandPreparedStatementUpdate():
                 prepared = session.prepared(command.prepared_statement_handle)
-                rows = upload.table()
-                if rows is not None and rows.num_columns:
-                    prepared.bind(rows)
-                return _changed(prepared.execute(call))
+                # Not bound: another call on the same handle may come at the same time, with rows of its own.
+                return _changed(prepared.execute(call, upload.table()))
             case sql.CommandStatementUpdate():
                 return _changed(self._execute(command, session, call))
             case sql.CommandPreparedStatementQuery():

@@ -118,7 +118,7 @@ def _write(
         raise AlreadyExistsError(f"The table {target.table} exists already.")
     if not exists and not target.create:
         raise TableMissingError(f"There is no table {target.table}.")
-    link.settle()
+    link.settle(call)
     # A bare capsule: DuckDB reads a reader through a slower way.
     link.connection.register(_ROWS, rows.__arrow_c_stream__())
     try:

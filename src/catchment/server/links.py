@@ -6,7 +6,7 @@ read by then is taken into memory, up to a limit; a result larger than that is g
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import duckdb
 import pyarrow as pa
@@ -53,13 +53,13 @@ class Link:
 
     def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
         """Run a statement to its first row; the lock is held by the caller."""
-        self.settle()
+        self.settle(call)
         with self._interruptible(call):
             return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
 
     def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
         """Run a statement, and take its whole result; the lock is held by the caller."""
-        self.settle()
+        self.settle(call)
         with self._interruptible(call):
             executed = (
                 self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
@@ -80,11 +80,20 @@ class Link:
             self._live = LiveResult(self, self.connection.to_arrow_reader(_BATCH_ROWS), on_close)
             return self._live
 
-    def settle(self) -> None:
+    def settle(self, call: Call) -> None:
         """Take what is left of the open result into memory: the connection is needed for something else."""
-        if self._live is not None:
+        if self._live is None:
+            return
+        with call.interruptible(self.interrupt):
             live, self._live = self._live, None
             live.park(self._result_bytes_max)
+        call.refuse_stopped()
+
+    def abandon(self, reason: str) -> None:
+        """Give up the open result, if there is one: whoever reads it is told why."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.give_up(StateError(reason))
 
     def forget(self, live: "LiveResult") -> None:
         """The result is at its end."""
@@ -94,9 +103,7 @@ class Link:
     def close(self) -> None:
         """Close the connection, once whoever uses it is done."""
         with self.lock:
-            if self._live is not None:
-                self._live.give_up(StateError("The session is over."))
-                self._live = None
+            self.abandon("The session is over.")
             self.connection.close()
 
     def close_when_read(self) -> None:
@@ -109,11 +116,13 @@ class Link:
 
     def interrupt(self) -> None:
         """End the statement that runs."""
-        self.connection.interrupt()
+        with suppress(duckdb.ConnectionException):
+            # It was closed in this very moment: nothing runs on it.
+            self.connection.interrupt()
 
     @contextmanager
     def _interruptible(self, call: Call) -> Iterator[None]:
-        with call.interruptible(self.connection.interrupt):
+        with call.interruptible(self.interrupt):
             try:
                 yield
             except duckdb.InterruptException:

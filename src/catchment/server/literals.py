@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from catchment import sql
 from catchment.lake.types import Column
 
 _VALUES = re.compile(r"\s*VALUES\s*\(", re.I)
@@ -32,8 +33,8 @@ class _LeftToDuckDbError(Exception):
 
 def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa.Table | None:
     """The rows of a `VALUES …` for these columns, or for all; None where DuckDB has to read them."""
-    by_name = {column.name.casefold(): column for column in columns}
-    chosen = [by_name.get(name.casefold()) for name in names] if names else list(columns)
+    by_name = {sql.fold(column.name): column for column in columns}
+    chosen = [by_name.get(sql.fold(name)) for name in names] if names else list(columns)
     if not chosen or None in chosen or len(set(chosen)) != len(chosen):
         return None
     try:

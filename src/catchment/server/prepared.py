@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from catchment import sql
 from catchment.errors import CatchmentError, StateError
 from catchment.lake.types import Column
 from catchment.server import queuetables
@@ -59,12 +60,12 @@ class Prepared:
         return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
 
     def bind(self, rows: pa.Table) -> None:
-        """Have the next execution use these rows."""
+        """Have the executions that bring no rows of their own use these."""
         self._bound = rows
 
-    def execute(self, call: Call) -> Outcome:
-        """Run it with all rows that are bound, as one."""
-        bound = self._bound
+    def execute(self, call: Call, rows: pa.Table | None = None) -> Outcome:
+        """Run it with all rows that it brings, or else with those that are bound, as one."""
+        bound = rows if rows is not None and rows.num_columns else self._bound
         if bound is None and len(self.parameters):
             raise StateError(f"The statement has {len(self.parameters)} parameters, and none is bound.")
         if bound is not None and not bound.num_columns:
@@ -152,11 +153,11 @@ def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
 
 def _by_columns(bulk: Bulk, columns: tuple[Column, ...]) -> pa.Schema | None:
     """Parameters that stand for columns, with the columns' types."""
-    by_name = {column.name.casefold(): column for column in columns}
+    by_name = {sql.fold(column.name): column for column in columns}
     names = bulk.plain_columns or tuple(column.name for column in columns)
-    if len(names) != bulk.parameters or not all(name.casefold() in by_name for name in names):
+    if len(names) != bulk.parameters or not all(sql.fold(name) in by_name for name in names):
         return None
-    return _typed(tuple(by_name[name.casefold()].type for name in names))
+    return _typed(tuple(by_name[sql.fold(name)].type for name in names))
 
 
 def _unknown(count: int) -> pa.Schema:

@@ -10,11 +10,13 @@ from contextlib import suppress
 from catchment import events
 from catchment.app import App
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, StateError
+from catchment.server import memory
 from catchment.server.engine import Engine
 from catchment.server.model import Principal
 from catchment.server.sessions import Session
 
 _SWEEP_S = 1.0
+_SWEEPS_PER_TRIM = 10
 # Tokens handed out to clients that may never come back with them.
 _UNCLAIMED_MAX = 1_000
 
@@ -110,7 +112,11 @@ class SessionRegistry:
                 self.close(session)
 
     def _sweep(self) -> None:
+        rounds = 0
         while not self._stopping.wait(_SWEEP_S):
+            rounds += 1
+            if rounds % _SWEEPS_PER_TRIM == 0:
+                memory.give_back()
             try:
                 self.sweep()
             except CatchmentError as error:

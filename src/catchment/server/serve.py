@@ -20,7 +20,7 @@ from catchment.app import App
 from catchment.clock import Clock
 from catchment.control import ControlDatabase
 from catchment.errors import MachineError, RetryableError
-from catchment.server import running
+from catchment.server import memory, running
 from catchment.server.auth import Authenticator, require_safe
 from catchment.server.flight import FlightService
 from catchment.server.registry import SessionRegistry
@@ -58,6 +58,7 @@ class FlightServer:
         """Come up and listen; refused where the settings would let anybody in."""
         settings, app = self._settings, self.app
         require_safe(settings, self._users)
+        memory.bound_arenas()
         with ExitStack() as opened:
             opened.enter_context(app)
             self._open()

@@ -28,7 +28,7 @@ from catchment.server.model import Call, IngestTarget, Outcome, Principal
 from catchment.server.prepared import Prepared
 from catchment.server.rewrite import plan
 from catchment.server.statements import Statements
-from catchment.server.transactions import Transaction
+from catchment.server.transactions import Transaction, no_such_transaction
 
 _TRANSACTIONS_MAX = 8
 _RESULTS_MAX = 64
@@ -165,13 +165,17 @@ class Session:
                 self._expired.remove(transaction)
                 return
             if ended is None or ended.is_ending:
-                raise StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
+                raise no_such_transaction()
             # It stays known until it is over: nothing else may run on its link before.
             ended.is_ending = True
+        self._finish(ended, commit=commit, call=call or Call())
+
+    def _finish(self, ended: Transaction, *, commit: bool, call: Call) -> None:
+        """End a transaction that nobody else can end any more."""
         with ended.link.lock:
             try:
                 if commit:
-                    ended.commit(self.queue, session=self.queue_name)
+                    ended.commit(self.queue, call, session=self.queue_name)
                 else:
                     ended.roll_back()
             except CatchmentError:
@@ -179,8 +183,8 @@ class Session:
                 raise
             finally:
                 with self._mutex:
-                    self._transactions.pop(transaction, None)
-                    if self._by_sql == transaction:
+                    self._transactions.pop(ended.handle, None)
+                    if self._by_sql == ended.handle:
                         self._by_sql = None
                 if ended.link is not self._own:
                     ended.link.close()
@@ -195,10 +199,12 @@ class Session:
         """Have a result wait to be read."""
         handle = self._new_handle()
         with self._mutex:
-            while len(self._waiting) >= _RESULTS_MAX:
-                # Whoever asks and asks, and reads nothing, gets the newest.
-                self._waiting.pop(next(iter(self._waiting))).result.close()
+            # Whoever asks and asks, and reads nothing, gets the newest.
+            oldest = list(self._waiting)[: max(0, len(self._waiting) + 1 - _RESULTS_MAX)]
+            forgotten = [self._waiting.pop(each) for each in oldest]
             self._waiting[handle] = outcome
+        for each in forgotten:
+            each.result.close()
         return handle
 
     def take(self, handle: bytes) -> Outcome:
@@ -298,7 +304,7 @@ class Session:
                 return None
             found = self._transactions.get(transaction)
             if found is None or found.is_ending:
-                raise StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
+                raise no_such_transaction()
             found.touched_s = self._engine.clock.monotonic_s()
             found.is_used = True
             return found
@@ -319,7 +325,13 @@ class Session:
         with self._mutex:
             if self._by_sql is not None:
                 raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
-        self._by_sql = self.begin(call)
+            # Taken at once; statements that come before there is a transaction find none.
+            self._by_sql = b""
+        opened = None
+        try:
+            opened = self.begin(call)
+        finally:
+            self._by_sql = opened
 
     def end_by_sql(self, transaction: bytes | None, *, commit: bool, call: Call) -> None:
         """COMMIT or ROLLBACK as a statement."""
@@ -327,6 +339,12 @@ class Session:
         if ended is None:
             raise StateError("No transaction is open.", hint="BEGIN opens one.")
         self.end(ended.handle, commit=commit, call=call)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether one of its transactions has written to the lake, and so holds the commit lock."""
+        with self._mutex:
+            return any(each.has_written for each in self._transactions.values())
 
     def has_state(self) -> None:
         """A statement left something in the session's connection."""
@@ -364,11 +382,14 @@ class Session:
         """Roll back transactions of which nothing was heard since then; one in which nothing was done may stay."""
         with self._mutex:
             found = [] if self._used else list(self._transactions.values())
-            idle = [each.handle for each in found if each.is_used and each.touched_s < before_s]
-        for handle in idle:
+            idle = [each for each in found if each.is_used and each.touched_s < before_s and not each.is_ending]
+            for each in idle:
+                # In this very moment: a statement that comes now finds that it is over.
+                each.is_ending = True
+        for each in idle:
             with suppress(CatchmentError):
-                self.end(handle, commit=False)
-                self._expired.append(handle)
+                self._finish(each, commit=False, call=Call())
+                self._expired.append(each.handle)
         return len(idle)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Running a statement in a session, whatever it is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -17,6 +17,7 @@ from catchment.errors import (
     LimitError,
     NotAllowedError,
     NotSupportedError,
+    StateError,
     TableMissingError,
 )
 from catchment.ids import TableId
@@ -85,6 +86,8 @@ class Statements:
         self.require(Role.ADMIN, "Commands of the queue")
         queue = self.queue()
         if command is Command.FLUSH:
+            if self.session.has_written:
+                raise StateError("A flush would wait for this session's own transaction.", hint="COMMIT first.")
             return Outcome(None, TableResult(queuetables.flushed(queue.force_flush_all())))
         return Outcome(None, TableResult(queuetables.status(queue.status())))
 
@@ -140,8 +143,18 @@ class Statements:
         if transaction is None:
             queue.enqueue(table, rows, session=session.queue_name)
         else:
-            queue.examine(table, rows, session=session.queue_name)
-            transaction.keep(table, rows)
+            with self.link(transaction):
+                self._require_made(table, transaction)
+                queue.examine(table, rows, session=session.queue_name)
+                transaction.keep(table, rows)
+
+    def _require_made(self, table: TableId, transaction: Transaction) -> None:
+        """See that no table has to be made while the transaction keeps everybody, itself among them, from doing so."""
+        if transaction.has_written:
+            try:
+                self.queue().columns(table)
+            except TableMissingError:
+                raise StateError(f"{table} is still to be made.", hint="COMMIT first, or create it.") from None
 
     def _fresh(self, step: FreshRead, call: Call, bound: pa.Table | None) -> Outcome:
         """A query over lake and buffer, on a connection of its own: it is always as of now."""
@@ -185,6 +198,8 @@ class Statements:
                     session.has_state()
         # These take links themselves.
         if verdict.kind is Kind.BEGIN:
+            if joined is not None:
+                raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
             session.begin_by_sql(call)
         elif verdict.kind is not Kind.SESSION:
             session.end_by_sql(transaction, commit=verdict.kind is Kind.COMMIT, call=call)
@@ -231,7 +246,7 @@ class Statements:
         self.session.has_state()
         if transaction is not None:
             transaction.prepare_write(call)
-            return self._changed(step, verdict, link, call, bound)
+            return self._changed(step, verdict, link, call, bound, on_half=transaction.fail)
         with self.committing(link, call):
             return self._changed(step, verdict, link, call, bound)
 
@@ -247,27 +262,47 @@ class Statements:
                 yield
                 call.refuse_stopped()
             except BaseException:
-                link.settle()
+                link.abandon("The statement failed.")
                 link.connection.execute("ROLLBACK")
                 raise
             lake.commit_on(link.connection)
 
-    def _changed(self, step: Plain, verdict: Verdict, link: Link, call: Call, bound: pa.Table | None) -> Outcome:
-        """Run a statement that changes something, for each bound row."""
+    def _changed(
+        self,
+        step: Plain,
+        verdict: Verdict,
+        link: Link,
+        call: Call,
+        bound: pa.Table | None,
+        *,
+        on_half: Callable[[], None] | None = None,
+    ) -> Outcome:
+        """Run a statement that changes something, for each bound row; `on_half` is told if it was done in part."""
+        limit = self.session.engine.settings.server_result_bytes_max
+        parts: list[pa.Table] = []
+        try:
+            for part in self._each(step, link, call, bound):
+                parts.append(part)
+                if sum(each.nbytes for each in parts) > limit:
+                    raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
+        except BaseException:
+            if parts and on_half is not None:
+                on_half()
+            raise
+        return _outcome(pa.concat_tables(parts), verdict, step)
+
+    @staticmethod
+    def _each(step: Plain, link: Link, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
         if bound is None:
-            result = link.table(step.text, call)
+            yield link.table(step.text, call)
         elif step.bulk is not None and step.bulk.parameters == bound.num_columns:
-            with _bound(link, bound):
-                result = link.table(step.bulk.text, call)
+            with _bound(link, bound, call):
+                yield link.table(step.bulk.text, call)
         else:
             statement = link.connection.extract_statements(step.text)[-1]
-            result = pa.concat_tables(
-                [link.table(step.text, call, _row(statement, bound, at)) for at in range(bound.num_rows)]
-            )
-        limit = self.session.engine.settings.server_result_bytes_max
-        if result.nbytes > limit:
-            raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
-        return _outcome(result, verdict, step)
+            # All of them before any is run: one that has no value in Python must not come too late.
+            for row in [_row(statement, bound, at) for at in range(bound.num_rows)]:
+                yield link.table(step.text, call, row)
 
     @contextmanager
     def link(self, transaction: Transaction | None) -> Iterator[Link]:
@@ -277,6 +312,7 @@ class Statements:
                 yield link
         else:
             with transaction.link.lock:
+                transaction.refuse_ended()
                 try:
                     yield transaction.link
                 finally:
@@ -284,8 +320,8 @@ class Statements:
 
 
 @contextmanager
-def _bound(link: Link, bound: pa.Table) -> Iterator[None]:
-    link.settle()
+def _bound(link: Link, bound: pa.Table, call: Call) -> Iterator[None]:
+    link.settle(call)
     link.connection.register(BOUND, capture.numbered(bound))
     try:
         yield

@@ -5,11 +5,12 @@ Rows for the queue are kept back until COMMIT. The lake commits first: that may 
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby
 
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import CatchmentError, ConflictError, LimitError, LockTimeoutError
+from catchment.errors import CatchmentError, ConflictError, LimitError, LockTimeoutError, StateError
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
@@ -38,6 +39,11 @@ def exclusive(lake: Lake, call: Call) -> Iterator[None]:
         yield
 
 
+def no_such_transaction() -> StateError:
+    """What is said of a transaction that is over, or never was."""
+    return StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
+
+
 class Transaction:
     """An open transaction. Its link's lock is held by whoever calls."""
 
@@ -51,7 +57,8 @@ class Transaction:
         self._lake = lake
         self._bytes_max = bytes_max
         self._lock = ExitStack()
-        self._writes = False
+        self._has_failed = False
+        self.has_written = False
         self._kept: dict[TableId, list[pa.Table]] = {}
         self._kept_bytes = 0
 
@@ -61,13 +68,22 @@ class Transaction:
 
     def prepare_write(self, call: Call) -> None:
         """Have the commit lock: nobody else changes the lake between the first write and the end."""
-        if not self._writes:
+        if not self.has_written:
             if self.link.generation != self._lake.generation:
                 raise ConflictError(
                     "The lake was opened anew since the transaction began.", hint="Roll back, and retry."
                 )
             self._lock.enter_context(exclusive(self._lake, call))
-            self._writes = True
+            self.has_written = True
+
+    def refuse_ended(self) -> None:
+        """Refuse a statement that waited for the link while the transaction ended."""
+        if self.is_ending:
+            raise no_such_transaction()
+
+    def fail(self) -> None:
+        """A statement was done in part, and DuckDB does not know: the transaction can only be rolled back."""
+        self._has_failed = True
 
     def keep(self, table: TableId, rows: pa.Table) -> None:
         """Keep rows for the queue until COMMIT."""
@@ -79,9 +95,9 @@ class Transaction:
         self._kept_bytes += rows.nbytes
         self._kept.setdefault(table, []).append(rows)
 
-    def commit(self, queue: DqCoordinator | None, *, session: str) -> None:
+    def commit(self, queue: DqCoordinator | None, call: Call, *, session: str) -> None:
         """End it; what was written to the lake is there, and what was kept for the queue is enqueued."""
-        self.link.settle()
+        self.link.settle(call)
         self._refuse_failed()
         try:
             self._lake.commit_on(self.link.connection)
@@ -95,29 +111,36 @@ class Transaction:
         try:
             self.link.connection.execute("SELECT 1")
         except duckdb.TransactionException:
-            raise ConflictError(
-                "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
-            ) from None
+            self._has_failed = True
         except duckdb.Error:
             # The commit itself finds out what that means.
             return
+        if self._has_failed:
+            raise ConflictError(
+                "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
+            )
 
     def _enqueue(self, queue: DqCoordinator, session: str) -> None:
-        waiting = list(self._kept.items())
+        # Rows of one shape go together: a column that some lack has its default there, and not NULL.
+        waiting = [
+            (table, pa.concat_tables(list(alike)))
+            for table, parts in self._kept.items()
+            for _, alike in groupby(parts, key=lambda part: part.schema)
+        ]
         self._kept = {}
-        for at, (table, parts) in enumerate(waiting):
+        for at, (table, rows) in enumerate(waiting):
             try:
-                queue.enqueue(table, pa.concat_tables(parts, promote_options="permissive"), session=session)
+                queue.enqueue(table, rows, session=session)
             except CatchmentError as error:
-                done = at > 0 or self._writes
-                if done:
-                    error.message += f" The rest of the transaction was committed; the rows for {table} were not kept."
+                if at > 0 or self.has_written:
+                    error.message += f" Of the transaction, {rows.num_rows} rows for {table} and what came after them"
+                    error.message += " were not kept; the rest is committed."
                 raise
 
     def roll_back(self) -> None:
         """End it; nothing of it is kept."""
         try:
-            self.link.settle()
+            self.link.abandon("The transaction was rolled back.")
             with suppress(duckdb.Error):
                 # Where there is nothing to roll back, DuckDB has done it.
                 self.link.connection.execute("ROLLBACK")

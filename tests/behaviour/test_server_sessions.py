@@ -1,0 +1,275 @@
+"""Calls of one session that come together, and transactions that end while something waits for them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+
+import pyarrow as pa
+import pytest
+
+from catchment.app import App
+from catchment.errors import CancelledError, ConflictError, InputError, StateError
+from catchment.server import statements
+from catchment.server.links import Link, TableResult
+from catchment.server.model import Call, Outcome, Principal, Role
+from catchment.server.registry import SessionRegistry
+from catchment.server.sessions import Session
+from catchment.server.transactions import Transaction
+from catchment.server.watchdog import Watchdog
+from catchment.settings import Settings
+
+FOUNDER = Principal("founder", Role.ADMIN)
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegistry]:
+    settings = Settings(
+        home=tmp_path_factory.mktemp("sessions"),
+        lake_threads_max=1,
+        lake_lock_timeout_seconds=1,
+        queue_auto_create_tables=True,
+    )
+    with App(settings, walled=True) as app:
+        registry = SessionRegistry(app)
+        yield registry
+        registry.close_all()
+
+
+@pytest.fixture
+def session(registry: SessionRegistry) -> Iterator[Session]:
+    session = registry.open(FOUNDER)
+    yield session
+    registry.close(session)
+
+
+@pytest.fixture
+def table(session: Session, request: pytest.FixtureRequest) -> str:
+    name = f"t{abs(hash(request.node.name))}"
+    run(session, f"CREATE TABLE {name} (a INTEGER, b INTEGER DEFAULT 7)")
+    return name
+
+
+def run(
+    session: Session, text: str, *, transaction: bytes | None = None, parameters: pa.Table | None = None
+) -> list[dict[str, object]]:
+    call = Call()
+    result = session.execute(text, call, transaction=transaction, parameters=parameters).result
+    rows: list[dict[str, object]] = pa.Table.from_batches(result.batches(call), result.schema).to_pylist()
+    return rows
+
+
+def others_can_write(registry: SessionRegistry, table: str) -> None:
+    """Nobody holds the lake's commit lock."""
+    other = registry.open(FOUNDER)
+    run(other, f"INSERT INTO {table} (a) VALUES (-1)")
+    registry.close(other)
+
+
+@contextmanager
+def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Statements of transactions stop between finding theirs and taking its link: when they are there, and go on."""
+    there, go_on = threading.Event(), threading.Event()
+    real = statements.Statements.link
+
+    @contextmanager
+    def link(self: statements.Statements, transaction: Transaction | None) -> Iterator[Link]:
+        there.set()
+        assert go_on.wait(WAIT_S)
+        with real(self, transaction) as found:
+            yield found
+
+    monkeypatch.setattr(statements.Statements, "link", link)
+    try:
+        yield there, go_on
+    finally:
+        go_on.set()
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("target", ["{}", "duckling_queue.{}"])
+def test_a_statement_that_waited_while_its_transaction_ended_is_refused(
+    registry: SessionRegistry, session: Session, table: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = session.begin()
+    failures: list[Exception] = []
+
+    def insert() -> None:
+        try:
+            run(session, f"INSERT INTO {target.format(table)} (a) VALUES (100)", transaction=transaction)
+        except StateError as error:
+            failures.append(error)
+
+    with held_back(monkeypatch) as (there, go_on):
+        late = threading.Thread(target=insert)
+        late.start()
+        assert there.wait(WAIT_S)
+        session.end(transaction, commit=False)
+        go_on.set()
+        late.join(WAIT_S)
+    assert [str(failure) for failure in failures] == ["There is no such transaction."]
+    assert run(session, f"SELECT * FROM catchment_fresh.{table}") == []
+    others_can_write(registry, table)
+
+
+def test_results_that_nobody_reads_are_forgotten_while_others_use_the_link(session: Session) -> None:
+    for _ in range(64):
+        session.keep(session.execute("SELECT 1", Call()))
+    own = session.own_link()
+    with own.lock:
+        # One more, while a statement is under way and another one waits for it.
+        waiting = threading.Thread(target=run, args=(session, "SELECT 2"), daemon=True)
+        keeping = threading.Thread(
+            target=session.keep, args=(Outcome(None, TableResult(pa.table({"x": [1]}))),), daemon=True
+        )
+        waiting.start()
+        keeping.start()
+    for thread in (waiting, keeping):
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+# It gives its first rows at once, and looks for more for minutes.
+LONG = "SELECT i FROM range(400000000000) r(i) WHERE i < 300000 OR hash(i) = 1"
+
+
+def test_a_transaction_with_a_long_result_that_nobody_reads_is_rolled_back_at_once(
+    registry: SessionRegistry, session: Session, table: str
+) -> None:
+    transaction = session.begin()
+    run(session, f"INSERT INTO {table} (a) VALUES (1)", transaction=transaction)
+    session.keep(session.execute(LONG, Call(), transaction=transaction))
+    ending = threading.Thread(target=session.end, args=(transaction,), kwargs={"commit": False}, daemon=True)
+    ending.start()
+    ending.join(WAIT_S)
+    assert not ending.is_alive()
+    others_can_write(registry, table)
+
+
+def test_a_statement_that_waits_for_a_long_result_can_be_cancelled(session: Session) -> None:
+    session.keep(session.execute(LONG, Call()))
+    call = Call()
+    threading.Timer(0.2, call.cancel).start()
+    with pytest.raises(CancelledError):
+        session.execute("SELECT 1", call)
+    assert run(session, "SELECT 42 AS answer") == [{"answer": 42}]
+
+
+def test_begin_within_a_transaction_is_refused(registry: SessionRegistry, session: Session, table: str) -> None:
+    transaction = session.begin()
+    with pytest.raises(StateError, match="open already"):
+        run(session, "BEGIN", transaction=transaction)
+    session.end(transaction, commit=True)
+    run(session, f"INSERT INTO {table} (a) VALUES (2)")
+    other = registry.open(FOUNDER)
+    assert run(other, f"SELECT a FROM {table}") == [{"a": 2}]
+    registry.close(other)
+
+
+def test_columns_that_some_inserts_of_a_transaction_name_have_their_default_in_the_others(
+    session: Session, table: str
+) -> None:
+    transaction = session.begin()
+    for text in ("(a) VALUES (1)", "(a, b) VALUES (2, 2)", "(a) VALUES (3)"):
+        run(session, f"INSERT INTO duckling_queue.{table} {text}", transaction=transaction)
+    session.end(transaction, commit=True)
+    found = run(session, f"SELECT * FROM catchment_fresh.{table} ORDER BY a")
+    assert found == [{"a": 1, "b": 7}, {"a": 2, "b": 2}, {"a": 3, "b": 7}]
+
+
+def test_rows_of_one_transaction_that_arrive_in_different_types_are_all_enqueued(session: Session, table: str) -> None:
+    run(session, f"CREATE TABLE {table}_at (moment TIMESTAMP)")
+    transaction = session.begin()
+    into = f"INSERT INTO duckling_queue.{table}_at VALUES"
+    days = pa.table({"at": pa.array([date(2024, 1, 1)], pa.date32())})
+    run(session, f"{into} (?)", transaction=transaction, parameters=days)
+    run(session, f"{into} ('2024-01-02 10:00:00')", transaction=transaction)
+    session.end(transaction, commit=True)
+    assert run(session, f"SELECT count(moment) AS n FROM catchment_fresh.{table}_at") == [{"n": 2}]
+
+
+def test_two_executions_of_one_prepared_statement_each_have_their_own_rows(session: Session, table: str) -> None:
+    prepared = session.prepare(f"INSERT INTO duckling_queue.{table} (a) VALUES (?)")
+    prepared.execute(Call(), pa.table({"a": pa.array([1], pa.int32())}))
+    with pytest.raises(StateError, match="none is bound"):
+        prepared.execute(Call())
+    prepared.execute(Call(), pa.table({"a": pa.array([2], pa.int32())}))
+    assert run(session, f"SELECT a FROM catchment_fresh.{table} ORDER BY a") == [{"a": 1}, {"a": 2}]
+
+
+def test_a_statement_of_which_only_some_rows_can_be_bound_changes_none(session: Session, table: str) -> None:
+    run(session, f"CREATE TABLE {table}_at (moment TIMESTAMP)")
+    run(session, f"INSERT INTO {table}_at VALUES ('2024-01-01')")
+    transaction = session.begin()
+    # No year of Python's is as late as the second.
+    late = pa.table({"at": pa.array([0, 400_000_000_000_000_000], pa.timestamp("us"))})
+    with pytest.raises(InputError):
+        run(session, f"UPDATE {table}_at SET moment = ?", transaction=transaction, parameters=late)
+    session.end(transaction, commit=True)
+    assert run(session, f"SELECT year(moment) AS y FROM {table}_at") == [{"y": 2024}]
+
+
+def test_a_transaction_in_which_a_statement_was_done_in_part_cannot_be_committed(session: Session, table: str) -> None:
+    transaction = session.begin()
+    rows = pa.table({"a": ["1", "2", "no number"]})
+    with pytest.raises(Exception, match="no number"):
+        run(session, f"INSERT INTO {table} (a) SELECT CAST(? AS INTEGER)", transaction=transaction, parameters=rows)
+    with pytest.raises(ConflictError):
+        session.end(transaction, commit=True)
+    assert run(session, f"SELECT * FROM {table}") == []
+
+
+def test_a_transaction_that_has_written_does_not_wait_for_itself(session: Session, table: str) -> None:
+    transaction = session.begin()
+    run(session, f"INSERT INTO {table} (a) VALUES (1)", transaction=transaction)
+    with pytest.raises(StateError, match="own transaction"):
+        run(session, "CALL duckling_queue_flush()", transaction=transaction)
+    with pytest.raises(StateError, match="still to be made"):
+        run(session, f"INSERT INTO duckling_queue.{table}_new SELECT 1 AS a", transaction=transaction)
+    session.end(transaction, commit=True)
+    run(session, f"INSERT INTO duckling_queue.{table}_new SELECT 1 AS a")
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_what_a_widened_column_takes_the_queue_takes_too(session: Session, table: str, bound: bool) -> None:
+    run(session, f"INSERT INTO duckling_queue.{table} (a) VALUES (1)")
+    run(session, f"ALTER TABLE {table} ALTER a TYPE BIGINT")
+    large = 3_000_000_000
+    if bound:
+        rows = pa.table({"a": pa.array([large], pa.int64())})
+        run(session, f"INSERT INTO duckling_queue.{table} (a) VALUES (?)", parameters=rows)
+    else:
+        run(session, f"INSERT INTO duckling_queue.{table} (a) VALUES ({large})")
+    assert run(session, f"SELECT a FROM catchment_fresh.{table} ORDER BY a") == [{"a": 1}, {"a": large}]
+
+
+def test_a_call_whose_connection_is_closed_when_its_time_is_up_harms_nobody(registry: SessionRegistry) -> None:
+    clock = registry.engine.clock
+    watchdog = Watchdog(clock)
+    try:
+        link = registry.engine.link()
+        call = Call(deadline_s=clock.monotonic_s())
+        stopped = threading.Event()
+        with call.interruptible(link.interrupt):
+            link.connection.close()
+            with watchdog.watching(call, stopped.set):
+                assert stopped.wait(WAIT_S)
+        with pytest.raises(CancelledError):
+            call.refuse_stopped()
+    finally:
+        watchdog.close()
+
+
+def test_null_is_taken_once_the_table_takes_it(session: Session, table: str) -> None:
+    run(session, f"CREATE TABLE {table}_strict (a INTEGER NOT NULL)")
+    run(session, f"INSERT INTO duckling_queue.{table}_strict VALUES (1)")
+    with pytest.raises(Exception, match="NOT NULL"):
+        run(session, f"INSERT INTO duckling_queue.{table}_strict VALUES (NULL)")
+    run(session, f"ALTER TABLE {table}_strict ALTER a DROP NOT NULL")
+    nothing = pa.table({"a": pa.array([None], pa.int32())})
+    run(session, f"INSERT INTO duckling_queue.{table}_strict VALUES (?)", parameters=nothing)
+    run(session, f"INSERT INTO duckling_queue.{table}_strict VALUES (NULL)")
+    assert run(session, f"SELECT count(*) AS n, count(a) AS m FROM catchment_fresh.{table}_strict") == [
+        {"n": 3, "m": 1}
+    ]
