@@ -202,7 +202,7 @@ def compare(work: Path, scale: float) -> list[dict[str, object]]:
     rounds = ROUNDS if scale >= 1 else 1
     with (
         SparkRunner(Settings(home=work / "spark")) as runner,
-        catchment_server(work / "home") as server,
+        catchment_server(work / "home", flushes=False) as server,
         quack_server(work / "quack.duckdb", f"CREATE TABLE t AS {LOG_LIKE.format(rows=0)}") as quack,
     ):
         bench = Bench(work / "in_process", runner)

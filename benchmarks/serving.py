@@ -15,6 +15,7 @@ from adbc_driver_flightsql import dbapi
 from catchment import sql
 from catchment.queue.arrivals import columns_of
 
+_NEVER = "1000000000000"
 _END_S_MAX = 120
 
 
@@ -52,11 +53,17 @@ class Server:
 
 
 @contextmanager
-def catchment_server(home: Path) -> Iterator[Server]:
-    """A server on a new home, with a SQLite catalog and otherwise default settings."""
+def catchment_server(home: Path, *, flushes: bool = True) -> Iterator[Server]:
+    """A server on a new home, with a SQLite catalog and otherwise default settings.
+
+    Without `flushes` it only takes rows in, which is all that its peers do: what flushing costs is measured elsewhere.
+    """
     home.mkdir(parents=True)
     command = [str(Path(sys.executable).parent / "catchment"), "serve", "--port", "0", "--home", str(home)]
     environment = {**os.environ, "CATCHMENT_LAKE_CATALOG": f"sqlite:{home / 'catalog.sqlite'}"}
+    if not flushes:
+        environment |= {"DUCKLING_QUEUE_BUFFER_MAX_ROWS": _NEVER, "DUCKLING_QUEUE_ROTATE_SIZE_BYTES": _NEVER}
+        environment |= {"CATCHMENT_SERVER_SHUTDOWN_SECONDS": "0"}
     with (home.parent / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
