@@ -185,7 +185,7 @@ def _change(change: Change, target: Target) -> None:
             _create_table(change, target)
         case AddColumn(table=table, column=column):
             types.require_deliverable(column)
-            _alter(target, table, f"ADD COLUMN {_definition(column)}")
+            _alter(target, table, f"ADD COLUMN {column.definition}")
         case DropTable(table=table):
             target.connection.execute(f"DROP TABLE {_name(target, table)}")
         case InsertRows(table=table, query=query, parameters=parameters):
@@ -212,7 +212,7 @@ def _create_table(change: CreateTable, target: Target) -> None:
     for column in change.columns:
         types.require_deliverable(column)
     target.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(target.lake_name, change.table.schema)}")
-    definitions = ", ".join(_definition(column) for column in change.columns)
+    definitions = ", ".join(column.definition for column in change.columns)
     target.connection.execute(f"CREATE TABLE {_name(target, change.table)} ({definitions})")
     if change.partition_by:
         _alter(target, change.table, f"SET PARTITIONED BY ({sql.identifiers(change.partition_by)})")
@@ -244,8 +244,3 @@ def _alter(target: Target, table: TableId, action: str) -> None:
 
 def _name(target: Target, table: TableId) -> str:
     return sql.qualified(target.lake_name, table.schema, table.name)
-
-
-def _definition(column: Column) -> str:
-    default = "" if column.default is None else f" DEFAULT {column.default}"
-    return f"{sql.identifier(column.name)} {column.type}{default}{'' if column.nullable else ' NOT NULL'}"

@@ -78,6 +78,12 @@ class Column:
     initial: str | None = None
     unbounded: bool = field(default=False, compare=False)
 
+    @property
+    def definition(self) -> str:
+        """The column as CREATE TABLE has it."""
+        default = "" if self.default is None else f" DEFAULT {self.default}"
+        return f"{sql.identifier(self.name)} {self.type}{default}{'' if self.nullable else ' NOT NULL'}"
+
 
 def parse(text: str) -> DuckDBType:
     """The type behind DuckDB's spelling of it."""

@@ -31,17 +31,10 @@ def _shape(table: TableId, columns: tuple[Column, ...], link: Link, call: Call) 
     """The name of a temporary table with these columns, made where the link has none."""
     name = sql.qualified("temp", "main", f"{_SHAPE_PREFIX}{table.schema}.{table.name}")
     if link.shapes.get(table) != columns:
-        listed = ", ".join(_declared(column) for column in columns)
+        listed = ", ".join(column.definition for column in columns)
         link.run(f"CREATE OR REPLACE TEMP TABLE {name} ({listed})", call)
         link.shapes[table] = columns
     return name
-
-
-def _declared(column: Column) -> str:
-    declared = f"{sql.identifier(column.name)} {column.type}"
-    if column.default is not None:
-        declared += f" DEFAULT {column.default}"
-    return declared if column.nullable else f"{declared} NOT NULL"
 
 
 def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table | None:
@@ -120,7 +113,8 @@ def _insert(
         if bound is None:
             return link.table(text, call)
         if is_bulk:
-            return _from_bound(text, bound, link, call)
+            with link.registered(BOUND, numbered(bound), call):
+                return link.table(text, call)
         names = link.connection.extract_statements(text)[-1].named_parameters
         rows = [by_place_or_name(names, bound.column_names, row) for row in rows_of(bound)]
         return pa.concat_tables([link.table(text, call, row) for row in rows])
@@ -131,26 +125,13 @@ def _insert(
             link.connection.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
 
 
-def _from_bound(text: str, bound: pa.Table, link: Link, call: Call) -> pa.Table:
-    link.settle(call)
-    link.connection.register(BOUND, numbered(bound))
-    try:
-        return link.table(text, call)
-    finally:
-        link.connection.unregister(BOUND)
-
-
 def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link, call: Call) -> pa.Table:
     """Rows in the columns' types, as an INSERT by name would cast them; the link's lock is held by the caller."""
     shape = _shape(table, columns, link, call)
-    link.settle(call)
-    link.connection.register(BOUND, rows)
-    try:
+    with link.registered(BOUND, rows, call):
         inserted_rows = link.table(f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING *", call)
         link.run(f"DELETE FROM {shape}", call)
         return inserted_rows
-    finally:
-        link.connection.unregister(BOUND)
 
 
 def _selected(step: Capture, link: Link, principal: Principal, call: Call) -> pa.Table:

@@ -14,12 +14,12 @@ from catchment.errors import (
     TableMissingError,
     TypeConflictError,
 )
-from catchment.ids import TableId
+from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server import capture
 from catchment.server.links import Link
 from catchment.server.model import Call, IfExists, IngestTarget, Role
-from catchment.server.rewrite import DEFAULT_SCHEMA, FRESH, QUEUE
+from catchment.server.rewrite import FRESH, QUEUE
 from catchment.server.statements import Statements
 from catchment.server.transactions import Transaction
 
@@ -118,10 +118,8 @@ def _write(
         raise AlreadyExistsError(f"The table {target.table} exists already.")
     if not exists and not target.create:
         raise TableMissingError(f"There is no table {target.table}.")
-    link.settle(call)
     # A bare capsule: DuckDB reads a reader through a slower way.
-    link.connection.register(_ROWS, rows.__arrow_c_stream__())
-    try:
+    with link.registered(_ROWS, rows.__arrow_c_stream__(), call):
         source = f"FROM {sql.qualified('temp', 'main', _ROWS)}"
         if exists and target.if_exists is IfExists.APPEND:
             result = link.table(f"INSERT INTO {name} BY NAME {source}", call)
@@ -129,8 +127,6 @@ def _write(
             if exists:
                 link.run(f"DROP TABLE {name}", call)
             result = link.table(f"CREATE {'TEMP ' if is_temporary else ''}TABLE {name} AS {source}", call)
-    finally:
-        link.connection.unregister(_ROWS)
     return int(result.column(0)[0].as_py())
 
 

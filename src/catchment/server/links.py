@@ -80,6 +80,16 @@ class Link:
             self._live = LiveResult(self, self.connection.to_arrow_reader(_BATCH_ROWS), on_close)
             return self._live
 
+    @contextmanager
+    def registered(self, name: str, rows: object, call: Call) -> Iterator[None]:
+        """Have rows be a temporary view for a while; the lock is held by the caller."""
+        self.settle(call)
+        self.connection.register(name, rows)
+        try:
+            yield
+        finally:
+            self.connection.unregister(name)
+
     def settle(self, call: Call) -> None:
         """Take what is left of the open result into memory: the connection is needed for something else."""
         if self._live is None:

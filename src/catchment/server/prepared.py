@@ -107,8 +107,8 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
         names = statement.named_parameters
         count = len(names)
         if verdict.kind is not Kind.READ:
-            returns = any(token.is_name and token.text == "returning" for token in step.tokens)
-            return (_COUNT if returns else pa.schema([])), _parameters(step.text, link, count), not returns
+            schema = _COUNT if step.returns else pa.schema([])
+            return schema, _parameters(step.text, link, count), not step.returns
         schema = _result_schema(step.text, link, by_place_or_name(names, sorted(names), [None] * count))
         return schema, _parameters(step.text, link, count), False
 

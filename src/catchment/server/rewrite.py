@@ -13,14 +13,13 @@ from sqlglot import exp
 
 from catchment import sql
 from catchment.errors import InputError, NotSupportedError
-from catchment.ids import TableId
+from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.server import tokens as scanner
 from catchment.server.gate import parse
 from catchment.server.tokens import Token
 
 QUEUE = "duckling_queue"
 FRESH = "catchment_fresh"
-DEFAULT_SCHEMA = "main"
 BOUND = "catchment_bound"
 _PLANS_MAX = 2_000
 _DIGITS_MAX = 6
@@ -63,6 +62,11 @@ class Plain:
     text: str
     tokens: tuple[Token, ...]
     bulk: Bulk | None = None
+
+    @property
+    def returns(self) -> bool:
+        """Whether it gives back the rows that it changes."""
+        return any(token.is_name and token.text == "returning" for token in self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

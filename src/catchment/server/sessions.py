@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import duckdb
 import pyarrow as pa
@@ -133,7 +133,11 @@ class Session:
                 return self._begin(own, call or Call())
         other = self._engine.link()
         with other.lock:
-            return self._begin(other, call or Call())
+            try:
+                return self._begin(other, call or Call())
+            except BaseException:
+                other.close()
+                raise
 
     def _begin(self, link: Link, call: Call) -> bytes:
         opened = Transaction(
@@ -215,18 +219,14 @@ class Session:
             raise StateError("There is no such result, or it was read already.", hint="Run the statement again.")
         return found
 
-    def reading(self, handle: bytes, call: Call) -> AbstractContextManager[None]:
+    @contextmanager
+    def reading(self, handle: bytes, call: Call) -> Iterator[None]:
         """While the result of the handle is read by a call, `cancel` finds the call."""
-
-        @contextmanager
-        def known() -> Iterator[None]:
-            self._calls[handle] = call
-            try:
-                yield
-            finally:
-                self._calls.pop(handle, None)
-
-        return known()
+        self._calls[handle] = call
+        try:
+            yield
+        finally:
+            self._calls.pop(handle, None)
 
     def cancel(self, handle: bytes) -> bool:
         """End what is done under the handle; False where there is nothing."""

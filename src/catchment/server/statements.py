@@ -296,7 +296,7 @@ class Statements:
         if bound is None:
             yield link.table(step.text, call)
         elif step.bulk is not None and step.bulk.parameters == bound.num_columns:
-            with _bound(link, bound, call):
+            with link.registered(BOUND, capture.numbered(bound), call):
                 yield link.table(step.bulk.text, call)
         else:
             statement = link.connection.extract_statements(step.text)[-1]
@@ -319,19 +319,8 @@ class Statements:
                     transaction.touched_s = self.session.engine.clock.monotonic_s()
 
 
-@contextmanager
-def _bound(link: Link, bound: pa.Table, call: Call) -> Iterator[None]:
-    link.settle(call)
-    link.connection.register(BOUND, capture.numbered(bound))
-    try:
-        yield
-    finally:
-        link.connection.unregister(BOUND)
-
-
 def _outcome(result: pa.Table, verdict: Verdict, step: Plain) -> Outcome:
-    returns = any(token.is_name and token.text == "returning" for token in step.tokens)
-    if returns:
+    if step.returns:
         return Outcome(result.num_rows, TableResult(result))
     if verdict.counts and result.num_columns == 1 and result.num_rows:
         rows = sum(result.column(0).to_pylist())
