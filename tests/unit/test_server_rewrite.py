@@ -246,6 +246,7 @@ def examine(text: str) -> None:
 @settings(deadline=10_000, max_examples=200)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(WORDS), max_size=25).map(" ".join)))
 @example("DESCRIBE ''")
+@example("\v")
 @example("SELECT " + "[" * 900 + "]" * 900)
 @example("INSERT INTO t SELECT " + "(" * 500 + "1" + ")" * 500)
 def test_any_text_is_planned_or_refused(text: str) -> None:

@@ -17,6 +17,8 @@ _PUNCTUATION = frozenset(bytes([sign]) for sign in b";(),.?$'=")
 _SIGNS = re.compile(rb"[~!@#^&|`?+\-*/%<>=]{100,}")
 _PLUSES = re.compile(rb"(?:\+|-(?!-)){100}")
 _COMMENTS_IN_A_ROW_MAX = 50
+# What DuckDB's scanner skips; Python would strip vertical tabs as well, which are words to DuckDB.
+_BLANKS = b" \t\n\r\f"
 # Spaces, and letters without a shape.
 _SPACES = frozenset({"Zs", "Zl", "Zp", "Cf", "Cc"})
 _KINDS = {duckdb.token_type.identifier, duckdb.token_type.keyword}
@@ -79,7 +81,7 @@ def statements(source: bytes, tokens: tuple[Token, ...]) -> Iterator[tuple[bytes
             begin = own[0].start
             end = tokens[at].start if at < len(tokens) else len(source)
             moved = (Token(t.start - begin, t.text, t.is_name, t.is_quoted, t.is_string) for t in own)
-            yield source[begin:end].rstrip(), tuple(moved)
+            yield source[begin:end].rstrip(_BLANKS), tuple(moved)
 
 
 def calls(tokens: tuple[Token, ...]) -> Iterator[str]:
