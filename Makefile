@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 SCALE  ?= 1
+# One more than cores: tests wait for the processes that they start, and for the disk.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint types format bench docs proto soak clean java
@@ -14,8 +16,8 @@ help: ## Show this list
 demo: $(VENV)/runtime java ## Run Catchment on embedded defaults and show what it did
 	@$(BIN)/catchment demo
 
-test: $(VENV)/dev java ## Run the whole test suite, on every core but on four at most
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+test: $(VENV)/dev java ## Run the whole test suite, with a worker for each core and one more, but four at most
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 check: lint types test ## Lint, check types, test: what continuous integration runs
 
@@ -35,6 +37,8 @@ bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a qu
 	$(BIN)/python -m benchmarks.queue --scale $(SCALE)
 	$(BIN)/python -m benchmarks.legacy --scale $(SCALE)
 	$(BIN)/python -m benchmarks.server --scale $(SCALE)
+	$(BIN)/python -m benchmarks.tenants --scale $(SCALE)
+	$(BIN)/python -m benchmarks.moves --scale $(SCALE)
 
 soak: $(VENV)/dev java ## Run the long campaigns
 	$(BIN)/python -m pytest -m soak tests

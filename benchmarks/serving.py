@@ -53,23 +53,23 @@ class Server:
 
 
 @contextmanager
-def catchment_server(home: Path, *, flushes: bool = True) -> Iterator[Server]:
-    """A server on a new home, with a SQLite catalog and otherwise default settings.
+def catchment_server(home: Path, *, flushes: bool = True, **given: str) -> Iterator[Server]:
+    """A server on a new home, with a SQLite catalog and otherwise default settings, but for the variables given.
 
     Without `flushes` it only takes rows in, which is all that its peers do: what flushing costs is measured elsewhere.
     """
     home.mkdir(parents=True)
     command = [str(Path(sys.executable).parent / "catchment"), "serve", "--port", "0", "--home", str(home)]
-    environment = {**os.environ, "CATCHMENT_LAKE_CATALOG": f"sqlite:{home / 'catalog.sqlite'}"}
+    environment = {**os.environ, **given}
     if not flushes:
         environment |= {"DUCKLING_QUEUE_BUFFER_MAX_ROWS": _NEVER, "DUCKLING_QUEUE_ROTATE_SIZE_BYTES": _NEVER}
         environment |= {"CATCHMENT_SERVER_SHUTDOWN_SECONDS": "0"}
-    with (home.parent / "server.log").open("w") as log:
+    with (home / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         try:
             ready = next((line for line in process.stdout if line.startswith("ready ")), None)
-            assert ready, f"the server does not start: {(home.parent / 'server.log').read_text()}"
+            assert ready, f"the server does not start: {(home / 'server.log').read_text()}"
             yield Server(ready.split()[1], process.pid)
         finally:
             process.terminate()

@@ -1,6 +1,8 @@
 """The composition root: builds the parts that the settings name and hands them to whoever faces the user."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,18 +15,23 @@ from catchment.lake.attach import PostgresCatalog
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.lake.wall import Wall
 from catchment.pipeline import Deliverer, SparkRunner
+from catchment.pipeline.backfill import Backfill
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
 from catchment.pipeline.legacy.place import Place
 from catchment.pipeline.legacy.plan import Options
+from catchment.pipeline.spark import Runner
 from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
 from catchment.queue.layout import State
 from catchment.queue.shared import FILE_NAME
 from catchment.queue.store import WAL
-from catchment.settings import Settings
+from catchment.settings import Settings, settings_of
+from catchment.tenants.migration import History, Progress
+from catchment.tenants.model import Shard, TenantId
 
 if TYPE_CHECKING:
     from catchment.control import ControlDatabase
+    from catchment.tenants.store import ControlStore
 
 
 class App:
@@ -183,6 +190,61 @@ class App:
                 self._runtime = QueueRuntime(queue, self.settings, self.clock)
             return self._runtime
 
+    @property
+    def control_store(self) -> "ControlStore":
+        """Shards, tenants and moves, in the control database."""
+        from catchment.tenants.store import ControlStore
+
+        return ControlStore(self.control, clock=self.clock)
+
+    def tenant_backfill(self) -> "ShardBackfill":
+        """What copies tenants' histories between shards, on this process's Spark."""
+        return ShardBackfill(self.runner, clock=self.clock)
+
     def maintain(self, *, dry_run: bool) -> UpkeepReport:
         """Run the lake's upkeep."""
         return maintain(self.existing_lake, Ages.from_settings(self.settings), dry_run=dry_run)
+
+
+class ShardBackfill:
+    """Copies a tenant's history from the lake of one shard into that of another; both are opened by their homes."""
+
+    def __init__(self, runner: Runner, *, clock: Clock) -> None:
+        self._runner = runner
+        self._clock = clock
+
+    def plan(self, tenant: TenantId, source: Shard, target: Shard, *, snapshot: int | None, token: str) -> History:
+        """What there is to copy, without effect."""
+        with self._between(source, target) as (lake, other, backfill):
+            plan = backfill.plan(tenant.schema, snapshot or lake.newest_snapshot(), token)
+            return History(
+                tables=len(plan.tables),
+                files=sum(len(table.units) for table in plan.tables),
+                bytes=plan.bytes,
+                source_lake=lake.identity(),
+                target_lake=other.identity(),
+                notes=tuple(plan.explain()),
+            )
+
+    def run(
+        self,
+        tenant: TenantId,
+        source: Shard,
+        target: Shard,
+        *,
+        snapshot: int,
+        token: str,
+        progress: Progress | None = None,
+    ) -> History:
+        """Copy what the target does not have yet, each file once."""
+        with self._between(source, target) as (_, _, backfill):
+            report = backfill.run(backfill.plan(tenant.schema, snapshot, token), progress)
+        return History(tables=len(report.tables), files=report.files, bytes=report.bytes)
+
+    @contextmanager
+    def _between(self, source: Shard, target: Shard) -> Iterator[tuple[Lake, Lake, Backfill]]:
+        ours, theirs = (settings_of(Path(shard.home)) for shard in (source, target))
+        one = Lake.from_settings(ours, clock=self._clock)
+        other = Lake.from_settings(theirs, clock=self._clock)
+        with one, other:
+            yield one, other, Backfill(one, Deliverer(other, self._runner, theirs))

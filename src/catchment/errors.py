@@ -4,11 +4,17 @@
     ├── RetryableError            wait, then do the same again
     │   ├── ConflictError         another transaction got in between: redo the commit, keep the files
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
+    │   ├── ControlUnavailableError  the control database cannot be reached: what was to change may have changed
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
     │   ├── LockTimeoutError      somebody else holds the lock
     │   ├── BufferHeldError       another process has the queue's buffer open
     │   ├── BackpressureError     the buffer is full: nothing of this write was kept
     │   ├── LimitError            over a limit of the server: send less, or later
+    │   │   └── QuotaExceededError  over a limit of the tenant
+    │   ├── NotReadyError         the step has to wait for something: nothing was changed
+    │   ├── StaleRouteError       the tenant's home is another one by now: ask where, and write there
+    │   ├── ShardUnreachableError the shard's server does not answer
+    │   ├── SeqGapError           rows that do not follow the last one: ship from where the receiver is
     │   ├── FlushFailedError      some buffered rows did not reach the lake; they are still buffered
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
@@ -28,11 +34,13 @@
     │   ├── NotLoggedInError      say who you are
     │   ├── NotSupportedError     it is understood, and not offered
     │   ├── StateError            this step is not allowed now: do one that is
+    │   │   └── InvalidStateError   a step of a move that is not of its state
     │   ├── ScriptError           a migration script cannot be run; the database is as it was
     │   └── BackupMissingError
     ├── MachineError              the machine lacks something: install it
     │   ├── JavaMissingError
     │   └── ExtensionMissingError
+    ├── MismatchError             two shards do not hold the same rows: stop the move, keep both
     ├── BufferDamagedError        a file of the queue cannot be opened: it is set aside, nothing is deleted
     └── InvariantError            a bug of ours, or a damaged store: stop and report
 
@@ -89,6 +97,12 @@ class LakeUnavailableError(RetryableError):
     default_hint = "Run `catchment doctor` to see what cannot be reached."
 
 
+class ControlUnavailableError(RetryableError):
+    """The control database is busy or cannot be reached; whether a change of it was made is not known."""
+
+    default_hint = "Read it again before the next step. `catchment doctor` tells how it stands."
+
+
 class StorageFailedError(RetryableError):
     """A file or folder cannot be written, moved or removed."""
 
@@ -113,6 +127,30 @@ class BackpressureError(RetryableError):
 
 class LimitError(RetryableError):
     """Over a limit of the server."""
+
+
+class QuotaExceededError(LimitError):
+    """The tenant is over one of its limits; nothing of the write was kept."""
+
+
+class NotReadyError(RetryableError):
+    """The step has to wait; nothing was changed."""
+
+
+class StaleRouteError(RetryableError):
+    """The tenant's home or epoch is another one by now; nothing of the write was kept."""
+
+    default_hint = "Ask the control plane where the tenant lives, and write again."
+
+
+class ShardUnreachableError(RetryableError):
+    """The shard's server does not answer."""
+
+    default_hint = "Is it running, and is its location right? `catchment shard list` shows both."
+
+
+class SeqGapError(RetryableError):
+    """The rows do not follow the last one that is here; nothing of them was kept."""
 
 
 class FlushFailedError(RetryableError):
@@ -203,6 +241,10 @@ class StateError(InputError):
     """The step is not allowed in this state."""
 
 
+class InvalidStateError(StateError):
+    """The step is not of this state of the move; nothing was changed."""
+
+
 class ScriptError(InputError):
     """A migration script cannot be run; the database is as it was."""
 
@@ -229,6 +271,12 @@ class ExtensionMissingError(MachineError):
     """A DuckDB extension cannot be loaded from its wheel."""
 
     default_hint = "Reinstall Catchment's dependencies; extensions come as Python wheels, never from the network."
+
+
+class MismatchError(CatchmentError):
+    """Source and target do not hold the same rows; the move stops where it is."""
+
+    default_hint = "The home goes on serving. `catchment tenant verify` compares again; `abort` undoes the move."
 
 
 class BufferDamagedError(CatchmentError):

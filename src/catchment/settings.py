@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from catchment.errors import SettingsError
 
@@ -66,7 +66,41 @@ class Settings(BaseSettings):
     )
 
     control_db: SecretStr | None = _setting(
-        None, "Database of tenants, shards, moves and users: `sqlite:PATH`; default is a SQLite file in the home."
+        None,
+        "Database of tenants, shards, moves and users: `sqlite:PATH`, or for several hosts `postgres:CONNINFO`; "
+        "default is a SQLite file in the home.",
+    )
+
+    tenant_route_seconds_max: float = _setting(
+        30, "A tenant's route is read from the control database again when it is this old.", unit="seconds", gt=0
+    )
+    tenant_routes_max: int = _setting(100_000, "Routes of tenants that are kept in memory.", unit="routes", ge=1)
+    tenant_usage_seconds_max: float = _setting(
+        10, "What a tenant uses is measured again for its limits when the last measure is this old.",
+        unit="seconds", ge=0,
+    )  # fmt: skip
+
+    tenant_gate_wait_seconds: float = _setting(
+        10, "Longest wait of a write while its tenant changes its home.", unit="seconds", gt=0
+    )
+    tenant_gate_seconds_max: float = _setting(
+        5, "A home that changes takes its writers back when nothing is decided after this.", unit="seconds", gt=0
+    )
+    tenant_copy_wait_seconds: float = _setting(
+        2, "A write that its tenant's copy has not confirmed by then is acknowledged without it.", unit="seconds", gt=0
+    )
+
+    shard_name: str | None = _setting(
+        None, "Name under which this server is a shard; tenants live in shards.", pattern="^[a-z][a-z0-9-]{0,62}$"
+    )
+    shard_secret: SecretStr | None = _setting(
+        None, "What shards, and those who move tenants, log in to each other with; the same for all.", min_length=16
+    )
+    shard_ca: Path | None = _setting(
+        None, "Certificates that other shards' certificates are issued by; default is what the system trusts."
+    )
+    shard_report_seconds: float = _setting(
+        5, "How often a shard tells the control database how it is.", unit="seconds", gt=0
     )
 
     deliver_units_per_commit_max: int = _setting(5_000, "Units delivered by one commit.", unit="units", ge=1)
@@ -212,6 +246,21 @@ class Settings(BaseSettings):
         return self.lake_data_path or str(self.home.absolute() / "data")
 
 
+class _Written(Settings):
+    """Settings that nothing but a file says."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """One setting as the reference documentation shows it."""
@@ -246,8 +295,21 @@ def load_settings(home: Path | None = None, **given: Any) -> Settings:
         chosen = {name: value for name, value in given.items() if value is not None}
         return Settings(**{**values, **_queue_values(), **chosen, "home": folder})
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        raise SettingsError(f"Wrong settings: {problems}.", hint="`catchment --help` lists the settings.") from None
+        raise SettingsError(
+            f"Wrong settings: {_problems(error)}.", hint="`catchment --help` lists the settings."
+        ) from None
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+
+
+def settings_of(home: Path) -> Settings:
+    """The settings of another home, by its file alone: this process's environment is not that one's."""
+    try:
+        return _Written(**{**_read_file(home / FILE_NAME), "home": home})
+    except ValidationError as error:
+        raise SettingsError(f"Wrong settings in {home / FILE_NAME}: {_problems(error)}.") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

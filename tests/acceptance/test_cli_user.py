@@ -10,6 +10,7 @@ import pytest
 
 from catchment.server.model import Role
 from catchment.server.users import Users, is_password
+from catchment.tenants.model import TenantId
 from tests.acceptance.shell import COMMAND, Ended, Shell
 
 PASSWORD = "correct horse"
@@ -49,7 +50,7 @@ def _run(*arguments: str, home: Path, typed: str | bytes = "", **environment: st
 def test_help_lists_every_command(shell: Shell) -> None:
     ended = shell.run("user", "--help")
     assert ended.code == 0
-    assert all(f" {command} " in ended.out for command in ("add", "list", "remove", "password", "role"))
+    assert all(f" {command} " in ended.out for command in ("add", "list", "remove", "password", "role", "tenant"))
 
 
 def test_a_user_is_added_with_a_password_from_stdin_and_listed(home: Path) -> None:
@@ -169,3 +170,28 @@ def test_the_file_is_where_the_setting_says(home: Path, tmp_path: Path) -> None:
     assert _run(*add, home=home, typed=PASSWORD, CATCHMENT_SERVER_USERS_FILE=str(elsewhere)).code == 0
     assert elsewhere.exists()
     assert not home.exists()
+
+
+def test_a_tenants_user_is_added_listed_and_changed(home: Path) -> None:
+    added = _run("add", "eve", "--role", "writer", "--tenant", "t7", "--password-stdin", home=home, typed=PASSWORD)
+    assert added.code == 0, added.err
+    assert "writer of t7" in added.out
+    assert "t7" in _run("list", home=home).out
+    assert [each["tenant"] for each in _run("list", "--json", home=home).json["users"]] == ["t7"]
+    changed = _run("tenant", "eve", "none", "--json", home=home)
+    assert changed.json["tenant"] is None
+    assert "of t8" in _run("tenant", "eve", "8", home=home).out
+    user = Users(home / "users.json").find("eve")
+    assert user is not None
+    assert user.tenant == TenantId(8)
+
+
+def test_a_tenants_user_cannot_be_made_an_admin(home: Path) -> None:
+    refused = _run("add", "eve", "--role", "admin", "--tenant", "t7", "--password-stdin", home=home, typed=PASSWORD)
+    assert refused.code != 0
+    assert "no admin" in refused.err
+    _run("add", "eve", "--role", "reader", "--tenant", "t7", "--password-stdin", home=home, typed=PASSWORD)
+    assert _run("role", "eve", "admin", home=home).code != 0
+    unknown = _run("tenant", "eve", "seven", home=home)
+    assert unknown.code != 0
+    assert "t7" in unknown.err

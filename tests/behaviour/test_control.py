@@ -12,9 +12,9 @@ import pytest
 from pydantic import SecretStr
 
 from catchment.app import App
-from catchment.control import ControlDatabase, database
+from catchment.control import ControlDatabase, database, sqlite
 from catchment.control.models import MODELS
-from catchment.errors import CatchmentError, SettingsError, StateError, StorageUnsupportedError
+from catchment.errors import CatchmentError, ControlUnavailableError, SettingsError, StateError
 from catchment.schema import Engine, Migrate, State
 from catchment.settings import Settings
 
@@ -96,16 +96,31 @@ def test_an_older_database_is_backed_up_and_upgraded_and_keeps_its_rows(old: Hom
     assert old.migrate().look().state is State.CURRENT
     assert old.run("SELECT id, name, role, password_hash, disabled FROM users") == [(7, "ada", "admin", "hash", 0)]
     assert old.run("SELECT number, shard, limits FROM tenants") == [(42, 1, '{"rows": 5}')]
-    assert old.run("SELECT id, version, finished_at FROM moves") == [(1, 3, "2026-01-02"), (2, 3, None)]
-    assert "pre_002.control.sqlite.bak" in old.backups()
+    assert old.run("SELECT home, stats, seen_at FROM shards") == [("", "{}", None)] * 2
+    assert old.run("SELECT number, epoch FROM tenants") == [(42, 1)]
+    assert old.run("SELECT id, version, token, finished_at, outcome FROM moves") == [
+        (1, 3, "move-1", "2026-01-02", "aborted"),
+        (2, 3, "move-2", None, None),
+    ]
+    assert {"pre_002.control.sqlite.bak", "pre_003.control.sqlite.bak"} <= set(old.backups())
     old.migrate().restore("pre_002")
     assert old.run("SELECT * FROM users") == [(7, "ada", "admin", "hash", "2026-01-01")]
 
 
 def test_a_tenant_has_one_move_that_is_not_finished(old: Home) -> None:
     old.open()
-    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        old.run("INSERT INTO moves SELECT 3, tenant, source, target, state, data, 0, '', '', NULL, NULL FROM moves")
+    copied = "SELECT tenant, source, target, state, data, created_at, updated_at, 'new' FROM moves WHERE id = 2"
+    columns = "tenant, source, target, state, data, created_at, updated_at, token"
+    with pytest.raises(sqlite3.IntegrityError, match=r"UNIQUE constraint failed: moves\.tenant"):
+        old.run(f"INSERT INTO moves ({columns}) {copied}")
+    old.run("UPDATE moves SET finished_at = ''")
+    old.run(f"INSERT INTO moves ({columns}) {copied}")
+
+
+def test_two_moves_have_two_tokens(old: Home) -> None:
+    old.open()
+    with pytest.raises(sqlite3.IntegrityError, match=r"UNIQUE constraint failed: moves\.token"):
+        old.run("UPDATE moves SET token = 'move-1'")
 
 
 def test_two_processes_that_start_at_once_both_come_up(old: Home) -> None:
@@ -124,16 +139,16 @@ def test_two_processes_that_start_at_once_both_come_up(old: Home) -> None:
     for each in starting:
         out, err = each.communicate(timeout=60)
         assert (each.returncode, out) == (0, f"{old.path}\n"), err
-    assert old.run("SELECT number FROM _migrations") == [(1,), (2,)]
+    assert old.run("SELECT number FROM _migrations") == [(1,), (2,), (3,)]
 
 
 def test_a_database_of_a_newer_program_is_refused_and_left_alone(home: Home, tmp_path: Path) -> None:
     newer = copytree(database.SCRIPTS, tmp_path / "newer")
-    (newer / "003.more.sql").write_text("CREATE TABLE more (id INTEGER PRIMARY KEY);\n")
+    (newer / "004.more.sql").write_text("CREATE TABLE more (id INTEGER PRIMARY KEY);\n")
     home.open()
-    home.migrate(newer).apply("003.more.sql")
+    home.migrate(newer).apply("004.more.sql")
     before = home.path.read_bytes()
-    with pytest.raises(StateError, match=r"newer Catchment.*003\.more\.sql"):
+    with pytest.raises(StateError, match=r"newer Catchment.*004\.more\.sql"):
         home.open()
     assert home.path.read_bytes() == before
     assert sorted(path.name for path in database.SCRIPTS.iterdir()) == SCRIPTS
@@ -167,7 +182,8 @@ def test_a_database_of_somebody_else_is_not_touched(home: Home) -> None:
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
-        ("postgres:host=db password=hunter2", StorageUnsupportedError),
+        ("postgres:", SettingsError),
+        ("postgres:host='db password=hunter2", SettingsError),
         ("mysql:host=db password=hunter2", SettingsError),
         ("sqlite:", SettingsError),
     ],
@@ -208,3 +224,22 @@ def test_the_app_opens_it_once_and_where_the_setting_says(tmp_path: Path) -> Non
 def test_looking_at_it_makes_nothing(home: Home) -> None:
     assert str(ControlDatabase.examine(home.settings)).startswith("none yet")
     assert not home.path.parent.exists()
+
+
+def test_a_database_that_somebody_else_writes_to_is_a_retryable_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = home.open()
+    monkeypatch.setattr(sqlite, "_BUSY_MS", 10)
+    with control.transaction(), pytest.raises(ControlUnavailableError, match="in use"), control.transaction():
+        pass
+    with control.transaction() as session:
+        assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_reading_transaction_sees_one_moment_and_cannot_write(home: Home) -> None:
+    control = home.open()
+    with control.reading() as session:
+        assert session.execute("SELECT count(*) FROM shards").fetchone() == (0,)
+        with pytest.raises(ControlUnavailableError), control.reading() as other:
+            other.execute("DELETE FROM shards")

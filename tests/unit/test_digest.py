@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from catchment.lake import digest
 from catchment.lake.types import Column
-from catchment.pipeline import digest
 
 # A machine that is busy with other things is no failure.
 UNHURRIED = settings(deadline=None)

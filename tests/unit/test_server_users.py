@@ -14,6 +14,7 @@ from catchment.errors import CorruptInputError, InputError, StateError
 from catchment.server.model import Role
 from catchment.server.users import Users, is_password
 from catchment.settings import Settings
+from catchment.tenants.model import TenantId
 from catchment.testing import FakeClock
 
 PASSWORD = "correct horse"
@@ -128,7 +129,7 @@ def test_a_password_that_is_too_short_or_too_long_or_no_text_is_refused(users: U
         "{",
         "[]",
         "{}",
-        '{"version": 2, "users": []}',
+        '{"version": 3, "users": []}',
         '{"version": 1}',
         '{"version": 1, "users": [{"name": "ada"}]}',
         '{"version": 1, "users": [{"name": 1, "role": "admin", "created_at": "2026-01-01", "password_hash": ""}]}',
@@ -201,3 +202,49 @@ def test_the_file_is_where_the_settings_say(tmp_path: Path) -> None:
     assert Users.from_settings(Settings(home=tmp_path)).path == tmp_path / "users.json"
     elsewhere = tmp_path / "secrets" / "users"
     assert Users.from_settings(Settings(home=tmp_path, server_users_file=elsewhere)).path == elsewhere
+
+
+def test_a_user_belongs_to_a_tenant_until_it_is_said_otherwise(users: Users) -> None:
+    users.add("ada", Role.WRITER, PASSWORD, tenant=TenantId(7))
+    users.add("bob", Role.READER, PASSWORD)
+    assert [user.tenant for user in Users(users.path).all()] == [TenantId(7), None]
+    users.set_tenant("ada", None)
+    users.set_tenant("bob", TenantId(0))
+    assert [user.tenant for user in Users(users.path).all()] == [None, TenantId(0)]
+
+
+def test_a_tenants_user_is_never_an_admin(users: Users) -> None:
+    with pytest.raises(InputError, match="no admin"):
+        users.add("ada", Role.ADMIN, PASSWORD, tenant=TenantId(7))
+    assert users.all() == ()
+    users.add("ada", Role.WRITER, PASSWORD, tenant=TenantId(7))
+    users.add("bob", Role.ADMIN, PASSWORD)
+    before = users.path.read_text()
+    with pytest.raises(InputError, match="no admin"):
+        users.set_role("ada", Role.ADMIN)
+    with pytest.raises(InputError, match="no admin"):
+        users.set_tenant("bob", TenantId(7))
+    assert users.path.read_text() == before
+
+
+def test_a_server_that_knows_of_no_tenants_does_not_read_a_file_with_them(users: Users) -> None:
+    users.add("ada", Role.WRITER, PASSWORD)
+    kept = json.loads(users.path.read_text())
+    assert kept["version"] == 1
+    assert "tenant" not in kept["users"][0]
+    users.set_tenant("ada", TenantId(7))
+    kept = json.loads(users.path.read_text())
+    assert kept["version"] == 2
+    assert kept["users"][0]["tenant"] == "t7"
+    users.set_tenant("ada", None)
+    assert json.loads(users.path.read_text())["version"] == 1
+
+
+@pytest.mark.parametrize("facts", [{"tenant": "seven"}, {"tenant": "t7", "role": "admin"}, {"tenant": ""}])
+def test_a_file_with_a_tenant_that_cannot_be_is_an_error(users: Users, facts: dict[str, str]) -> None:
+    users.add("ada", Role.WRITER, PASSWORD, tenant=TenantId(7))
+    kept = json.loads(users.path.read_text())
+    kept["users"][0].update(facts)
+    users.path.write_text(json.dumps(kept))
+    with pytest.raises(CorruptInputError, match="no file of users"):
+        Users(users.path).all()

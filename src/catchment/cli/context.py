@@ -13,7 +13,7 @@ import typer
 
 from catchment import events
 from catchment.cli.output import Output
-from catchment.errors import CatchmentError
+from catchment.errors import EXIT_NEEDS_YOU, CatchmentError, InputError
 from catchment.events import Event
 from catchment.settings import Settings, load_settings
 
@@ -65,6 +65,18 @@ def command(home: Path | None, as_json: bool, **options: object) -> Iterator[Com
 
         with App(run.settings) as app:
             yield Command(app=app, out=run.out)
+
+
+def agree(run: Command, question: str, *, yes: bool) -> None:
+    """Go on only with a yes: by --yes, or by a person at a terminal."""
+    if yes:
+        return
+    answer = run.out.ask(question)
+    if answer is None:
+        raise InputError("There is no terminal to ask on.", hint="Say the same with --yes, or look with --dry-run.")
+    if not answer:
+        run.out.say("Nothing was changed.")
+        raise typer.Exit(EXIT_NEEDS_YOU)
 
 
 @contextmanager

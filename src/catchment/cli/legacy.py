@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from catchment import sql
-from catchment.cli.context import AsJson, Command, command, stopping_gently, telling_of_spark
+from catchment.cli.context import AsJson, Command, agree, command, stopping_gently, telling_of_spark
 from catchment.cli.progress import showing_progress
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError, InputError, StateError
 from catchment.ids import DEFAULT_SCHEMA
@@ -182,7 +182,7 @@ def run_import(
             for line in _plan_lines(planned):
                 run.out.say(line)
         if planned is None or not planned.refusals:
-            _agree(run, f"Move {target.place.data} away and import it?", yes=yes)
+            agree(run, f"Move {target.place.data} away and import it?", yes=yes)
         _import(run, target, job, planned)
 
 
@@ -280,7 +280,7 @@ def undo(
             return
         for line in _undo_lines(target, job.status().tables_made, done=False):
             run.out.say(line)
-        _agree(run, "Compare the lake with the backup, and undo the import if they agree?", yes=yes)
+        agree(run, "Compare the lake with the backup, and undo the import if they agree?", yes=yes)
         with stopping_gently(run.out, "An undo goes on to its end."):
             tables = job.undo()
         facts = {"dropped": tables, "done": True, "next": _next(target, Phase.READY)}
@@ -377,18 +377,6 @@ def _table_name(text: str) -> str:
 
 def _columns(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(each.strip() for each in text.split(",") if each.strip())
-
-
-def _agree(run: Command, question: str, *, yes: bool) -> None:
-    """Go on only with a yes: by --yes, or by a person at a terminal."""
-    if yes:
-        return
-    answer = run.out.ask(question)
-    if answer is None:
-        raise InputError("There is no terminal to ask on.", hint="Say the same with --yes, or look with --dry-run.")
-    if not answer:
-        run.out.say("Nothing was changed.")
-        raise typer.Exit(EXIT_NEEDS_YOU)
 
 
 def _show_plan(run: Command, target: _Target, job: LegacyImport) -> None:

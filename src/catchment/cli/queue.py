@@ -353,7 +353,7 @@ def _compared(
     for state in states:
         rows = state.rows
         if queue is not None and state.sealed_rows is None:
-            producer = str(ProducerId(KIND, str(state.table), queue.buffer.incarnation))
+            producer = str(queue.buffer.producer(state.table))
             seq = watermarks.get(producer, 0)
             rows = state.seq_last - max(seq, state.seq_flushed)
             if not state.seq_flushed <= seq <= state.seq_last:

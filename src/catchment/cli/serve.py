@@ -27,6 +27,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port; 0 is any that is free.", min=0, max=65_535)] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Name under which it is a shard, in which tenants live.")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,6 +37,7 @@ def serve(
         "server_port": port,
         "server_tls_certificate": tls_certificate,
         "server_tls_key": tls_key,
+        "shard_name": shard,
     }
     with _signalled() as wait_for_signal, started(home, as_json, **options) as run, _telling(run.out):
         server = FlightServer(run.settings)
@@ -54,6 +56,8 @@ def _say_ready(run: Started, server: FlightServer) -> None:
     settings = run.settings
     login, tls = server.authenticator.login_required, settings.server_tls_certificate is not None
     facts = {"uri": server.uri, "pid": os.getpid(), "login": login, "tls": tls, "home": settings.home.absolute()}
+    if settings.shard_name is not None:
+        facts["shard"] = settings.shard_name
     line = " ".join(f"{name}={_word(value)}" for name, value in facts.items() if name != "uri")
     # First for those who read it, so that whoever waits for the ready line finds the rest there already.
     for each in _welcome(server.uri, settings.server_tls_certificate, login=login):

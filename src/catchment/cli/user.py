@@ -11,6 +11,7 @@ from catchment.cli.output import Output
 from catchment.errors import InputError
 from catchment.server.model import Role
 from catchment.server.users import PASSWORD_BYTES_MAX, User, Users
+from catchment.tenants.model import TenantId
 
 group = typer.Typer(help="Who may log in to the server, and as what.", no_args_is_help=True)
 
@@ -27,6 +28,7 @@ Name = Annotated[str, typer.Argument(help="The user's name.")]
 FromStdin = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from stdin, one line, instead of asking for it.")
 ]
+_NO_TENANT = "none"
 _ROLES = "A reader reads; a writer also writes and changes tables; an admin also looks after the queue and the server."
 
 
@@ -35,6 +37,9 @@ def add(
     name: Name,
     *,
     role: Annotated[RoleName, typer.Option(help=_ROLES)],
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant, `t7` say, whose tables are all that there is for the user.")
+    ] = None,
     password_stdin: FromStdin = False,
     home: Home = None,
     as_json: AsJson = False,
@@ -43,21 +48,24 @@ def add(
     with started(home, as_json) as run:
         users = _users(run)
         first = not users.all()
-        user = users.add(name, Role[role.name], _password(run.out, from_stdin=password_stdin))
-        run.out.value(_facts(user), [f"Added {user.name}, {role}."])
+        belongs = None if tenant is None else TenantId.parse(tenant)
+        user = users.add(name, Role[role.name], _password(run.out, from_stdin=password_stdin), tenant=belongs)
+        run.out.value(_facts(user), [f"Added {user.name}, {role}{_of_tenant(user)}."])
         if first and run.settings.server_auth is None:
             run.out.say("This is the first user: from now on, everybody logs in.")
 
 
 @group.command(name="list")
 def list_users(home: Home = None, as_json: AsJson = False) -> None:
-    """List the users and their roles."""
+    """List the users, their roles and tenants."""
     with started(home, as_json) as run:
         users = _users(run)
         found = users.all()
         if found:
-            rows = [(each.name, _role(each), f"{each.created_at:%Y-%m-%d %H:%M:%S}") for each in found]
-            run.out.table("Users", ["name", "role", "created at (UTC)"], rows)
+            rows = [
+                (each.name, _role(each), _tenant(each) or "", f"{each.created_at:%Y-%m-%d %H:%M:%S}") for each in found
+            ]
+            run.out.table("Users", ["name", "role", "tenant", "created at (UTC)"], rows)
         shown = {"file": users.path, "users": [_facts(each) for each in found]}
         run.out.value(shown, [] if found else ["There are no users: `catchment user add NAME --role admin`."])
 
@@ -95,6 +103,19 @@ def role(
         run.out.value(_facts(user), [f"{user.name} is {role} now."])
 
 
+@group.command()
+def tenant(
+    name: Name,
+    tenant: Annotated[str, typer.Argument(help="The tenant, `t7` say; or `none`.", metavar="TENANT|none")],
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a user belong to a tenant, or to none, from the next login on: there are no other tables for the user."""
+    with started(home, as_json) as run:
+        user = _users(run).set_tenant(name, None if tenant == _NO_TENANT else TenantId.parse(tenant))
+        run.out.value(_facts(user), [f"{user.name} is {_role(user)}{_of_tenant(user) or ' of no tenant'} now."])
+
+
 def _users(run: Started) -> Users:
     return Users.from_settings(run.settings)
 
@@ -103,8 +124,16 @@ def _role(user: User) -> RoleName:
     return RoleName[user.role.name]
 
 
+def _tenant(user: User) -> str | None:
+    return None if user.tenant is None else str(user.tenant)
+
+
+def _of_tenant(user: User) -> str:
+    return "" if user.tenant is None else f" of {user.tenant}"
+
+
 def _facts(user: User) -> dict[str, object]:
-    return {"name": user.name, "role": _role(user), "created_at": user.created_at}
+    return {"name": user.name, "role": _role(user), "tenant": _tenant(user), "created_at": user.created_at}
 
 
 def _password(out: Output, *, from_stdin: bool) -> str:

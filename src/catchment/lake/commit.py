@@ -19,7 +19,7 @@ from catchment.ids import TableId
 from catchment.lake import tables, types
 from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Delivery, Ledger
-from catchment.lake.tables import LEDGER_SCHEMA, Table
+from catchment.lake.tables import LEDGER_SCHEMA, SortKey, Table
 from catchment.lake.tokens import without_tokens
 from catchment.lake.types import Column
 
@@ -54,6 +54,7 @@ class CreateTable:
     table: TableId
     columns: tuple[Column, ...]
     partition_by: tuple[str, ...] = ()
+    sort_by: tuple[SortKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +217,8 @@ def _create_table(change: CreateTable, target: Target) -> None:
     target.connection.execute(f"CREATE TABLE {_name(target, change.table)} ({definitions})")
     if change.partition_by:
         _alter(target, change.table, f"SET PARTITIONED BY ({sql.identifiers(change.partition_by)})")
+    if change.sort_by:
+        _alter(target, change.table, f"SET SORTED BY ({', '.join(key.clause for key in change.sort_by)})")
 
 
 def _register(change: RegisterFiles, target: Target) -> None:

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import duckdb
 import pyarrow as pa
 
-from catchment import events, faults, files, sql
+from catchment import events, faults, files, ids, sql
 from catchment.backoff import Backoff, retry
 from catchment.clock import Clock, SystemClock
 from catchment.errors import (
@@ -22,7 +22,7 @@ from catchment.errors import (
     LakeMissingError,
     LakeUnavailableError,
 )
-from catchment.ids import ProducerId, TableId
+from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
 from catchment.lake import commit as commits
 from catchment.lake import tables
 from catchment.lake.attach import (
@@ -35,9 +35,9 @@ from catchment.lake.attach import (
     parse_catalog,
 )
 from catchment.lake.audit import AuditReport, audit
-from catchment.lake.commit import Commit
+from catchment.lake.commit import Advance, Commit, Record
 from catchment.lake.deadletters import DeadLetter, DeadLetters
-from catchment.lake.ledger import Claim, Ledger
+from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.locks import CommitLock, lock_for
 from catchment.lake.tables import LEDGER_SCHEMA, Table
 from catchment.lake.wall import Wall
@@ -186,6 +186,23 @@ class Lake:
         with self._reading() as cursor:
             return tables.list_tables(cursor, self.name)
 
+    def usage(self, schema: str) -> tuple[int, int]:
+        """How many tables a schema has, and how many bytes their files."""
+        with self._reading() as connection:
+            query = sql.statement(tables.PACKAGE, "schema_usage", metadata=tables.metadata_of(self.name))
+            row = connection.execute(query, [schema]).fetchone()
+        return (int(row[0]), int(row[1])) if row else (0, 0)
+
+    def identity(self) -> str:
+        """What tells this lake from every other one, whoever opens it by whatever address."""
+        with self._reading() as connection:
+            query = (
+                f"SELECT schema_uuid FROM {tables.metadata_of(self.name)}.ducklake_schema "
+                f"WHERE schema_name = {sql.literal(DEFAULT_SCHEMA)} AND end_snapshot IS NULL"
+            )
+            row = connection.execute(query).fetchone()
+        return str(row[0]) if row else ""
+
     def newest_snapshot(self) -> int:
         """The number of the lake's newest snapshot."""
         with self._reading() as connection:
@@ -235,6 +252,13 @@ class Lake:
     def claim(self, producer: ProducerId) -> Claim:
         """Take the producer over: whoever delivers under an older epoch gets FencedError."""
         return self._retrying(lambda: self._take(producer))
+
+    def cover(self, producer: ProducerId, table: TableId, seq: int) -> None:
+        """Have a producer's deliveries go on behind `seq`, where they are not there yet; may be repeated.
+
+        What lies before came into the table another way: the ledger has it as one unit without rows.
+        """
+        self._retrying(lambda: self._cover(producer, table, seq))
 
     def commit(self, commit: Commit) -> None:
         """Apply the commit once, in one transaction; see `lake.commit` for the ways it fails."""
@@ -366,6 +390,29 @@ class Lake:
         if taken is None:
             raise InvariantError(f"Producer {producer} is not in the ledger right after it was seeded.")
         return taken
+
+    def _cover(self, producer: ProducerId, table: TableId, seq: int) -> None:
+        claim = self.join(producer)
+        if claim.seq >= seq:
+            return
+        history = Delivery(
+            unit_id=ids.unit_id("history", str(producer), claim.seq + 1, seq),
+            producer=producer,
+            epoch=claim.epoch,
+            seq_first=claim.seq + 1,
+            seq_last=seq,
+            table=table,
+            table_uuid=self.table(table).uuid,
+            mode="history",
+            rows=0,
+            bytes=0,
+            digest=None,
+            source=f"{table} up to {seq}, which came another way",
+            job_id=ids.new_job_id(self.clock),
+            delivered_at=self.clock.now(),
+        )
+        changes = (Advance(claim=claim, seq_to=seq), Record(deliveries=(history,)))
+        self.commit(Commit(message=f"{producer} goes on behind {seq}", changes=changes))
 
     def _retrying(
         self,

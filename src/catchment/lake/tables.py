@@ -32,6 +32,12 @@ class SortKey:
     descending: bool = False
     nulls_first: bool = False
 
+    @property
+    def clause(self) -> str:
+        """The key as ORDER BY has it."""
+        way = "DESC" if self.descending else "ASC"
+        return f"{self.expression} {way} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:

@@ -58,12 +58,15 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
     first = group.parts[0].input
     if first.format is not Format.PARQUET:
         return f"a {first.format} file is not Parquet"
-    if tuple(sql.fold(key) for key in first.hive_keys) != tuple(sql.fold(key) for key in task.shape.partition_by):
+    if first.lake_file is not None and group.obstacle is not None:
+        return group.obstacle
+    keys_in_path = tuple(sql.fold(key) for key in first.hive_keys)
+    if first.lake_file is None and keys_in_path != tuple(sql.fold(key) for key in task.shape.partition_by):
         return "its folders do not carry exactly the table's partition keys"
     if has_token(first.uri) and first.hive_keys:
         return "its path holds text that DuckLake would replace"
     have = {sql.fold(name): types.normal(kind) for name, kind in group.columns}
-    keys = {sql.fold(key) for key in first.hive_keys}
+    keys = set(keys_in_path)
     want = {sql.fold(column.name): column for column in task.shape.columns}
     if not set(have) <= set(want):
         return f"the table has no column {', '.join(sorted(set(have) - set(want)))}"
@@ -182,7 +185,7 @@ def _link(part: Part, task: Task, folder: Path, *, number: int, rows: int, diges
     files.link_or_copy(files.local_path(part.input.uri), target)
     return FileFacts(
         path=str(target),
-        place=_place(part.input.uri, task.shape.partition_by),
+        place=_place(part.input, task.shape.partition_by),
         rows=rows,
         bytes=target.stat().st_size,
         digest=digest_text,
@@ -190,10 +193,12 @@ def _link(part: Part, task: Task, folder: Path, *, number: int, rows: int, diges
     )
 
 
-def _place(uri: str, keys: Iterable[str]) -> str:
+def _place(source: Input, keys: Iterable[str]) -> str:
+    if source.lake_file is not None:
+        return source.lake_file.place
     wanted = {sql.fold(key): key for key in keys}
     values: dict[str, str] = {}
-    for segment in PurePath(uri).parts[:-1]:
+    for segment in PurePath(source.uri).parts[:-1]:
         key, equals, value = segment.partition("=")
         if equals and sql.fold(key) in wanted:
             # DuckLake splits a folder's name at every equals sign.

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from catchment import events, faults, files, ids
 from catchment.errors import CatchmentError, InputError
-from catchment.ids import ProducerId, TableId
+from catchment.ids import TableId
 from catchment.lake import DeadLetter, deadletters
 from catchment.lake.staging import JobFolder, Staging
 from catchment.pipeline.deliver import Deliverer, Report, Retire
 from catchment.pipeline.plan import Plan, Unit
 from catchment.pipeline.poison import sift, write_arrow
 from catchment.pipeline.work import Format, Input, Mode
-from catchment.queue.buffer import AT, KIND, SEQ, Buffer, Parcel
+from catchment.queue.buffer import AT, SEQ, Buffer, Parcel
 from catchment.queue.flushing import Progress, TableFlush, merged
 from catchment.settings import MIB
 
@@ -72,7 +72,7 @@ class FlushPipeline:
         # The lake may have been away when this process started.
         self._lake.open()
         with self._lake.ledger() as ledger:
-            claims = {table: ledger.read(ProducerId(KIND, str(table), self._buffer.incarnation)) for table in tables}
+            claims = {table: ledger.read(self._buffer.producer(table)) for table in tables}
         for table, claim in claims.items():
             if claim is not None:
                 self._buffer.flushed_through(table, claim.seq)

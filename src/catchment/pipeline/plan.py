@@ -111,7 +111,7 @@ def plan(
     """Decide everything that can be decided before the first file is read."""
     table = standing.table
     refuse_ledger(table.id)
-    _refuse_transforms(table)
+    refuse_transforms(table)
     for column in table.columns:
         types.require_deliverable(column)
     todo = [unit for unit in units if unit.id not in standing.delivered]
@@ -200,7 +200,7 @@ def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterato
         start = end
 
 
-def _refuse_transforms(table: Table) -> None:
+def refuse_transforms(table: Table) -> None:
     """Registered files carry partition values in their path, which is exact for plain columns only."""
     for key in table.partition_by:
         if key.transform != "identity":

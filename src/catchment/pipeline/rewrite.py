@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from catchment import files, sql
 from catchment.errors import InvariantError
+from catchment.lake import digest
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
-from catchment.pipeline import digest, footer, sources
+from catchment.pipeline import footer, sources
 from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Input, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
 
@@ -86,7 +87,9 @@ def _write(
     rows_in = _rows(connection, groups)
     if sum(rows_in) != sum(output.rows for output in outputs):
         raise InvariantError(f"Task {task.number} read {sum(rows_in)} rows and wrote {sum(o.rows for o in outputs)}.")
-    ordered = len(units) == 1 or not (task.shape.sort_by or task.shape.partition_by)
+    # Rows that deletions have been taken from come out of a join, which promises no order.
+    joined = any(part.input.lake_file is not None and part.input.lake_file.deletes for part in parts)
+    ordered = len(units) == 1 or not (task.shape.sort_by or task.shape.partition_by or joined)
     by_file, by_part = _sums(connection, outputs, task.shape.columns, rows_in)
     if not ordered:
         # The output no longer shows which row came from where, so the inputs are read once more, and must agree.
@@ -138,13 +141,7 @@ def _copy(
 
 
 def _order_by(shape: Shape) -> str:
-    if not shape.sort_by:
-        return ""
-    keys = (
-        f"{key.expression} {'DESC' if key.descending else 'ASC'} NULLS {'FIRST' if key.nulls_first else 'LAST'}"
-        for key in shape.sort_by
-    )
-    return f" ORDER BY {', '.join(keys)}"
+    return f" ORDER BY {', '.join(key.clause for key in shape.sort_by)}" if shape.sort_by else ""
 
 
 def _natural(path: str) -> tuple[str, int, str]:

@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 
 from catchment import files, sql
-from catchment.lake import reshape
+from catchment.lake import digest, reshape
 from catchment.lake.types import Column
-from catchment.pipeline import digest
+from catchment.pipeline import lakefile
 from catchment.pipeline.work import Format, Input, Part, UnitFailure
 
 URI = "catchment__uri"
@@ -20,10 +20,11 @@ URI = "catchment__uri"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Inputs of one format and one set of columns, read by one relation."""
+    """Inputs of one format and one set of columns, read by one relation; `obstacle` is why none can be adopted."""
 
     parts: tuple[Part, ...]
     columns: tuple[tuple[str, str], ...]
+    obstacle: str | None = None
 
 
 def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> tuple[list[Group], list[UnitFailure]]:
@@ -32,28 +33,35 @@ def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> tup
     failures = changed(parts)
     failed = {each.path for each in failures}
     parts = [part for part in parts if part.input.uri not in failed]
-    parquet = [part for part in parts if part.input.format is Format.PARQUET]
+    parquet = [part for part in parts if part.input.format is Format.PARQUET and part.input.lake_file is None]
     for alike in _alike(connection, parquet, failures):
         groups.extend(_described(connection, alike, failures))
     for alike in _alike_arrow([part for part in parts if part.input.format is Format.ARROW], failures):
         groups.extend(_described(connection, alike, failures))
     for part in parts:
-        if part.input.format is Format.DUCKDB:
+        if _is_alone(part.input):
             groups.extend(_described(connection, (part,), failures))
     return groups, failures
+
+
+def _is_alone(source: Input) -> bool:
+    """Whether it is read by a relation of its own."""
+    return source.format is Format.DUCKDB or source.lake_file is not None
 
 
 def changed(parts: Iterable[Part]) -> list[UnitFailure]:
     """Parts whose file is not the one that was planned: its rows would be recorded under another file's name."""
     found = []
     for part in parts:
-        if part.input.modified_ns:
+        if part.input.modified_ns or part.input.lake_file is not None:
             try:
                 facts = files.local_path(part.input.uri).stat()
             except OSError as error:
                 found.append(failure(part, error.strerror or str(error)))
             else:
-                if (facts.st_size, facts.st_mtime_ns) != (part.input.bytes, part.input.modified_ns):
+                # A lake's files have no time of change that counts: they are written once.
+                modified_ns = part.input.modified_ns or facts.st_mtime_ns
+                if (facts.st_size, facts.st_mtime_ns) != (part.input.bytes, modified_ns):
                     found.append(failure(part, "it has changed since it was planned"))
     return found
 
@@ -80,12 +88,13 @@ def relation(
 
 def rows(connection: duckdb.DuckDBPyConnection, group: Group) -> list[int]:
     """How many rows each part of the group holds; for Parquet, by its footer."""
-    if group.parts[0].input.format is Format.PARQUET:
+    first = group.parts[0].input
+    if first.format is Format.PARQUET and first.lake_file is None:
         listed = paths(part.input for part in group.parts)
         counts = dict(connection.execute(f"SELECT file_name, num_rows FROM parquet_file_metadata({listed})").fetchall())
         return [int(counts[part.input.uri]) for part in group.parts]
     with _Opened(connection) as opened:
-        if group.parts[0].input.format is Format.ARROW:
+        if first.format is Format.ARROW:
             return [opened.arrow(part.input).num_rows for part in group.parts]
         row = connection.execute(f"SELECT count(*) FROM {opened.scan(group.parts)}").fetchone()
     return [int(row[0]) if row else 0]
@@ -154,11 +163,13 @@ def _described(
     try:
         with _Opened(connection) as opened:
             found = connection.execute(f"DESCRIBE FROM {opened.scan(parts[:1])}").fetchall()
+            obstacle = lakefile.obstacle(connection, parts[0].input)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         failures.extend(failure(part, error) for part in parts)
     else:
         left_out = {sql.fold(name) for name in parts[0].input.without}
-        yield Group(parts=parts, columns=tuple((row[0], row[1]) for row in found if sql.fold(row[0]) not in left_out))
+        columns = tuple((row[0], row[1]) for row in found if sql.fold(row[0]) not in left_out)
+        yield Group(parts=parts, columns=columns, obstacle=obstacle)
 
 
 def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
@@ -178,7 +189,7 @@ def _select(opened: "_Opened", group: Group, columns: Sequence[Column], *, named
     chosen = reshape.select_list(_columns(group), columns)
     if named:
         first = group.parts[0].input
-        chosen.append(f"{sql.literal(first.uri)} AS {URI}" if first.format is Format.DUCKDB else URI)
+        chosen.append(f"{sql.literal(first.uri)} AS {URI}" if _is_alone(first) else URI)
     return f"SELECT {', '.join(chosen)} FROM {opened.scan(group.parts, named=named)}"
 
 
@@ -209,6 +220,8 @@ class _Opened:
     def scan(self, parts: Iterable[Part], *, named: bool = False) -> str:
         """What stands behind FROM to read the parts, which are all of one format."""
         inputs = [part.input for part in parts]
+        if inputs[0].lake_file is not None:
+            return f"({lakefile.query(self._connection, inputs[0])})"
         match inputs[0].format:
             case Format.PARQUET:
                 return _read_parquet(inputs, named=named)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from catchment.lake.past import Field, FileName
 from catchment.lake.tables import SortKey
 from catchment.lake.types import Column
 
@@ -24,11 +25,30 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFile:
+    """How a data file of another lake is read as of a snapshot, without that lake's catalog.
+
+    `names` are given where the file itself has no numbers of fields. `is_partial`: rows of later snapshots are in it;
+    so with deletions. `place` is the folder that it belongs in when it is adopted, `obstacle` why it cannot be.
+    """
+
+    fields: tuple[Field, ...]
+    snapshot: int
+    names: tuple[FileName, ...] | None = None
+    is_partial: bool = False
+    deletes: str | None = None
+    deletes_are_partial: bool = False
+    place: str = "."
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One file to read, as it was when it was planned; 0 for `modified_ns` leaves that unchecked.
 
     `relation` names the table inside a DuckDB file, and `without` columns of it that stay behind; `hive_keys` are
-    columns found in the path. `weight` is how large it becomes as Parquet, per byte.
+    columns found in the path. `weight` is how large it becomes as Parquet, per byte. `lake_file` says how a file of
+    another lake is read.
     """
 
     uri: str
@@ -39,6 +59,7 @@ class Input:
     without: tuple[str, ...] = ()
     weight: float = 1.0
     hive_keys: tuple[str, ...] = ()
+    lake_file: LakeFile | None = None
 
     @property
     def expected_bytes(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from catchment.errors import InvariantError
-from catchment.pipeline import digest
+from catchment.lake import digest
 from catchment.pipeline.plan import Bounds, Stint, Unit, stints
 from catchment.pipeline.spark import Runner
 from catchment.pipeline.work import FileFacts, Mode, Task, TaskResult, UnitFailure

@@ -111,6 +111,10 @@ class Buffer(Protocol):
         """Which life of this buffer it is; one that is wiped and made again has another."""
         ...
 
+    def producer(self, table: TableId) -> ProducerId:
+        """Under whose name the ledger records the table's rows."""
+        ...
+
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
         """The columns that rows of this table are kept with now, or None while the buffer has none."""
         ...

@@ -6,16 +6,25 @@ its turn.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pyarrow as pa
 
-from catchment import events
+from catchment import events, sql
 from catchment.clock import Clock
-from catchment.errors import BackpressureError, CatchmentError, FlushFailedError, InputError, MachineError
+from catchment.errors import (
+    BackpressureError,
+    CatchmentError,
+    FlushFailedError,
+    InputError,
+    MachineError,
+    NotSupportedError,
+    TableMissingError,
+)
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.lake.types import Column
@@ -24,6 +33,7 @@ from catchment.queue.buffer import Ack, Buffer, SetAside, TableState
 from catchment.queue.flushing import Flusher, FlushReport, Progress, TableFlush, merged
 from catchment.queue.fresh import Fresh, fresh
 from catchment.queue.policy import Policy, Trigger, Trouble
+from catchment.queue.shipment import Shipment, ShippingBuffer
 from catchment.queue.targets import Targets
 from catchment.queue.turns import Turns
 from catchment.settings import Settings
@@ -61,6 +71,7 @@ class DqCoordinator:
 
     def __init__(self, *, buffer: Buffer, lake: Lake, flusher: Flusher, settings: Settings, clock: Clock) -> None:
         self.buffer = buffer
+        self._shipper = buffer if isinstance(buffer, ShippingBuffer) else None
         self.lake = lake
         self.flusher = flusher
         self._settings = settings
@@ -69,6 +80,11 @@ class DqCoordinator:
         self._turns = Turns(self._policy, clock, root=settings.queue_path)
         self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables, root=settings.queue_path)
         self._sealed_rows: dict[TableId, int] = {}
+        # Tables of which the ledger knows where they began.
+        self._covered: set[TableId] = set()
+        # How many writes go past the buffer, by schema.
+        self._bypassing: Counter[str] = Counter()
+        self._bypasses = threading.Condition()
         # Set when a table is due before the sweeper's next round.
         self.due = threading.Event()
 
@@ -81,12 +97,87 @@ class DqCoordinator:
         are missing. Rows that the table cannot take are refused whole; nothing of them is kept.
         """
         arrived = arrivals.as_table(rows)
+        return self._enqueue(table, arrived, self._columns_for(table, arrived, session), session)
+
+    def take(
+        self, table: TableId, rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch], *, session: str = "default"
+    ) -> tuple[Ack, Shipment | None]:
+        """Take rows in, like `enqueue`, and give them back as another buffer can receive them.
+
+        None where they are not kept as they arrived, and have to be read from the log; and where the lake got them.
+        """
+        arrived = arrivals.as_table(rows)
         columns = self._columns_for(table, arrived, session)
-        if not self._has_room(arrived.nbytes) and not self._make_room(arrived.nbytes):
-            return self._bypass(table, arrived)
-        ack = self.buffer.append(table, columns, arrived, session=session)
-        self._look(table)
-        return ack
+        ack = self._enqueue(table, arrived, columns, session)
+        if self._shipper is None or ack.source == DIRECT or not arrivals.are_plain(arrived, columns):
+            return ack, None
+        return ack, Shipment(table=table, columns=columns, seq_first=ack.seq_first, rows=arrived)
+
+    def hold(self, schema: str) -> None:
+        """Keep the rows of the schema's tables as a log from now on, and have them all come through the buffer."""
+        self._shipping.hold(schema)
+        with self._bypasses:
+            # One that goes to the lake past the buffer would be in nobody's log.
+            self._bypasses.wait_for(lambda: not self._bypassing[sql.fold(schema)])
+
+    def unhold(self, schema: str) -> None:
+        """Keep flushed rows of the schema's tables no longer."""
+        self._shipping.unhold(schema)
+
+    def held_schemas(self) -> frozenset[str]:
+        """Schemas whose tables are held."""
+        return self._shipping.held_schemas()
+
+    def let_go(self, table: TableId, seq: int) -> None:
+        """Flushed rows of a held table up to `seq` may go."""
+        self._shipping.let_go(table, seq)
+
+    def positions(self, schema: str) -> Mapping[TableId, int]:
+        """The last number of each table of the schema."""
+        return self._shipping.positions(schema)
+
+    def shipment(self, table: TableId, after: int, *, rows_max: int) -> Shipment | None:
+        """Rows of a held table behind number `after`; None where there are none."""
+        return self._shipping.shipment(table, after, rows_max=rows_max)
+
+    def receive(self, shipments: Sequence[Shipment]) -> None:
+        """Keep rows under the numbers that they bring, all or none; tables that the lake lacks are made."""
+        buffer = self._shipping
+        for each in shipments:
+            if buffer.columns(each.table, "") != each.columns:
+                self._targets.have(each.table, each.columns)
+        size = sum(each.rows.nbytes for each in shipments)
+        if not self._has_room(size) and not self._make_room(size):
+            raise self._full(sum(each.rows.num_rows for each in shipments))
+        buffer.receive(shipments)
+        for table in {each.table for each in shipments}:
+            self._look(table)
+
+    def begin_at(self, table: TableId, seq: int) -> None:
+        """Have the table's numbers go on behind `seq`, up to which the lake has its rows; may be repeated.
+
+        The buffer is told first. Until the ledger is, nothing of the table can be delivered; a flush tells it, too.
+        """
+        buffer, columns = self._shipping, self._targets.known(table, None, ask=True)
+        if buffer.state(table) is not None:
+            self.flusher.catch_up([table])
+        buffer.begin_at(table, columns, seq)
+        self._covered.discard(table)
+        self._cover(table)
+
+    def drop(self, schema: str) -> None:
+        """Forget the schema's tables and whatever of them is buffered; flushes of them are waited for."""
+        buffer = self._shipping
+        tables = self._turns.take_all(buffer.positions(schema), timeout_s=_FLUSH_WAIT_S_MAX)
+        try:
+            buffer.drop(schema)
+            self._targets.forget(schema)
+            for table in tables:
+                self._turns.went_well(table)
+                self._covered.discard(table)
+                self._sealed_rows.pop(table, None)
+        finally:
+            self._turns.give_back(tables)
 
     def flush_stale_buffers(self, progress: Progress | None = None) -> FlushReport:
         """Flush the tables that are due, but for those that are being flushed or left alone after a failure."""
@@ -131,17 +222,33 @@ class DqCoordinator:
         """When the first table in trouble may be tried again."""
         return self._turns.next_retry_at()
 
-    def fresh(self, *tables: TableId) -> AbstractContextManager[Fresh]:
-        """Read tables with their buffered rows, each row once."""
-        return fresh(self.lake, self.buffer, tables)
+    def fresh(self, *tables: TableId, through: Mapping[TableId, int] | None = None) -> AbstractContextManager[Fresh]:
+        """Read tables with their buffered rows, each row once; with `through`, none behind that number."""
+        return fresh(self.lake, self.buffer, tables, through)
 
     def columns(self, table: TableId, *, session: str = "default", ask: bool = False) -> tuple[Column, ...]:
         """What rows for the table are taken with; `ask` asks the lake although it is known."""
         return self._targets.known(table, None if ask else self.buffer.columns(table, session), ask=ask)
 
+    @property
+    def _shipping(self) -> ShippingBuffer:
+        if self._shipper is None:
+            raise NotSupportedError(
+                f"Layout {self._settings.queue_layout!r} of the queue numbers no table's rows once and for all.",
+                hint="Set DUCKLING_QUEUE_LAYOUT=shared.",
+            )
+        return self._shipper
+
     def examine(self, table: TableId, rows: pa.Table, *, session: str = "default") -> None:
         """Refuse rows that `enqueue` would refuse; nothing is kept of them."""
         self._columns_for(table, rows, session)
+
+    def _enqueue(self, table: TableId, rows: pa.Table, columns: tuple[Column, ...], session: str) -> Ack:
+        if not self._has_room(rows.nbytes) and not self._make_room(rows.nbytes):
+            return self._bypass(table, rows)
+        ack = self.buffer.append(table, columns, rows, session=session)
+        self._look(table)
+        return ack
 
     def _columns_for(self, table: TableId, rows: pa.Table, session: str) -> tuple[Column, ...]:
         """What the rows are kept with; those that the table cannot take are refused."""
@@ -230,6 +337,10 @@ class DqCoordinator:
 
     def _flushed(self, tables: Sequence[TableId], progress: Progress | None) -> tuple[TableFlush, ...]:
         try:
+            for table in tables:
+                with suppress(TableMissingError):
+                    # Its flush says so, and the others go on.
+                    self._cover(table)
             self.flusher.catch_up(tables)
             done = self.flusher.flush(self.buffer.parcels(tables), progress)
         except MachineError:
@@ -269,11 +380,32 @@ class DqCoordinator:
         return self._has_room(size)
 
     def _bypass(self, table: TableId, rows: pa.Table) -> Ack:
-        if not self._settings.queue_bypass:
-            raise BackpressureError(
-                f"The queue's buffer has reached {self._settings.queue_max_db_bytes:,} bytes; these "
-                f"{rows.num_rows:,} rows were not taken."
-            )
-        events.emit("bypassed", level=logging.WARNING, table=str(table), rows=rows.num_rows)
-        self.lake.insert(table, rows)
+        schema = sql.fold(table.schema)
+        with self._bypasses:
+            self._bypassing[schema] += 1
+        try:
+            # Looked at once it is known that this goes on: who holds the schema waits for it.
+            held = self._shipper is not None and schema in self._shipper.held_schemas()
+            if held or not self._settings.queue_bypass:
+                raise self._full(rows.num_rows)
+            events.emit("bypassed", level=logging.WARNING, table=str(table), rows=rows.num_rows)
+            self.lake.insert(table, rows)
+        finally:
+            with self._bypasses:
+                self._bypassing[schema] -= 1
+                self._bypasses.notify_all()
         return Ack(table=table, source=DIRECT, seq_first=1, seq_last=rows.num_rows)
+
+    def _full(self, rows: int) -> BackpressureError:
+        return BackpressureError(
+            f"The queue's buffer has reached {self._settings.queue_max_db_bytes:,} bytes; these "
+            f"{rows:,} rows were not taken."
+        )
+
+    def _cover(self, table: TableId) -> None:
+        """Tell the ledger where a table began that did not begin at 1: its deliveries go on from there."""
+        begun = self._shipper.begun_at(table) if self._shipper is not None else None
+        if begun and table not in self._covered:
+            self.lake.open()
+            self.lake.cover(self.buffer.producer(table), table, begun)
+            self._covered.add(table)

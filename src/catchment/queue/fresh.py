@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from catchment import sql
-from catchment.errors import TypeConflictError
+from catchment.errors import NotReadyError, TypeConflictError
 from catchment.ids import TableId
 from catchment.lake import Lake, Table, reshape
 from catchment.lake.ledger import Ledger
@@ -36,10 +36,15 @@ class Fresh:
 
 
 @contextmanager
-def fresh(lake: Lake, buffer: Buffer, tables: Sequence[TableId]) -> Iterator[Fresh]:
-    """Read tables with their buffered rows, as of one moment."""
+def fresh(
+    lake: Lake, buffer: Buffer, tables: Sequence[TableId], through: Mapping[TableId, int] | None = None
+) -> Iterator[Fresh]:
+    """Read tables with their buffered rows, as of one moment.
+
+    With `through`, rows behind that number are left out; NotReadyError where the lake has some of them already.
+    """
     # In this order: what is acknowledged by now is in the buffer or in the lake when each is looked at.
-    through = {table: buffer.complete_through(table) for table in tables}
+    complete = {table: buffer.complete_through(table) for table in tables}
     held = {table: buffer.held(table) for table in tables}
     with lake.snapshot() as connection, ExitStack() as cleanup:
         names = (f"catchment_buffered_{number}" for number in count())
@@ -47,13 +52,16 @@ def fresh(lake: Lake, buffer: Buffer, tables: Sequence[TableId]) -> Iterator[Fre
         for table in tables:
             target = lake.table_in(connection, table)
             parts = [f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {_lake_name(lake, target.id)}"]
+            last = None if through is None else through.get(table, 0)
+            if last is not None:
+                _refuse_further(connection, lake.name, buffer, table, last)
             for each in _undelivered(connection, lake.name, held[table], target):
                 name = next(names)
                 connection.register(name, each.rows)
                 cleanup.callback(connection.unregister, name)
-                parts.append(_buffered(connection, lake.name, name, each, target))
+                parts.append(_buffered(connection, lake.name, name, each, target, last))
             queries[table] = " UNION ALL ".join(parts)
-        yield Fresh(connection=connection, queries=queries, complete_through=through)
+        yield Fresh(connection=connection, queries=queries, complete_through=complete)
 
 
 def _undelivered(
@@ -65,7 +73,18 @@ def _undelivered(
     return [each for each in held if each.parcel.id not in delivered]
 
 
-def _buffered(connection: duckdb.DuckDBPyConnection, lake_name: str, name: str, held: Held, target: Table) -> str:
+def _refuse_further(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, table: TableId, last: int
+) -> None:
+    """Rows of the lake have no numbers: those behind the last one cannot be left out any more."""
+    covered = Ledger(connection, lake_name).join(buffer.producer(table)).seq
+    if covered > last:
+        raise NotReadyError(f"The lake has {table} up to {covered:,} already, and {last:,} was asked for.")
+
+
+def _buffered(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, name: str, held: Held, target: Table, last: int | None
+) -> str:
     """The held rows that the lake does not have, in the table's columns."""
     columns = arrivals.columns_of(held.rows.drop_columns([SEQ]).schema)
     reason = reshape.misfit(columns, target.columns)
@@ -76,7 +95,8 @@ def _buffered(connection: duckdb.DuckDBPyConnection, lake_name: str, name: str, 
         )
     covered = Ledger(connection, lake_name).join(held.parcel.producer).seq if held.parcel.positioned else 0
     chosen = ", ".join(reshape.select_list(columns, target.columns))
-    return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {covered}"
+    cut = "" if last is None else f" AND {SEQ} <= {last}"
+    return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {covered}{cut}"
 
 
 def _lake_name(lake: Lake, table: TableId) -> str:

@@ -99,6 +99,12 @@ class Journal:
         self.size = self._entries = 0
         self._life = _new_life()
 
+    def wipe(self) -> None:
+        """Everything is settled: begin from the start, and let no reader find what was there."""
+        self._file.write(0, bytes(_FRAME.size))
+        self._file.sync()
+        self.restart()
+
     def replay(self, is_settled: Callable[[Entry], bool]) -> list[Entry]:
         """What was appended since the last start, as far as it was acknowledged.
 

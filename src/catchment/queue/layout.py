@@ -24,8 +24,9 @@ from catchment.clock import Clock
 from catchment.errors import CatchmentError, InvariantError, StorageFailedError
 from catchment.ids import TableId
 from catchment.queue.buffer import AT, SEQ
+from catchment.queue.failure import failure
 from catchment.queue.log import Log
-from catchment.queue.store import WAL, failure
+from catchment.queue.store import WAL
 
 _NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
 _SAMPLE_ROWS = 1_000

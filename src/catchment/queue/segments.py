@@ -103,6 +103,9 @@ class SessionsBuffer:
     def incarnation(self) -> str:
         return self._incarnation
 
+    def producer(self, table: TableId) -> ProducerId:
+        return ProducerId(KIND, str(table), self._incarnation)
+
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
         with self._mutex:
             writer = self._writers.get(session)
@@ -441,7 +444,7 @@ class SessionsBuffer:
         return Parcel(
             id=ids.unit_id(KIND, self._incarnation, name.uuid, str(part.table), part.version),
             table=part.table,
-            producer=ProducerId(KIND, str(part.table), self._incarnation),
+            producer=self.producer(part.table),
             source=name.uuid,
             seq_first=part.seq_first,
             seq_last=part.seq_last,

@@ -3,11 +3,17 @@
 Recovery is opening the file: there is nothing to scan. A table's parcels are slices, ranges of `dq_seq` that follow
 each other without gap. The ledger's watermark of the table's producer is a `dq_seq` too: what it covers is in the lake,
 and is never cut into a slice again, however a crash changed the cuts.
+
+Since a table's rows are numbered once and for all, another buffer can hold the same rows: this one keeps them as a log
+while their schema is held, ships them by number, and receives others' under the numbers that they bring. A table that
+is dropped may come again, with whatever numbers: that is another life of it, and another producer to the ledger, so
+that no watermark of the old life swallows rows of the new one.
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +34,7 @@ from catchment.queue import aside
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
 from catchment.queue.group import GroupCommit
 from catchment.queue.log import Log, Version
+from catchment.queue.shipment import Shipment
 from catchment.queue.store import Store, Write, new_identity
 from catchment.settings import MIB, Settings
 
@@ -56,7 +63,7 @@ class SharedBuffer:
         except BaseException:
             self._lock.release()
             raise
-        self._group = GroupCommit[Write, tuple[int, int]](self._commit, items_max=_GROUP_MAX)
+        self._group = GroupCommit[tuple[Write, ...], tuple[int, int]](self._commit, items_max=_GROUP_MAX)
 
     @classmethod
     def from_settings(cls, settings: Settings, *, clock: Clock) -> "SharedBuffer":
@@ -72,12 +79,16 @@ class SharedBuffer:
     def incarnation(self) -> str:
         return self._store.identity.incarnation
 
+    def producer(self, table: TableId) -> ProducerId:
+        life = self._store.life(table).number
+        return ProducerId(KIND, str(table), self.incarnation if life == 1 else f"{self.incarnation}.{life}")
+
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
         log = self._store.log(table)
         return log.versions[-1].columns if log else None
 
     def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
-        first, last = self._group.submit(Write(table=table, columns=columns, rows=rows))
+        first, last = self._group.submit((Write(table=table, columns=columns, rows=rows),))
         return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=last)
 
     def tables(self) -> tuple[TableState, ...]:
@@ -119,10 +130,9 @@ class SharedBuffer:
         return rows.drop_columns([SEQ])
 
     def retire(self, parcel: Parcel) -> None:
-        self._store.retire(parcel.table, parcel.seq_last)
-        if self._store.wal_bytes() > self._checkpoint_after_bytes:
-            # Little is left to write at this moment; left to itself, DuckDB would do it in the middle of some commit.
-            self._group.exclusively(self._store.checkpoint)
+        if parcel.producer == self.producer(parcel.table):
+            self._store.retire(parcel.table, parcel.seq_last)
+        self._checkpoint()
 
     def release(self, parcel: Parcel) -> None:
         """Nobody else can have the file open, so nothing was leased."""
@@ -145,9 +155,9 @@ class SharedBuffer:
                 rows = self._store.read(version, first, last).read_all()
             except BufferDamagedError:
                 now = self._store.log(table)
-                if now is None or version in now.versions:
+                if now is not None and version in now.versions:
                     raise
-                # Flushed and dropped meanwhile: the lake has its rows, and is looked at next.
+                # Flushed and dropped meanwhile: the lake has its rows, and is looked at next. Or all of it was dropped.
                 continue
             found.append(Held(parcel=self._parcel(log, version, first, last), rows=rows))
         return found
@@ -155,6 +165,64 @@ class SharedBuffer:
     def complete_through(self, table: TableId) -> dict[str, int]:
         log = self._store.log(table)
         return {self.incarnation: log.seq_last if log else 0}
+
+    def hold(self, schema: str) -> None:
+        self._alone(lambda store: store.hold(schema))
+
+    def unhold(self, schema: str) -> None:
+        # Most of it beside the writers, who wait for the rest.
+        for table, log in self._store.logs_of(schema).items():
+            self._store.let_go(table, log.seq_flushed)
+        self._alone(lambda store: store.unhold(schema))
+        self._checkpoint()
+
+    def held_schemas(self) -> frozenset[str]:
+        return self._store.holds
+
+    def let_go(self, table: TableId, seq: int) -> None:
+        self._store.let_go(table, seq)
+        self._checkpoint()
+
+    def positions(self, schema: str) -> dict[TableId, int]:
+        return {table: log.seq_last for table, log in self._store.logs_of(schema).items()}
+
+    def shipment(self, table: TableId, after: int, *, rows_max: int) -> Shipment | None:
+        self._settle()
+        log = self._store.log(table)
+        if log is None or after >= log.seq_last:
+            return None
+        self._require_kept(table, after)
+        version, first, last = next(log.ranges(after))
+        last = min(last, first + rows_max - 1)
+        try:
+            rows = self._store.read(version, first, last).read_all().drop_columns([SEQ])
+        except BufferDamagedError:
+            # Or let go of meanwhile, with the version's staging table.
+            self._require_kept(table, after)
+            raise
+        if rows.num_rows != last - first + 1:
+            self._require_kept(table, after)
+            raise InvariantError(f"{table} has {rows.num_rows} rows from {first} to {last}.")
+        return Shipment(table=table, columns=version.columns, seq_first=first, rows=rows)
+
+    def receive(self, shipments: Sequence[Shipment]) -> None:
+        if shipments:
+            self._group.submit(
+                tuple(
+                    Write(table=each.table, columns=each.columns, rows=each.rows, seq_first=each.seq_first)
+                    for each in shipments
+                )
+            )
+
+    def begin_at(self, table: TableId, columns: tuple[Column, ...], seq: int) -> None:
+        self._alone(lambda store: store.begin_at(table, columns, seq))
+
+    def begun_at(self, table: TableId) -> int | None:
+        return self._store.life(table).seq_begun
+
+    def drop(self, schema: str) -> None:
+        self._alone(lambda store: store.drop(schema))
+        self._checkpoint()
 
     def size_bytes(self) -> int:
         return self._store.file_bytes()
@@ -207,18 +275,31 @@ class SharedBuffer:
         events.emit("buffer_opened", path=str(store.path), incarnation=store.identity.incarnation, rows=rows)
         return store
 
-    def _commit(self, writes: Sequence[Write]) -> list[tuple[int, int]]:
+    def _commit(self, together: Sequence[tuple[Write, ...]]) -> list[tuple[int, int]]:
+        """Keep what each has brought; returns the numbers of each one's last rows."""
         with self._open_store() as store:
-            return store.write(writes, self._clock.now())
+            ranges = store.write([write for writes in together for write in writes], self._clock.now())
+        ends = accumulate(len(writes) for writes in together)
+        return [ranges[end - 1] for end in ends]
+
+    def _alone(self, action: Callable[[Store], None]) -> None:
+        """Do something to the store while nobody writes."""
+
+        def act() -> None:
+            with self._open_store() as store:
+                action(store)
+
+        self._group.exclusively(act)
+
+    def _checkpoint(self) -> None:
+        if self._store.wal_bytes() > self._checkpoint_after_bytes:
+            # Little is left to write at this moment; left to itself, DuckDB would do it in the middle of some commit.
+            self._group.exclusively(self._store.checkpoint)
 
     def _settle(self) -> None:
         """Have every row that is acknowledged by now in the file, where it can be read."""
         if not self._store.is_settled:
-            self._group.exclusively(self._settle_alone)
-
-    def _settle_alone(self) -> None:
-        with self._open_store() as store:
-            store.settle()
+            self._alone(lambda store: store.settle())
 
     @contextmanager
     def _open_store(self) -> Iterator[Store]:
@@ -245,10 +326,11 @@ class SharedBuffer:
 
     def _parcel(self, log: Log, version: Version, first: int, last: int) -> Parcel:
         table = version.table
+        producer = self.producer(table)
         return Parcel(
-            id=ids.unit_id(KIND, self.incarnation, str(table), first, last),
+            id=ids.unit_id(KIND, producer.incarnation, str(table), first, last),
             table=table,
-            producer=ProducerId(KIND, str(table), self.incarnation),
+            producer=producer,
             source=self.incarnation,
             seq_first=first,
             seq_last=last,
@@ -266,6 +348,11 @@ class SharedBuffer:
             if first <= parcel.seq_first and parcel.seq_last <= last:
                 return self._store.read(version, parcel.seq_first, parcel.seq_last)
         raise InvariantError(f"{parcel.table} has no rows {parcel.seq_first} to {parcel.seq_last} in the buffer.")
+
+    def _require_kept(self, table: TableId, after: int) -> None:
+        log = self._store.log(table)
+        if log is not None and after < log.seq_gone:
+            raise InvariantError(f"The log of {table} starts behind seq {log.seq_gone}, not behind {after}.")
 
     def _require_all(self, parcel: Parcel, rows: int) -> None:
         if rows != parcel.rows:

@@ -4,20 +4,21 @@ Both layouts keep their rows in such files: the shared buffer is one, a session'
 number, `dq_seq`, without gap from 1 within its table. Rows are let go of by number, never by DuckDB's `rowid`, which
 a checkpoint changes.
 
-    dq_meta          one row per version of a table's columns: its staging table, where it starts, what is flushed
+    dq_meta, …       what the file says about itself: see `queue.meta`
     dq_<table>       the rows of version 1; later versions have a suffix
     <identity>       which life of which buffer this is
+
+Rows that are flushed go, unless their schema is held: then they are kept as a log until they are let go of.
 
 A file may have a journal beside it, which takes small writes until they are settled here, many in one transaction:
 before anything is read, when the journal is full, together with a write that is not small, or when the file is opened.
 """
 
-import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -27,46 +28,30 @@ import pyarrow as pa
 
 from catchment import faults, files, sql
 from catchment.clock import Clock
-from catchment.errors import (
-    BufferDamagedError,
-    BufferHeldError,
-    CatchmentError,
-    CommitUnknownError,
-    InputError,
-    InvariantError,
-    StorageFailedError,
-)
+from catchment.errors import BufferDamagedError, CatchmentError, CommitUnknownError, SeqGapError, StateError
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.types import Column
-from catchment.queue import arrivals
+from catchment.queue import arrivals, meta
 from catchment.queue.buffer import AT, SEQ
+from catchment.queue.failure import failing
 from catchment.queue.journal import ENTRY_BYTES_MAX, SUFFIX, Entry, Journal
-from catchment.queue.log import Log, Mark, Version
+from catchment.queue.log import Log, Version
+from catchment.queue.meta import PACKAGE, Contents, Identity, Life
 
-PACKAGE = "catchment.queue"
 WAL = ".wal"
 FLUSHED_PREFIX = "__dq_flushed_"
-_SAMPLE_ROWS = 1_000
 _READ_BATCH_ROWS = 100_000
 _AT_TYPE = pa.timestamp("us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """Rows to keep, which fit the columns."""
+    """Rows to keep, which fit the columns. Those that bring their numbers have a `seq_first`."""
 
     table: TableId
     columns: tuple[Column, ...]
     rows: pa.Table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Which life of which buffer a file is."""
-
-    incarnation: str
-    session: str
-    created_at: datetime
+    seq_first: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +65,25 @@ class Numbered:
 
 
 class Store:
-    """An open file. One thread appends or settles at a time, which the owner sees to; reading and retiring go on
-    beside it.
+    """An open file. One thread appends, settles, holds, begins or drops at a time, which the owner sees to; reading,
+    retiring and letting go go on beside it.
     """
 
-    def __init__(
-        self, path: Path, connection: duckdb.DuckDBPyConnection, identity: Identity, logs: dict[TableId, Log]
-    ) -> None:
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, contents: Contents) -> None:
         self.path = path
-        self.identity = identity
+        self.identity = contents.identity
         self._connection = connection
-        self._logs = logs
+        self._logs = contents.logs
+        self._holds = contents.holds
+        self._lives = contents.lives
         self._journal: Journal | None = None
         # What the journal has and DuckDB does not, in the order of acknowledgement.
         self._unsettled: list[Entry] = []
         self._is_torn = False
         # Guards the dictionary of logs, whose values are frozen: readers take one without waiting for a commit.
         self._mutex = threading.Lock()
+        # Held by whoever deletes rows: what one deletes must be gone before another looks what there is to delete.
+        self._deleting = threading.Lock()
 
     @classmethod
     def open(
@@ -120,17 +107,16 @@ class Store:
         }
         if not path.exists() and any(files.size_of(path.with_name(path.name + suffix)) for suffix in (WAL, SUFFIX)):
             raise BufferDamagedError(f"{path} is gone, and its WAL or its journal is there.", path=str(path))
-        with _failing(path):
+        with failing(path):
             connection = duckdb.connect(str(path), config=config)
             try:
-                connection.execute(sql.statement(PACKAGE, "store_create", identity=identity_table))
-                identity = _identity(connection, identity_table, fresh)
-                logs = dict(_logs(connection))
+                contents = meta.opened(connection, identity_table=identity_table, fresh=fresh, ships=journalled)
                 # The statements that write are trivial, and planning them is a good part of a small commit.
                 connection.execute("PRAGMA disable_optimizer")
-                store = cls(path, connection, identity, logs)
+                store = cls(path, connection, contents)
                 if journalled:
-                    store._replay(Journal(path.with_name(path.name + SUFFIX), incarnation=identity.incarnation))
+                    incarnation = contents.identity.incarnation
+                    store._replay(Journal(path.with_name(path.name + SUFFIX), incarnation=incarnation))
                 files.sync_folder(path.parent)
             except BaseException:
                 connection.close()
@@ -152,7 +138,7 @@ class Store:
         journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()
-        with _failing(self.path):
+        with failing(self.path):
             self._connection.close()
 
     def logs(self) -> dict[TableId, Log]:
@@ -171,7 +157,7 @@ class Store:
         ranges: dict[int, tuple[int, int]] = {}
         with self._wholly():
             if not self._note(writes, now, logs, ranges):
-                with _failing(self.path), self._transaction():
+                with failing(self.path), self._transaction():
                     self._insert_unsettled()
                     for each in self._numbered(writes, now, logs, ranges):
                         self._insert([each])
@@ -181,9 +167,7 @@ class Store:
                 for table, log in logs.items():
                     # What was retired meanwhile stays so.
                     before = self._logs.get(table)
-                    if before is not None and before.seq_flushed != log.seq_flushed:
-                        log = log.flushed(before.seq_flushed).without(_gone(log, before))
-                    self._logs[table] = log
+                    self._logs[table] = log if before is None else log.kept_like(before)
         faults.reach("queue.after_ack")
         return [ranges[place] for place in range(len(writes))]
 
@@ -196,7 +180,7 @@ class Store:
         """Move what only the journal has into the file; the owner sees that nobody appends meanwhile."""
         if self._unsettled:
             with self._wholly():
-                with _failing(self.path), self._transaction():
+                with failing(self.path), self._transaction():
                     self._insert_unsettled()
                 self._have_settled()
 
@@ -205,29 +189,118 @@ class Store:
         names = sql.identifiers([SEQ, *(column.name for column in version.columns)])
         # Rows lie in the order of their numbers, because one thread at a time appends them; nothing needs sorting.
         query = f"SELECT {names} FROM {sql.identifier(version.staging)} WHERE {SEQ} BETWEEN {first} AND {last}"
-        with _failing(self.path):
+        with failing(self.path):
             cursor = self._connection.cursor()
             return cursor.execute(query).to_arrow_reader(_READ_BATCH_ROWS)
 
     def retire(self, table: TableId, seq: int) -> None:
-        """Delete settled rows up to `seq`, which the lake has; nothing where they are gone already."""
-        log = self.log(table)
-        if log is None or seq <= log.seq_flushed:
-            return
-        after = log.flushed(seq)
-        gone = after.emptied()
-        with _failing(self.path), self._connection.cursor() as cursor:
-            cursor.execute("BEGIN")
-            for version in gone:
-                cursor.execute(f"DROP TABLE IF EXISTS {sql.identifier(version.staging)}")
-                cursor.execute(sql.statement(PACKAGE, "version_remove"), [*_key(table), version.number])
-            for version in after.without(gone).versions:
-                cursor.execute(f"DELETE FROM {sql.identifier(version.staging)} WHERE {SEQ} <= {after.seq_flushed}")
-            cursor.execute(sql.statement(PACKAGE, "version_flushed"), [after.seq_flushed, *_key(table)])
-            faults.reach("queue.before_retire")
-            cursor.execute("COMMIT")
+        """Delete settled rows up to `seq`, which the lake has, but for those that are held; may be repeated."""
+        self._move_on(table, lambda log: log.flushed(seq))
+
+    def let_go(self, table: TableId, seq: int) -> None:
+        """Delete flushed rows up to `seq`, and those that are not flushed yet once they are.
+
+        Only what is deleted outlives this object.
+        """
+        self._move_on(table, lambda log: log.let_go(seq))
+
+    def _move_on(self, table: TableId, step: Callable[[Log], Log]) -> None:
+        with self._deleting:
+            log = self.log(table)
+            if log is None:
+                return
+            after = step(log)
+            if (after.seq_flushed, after.seq_gone) != (log.seq_flushed, log.seq_gone):
+                with failing(self.path), self._connection.cursor() as cursor:
+                    cursor.execute("BEGIN")
+                    meta.delete_gone(cursor, log, after)
+                    faults.reach("queue.before_retire")
+                    cursor.execute("COMMIT")
+            with self._mutex:
+                self._logs[table] = self._logs[table].kept_like(after)
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """The schemas that are held, as DuckDB compares names."""
+        return self._holds
+
+    def life(self, table: TableId) -> Life:
+        """Which life of the table it is."""
         with self._mutex:
-            self._logs[table] = self._logs[table].flushed(seq).without(gone)
+            return self._lives.get(table, Life())
+
+    def hold(self, schema: str) -> None:
+        """Keep the rows of the schema's tables although they are flushed; may be repeated."""
+        if sql.fold(schema) in self._holds:
+            return
+        with self._deleting:
+            with self._alone():
+                self._connection.execute("INSERT INTO held_schemas VALUES (?)", [sql.fold(schema)])
+            self._learn({table: log.held() for table, log in self.logs_of(schema).items()})
+            self._holds |= {sql.fold(schema)}
+
+    def unhold(self, schema: str) -> None:
+        """Delete the schema's rows that are flushed, and keep such rows no longer; may be repeated."""
+        with self._deleting:
+            logs = self.logs_of(schema)
+            after = {table: log.unheld() for table, log in logs.items()}
+            with self._alone():
+                self._connection.execute("DELETE FROM held_schemas WHERE table_schema = ?", [sql.fold(schema)])
+                for table, log in logs.items():
+                    meta.delete_gone(self._connection, log, after[table])
+            self._learn(after)
+            self._holds -= {sql.fold(schema)}
+
+    def begin_at(self, table: TableId, columns: tuple[Column, ...], seq: int) -> None:
+        """Have the table's numbers go on behind `seq`, up to which the lake has everything; may be repeated.
+
+        StateError where rows are here that are not in the lake, or numbers that come after.
+        """
+        self.settle()
+        with self._deleting:
+            log, life = self.log(table), replace(self.life(table), seq_begun=seq)
+            if log is not None and self.life(table) == life:
+                return
+            if log is not None and (log.rows or log.seq_last > seq):
+                raise StateError(f"{table} is here up to seq {log.seq_last}, flushed up to {log.seq_flushed}.")
+            begun = log or self._no_log(table)
+            old = begun.versions
+            with self._alone():
+                if log is None or log.seq_last < seq:
+                    begun = self._start_version(table, columns, begun.begun_at(seq)).without(old)
+                    meta.drop_versions(self._connection, old)
+                meta.set_life(self._connection, table, life)
+            with self._mutex:
+                self._logs[table] = begun
+                self._lives[table] = life
+
+    def drop(self, schema: str) -> None:
+        """Forget the schema's tables, their rows and the hold; whatever comes under their names is another life."""
+        self.settle()
+        if self._journal is not None:
+            # Settled frames are passed over because the table has their numbers, which it will not have any more.
+            self._journal.wipe()
+        with self._deleting:
+            logs = self.logs_of(schema)
+            lives = {table: Life(number=self.life(table).number + 1) for table in logs}
+            with self._alone():
+                for table, log in logs.items():
+                    meta.drop_versions(self._connection, log.versions)
+                    meta.set_life(self._connection, table, lives[table])
+                self._connection.execute("DELETE FROM held_schemas WHERE table_schema = ?", [sql.fold(schema)])
+            with self._mutex:
+                self._lives.update(lives)
+                for table in logs:
+                    del self._logs[table]
+            self._holds -= {sql.fold(schema)}
+
+    def logs_of(self, schema: str) -> dict[TableId, Log]:
+        """The logs of a schema's tables, as they stand."""
+        return {table: log for table, log in self.logs().items() if sql.fold(table.schema) == sql.fold(schema)}
+
+    def _learn(self, logs: Mapping[TableId, Log]) -> None:
+        with self._mutex:
+            self._logs.update(logs)
 
     def mark_flushed(self, table: TableId, staging: str) -> None:
         """Rename one of the table's staging tables, so that whoever opens the file sees that the lake has it.
@@ -236,13 +309,13 @@ class Store:
         """
         log = self.log(table)
         marked = [version for version in log.versions if version.staging == staging] if log else []
-        with _failing(self.path), self._connection.cursor() as cursor:
+        with failing(self.path), self._connection.cursor() as cursor:
             cursor.execute("BEGIN")
             for version in marked:
                 cursor.execute(
                     f"ALTER TABLE {sql.identifier(staging)} RENAME TO {sql.identifier(FLUSHED_PREFIX + staging)}"
                 )
-                cursor.execute(sql.statement(PACKAGE, "version_remove"), [*_key(table), version.number])
+                cursor.execute(sql.statement(PACKAGE, "version_remove"), [*meta.key(table), version.number])
             cursor.execute("COMMIT")
         with self._mutex:
             left = log.without(marked) if log else None
@@ -253,7 +326,7 @@ class Store:
 
     def checkpoint(self) -> None:
         """Move what is in the WAL into the file."""
-        with _failing(self.path):
+        with failing(self.path):
             self._connection.execute("CHECKPOINT")
 
     def wal_bytes(self) -> int:
@@ -262,7 +335,7 @@ class Store:
 
     def used_bytes(self) -> int:
         """Room that rows take: blocks in use, WAL and journal, without what the files could give back."""
-        with _failing(self.path), self._connection.cursor() as cursor:
+        with failing(self.path), self._connection.cursor() as cursor:
             row = cursor.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchone()
         return (int(row[0]) if row else 0) + self.wal_bytes() + self._journal_bytes()
 
@@ -291,6 +364,12 @@ class Store:
         self._is_torn = False
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A transaction of what is no write, while nobody writes."""
+        with self._wholly(), failing(self.path), self._transaction():
+            yield
+
+    @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._connection.execute("BEGIN")
         try:
@@ -305,31 +384,20 @@ class Store:
             # Whether the rows are there, only the file knows now: whoever holds this store opens it anew.
             raise CommitUnknownError(f"{self.path} may or may not have taken the rows: {error}") from None
 
-    def _start_version(self, table: TableId, columns: tuple[Column, ...], log: Log | None) -> Log:
-        number = log.versions[-1].number + 1 if log else 1
+    def _no_log(self, table: TableId) -> Log:
+        return Log(versions=(), is_held=sql.fold(table.schema) in self._holds)
+
+    def _start_version(self, table: TableId, columns: tuple[Column, ...], log: Log) -> Log:
+        number = log.versions[-1].number + 1 if log.versions else 1
         version = Version(
             table=table,
             number=number,
             staging=self._staging_name(table, number),
             columns=columns,
-            seq_first=log.seq_last + 1 if log else 1,
+            seq_first=log.seq_last + 1,
         )
-        payload = "".join(f", {sql.identifier(column.name)} {column.type}" for column in columns)
-        self._connection.execute(
-            f"CREATE TABLE {sql.identifier(version.staging)} ({SEQ} BIGINT NOT NULL, {AT} TIMESTAMP NOT NULL{payload})"
-        )
-        self._connection.execute(
-            "INSERT INTO dq_meta VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                *_key(table),
-                number,
-                version.staging,
-                json.dumps([asdict(column) for column in columns]),
-                version.seq_first,
-                log.seq_flushed if log else 0,
-            ],
-        )
-        return replace(log, versions=(*log.versions, version)) if log else Log(versions=(version,))
+        meta.add_version(self._connection, version, seq_flushed=log.seq_flushed)
+        return replace(log, versions=(*log.versions, version))
 
     def _staging_name(self, table: TableId, number: int) -> str:
         place = table.name if table.schema == DEFAULT_SCHEMA else f"{table.schema}.{table.name}"
@@ -349,16 +417,18 @@ class Store:
         ranges: dict[int, tuple[int, int]],
     ) -> Iterator[Numbered]:
         """Give the rows their numbers, under new versions where their columns are new; notes both in what is given."""
-        for (table, columns, _), places in _alike(writes).items():
-            log = logs.get(table) or self.log(table)
-            if log is None or log.versions[-1].columns != columns:
-                log = self._start_version(table, columns, log)
-            some = [writes[place].rows for place in places]
+        for (table, columns, *_), places in _alike(writes).items():
+            log = logs.get(table) or self.log(table) or self._no_log(table)
+            some = [_news(writes[place], log) for place in places]
             rows = pa.concat_tables(some) if len(some) > 1 else some[0]
             seq = log.seq_last
             for place, part in zip(places, some, strict=True):
-                ranges[place] = (seq + 1, seq + part.num_rows)
                 seq += part.num_rows
+                ranges[place] = _range(writes[place], seq)
+            if writes[places[0]].seq_first is not None and not rows.num_rows:
+                continue
+            if not log.versions or log.versions[-1].columns != columns:
+                log = self._start_version(table, columns, log)
             logs[table] = log.written(rows.num_rows, rows.nbytes, now)
             yield Numbered(version=log.versions[-1], seq_first=log.seq_last + 1, at=now, rows=rows)
 
@@ -377,8 +447,9 @@ class Store:
             for each in self._numbered(writes, now, logs, ranges)
         ]
         faults.reach("queue.before_ack")
-        self._journal.append(entries)
-        self._unsettled += entries
+        if entries:
+            self._journal.append(entries)
+            self._unsettled += entries
         return True
 
     def _is_small(self, write: Write) -> bool:
@@ -438,7 +509,9 @@ class Store:
         rows = pa.concat_tables([each.rows for each in alike]).combine_chunks() if len(alike) > 1 else alike[0].rows
         expressions = arrivals.select_list(rows.schema, version.columns)
         seqs = pa.concat_arrays([pa.arange(each.seq_first, each.seq_first + each.rows.num_rows) for each in alike])
-        at = pa.concat_arrays([pa.repeat(pa.scalar(_naive(each.at), _AT_TYPE), each.rows.num_rows) for each in alike])
+        at = pa.concat_arrays(
+            [pa.repeat(pa.scalar(meta.naive(each.at), _AT_TYPE), each.rows.num_rows) for each in alike]
+        )
         numbered = rows.append_column(SEQ, seqs).append_column(AT, at)
         # A bare capsule: DuckDB reads a table through a slower way.
         self._connection.register("arriving", numbered.__arrow_c_stream__())
@@ -450,115 +523,33 @@ class Store:
             self._connection.unregister("arriving")
 
 
-def _alike(writes: Sequence[Write]) -> dict[tuple[TableId, tuple[Column, ...], pa.Schema], list[int]]:
-    """Writes that one statement can insert, by their places."""
-    found: dict[tuple[TableId, tuple[Column, ...], pa.Schema], list[int]] = {}
+def _alike(writes: Sequence[Write]) -> dict[tuple[TableId, tuple[Column, ...], pa.Schema, int | None], list[int]]:
+    """Writes that one statement can insert, by their places; those that bring their numbers go one by one."""
+    found: dict[tuple[TableId, tuple[Column, ...], pa.Schema, int | None], list[int]] = {}
     for place, write in enumerate(writes):
-        found.setdefault((write.table, write.columns, write.rows.schema), []).append(place)
+        alone = None if write.seq_first is None else place
+        found.setdefault((write.table, write.columns, write.rows.schema, alone), []).append(place)
     return found
 
 
-def _gone(log: Log, now: Log) -> list[Version]:
-    """Versions that were dropped while the log was written: they are older than any that is left."""
-    return [version for version in log.versions if version.number < now.versions[0].number]
-
-
-def _identity(connection: duckdb.DuckDBPyConnection, table: str, fresh: Identity) -> Identity:
-    select = f"SELECT incarnation, session, created_at FROM {sql.identifier(table)}"
-    rows = connection.execute(select).fetchall()
-    if not rows:
-        connection.execute(
-            f"INSERT INTO {sql.identifier(table)} VALUES (?, ?, ?)",
-            [fresh.incarnation, fresh.session, _naive(fresh.created_at)],
+def _news(write: Write, log: Log) -> pa.Table:
+    """The rows that are not in the log; SeqGapError where they do not follow it."""
+    if write.seq_first is None:
+        return write.rows
+    if write.seq_first > log.seq_last + 1:
+        raise SeqGapError(
+            f"Rows of {write.table} from seq {write.seq_first} on came, and it is here up to {log.seq_last}.",
+            seq_last=log.seq_last,
+            table=str(write.table),
         )
-        rows = connection.execute(select).fetchall()
-    if len(rows) != 1:
-        raise InvariantError(f"{table} holds {len(rows)} rows instead of one.")
-    incarnation, session, created_at = rows[0]
-    return Identity(incarnation=incarnation, session=session, created_at=created_at.replace(tzinfo=UTC))
+    return write.rows.slice(log.seq_last + 1 - write.seq_first)
 
 
-def _logs(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[TableId, Log]]:
-    found: dict[TableId, list[tuple[Version, int]]] = {}
-    for schema, name, number, staging, columns, first, flushed in connection.execute(
-        "SELECT * FROM dq_meta ORDER BY table_schema, table_name, version"
-    ).fetchall():
-        version = Version(
-            table=TableId(schema, name),
-            number=number,
-            staging=staging,
-            columns=tuple(Column(**each) for each in json.loads(columns)),
-            seq_first=first,
-        )
-        found.setdefault(version.table, []).append((version, flushed))
-    for table, versions in found.items():
-        yield table, _log(connection, [version for version, _ in versions], max(flushed for _, flushed in versions))
-
-
-def _log(connection: duckdb.DuckDBPyConnection, versions: list[Version], flushed: int) -> Log:
-    """What the rows say: they are the truth, `last_flushed_seq` only counts once they are gone."""
-    log = Log(versions=tuple(versions), seq_last=max(flushed, versions[-1].seq_first - 1), seq_flushed=flushed)
-    marks: list[Mark] = []
-    for version in versions:
-        staging = sql.identifier(version.staging)
-        marks += [
-            Mark(seq, at.replace(tzinfo=UTC))
-            for seq, at in connection.execute(
-                f"SELECT max({SEQ}), min({AT}) FROM {staging} GROUP BY date_trunc('second', {AT}) ORDER BY 1"
-            ).fetchall()
-        ]
-    if not marks:
-        return log
-    sample = connection.execute(f"FROM {sql.identifier(versions[-1].staging)} LIMIT {_SAMPLE_ROWS}").to_arrow_table()
-    return replace(
-        log,
-        seq_last=max(log.seq_last, marks[-1].seq_last),
-        rows_written=max(1, sample.num_rows),
-        bytes_written=sample.nbytes,
-        marks=tuple(marks),
-    )
-
-
-def _key(table: TableId) -> tuple[str, str]:
-    return table.schema, table.name
-
-
-def _naive(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(tzinfo=None)
-
-
-# Texts by which DuckDB says that a file is open elsewhere, or that the system refuses something.
-_HELD = ("Could not set lock", "Conflicting lock", "Unique file handle conflict", "already attached", "already open")
-_FAILING = (
-    "No space",
-    "Cannot open file",
-    "Permission denied",
-    "Too many open files",
-    "Read-only file system",
-    "Cannot allocate memory",
-    "Out of Memory",
-)
-
-
-def failure(path: Path, error: duckdb.Error) -> CatchmentError:
-    """DuckDB's error about a file, as what the caller can do about it."""
-    text = " ".join(str(error).split())
-    if any(words in text for words in _HELD):
-        return BufferHeldError(f"{path} is open elsewhere.", path=str(path))
-    if isinstance(error, duckdb.TransactionException) or any(words in text for words in _FAILING):
-        return StorageFailedError(f"{path}: {text}", path=str(path))
-    if isinstance(error, duckdb.DataError):
-        return InputError(f"The rows cannot be kept: {text}")
-    # What is left at opening is damage, and moves the file out of the way; an open one DuckDB gives up like this.
-    return BufferDamagedError(f"{path}: {text}", path=str(path))
-
-
-@contextmanager
-def _failing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except duckdb.Error as error:
-        raise failure(path, error) from error
+def _range(write: Write, seq_last: int) -> tuple[int, int]:
+    """The numbers of a write's rows, the last of which got `seq_last` unless they brought them."""
+    if write.seq_first is not None:
+        return write.seq_first, write.seq_first + write.rows.num_rows - 1
+    return seq_last - write.rows.num_rows + 1, seq_last
 
 
 def new_identity(incarnation: str, session: str, clock: Clock) -> Identity:

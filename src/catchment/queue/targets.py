@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from catchment import events, files
+from catchment import events, files, sql
 from catchment.errors import ConflictError, InputError, LakeUnavailableError, StorageFailedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake, types
@@ -87,6 +87,25 @@ class Targets:
             self._remember(table, columns)
             self._known[table] = columns
         return columns
+
+    def have(self, table: TableId, columns: tuple[Column, ...]) -> None:
+        """See that the lake has the table; one that is missing is made with these columns."""
+        if table in self._known:
+            return
+        with self._alone(table):
+            self._lake.open()
+            if self._lake.find_table(table) is None:
+                refuse_ledger(table)
+                self._create(table, columns)
+            answer = self._ask(table, None)
+            self._remember(table, answer)
+            self._known[table] = answer
+
+    def forget(self, schema: str) -> None:
+        """The lake is asked for the schema's tables when they are wanted again."""
+        for table in list(self._known):
+            if sql.fold(table.schema) == sql.fold(schema):
+                self._known.pop(table, None)
 
     @contextmanager
     def _alone(self, table: TableId) -> Iterator[None]:

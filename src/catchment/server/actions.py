@@ -8,13 +8,15 @@ import grpc
 
 from catchment import sql as text
 from catchment.errors import CatchmentError, InputError, NotSupportedError, StateError
-from catchment.server import messages, wire
+from catchment.server import messages, shardwire, wire
 from catchment.server.entrance import Entrance
 from catchment.server.model import Call
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.sessions import Session
+from catchment.server.shardcalls import ShardCalls
 from catchment.settings import Settings
+from catchment.tenants.shard import TenantShard
 
 ACTIONS = {
     "CreatePreparedStatement": "Prepare a statement: its handle, and the schemas of its rows and parameters.",
@@ -34,8 +36,9 @@ _SCHEMA = "schema"
 class Actions:
     """Does what an action asks; what it returns is the body of the one result."""
 
-    def __init__(self, entrance: Entrance, settings: Settings) -> None:
+    def __init__(self, entrance: Entrance, settings: Settings, shard: TenantShard | None = None) -> None:
         self._entrance = entrance
+        self._shard_calls = ShardCalls(shard)
         self._settings = settings
         self._known: dict[str, Callable[[bytes, grpc.ServicerContext, Call], bytes]] = {
             "CreatePreparedStatement": self._prepare,
@@ -51,6 +54,9 @@ class Actions:
 
     def do(self, action: flight.Action, context: grpc.ServicerContext, call: Call) -> bytes:
         """What the action gives, empty where that is nothing."""
+        if action.type.startswith(shardwire.PREFIX):
+            name = action.type.removeprefix(shardwire.PREFIX)
+            return self._shard_calls.do(name, action.body, self._entrance.principal(context))
         known = self._known.get(action.type)
         if known is None:
             raise NotSupportedError(f"The action {action.type[:100]} is not supported.")
@@ -158,6 +164,8 @@ class Actions:
 
 
 def _current_schema(session: Session, call: Call) -> str:
+    if session.island is not None:
+        return session.island.schema
     outcome = session.execute("SELECT current_schema()", call, transaction=None)
     rows = [value for batch in outcome.result.batches(call) for value in batch.column(0).to_pylist()]
     return str(rows[0])

@@ -23,7 +23,7 @@ from catchment.clock import Clock, SystemClock
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, SettingsError
 from catchment.server.model import Principal, Role
 from catchment.server.tls import certificate_of
-from catchment.server.users import ANONYMOUS, LOCAL, PASSWORD_BYTES_MAX, Users, hash_password, is_password
+from catchment.server.users import ANONYMOUS, LOCAL, PASSWORD_BYTES_MAX, SHARD, Users, hash_password, is_password
 from catchment.settings import Settings
 
 FAILURES_FREE = 5
@@ -54,11 +54,14 @@ class Failures:
 class Authenticator:
     """Finds out who calls. Any thread may ask."""
 
-    def __init__(self, users: Users, *, required: bool | None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, users: Users, *, required: bool | None, shard_secret: str | None = None, clock: Clock | None = None
+    ) -> None:
         """`required` is whether callers must log in; None is: from when on there are users."""
         self.users = users
         # What a command on this machine logs in with; it is as old as the process.
         self.local_token = secrets.token_urlsafe(32)
+        self._shard_secret = shard_secret
         self._required = required
         self._clock = clock or SystemClock()
         # Takes as long as any other, and fits nothing that anybody knows.
@@ -74,7 +77,9 @@ class Authenticator:
         required = settings.server_auth
         if required is None and not is_loopback(settings.server_host):
             required = True
-        return cls(users, required=required, clock=clock)
+        secret = settings.shard_secret
+        known = None if secret is None else secret.get_secret_value()
+        return cls(users, required=required, shard_secret=known, clock=clock)
 
     @property
     def login_required(self) -> bool:
@@ -93,7 +98,9 @@ class Authenticator:
     def login(self, name: str, password: str, peer_host: str) -> Principal:
         """Who that is; NotLoggedInError where name or password are wrong, or where it is too early to try again."""
         if name == LOCAL:
-            return self._login_local(password)
+            return _login_by(self.local_token, password, LOCAL)
+        if name == SHARD and self._shard_secret is not None:
+            return _login_by(self._shard_secret, password, SHARD)
         if not name or len(name) > PASSWORD_BYTES_MAX or len(password.encode(errors="replace")) > PASSWORD_BYTES_MAX:
             raise NotLoggedInError(_WRONG)
         key = (name, peer_host)
@@ -112,12 +119,6 @@ class Authenticator:
         """Who an `authorization: Basic …` header says that calls."""
         return self.login(*parse_basic(header), peer_host)
 
-    def _login_local(self, token: str) -> Principal:
-        # No guess comes near 256 bits, so that none is counted.
-        if not hmac.compare_digest(token.encode(errors="replace"), self.local_token.encode()):
-            raise NotLoggedInError(_WRONG)
-        return Principal(LOCAL, Role.ADMIN)
-
     def _verified(self, name: str, password: str) -> Principal | None:
         with _readable():
             user = self.users.find(name)
@@ -128,7 +129,7 @@ class Authenticator:
         except CatchmentError as error:
             # The old hash serves as well.
             events.emit("hash_kept", level=logging.WARNING, user=name, reason=error.message)
-        return Principal(user.name, user.role)
+        return Principal(user.name, user.role, user.tenant)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -153,6 +154,13 @@ class Authenticator:
                 self._failures[key] = known.plus_one(self._clock.monotonic_s())
                 if len(self._failures) > FAILURES_KEPT_MAX:
                     self._failures.popitem(last=False)
+
+
+def _login_by(secret: str, given: str, name: str) -> Principal:
+    # No guess comes near so many bits, so that none is counted.
+    if not hmac.compare_digest(given.encode(errors="replace"), secret.encode()):
+        raise NotLoggedInError(_WRONG)
+    return Principal(name, Role.ADMIN)
 
 
 def parse_basic(header: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ that columns, their order, defaults, casts and constraints are DuckDB's, and giv
 table is emptied again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import duckdb
@@ -17,12 +17,14 @@ from catchment.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator, arrivals
 from catchment.server import tokens as scanner
-from catchment.server.gate import judge
 from catchment.server.links import Link, by_place_or_name, python_values
 from catchment.server.literals import WHOLE_NUMBERS
-from catchment.server.model import Call, Principal
+from catchment.server.model import Call
 from catchment.server.rewrite import BOUND, Bulk, Capture
+from catchment.server.tokens import Token
 
+# Lets a statement through, or refuses it.
+Admit = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
 # What DuckDB calls the target in its messages.
 _SHAPE_PREFIX = "duckling_queue."
 
@@ -69,7 +71,7 @@ def inserted(
     step: Capture,
     queue: DqCoordinator,
     link: Link,
-    principal: Principal,
+    admit: Admit,
     call: Call,
     *,
     bound: pa.Table | None,
@@ -82,22 +84,22 @@ def inserted(
         if not step.columns and step.source[:6].casefold() == "values":
             # Nothing says what the columns of a new table would be called.
             raise
-        return _selected(step, link, principal, call)
+        return _selected(step, link, admit, call)
     try:
-        return _insert(step, columns, link, principal, call, bound, in_transaction=in_transaction)
+        return _insert(step, columns, link, admit, call, bound, in_transaction=in_transaction)
     except (duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
         # The table may have changed since it was asked for.
         asked = queue.columns(step.table, ask=True)
         if asked == columns:
             raise
-        return _insert(step, asked, link, principal, call, bound, in_transaction=in_transaction)
+        return _insert(step, asked, link, admit, call, bound, in_transaction=in_transaction)
 
 
 def _insert(
     step: Capture,
     columns: tuple[Column, ...],
     link: Link,
-    principal: Principal,
+    admit: Admit,
     call: Call,
     bound: pa.Table | None,
     *,
@@ -106,7 +108,7 @@ def _insert(
     shape = _shape(step.table, columns, link, call)
     is_bulk = bound is not None and step.bulk is not None and step.bulk.parameters == bound.num_columns
     text = step.into(shape, bulk=is_bulk)
-    _judge(text, link, principal)
+    _judge(text, link, admit)
     if not in_transaction:
         link.run("BEGIN", call)
     try:
@@ -134,18 +136,18 @@ def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link
         return inserted_rows
 
 
-def _selected(step: Capture, link: Link, principal: Principal, call: Call) -> pa.Table:
+def _selected(step: Capture, link: Link, admit: Admit, call: Call) -> pa.Table:
     """The rows for a table that is still to be made: as the source gives them, under the names that it has."""
     text = f"SELECT * FROM ({step.source}\n)"
-    _judge(text, link, principal)
+    _judge(text, link, admit)
     rows = link.table(text, call)
     if step.columns and len(step.columns) != rows.num_columns:
         raise InputError(f"{len(step.columns)} columns are named, and there are {rows.num_columns} values.")
     return rows.rename_columns(list(step.columns)) if step.columns else rows
 
 
-def _judge(text: str, link: Link, principal: Principal) -> None:
-    judge(link.connection.extract_statements(text)[-1], text, scanner.read(text.encode()), principal)
+def _judge(text: str, link: Link, admit: Admit) -> None:
+    admit(link.connection.extract_statements(text)[-1], text, scanner.read(text.encode()))
 
 
 def numbered(rows: pa.Table) -> pa.Table:

@@ -1,18 +1,51 @@
 """What all sessions share: the lake, the queue, and connections behind the wall."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
-from catchment import events
+import duckdb
+import pyarrow as pa
+
+from catchment import events, sql
 from catchment.app import App
 from catchment.clock import Clock
-from catchment.errors import LakeUnavailableError
+from catchment.errors import LakeUnavailableError, NotSupportedError
+from catchment.ids import TableId
 from catchment.lake import Lake, extensions
 from catchment.queue import DqCoordinator
+from catchment.server.islands import Island
 from catchment.server.links import Link
+from catchment.server.model import Principal
+from catchment.server.peers import PeerSession
 from catchment.settings import Settings
+from catchment.tenants.model import Shard, TenantId
 
 # The generation of connections that were made while the lake was away.
 LAKELESS = -1
+
+
+class TenantDesk(Protocol):
+    """Where tenants' work goes through while they may live in several shards. Any thread may ask."""
+
+    def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
+        """Take rows for the queue, wherever the tenant lives; how many they are, once they are durable."""
+
+    def reading(self, tenant: TenantId) -> AbstractContextManager[None]:
+        """Count a reader in until its result is closed, perhaps by another thread."""
+
+    def changing(self, tenant: TenantId) -> AbstractContextManager[None]:
+        """Let a change of the tenant's tables in this lake happen, or refuse it."""
+
+    def owner(self, schema: str) -> TenantId | None:
+        """The tenant whose tables are in the schema; None where nobody has created one."""
+
+    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> Shard | None:
+        """The shard that the tenant lives in, None where that is this one; with `anew`, as of now."""
+
+    def peer(self, shard: Shard, principal: Principal) -> PeerSession:
+        """A session of a tenant's user on another shard's server."""
+        ...
 
 
 class Engine:
@@ -25,18 +58,47 @@ class Engine:
         self.queue: DqCoordinator | None = app.queue if app.settings.queue_enable else None
         # The queue's lake works while the catalog is away; it is opened when it is first used.
         self.lake: Lake = self.queue.lake if self.queue is not None else app.lake
+        # Without one, tenants live here and nowhere else.
+        self.tenants: TenantDesk | None = None
 
     @property
     def generation(self) -> int:
         """Which of the lake's DuckDB instances is the one to use."""
         return self.lake.generation
 
-    def link(self) -> Link:
-        """A connection with the lake as its default catalog; without it while the lake is away."""
+    def island(self, tenant: TenantId | None) -> Island | None:
+        """The part of the lake that exists for a tenant's user; None where that is all of it."""
+        return None if tenant is None else Island(tenant, self.lake.name)
+
+    def enqueue(self, tenant: TenantId | None, table: TableId, rows: pa.Table, *, session: str) -> int:
+        """Hand rows to the queue, those for a tenant's tables by way of the desk; how many they are."""
+        if self.tenants is not None:
+            owner = tenant if tenant is not None else self.tenants.owner(table.schema)
+            if owner is not None:
+                return self.tenants.write(owner, table, rows, session)
+        if self.queue is None:
+            raise NotSupportedError("The queue is switched off.", hint="DUCKLING_QUEUE_ENABLE=true switches it on.")
+        return self.queue.enqueue(table, rows, session=session).rows
+
+    def reading(self, tenant: TenantId | None) -> AbstractContextManager[None]:
+        """Hold while rows of the lake are read."""
+        return nullcontext() if tenant is None or self.tenants is None else self.tenants.reading(tenant)
+
+    def changing(self, tenant: TenantId | None) -> AbstractContextManager[None]:
+        """Hold while the lake is changed."""
+        return nullcontext() if tenant is None or self.tenants is None else self.tenants.changing(tenant)
+
+    def link(self, island: Island | None = None) -> Link:
+        """A connection with the lake as its default catalog; without it while the lake is away.
+
+        With an island, it is where unqualified names count.
+        """
         generation = self.lake.generation
         try:
             self.lake.open()
             connection = self.lake.cursor()
+            if island is not None:
+                self._confine(connection, island)
         except LakeUnavailableError as error:
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
             # Rows for the queue can still be computed, and are taken.
@@ -44,3 +106,12 @@ class Engine:
             self.app.wall.raise_around(connection)
             generation = LAKELESS
         return Link(connection, generation=generation, result_bytes_max=self.settings.server_result_bytes_max)
+
+    def _confine(self, connection: duckdb.DuckDBPyConnection, island: Island) -> None:
+        try:
+            connection.execute(island.set_path)
+        except duckdb.CatalogException:
+            # The tenant is new here; where it does not live, nothing is made. An empty schema needs no log.
+            with self.reading(island.tenant), self.lake.write() as writing:
+                writing.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(island.lake, island.schema)}")
+            connection.execute(island.set_path)

@@ -11,14 +11,15 @@ from urllib.parse import unquote
 
 import grpc
 
-from catchment.errors import NotLoggedInError
+from catchment.errors import InputError, NotLoggedInError
 from catchment.server.auth import Authenticator
-from catchment.server.model import Principal
+from catchment.server.model import Principal, Role
+from catchment.server.peers import AUTHORIZATION, ON_BEHALF
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
-from catchment.server.users import ANONYMOUS
+from catchment.server.users import ANONYMOUS, SHARD
+from catchment.tenants.model import TenantId
 
-AUTHORIZATION = "authorization"
 _BEARER = "Bearer "
 # Where clients put the answer to a handshake with a payload.
 _TOKEN = "auth-token-bin"
@@ -35,7 +36,7 @@ class Entrance:
     def session(self, context: grpc.ServicerContext, handle: bytes = b"") -> Iterator[Session]:
         """The session of a call, whose message may hold a handle; it does not expire while the block runs."""
         header = _authorization(context)
-        session = self._by_token(header)
+        session = self._by_token(header, is_forwarded=_behalf(context) is not None)
         if session is None:
             session = self._by_principal(self._principal(header, context), handle, context)
         try:
@@ -43,8 +44,11 @@ class Entrance:
                 yield session
         finally:
             # Whoever has sent no token yet may never do. One who does gets a new session, unless it takes a password.
-            if not session.is_kept and session.is_stateless and session.principal.name == ANONYMOUS:
-                self._registry.close(session)
+            if not session.is_kept and session.is_stateless:
+                if session.principal.name == ANONYMOUS:
+                    self._registry.close(session)
+                else:
+                    session.let_go()
 
     def log_in(self, context: grpc.ServicerContext, user: str, password: str) -> str:
         """A new session for whoever has that password; its token."""
@@ -54,17 +58,21 @@ class Entrance:
         """A new session for whoever the headers name; its token."""
         return self._open(self._principal(_authorization(context), context), context)
 
+    def principal(self, context: grpc.ServicerContext) -> Principal:
+        """Who calls, for calls that need no session."""
+        return self._principal(_authorization(context), context)
+
     def leave(self, session: Session) -> None:
         """The client wants its session no more."""
         self._registry.close(session)
 
-    def _by_token(self, header: str) -> Session | None:
+    def _by_token(self, header: str, *, is_forwarded: bool) -> Session | None:
         if not header.startswith(_BEARER):
             return None
         try:
             return self._registry.find(header[len(_BEARER) :])
         except NotLoggedInError:
-            if self._authenticator.login_required:
+            if self._authenticator.login_required or is_forwarded:
                 raise
             # Where nobody has to log in, a token that has expired is no reason to turn a client away.
             return None
@@ -81,8 +89,13 @@ class Entrance:
 
     def _principal(self, header: str, context: grpc.ServicerContext) -> Principal:
         if not header or header.startswith(_BEARER):
-            return self._authenticator.anonymous()
-        return self._authenticator.login_basic(header, peer_host(context))
+            principal = self._authenticator.anonymous()
+        else:
+            principal = self._authenticator.login_basic(header, peer_host(context))
+        behalf = _behalf(context)
+        # Where nobody has to log in, shards need not either; for a tenant's user they ask for less than they may.
+        is_shard = principal.name in (SHARD, ANONYMOUS)
+        return _on_behalf(behalf) if is_shard and behalf is not None else principal
 
     def _open(self, principal: Principal, context: grpc.ServicerContext) -> str:
         return self._hand_out_token(self._registry.open(principal), context)
@@ -97,6 +110,19 @@ def peer_host(context: grpc.ServicerContext) -> str:
     """The host that calls, without its port: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000` or `unix:…`."""
     kind, _, address = unquote(context.peer()).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind.startswith("ip") else kind
+
+
+def _behalf(context: grpc.ServicerContext) -> str | None:
+    """Whom a shard says that it asks for: a user of a tenant that lives here; None where that is itself."""
+    return next((str(value) for key, value in context.invocation_metadata() if key == ON_BEHALF), None)
+
+
+def _on_behalf(behalf: str) -> Principal:
+    role, _, tenant = behalf.partition(" ")
+    try:
+        return Principal(SHARD, min(Role[role.upper()], Role.WRITER), TenantId.parse(tenant))
+    except (KeyError, InputError):
+        raise NotLoggedInError(f"The header `{ON_BEHALF}` names no role and tenant.") from None
 
 
 def _authorization(context: grpc.ServicerContext) -> str:

@@ -28,6 +28,7 @@ from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
 from catchment.settings import Settings
+from catchment.tenants.shard import TenantShard
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 
@@ -41,8 +42,10 @@ class FlightService(grpc.GenericRpcHandler):
         authenticator: Authenticator,
         settings: Settings,
         *,
+        shard: TenantShard | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """`shard` is what this server is to tenants, if it is one."""
         self._settings = settings
         self._entrance = Entrance(registry, authenticator)
         self._calls = Calls(
@@ -50,7 +53,7 @@ class FlightService(grpc.GenericRpcHandler):
             seconds_max=settings.server_statement_seconds_max,
             clock=clock,
         )
-        self._actions = Actions(self._entrance, settings)
+        self._actions = Actions(self._entrance, settings, shard)
         self._limits = wire.Limits(
             batch_rows=settings.server_batch_rows_max,
             message_bytes=settings.server_message_bytes_max,
@@ -114,7 +117,8 @@ class FlightService(grpc.GenericRpcHandler):
         self, command: sql.CommandStatementQuery | sql.CommandStatementUpdate, session: Session, call: Call
     ) -> Outcome:
         text = messages.text_in(command, self._settings.server_statement_bytes_max)
-        return session.execute(text, call, transaction=messages.transaction_in(command))
+        is_update = isinstance(command, sql.CommandStatementUpdate)
+        return session.execute(text, call, transaction=messages.transaction_in(command), is_update=is_update)
 
     def _get_schema(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._calls.answering(context):
@@ -139,8 +143,8 @@ class FlightService(grpc.GenericRpcHandler):
             ticket = messages.command(messages.parse(flight.Ticket, request).ticket)
             with self._calls.slot(), self._entrance.session(context, messages.handle_in(ticket)) as session:
                 if isinstance(ticket, metadata.COMMANDS):
-                    found = metadata.answer(ticket, session, self._settings)
-                    yield from wire.stream(found.schema, iter(found.to_batches()))
+                    found = metadata.result(ticket, session, self._settings, call)
+                    yield from wire.stream(found.schema, found.batches(call))
                 elif isinstance(ticket, sql.TicketStatementQuery):
                     handle = ticket.statement_handle
                     with closing(session.take(handle).result) as result, session.reading(handle, call):
@@ -169,7 +173,7 @@ class FlightService(grpc.GenericRpcHandler):
             case sql.CommandPreparedStatementUpdate():
                 prepared = session.prepared(command.prepared_statement_handle)
                 # Not bound: another call on the same handle may come at the same time, with rows of its own.
-                return _changed(prepared.execute(call, upload.table()))
+                return _changed(prepared.execute(call, upload.table(), is_update=True))
             case sql.CommandStatementUpdate():
                 return _changed(self._execute(command, session, call))
             case sql.CommandPreparedStatementQuery():

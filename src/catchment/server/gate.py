@@ -150,7 +150,7 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Verdict
     _refuse_names(tokens)
     if kind in (StatementType.CREATE, StatementType.DROP):
         _require_creatable(tokens)
-    if _names_only_its_target(kind, tokens):
+    if names_only_its_target(kind, tokens):
         _refuse_table(_target(tokens))
     else:
         if kind != StatementType.SELECT:
@@ -264,7 +264,8 @@ def _refused_views() -> frozenset[str]:
     return frozenset(name for (name,) in found) - _TABLE_FUNCTIONS - _VIEWS | _VIEWS_REFUSED
 
 
-def _names_only_its_target(kind: StatementType, tokens: tuple[Token, ...]) -> bool:
+def names_only_its_target(kind: StatementType, tokens: tuple[Token, ...]) -> bool:
+    """Whether it is an INSERT in which no table is named but the one that it goes to."""
     return kind == StatementType.INSERT and not any(t.is_name and t.text in _NAMES_TABLES for t in tokens)
 
 
@@ -284,7 +285,7 @@ def _refuse_table(parts: tuple[str, ...]) -> None:
 def _relations(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], list[str]]:
     """The tables and table functions that the statement names."""
     if kind == StatementType.SELECT:
-        tree = _duckdb_tree(text)
+        tree = duckdb_tree(text)
         if tree is not None:
             return _in_duckdb_tree(tree)
     return _in_sqlglot_tree(kind, text)
@@ -295,7 +296,8 @@ def _parser() -> duckdb.DuckDBPyConnection:
     return extensions.connect()
 
 
-def _duckdb_tree(text: str) -> Any:
+def duckdb_tree(text: str) -> Any:
+    """The query as DuckDB reads it, in JSON; None where it does not say."""
     row = _parser().cursor().execute("SELECT json_serialize_sql(?)", [text]).fetchone()
     try:
         tree = json.loads(row[0]) if row else {"error": True}
@@ -341,21 +343,22 @@ def _in_sqlglot_tree(kind: StatementType, text: str) -> tuple[list[tuple[str, ..
         for node in tree.walk():
             if isinstance(node, exp.Table):
                 if isinstance(node.this, exp.Func):
-                    functions.append(_function_name(node.this))
+                    functions.append(function_name(node.this))
                 else:
                     tables.append(tuple(part.name for part in node.parts) or ("",))
             elif isinstance(node, exp.Lateral):
-                functions.extend(_function_name(each) for each in node.this.find_all(exp.Func, bfs=False))
+                functions.extend(function_name(each) for each in node.this.find_all(exp.Func, bfs=False))
     return tables, functions
 
 
-def _function_name(function: exp.Func) -> str:
+def function_name(function: exp.Func) -> str:
+    """The name that a function is called by."""
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).casefold()
 
 
 def parse(text: str) -> list[exp.Expr]:
     """The statement as sqlglot reads it; InputError where it reads nothing in it."""
-    body = _explained(text)
+    body = explained(text)
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:
         words = dialect.tokenize(body)
@@ -392,7 +395,7 @@ def _places(text: str) -> list[int]:
 _EXPLAIN: Callable[[str], re.Match[str] | None] = re.compile(r"\s*EXPLAIN(\s+ANALYZE)?\s", re.I).match
 
 
-def _explained(text: str) -> str:
+def explained(text: str) -> str:
     """What an EXPLAIN is about, where it stands: sqlglot does not look into it."""
     found = _EXPLAIN(text)
     return " " * found.end() + text[found.end() :] if found else text

@@ -39,11 +39,10 @@ def ingest(
     statements.require(Role.WRITER, "Ingest")
     # The Go driver names no transaction here even where one is open.
     joined = session.find(transaction, join=True)
-    schema = target.schema or DEFAULT_SCHEMA
-    if QUEUE in (sql.fold(target.catalog or ""), sql.fold(schema)):
-        of_queue = DEFAULT_SCHEMA if sql.fold(schema) == QUEUE else schema
+    schema = _schema(session, target)
+    if QUEUE in (sql.fold(target.catalog or ""), sql.fold(target.schema or "")):
         _refuse_making(target)
-        table = statements.spelled(TableId(of_queue, target.table))
+        table = statements.spelled(TableId(schema, target.table))
         return _enqueue(statements, table, rows, call, joined)
     if sql.fold(schema) == LEDGER_SCHEMA or sql.fold(schema) == FRESH:
         raise NotAllowedError(f"{schema} is not for clients to write to.")
@@ -57,6 +56,14 @@ def ingest(
             return _write(session, target, schema, ahead, link, call)
         with statements.committing(link, call):
             return _write(session, target, schema, ahead, link, call)
+
+
+def _schema(session: "Session", target: IngestTarget) -> str:
+    """The schema that the rows go to; the queue is none of its own."""
+    given = None if sql.fold(target.schema or "") in ("", QUEUE) else target.schema
+    if session.island is not None:
+        return session.island.own_schema(given, target.table)
+    return given or DEFAULT_SCHEMA
 
 
 def _enqueue(

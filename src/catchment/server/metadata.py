@@ -1,7 +1,8 @@
 """What the catalog has, as clients ask for it: catalogs, schemas, tables and their columns, keys, types.
 
 There is one catalog, the lake. Catchment's own schema is not shown; the queue's is, so that people find it, though its
-tables are those of the lake under another name and are not listed twice. DuckLake has no keys.
+tables are those of the lake under another name and are not listed twice. A tenant's user sees the tenant's schema, and
+nothing else. DuckLake has no keys.
 """
 
 from typing import Any
@@ -13,6 +14,8 @@ from google.protobuf.message import Message
 from catchment import sql
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server import sqlinfo, typeinfo, wire
+from catchment.server.links import TableResult
+from catchment.server.model import Call, Result
 from catchment.server.protocol import flight_sql_pb2 as commands
 from catchment.server.rewrite import QUEUE
 from catchment.server.sessions import Session
@@ -103,6 +106,16 @@ def schema_of(command: Message) -> pa.Schema:
             return _FOREIGN_KEYS
 
 
+def result(command: Message, session: Session, settings: Settings, call: Call) -> Result:
+    """The answer to a command, a tenant's from where it lives."""
+
+    def here() -> Result:
+        with session.reading_lake():
+            return TableResult(answer(command, session, settings))
+
+    return session.at_home(here, lambda peer: peer.describe(command, schema_of(command), call), call)
+
+
 def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
     """The answer to a command, as of now."""
     lake = settings.lake_name
@@ -128,9 +141,15 @@ def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: 
         return []
     pattern = _given(command, "db_schema_filter_pattern")
     with session.metadata() as connection:
-        values = {"lake": settings.lake_name, "ledger": LEDGER_SCHEMA, "pattern": pattern}
+        values = {
+            "lake": settings.lake_name,
+            "ledger": LEDGER_SCHEMA,
+            "pattern": pattern,
+            "own": _own(session),
+        }
         names = [name for (name,) in connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()]
-        if settings.queue_enable and QUEUE not in names and _is_like(connection, QUEUE, pattern):
+        shows_queue = settings.queue_enable and session.island is None and QUEUE not in names
+        if shows_queue and _is_like(connection, QUEUE, pattern):
             names.append(QUEUE)
     return [(settings.lake_name, name) for name in sorted(names)]
 
@@ -143,6 +162,7 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
         "ledger": LEDGER_SCHEMA,
         "schemas": _given(command, "db_schema_filter_pattern"),
         "tables": _given(command, "table_name_filter_pattern"),
+        "own": _own(session),
     }
     with session.metadata() as connection:
         statement = sql.statement(_PACKAGE, "metadata_tables")
@@ -186,6 +206,11 @@ def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict
     nulls = ", ".join(f"NULL::{name} AS {sql.identifier(str(at))}" for at, name in enumerate(names))
     schema = connection.execute(f"SELECT {nulls}").to_arrow_table().schema
     return {name: field.type for name, field in zip(names, schema, strict=True)}
+
+
+def _own(session: Session) -> str | None:
+    """The only schema that there is for the caller; None where there are all."""
+    return None if session.island is None else session.island.schema
 
 
 def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from catchment.errors import CancelledError, TimedOutError
+from catchment.tenants.model import TenantId
 
 
 class Role(IntEnum):
@@ -22,10 +23,11 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls."""
+    """Who calls; for a tenant's user there is nothing but the tenant's tables."""
 
     name: str
     role: Role
+    tenant: TenantId | None = None
 
 
 class IfExists(StrEnum):

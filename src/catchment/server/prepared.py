@@ -15,7 +15,8 @@ from catchment.server import queuetables
 from catchment.server.gate import Kind, nodes
 from catchment.server.links import Link, Parameters, by_place_or_name
 from catchment.server.model import Call, Outcome
-from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Plain, Step, plan
+from catchment.server.peers import Facts
+from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Plain, Step
 from catchment.server.statements import Statements
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Prepared:
     @classmethod
     def of(cls, session: "Session", handle: bytes, text: str, transaction: bytes | None) -> "Prepared":
         """Look at a text: what it gives, what it takes, and whether it changes anything."""
-        steps = plan(text)
+        steps = session.plan(text)
         if len(steps) > 1:
             # What the last one gives may hang on what the others do first, so it is known once they ran.
             is_update, none = not _gives_rows(session, steps[-1], transaction), pa.schema([])
@@ -59,11 +60,24 @@ class Prepared:
         schema, parameters, is_update = _facts(session, steps[0], transaction)
         return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
 
+    @classmethod
+    def known(cls, session: "Session", handle: bytes, text: str, facts: Facts) -> "Prepared":
+        """A text that another server has looked at: it runs there."""
+        return cls(
+            session,
+            handle,
+            text,
+            None,
+            schema=facts.schema,
+            parameters=facts.parameters,
+            is_update=facts.is_update,
+        )
+
     def bind(self, rows: pa.Table) -> None:
         """Have the executions that bring no rows of their own use these."""
         self._bound = rows
 
-    def execute(self, call: Call, rows: pa.Table | None = None) -> Outcome:
+    def execute(self, call: Call, rows: pa.Table | None = None, *, is_update: bool = False) -> Outcome:
         """Run it with all rows that it brings, or else with those that are bound, as one."""
         bound = rows if rows is not None and rows.num_columns else self._bound
         if bound is None and len(self.parameters):
@@ -71,7 +85,11 @@ class Prepared:
         if bound is not None and not bound.num_columns:
             bound = None
         return self._session.execute(
-            self.text, call, transaction=self._session.current(self.transaction), parameters=bound
+            self.text,
+            call,
+            transaction=self._session.current(self.transaction),
+            parameters=bound,
+            is_update=is_update,
         )
 
 
@@ -145,7 +163,7 @@ def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
     if not count or queue is None or step.bulk is None or step.bulk.plain_columns is None:
         return _unknown(count)
     try:
-        columns = queue.columns(step.table)
+        columns = queue.columns(step.table if session.island is None else session.island.own(step.table))
     except CatchmentError:
         return _unknown(count)
     return _by_columns(step.bulk, columns) or _unknown(count)

@@ -109,30 +109,30 @@ class FreshRead:
 Step = Plain | Capture | FreshRead | Command
 
 
-def plan(text: str) -> tuple[Step, ...]:
-    """The steps of a text, one for each of its statements."""
-    return _remembered(text) if len(text) <= _REMEMBERED_LETTERS_MAX else _plan(text)
+def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
+    """The steps of a text, one for each of its statements; tables of the queue are in `schema` where none is named."""
+    return _remembered(text, schema) if len(text) <= _REMEMBERED_LETTERS_MAX else _plan(text, schema)
 
 
 @lru_cache(maxsize=_PLANS_MAX)
-def _remembered(text: str) -> tuple[Step, ...]:
-    return _plan(text)
+def _remembered(text: str, schema: str) -> tuple[Step, ...]:
+    return _plan(text, schema)
 
 
-def _plan(text: str) -> tuple[Step, ...]:
+def _plan(text: str, schema: str) -> tuple[Step, ...]:
     try:
         source = text.encode()
     except UnicodeEncodeError:
         raise InputError("The statement is no text.") from None
     if b"\0" in source:
         raise InputError("The statement holds a zero byte.")
-    steps = tuple(_step(own.decode(), words) for own, words in scanner.statements(source, scanner.read(source)))
+    steps = tuple(_step(own.decode(), words, schema) for own, words in scanner.statements(source, scanner.read(source)))
     if not steps:
         raise InputError("There is no statement in the text.")
     return steps
 
 
-def _step(text: str, tokens: tuple[Token, ...]) -> Step:
+def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
     named = {token.text for token in tokens if token.is_name}
     if QUEUE not in named and FRESH not in named and not any(name.startswith(f"{QUEUE}_") for name in named):
         return Plain(text, tokens, _bulk(text, tokens))
@@ -140,8 +140,8 @@ def _step(text: str, tokens: tuple[Token, ...]) -> Step:
     if command is not None:
         return command
     if _is_plain_insert(tokens):
-        return _capture(text, tokens)
-    return _parsed(text, tokens)
+        return _capture(text, tokens, schema)
+    return _parsed(text, tokens, schema)
 
 
 def _is_plain_insert(tokens: tuple[Token, ...]) -> bool:
@@ -150,14 +150,14 @@ def _is_plain_insert(tokens: tuple[Token, ...]) -> bool:
     return words == ["insert", "into", QUEUE, "."] and not any(t.is_name and t.text in _READS_TABLES for t in tokens)
 
 
-def _parsed(text: str, tokens: tuple[Token, ...]) -> Step:
+def _parsed(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
     tree = parse(text)[0]
     tables = [node for node in tree.find_all(exp.Table) if not isinstance(node.this, exp.Func)]
     if isinstance(tree, exp.Insert) and tokens[0].text != "explain" and _is_in(_target(tree), QUEUE):
         _refuse_unsupported(tree)
         if any(_is_in(table, FRESH) for table in tables):
             raise NotSupportedError(f"{FRESH} can be read by a query, not within an INSERT.")
-        return _capture(text, tokens)
+        return _capture(text, tokens, schema)
     if any(_is_in(table, QUEUE) for table in tables):
         raise NotSupportedError(
             f"{QUEUE} is write-only: it takes INSERT INTO {QUEUE}.<table>, and nothing else.",
@@ -168,7 +168,7 @@ def _parsed(text: str, tokens: tuple[Token, ...]) -> Step:
         return Plain(text, tokens, _bulk(text, tokens))
     if not isinstance(tree, exp.Query):
         raise NotSupportedError(f"{FRESH} can be read by a query, and nothing else.")
-    return _fresh(text, tokens, fresh)
+    return _fresh(text, tokens, fresh, schema)
 
 
 def _target(insert: exp.Insert) -> exp.Table:
@@ -189,7 +189,7 @@ def _refuse_unsupported(insert: exp.Insert) -> None:
             raise NotSupportedError(f"{what} is not possible on {QUEUE}: its rows reach their table later.")
 
 
-def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table]) -> FreshRead:
+def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema: str) -> FreshRead:
     if not all("start" in part.meta for table in tables for part in table.parts):
         raise InputError(f"What is read from {FRESH} is no name of a table.")
     tables = sorted(tables, key=lambda table: int(table.parts[0].meta["start"]))
@@ -200,18 +200,18 @@ def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table]) -> Fre
     return FreshRead(
         text=text,
         tokens=tokens,
-        tables=tuple(_table_id([part.name for part in table.parts[1:]]) for table in tables),
+        tables=tuple(_table_id([part.name for part in table.parts[1:]], schema) for table in tables),
         parts=(*parts, text[at:]),
         aliases=tuple(None if table.alias else table.name for table in tables),
     )
 
 
-def _table_id(names: list[str]) -> TableId:
-    schema, name = names if len(names) == 2 else (DEFAULT_SCHEMA, *names)
+def _table_id(names: list[str], default: str) -> TableId:
+    schema, name = names if len(names) == 2 else (default, *names)
     return TableId(schema, name)
 
 
-def _capture(text: str, tokens: tuple[Token, ...]) -> Capture:
+def _capture(text: str, tokens: tuple[Token, ...], schema: str) -> Capture:
     """An INSERT into the queue, taken apart around its target."""
     source = text.encode()
     # Where there is no INTO, nothing after it is a name.
@@ -225,7 +225,7 @@ def _capture(text: str, tokens: tuple[Token, ...]) -> Capture:
     after = tokens[names[-1] + 1].start if names[-1] + 1 < len(tokens) else len(source)
     columns, begin = _columns(source, tokens, names[-1] + 1)
     capture = Capture(
-        table=_table_id(spelled),
+        table=_table_id(spelled, schema),
         before=source[: tokens[at].start].decode(),
         after=" " + source[after:].decode(),
         columns=columns,

@@ -24,9 +24,11 @@ from catchment.server import memory, running
 from catchment.server.auth import Authenticator, require_safe
 from catchment.server.flight import FlightService
 from catchment.server.registry import SessionRegistry
+from catchment.server.tenancy import Tenancy
 from catchment.server.tls import Certificate, certificate_of
 from catchment.server.users import Users
 from catchment.settings import Settings
+from catchment.tenants.model import ShardId
 
 # Closing what is open takes a moment also where there is no time left for work.
 _CLOSE_S_MIN = 5.0
@@ -64,7 +66,12 @@ class FlightServer:
             self._open()
             sessions = self._sessions = SessionRegistry(app)
             opened.callback(sessions.close_all)
-            service = FlightService(sessions, self.authenticator, settings, clock=app.clock)
+            tenancy = self._tenancy()
+            if tenancy is not None:
+                opened.callback(tenancy.close)
+                sessions.engine.tenants = tenancy
+            shard = None if tenancy is None else tenancy.shard
+            service = FlightService(sessions, self.authenticator, settings, shard=shard, clock=app.clock)
             opened.callback(service.close)
             server = self._grpc = _grpc_server(service, settings)
             self.port = _bind(server, settings, certificate_of(settings))
@@ -73,6 +80,9 @@ class FlightServer:
             opened.callback(running.withdraw, settings)
             if settings.queue_enable:
                 app.runtime.start()
+            if tenancy is not None:
+                # Before anybody calls: a gate that was closed is closed still.
+                tenancy.start()
             server.start()
             self._opened = opened.pop_all()
         events.emit("serving", uri=self.uri)
@@ -103,7 +113,7 @@ class FlightServer:
         """Everything that must be there before somebody calls."""
         before = ControlDatabase.examine(self._settings)
         control = self.app.control
-        if before.exists and before.pending:
+        if before.exists and before.pending and before.is_backed_up:
             path, scripts = str(control.path), list(before.pending)
             events.emit("control_backed_up", database=path, scripts=scripts, backups=f"{path}.bak")
         if self._settings.queue_enable:
@@ -113,6 +123,10 @@ class FlightServer:
         except RetryableError as error:
             # Writes are acknowledged all the same, and are flushed once it is back.
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
+
+    def _tenancy(self) -> Tenancy | None:
+        name = self._settings.shard_name
+        return None if name is None else Tenancy(self.app, ShardId(name))
 
     def _uri(self, host: str) -> str:
         scheme = "grpc" if self._settings.server_tls_certificate is None else "grpc+tls"

@@ -3,6 +3,7 @@
     token ──▶ session ──▶ a link (its DuckDB connection: temporary tables, USE)
                      ├──▶ transactions, each on a link; the first on the session's own
                      ├──▶ prepared statements
+                     ├──▶ for a tenant that lives elsewhere: a session on the server of its home
                      └──▶ results that wait to be read, by ticket
 
 A handle (ticket, transaction, prepared statement) begins with its session's id, so that a client which sends no token
@@ -12,27 +13,34 @@ still finds its session. Handles and tokens cannot be guessed.
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, LimitError, StateError
+from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
-from catchment.server import ingest
+from catchment.server import forward, ingest
 from catchment.server.engine import Engine
+from catchment.server.forward import Forwarding, Rewindable
 from catchment.server.links import Link
 from catchment.server.model import Call, IngestTarget, Outcome, Principal
+from catchment.server.peers import PeerSession
 from catchment.server.prepared import Prepared
-from catchment.server.rewrite import plan
+from catchment.server.rewrite import Plain, Step, plan
 from catchment.server.statements import Statements
 from catchment.server.transactions import Transaction, no_such_transaction
+from catchment.server.users import SHARD
 
 _TRANSACTIONS_MAX = 8
 _RESULTS_MAX = 64
 DEFAULT_QUEUE_NAME = "default"
+
+T = TypeVar("T")
 
 
 class Session:
@@ -44,6 +52,7 @@ class Session:
     def __init__(self, session_id: str, principal: Principal, engine: Engine) -> None:
         self.id = session_id
         self.principal = principal
+        self.island = engine.island(principal.tenant)
         self.touched_s = engine.clock.monotonic_s()
         # Whether the client knows its token: then the session outlives the call that made it.
         self.is_kept = False
@@ -57,6 +66,7 @@ class Session:
         self._prepared: dict[bytes, Prepared] = {}
         self._waiting: dict[bytes, Outcome] = {}
         self._calls: dict[bytes, Call] = {}
+        self._forwarding: Forwarding | None = None
         self._used = 0
         self._has_state = False
         self._is_closed = False
@@ -87,27 +97,99 @@ class Session:
         return not (self._transactions or self._prepared or self._waiting or self._has_state or self._used)
 
     def execute(
-        self, text: str, call: Call, *, transaction: bytes | None = None, parameters: pa.Table | None = None
+        self,
+        text: str,
+        call: Call,
+        *,
+        transaction: bytes | None = None,
+        parameters: pa.Table | None = None,
+        is_update: bool = False,
     ) -> Outcome:
-        """Run the text's statements, one after the other, and give what came of the last."""
-        steps = plan(text)
+        """Run the text's statements, one after the other, and give what came of the last.
+
+        With `is_update`, nobody wants to read more of it than how many rows it changed.
+        """
+        with self._told():
+            steps = self.plan(text)
         if parameters is not None and len(steps) > 1:
             raise StateError("Parameters go with a single statement.")
         outcome: Outcome | None = None
-        for step in steps:
+        is_split = len(steps) > 1 and self._forwards() is not None
+        texts = forward.texts(text) if is_split else (text,) * len(steps)
+        for own, step in zip(texts, steps, strict=True):
             if outcome is not None:
                 outcome.result.close()
-            outcome = Statements(self).run(step, call, transaction, parameters)
+            counts = is_update or step is not steps[-1]
+            outcome = self._run(own, step, call, transaction, parameters, is_update=counts)
         if outcome is None:
             raise StateError("There is no statement in the text.")
         return outcome
+
+    def _run(
+        self,
+        text: str,
+        step: Step,
+        call: Call,
+        transaction: bytes | None,
+        parameters: pa.Table | None,
+        *,
+        is_update: bool,
+    ) -> Outcome:
+        """Run one statement: a transaction's here, any other where the session's tenant lives."""
+
+        def here() -> Outcome:
+            with self._told():
+                return Statements(self).run(step, call, transaction, parameters)
+
+        forwarding = self._forwards()
+        if forwarding is None or transaction is not None or self._by_sql is not None:
+            return here()
+        if forward.begins(step):
+            return forwarding.begin(here, call)
+
+        def there(peer: PeerSession) -> Outcome:
+            may_change = forward.may_change(step)
+            if may_change and isinstance(step, Plain):
+                # It may leave something in the connection there, as it may here.
+                self.has_state()
+            return peer.execute(text, call, parameters=parameters, is_update=is_update, may_change=may_change)
+
+        return forwarding.run(here, there, call)
+
+    def at_home(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
+        """Do one thing or the other, by where the session's tenant lives."""
+        forwarding = self._forwards()
+        return here() if forwarding is None else forwarding.run(here, there, call)
+
+    def _forwards(self) -> Forwarding | None:
+        """The way to the tenant's home; None where the session has none, and where it was forwarded itself."""
+        desk, tenant = self._engine.tenants, self.principal.tenant
+        if desk is None or tenant is None or self.principal.name == SHARD:
+            return None
+        with self._mutex:
+            self._refuse_closed()
+            if self._forwarding is None:
+                self._forwarding = Forwarding(desk, tenant, self.principal, self._engine.clock)
+            return self._forwarding
 
     def prepare(self, text: str, *, transaction: bytes | None = None) -> Prepared:
         """Look at a statement, to run it later."""
         with self._mutex:
             if len(self._prepared) >= self._engine.settings.server_prepared_max:
                 raise LimitError(f"The session has {len(self._prepared):,} prepared statements.", hint="Close some.")
-        prepared = Prepared.of(self, self._new_handle(), text, transaction)
+        handle = self._new_handle()
+
+        def here() -> Prepared:
+            with self.reading_lake(), self._told():
+                return Prepared.of(self, handle, text, transaction)
+
+        if transaction is not None or self._by_sql is not None:
+            prepared = here()
+        else:
+            call = Call()
+            prepared = self.at_home(
+                here, lambda peer: Prepared.known(self, handle, text, peer.prepare(text, call)), call
+            )
         with self._mutex:
             self._prepared[prepared.handle] = prepared
         return prepared
@@ -126,15 +208,21 @@ class Session:
             self._prepared.pop(handle, None)
 
     def begin(self, call: Call | None = None) -> bytes:
-        """Open a transaction."""
-        own = self.own_link()
-        with own.lock:
-            if self._is_free(own):
-                return self._begin(own, call or Call())
-        other = self._engine.link()
+        """Open a transaction; a tenant's where it lives, and nowhere else."""
+        call = call or Call()
+        forwarding = self._forwards()
+        return self._open(call) if forwarding is None else forwarding.begin(lambda: self._open(call), call)
+
+    def _open(self, call: Call) -> bytes:
+        with self.reading_lake():
+            own = self.own_link()
+            with own.lock:
+                if self._is_free(own):
+                    return self._begin(own, call)
+            other = self._engine.link(self.island)
         with other.lock:
             try:
-                return self._begin(other, call or Call())
+                return self._begin(other, call)
             except BaseException:
                 other.close()
                 raise
@@ -146,6 +234,7 @@ class Session:
             self._engine.lake,
             bytes_max=self._engine.settings.server_write_bytes_max,
             now_s=self._engine.clock.monotonic_s(),
+            changing=self.changing_lake,
         )
         with self._mutex:
             if len(self._transactions) >= _TRANSACTIONS_MAX:
@@ -172,14 +261,17 @@ class Session:
                 raise no_such_transaction()
             # It stays known until it is over: nothing else may run on its link before.
             ended.is_ending = True
-        self._finish(ended, commit=commit, call=call or Call())
+        with self._told():
+            self._finish(ended, commit=commit, call=call or Call())
 
     def _finish(self, ended: Transaction, *, commit: bool, call: Call) -> None:
         """End a transaction that nobody else can end any more."""
         with ended.link.lock:
             try:
                 if commit:
-                    ended.commit(self.queue, call, session=self.queue_name)
+                    # What it has read may be old where its tenant has moved away, and what it kept is for this home.
+                    with self.reading_lake():
+                        ended.commit(self.enqueue, call)
                 else:
                     ended.roll_back()
             except CatchmentError:
@@ -197,7 +289,20 @@ class Session:
         self, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, *, transaction: bytes | None = None
     ) -> int:
         """Take a stream of rows into a table, or into the queue; all of them, or none."""
-        return ingest.ingest(self, target, rows, call, transaction)
+
+        def here(given: pa.RecordBatchReader) -> int:
+            with self.reading_lake(), self._told():
+                return ingest.ingest(self, target, given, call, transaction)
+
+        forwarding = self._forwards()
+        if forwarding is None or transaction is not None or self._transactions:
+            return here(rows)
+        again = Rewindable(rows)
+        return forwarding.run(
+            lambda: again.read(here),
+            lambda peer: again.read(lambda given: peer.ingest(target, given, call)),
+            call,
+        )
 
     def keep(self, outcome: Outcome) -> bytes:
         """Have a result wait to be read."""
@@ -268,6 +373,26 @@ class Session:
         """What the queue knows the session by. Clients that know no session share one."""
         return self.id if self.is_kept else DEFAULT_QUEUE_NAME
 
+    def plan(self, text: str) -> tuple[Step, ...]:
+        """The steps of a text; names of ours without a schema are in the session's."""
+        return plan(text) if self.island is None else plan(text, self.island.schema)
+
+    def enqueue(self, table: TableId, rows: pa.Table) -> None:
+        """Hand rows to the queue: all that this session has for it goes this way."""
+        self._engine.enqueue(self.principal.tenant, table, rows, session=self.queue_name)
+
+    def reading_lake(self) -> AbstractContextManager[None]:
+        """Hold while rows of the lake are read."""
+        return self._engine.reading(self.principal.tenant)
+
+    def changing_lake(self) -> AbstractContextManager[None]:
+        """Hold while the lake is changed."""
+        return self._engine.changing(self.principal.tenant)
+
+    def _told(self) -> AbstractContextManager[None]:
+        """Have errors say nothing that is not for the session's user."""
+        return nullcontext() if self.island is None else self.island.told()
+
     def own_link(self) -> Link:
         """The session's own link, made anew where its DuckDB instance was given up."""
         with self._mutex:
@@ -275,7 +400,7 @@ class Session:
             own = self._own
             if own is not None and (own.generation == self._engine.generation or self._is_in_transaction(own)):
                 return own
-        made = self._engine.link()
+        made = self._engine.link(self.island)
         with self._mutex:
             is_first = self._own is own and not self._is_closed
             if is_first:
@@ -329,7 +454,7 @@ class Session:
             self._by_sql = b""
         opened = None
         try:
-            opened = self.begin(call)
+            opened = self._open(call)
         finally:
             self._by_sql = opened
 
@@ -358,7 +483,7 @@ class Session:
             if self._is_free(own):
                 yield own
                 return
-        other = self._engine.link()
+        other = self._engine.link(self.island)
         with other.lock:
             try:
                 yield other
@@ -392,6 +517,13 @@ class Session:
                 self._expired.append(each.handle)
         return len(idle)
 
+    def let_go(self) -> None:
+        """Its client may never come back: keep no sessions on other servers for it."""
+        with self._mutex:
+            forwarding, self._forwarding = self._forwarding, None
+        if forwarding is not None:
+            forwarding.close()
+
     def close(self) -> None:
         """End it: transactions are rolled back, what it wrote to the queue can be delivered."""
         with self._mutex:
@@ -408,6 +540,7 @@ class Session:
                 cleanup.callback(self.queue.end_session, self.queue_name)
             if self._own is not None:
                 cleanup.callback(self._own.close)
+            cleanup.callback(self.let_go)
             for outcome in waiting.values():
                 cleanup.callback(outcome.result.close)
             for handle in open_ones:

@@ -26,7 +26,8 @@ from catchment.server import capture, literals, queuetables
 from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
 from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
 from catchment.server.model import Call, Outcome, Role
-from catchment.server.rewrite import BOUND, Capture, Command, FreshRead, Plain, Step
+from catchment.server.rewrite import BOUND, FRESH, Capture, Command, FreshRead, Plain, Step
+from catchment.server.tokens import Token
 from catchment.server.transactions import Transaction, exclusive
 
 if TYPE_CHECKING:
@@ -66,11 +67,16 @@ class Statements:
 
     def spelled(self, table: TableId) -> TableId:
         """The table as the lake spells it: names that differ in nothing but case are one to DuckDB."""
-        queue = self.queue()
+        queue, island = self.queue(), self.session.island
+        if island is not None:
+            table = island.own(table)
         try:
             queue.columns(table)
         except TableMissingError:
-            same = (each for each in self.session.lake.tables() if sql.fold(str(each)) == sql.fold(str(table)))
+            wanted = (sql.fold(table.schema), sql.fold(table.name))
+            same = (
+                each for each in self.session.lake.tables() if (sql.fold(each.schema), sql.fold(each.name)) == wanted
+            )
             return next(same, table)
         except CatchmentError:
             # Whoever uses the table says what is the matter with it.
@@ -84,6 +90,8 @@ class Statements:
 
     def _command(self, command: Command) -> Outcome:
         self.require(Role.ADMIN, "Commands of the queue")
+        if self.session.island is not None:
+            raise NotAllowedError("Commands of the queue are not for users of a tenant.")
         queue = self.queue()
         if command is Command.FLUSH:
             if self.session.has_written:
@@ -97,12 +105,12 @@ class Statements:
         step = replace(step, table=self.spelled(step.table))
         rows = self._given(step, queue, bound)
         if rows is None:
-            with self.link(transaction) as link:
+            with self.link(transaction) as link, self.session.reading_lake():
                 rows = capture.inserted(
                     step,
                     queue,
                     link,
-                    self.session.principal,
+                    self.admitted,
                     call,
                     bound=bound,
                     in_transaction=transaction is not None,
@@ -141,7 +149,7 @@ class Statements:
         if not rows.num_rows:
             return
         if transaction is None:
-            queue.enqueue(table, rows, session=session.queue_name)
+            session.enqueue(table, rows)
         else:
             with self.link(transaction):
                 self._require_made(table, transaction)
@@ -165,11 +173,14 @@ class Statements:
         if bound is not None and bound.num_rows > 1:
             raise NotSupportedError("A fresh read takes one row of parameters.")
         with ExitStack() as cleanup:
+            cleanup.enter_context(self.session.reading_lake())
             spelled = {table: self.spelled(table) for table in step.tables}
             fresh = cleanup.enter_context(self.queue().fresh(*dict.fromkeys(spelled.values())))
             link = Link(
                 fresh.connection, generation=engine.generation, result_bytes_max=engine.settings.server_result_bytes_max
             )
+            if self.session.island is not None:
+                link.run(self.session.island.set_path, call)
             text = step.over({table: fresh.queries[own] for table, own in spelled.items()})
             keep_open = cleanup.pop_all()
             try:
@@ -192,9 +203,11 @@ class Statements:
                 case Kind.READ:
                     return self._read(step, statement, link, call, bound)
                 case Kind.WRITE:
+                    if session.island is not None:
+                        step = replace(step, text=session.island.placed(step.text, step.tokens))
                     return self._write(step, verdict, link, call, joined, bound)
                 case Kind.SESSION:
-                    self._set(step.text, link, call)
+                    self._set(step, link, call)
                     session.has_state()
         # These take links themselves.
         if verdict.kind is Kind.BEGIN:
@@ -205,9 +218,14 @@ class Statements:
             session.end_by_sql(transaction, commit=verdict.kind is Kind.COMMIT, call=call)
         return Outcome(0, TableResult(_NOTHING))
 
-    def _set(self, text: str, link: Link, call: Call) -> None:
+    def _set(self, step: Plain, link: Link, call: Call) -> None:
         """Change where names count; back to the lake where that would be elsewhere."""
-        link.run(text, call)
+        island = self.session.island
+        if island is not None and island.stays(step.text, step.tokens):
+            return
+        link.run(step.text, call)
+        if island is not None:
+            return
         path = link.table("SELECT current_setting('search_path')", call).column(0)[0].as_py()
         try:
             require_harmless_path(path)
@@ -218,20 +236,35 @@ class Statements:
     def examined(self, step: Plain | FreshRead, link: Link) -> tuple[duckdb.Statement, Verdict]:
         """The statement as DuckDB reads it, once it has passed the gate."""
         statement = link.connection.extract_statements(step.text)[-1]
-        return statement, judge(statement, step.text, step.tokens, self.session.principal)
+        fresh = FRESH if isinstance(step, FreshRead) else None
+        return statement, self.admitted(statement, step.text, step.tokens, fresh=fresh)
+
+    def admitted(
+        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], *, fresh: str | None = None
+    ) -> Verdict:
+        """What the gate says of a statement, which a tenant's user keeps on the tenant's island."""
+        verdict = judge(statement, text, tokens, self.session.principal)
+        if self.session.island is not None:
+            self.session.island.examine(statement.type, text, tokens, fresh=fresh)
+        return verdict
 
     def _read(
         self, step: Plain, statement: duckdb.Statement, link: Link, call: Call, bound: pa.Table | None
     ) -> Outcome:
         if bound is None or bound.num_rows == 1:
             row = None if bound is None else _row(statement, bound, 0)
-            return Outcome(None, link.stream(step.text, call, row))
+            with ExitStack() as held:
+                held.enter_context(self.session.reading_lake())
+                result = link.stream(step.text, call, row)
+                result.and_then(held.pop_all().close)
+            return Outcome(None, result)
         limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
-        for at in range(bound.num_rows):
-            parts.append(link.table(step.text, call, _row(statement, bound, at)))
-            size += parts[-1].nbytes
-            if size > limit:
-                raise LimitError(f"The results of all rows of parameters come to more than {limit:,} bytes.")
+        with self.session.reading_lake():
+            for at in range(bound.num_rows):
+                parts.append(link.table(step.text, call, _row(statement, bound, at)))
+                size += parts[-1].nbytes
+                if size > limit:
+                    raise LimitError(f"The results of all rows of parameters come to more than {limit:,} bytes.")
         return Outcome(None, TableResult(pa.concat_tables(parts, promote_options="permissive")))
 
     def _write(
@@ -256,7 +289,7 @@ class Statements:
         lake = self.session.lake
         if link.generation != lake.generation:
             raise LakeUnavailableError("The lake is away.")
-        with exclusive(lake, call):
+        with self.session.changing_lake(), exclusive(lake, call):
             link.run("BEGIN", call)
             try:
                 yield

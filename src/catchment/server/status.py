@@ -18,9 +18,6 @@ from catchment.errors import CatchmentError
 
 Code = grpc.StatusCode
 
-# Names the class of an error, for clients of ours.
-ERROR_HEADER = "catchment-error"
-
 # A trailer that names the error, for clients of ours.
 ERROR_HEADER = "catchment-error"
 
@@ -29,6 +26,10 @@ _OURS: tuple[tuple[type[CatchmentError], grpc.StatusCode], ...] = (
     (errors.LimitError, Code.RESOURCE_EXHAUSTED),
     (errors.BackpressureError, Code.RESOURCE_EXHAUSTED),
     (errors.ConflictError, Code.ABORTED),
+    # Not UNAVAILABLE: a client must look up where the tenant lives before it tries again.
+    (errors.StaleRouteError, Code.ABORTED),
+    (errors.SeqGapError, Code.FAILED_PRECONDITION),
+    (errors.MismatchError, Code.FAILED_PRECONDITION),
     (errors.RetryableError, Code.UNAVAILABLE),
     (errors.TimedOutError, Code.DEADLINE_EXCEEDED),
     (errors.CancelledError, Code.CANCELLED),
@@ -41,7 +42,6 @@ _OURS: tuple[tuple[type[CatchmentError], grpc.StatusCode], ...] = (
     (errors.StorageUnsupportedError, Code.UNIMPLEMENTED),
     (errors.TableMissingError, Code.NOT_FOUND),
     (errors.LakeMissingError, Code.NOT_FOUND),
-    (errors.AlreadyExistsError, Code.ALREADY_EXISTS),
     (errors.AlreadyExistsError, Code.ALREADY_EXISTS),
     (errors.StateError, Code.FAILED_PRECONDITION),
     (errors.PreconditionError, Code.FAILED_PRECONDITION),

@@ -3,8 +3,8 @@
 Rows for the queue are kept back until COMMIT. The lake commits first: that may fail, and then nothing is enqueued.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import groupby
 
 import duckdb
@@ -13,7 +13,6 @@ import pyarrow as pa
 from catchment.errors import CatchmentError, ConflictError, LimitError, LockTimeoutError, StateError
 from catchment.ids import TableId
 from catchment.lake import Lake
-from catchment.queue import DqCoordinator
 from catchment.server.links import Link
 from catchment.server.model import Call
 
@@ -47,7 +46,17 @@ def no_such_transaction() -> StateError:
 class Transaction:
     """An open transaction. Its link's lock is held by whoever calls."""
 
-    def __init__(self, handle: bytes, link: Link, lake: Lake, *, bytes_max: int, now_s: float) -> None:
+    def __init__(
+        self,
+        handle: bytes,
+        link: Link,
+        lake: Lake,
+        *,
+        bytes_max: int,
+        now_s: float,
+        changing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`changing` is held from the first change of the lake to the end."""
         self.handle = handle
         self.link = link
         self.touched_s = now_s
@@ -56,6 +65,7 @@ class Transaction:
         self.is_ending = False
         self._lake = lake
         self._bytes_max = bytes_max
+        self._changing = changing
         self._lock = ExitStack()
         self._has_failed = False
         self.has_written = False
@@ -73,7 +83,10 @@ class Transaction:
                 raise ConflictError(
                     "The lake was opened anew since the transaction began.", hint="Roll back, and retry."
                 )
-            self._lock.enter_context(exclusive(self._lake, call))
+            with ExitStack() as held:
+                held.enter_context(self._changing())
+                held.enter_context(exclusive(self._lake, call))
+                self._lock = held.pop_all()
             self.has_written = True
 
     def refuse_ended(self) -> None:
@@ -95,7 +108,7 @@ class Transaction:
         self._kept_bytes += rows.nbytes
         self._kept.setdefault(table, []).append(rows)
 
-    def commit(self, queue: DqCoordinator | None, call: Call, *, session: str) -> None:
+    def commit(self, enqueue: Callable[[TableId, pa.Table], None], call: Call) -> None:
         """End it; what was written to the lake is there, and what was kept for the queue is enqueued."""
         self.link.settle(call)
         self._refuse_failed()
@@ -103,8 +116,7 @@ class Transaction:
             self._lake.commit_on(self.link.connection)
         finally:
             self._lock.close()
-        if queue is not None:
-            self._enqueue(queue, session)
+        self._enqueue(enqueue)
 
     def _refuse_failed(self) -> None:
         """To COMMIT a transaction in which a statement failed, DuckDB rolls it back and says nothing."""
@@ -120,7 +132,7 @@ class Transaction:
                 "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
             )
 
-    def _enqueue(self, queue: DqCoordinator, session: str) -> None:
+    def _enqueue(self, enqueue: Callable[[TableId, pa.Table], None]) -> None:
         # Rows of one shape go together: a column that some lack has its default there, and not NULL.
         waiting = [
             (table, pa.concat_tables(list(alike)))
@@ -130,7 +142,7 @@ class Transaction:
         self._kept = {}
         for at, (table, rows) in enumerate(waiting):
             try:
-                queue.enqueue(table, rows, session=session)
+                enqueue(table, rows)
             except CatchmentError as error:
                 if at > 0 or self.has_written:
                     error.message += f" Of the transaction, {rows.num_rows} rows for {table} and what came after them"

@@ -23,14 +23,19 @@ from catchment.clock import Clock, SystemClock
 from catchment.errors import CorruptInputError, InputError, StateError
 from catchment.server.model import Role
 from catchment.settings import Settings
+from catchment.tenants.model import TenantId
 
 ANONYMOUS = "anonymous"
 # The name under which commands on this machine talk to a running server.
 LOCAL = "local"
+# The name under which shards, and those who move tenants, talk to each other.
+SHARD = "shard"
 PASSWORD_LETTERS_MIN = 8
 PASSWORD_BYTES_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _VERSION = 1
+# A server that knows of no tenants would take a tenant's user for everybody's: it must not read the file.
+_VERSION_TENANTS = 2
 _LOCK_S_MAX = 30.0
 # What OWASP asks for at least. More would let strangers who guess take more of the server's memory and CPU.
 _HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
@@ -44,6 +49,7 @@ class User:
     role: Role
     created_at: datetime
     password_hash: str = field(repr=False)
+    tenant: TenantId | None = None
 
 
 class Users:
@@ -69,11 +75,18 @@ class Users:
         """The user of that name."""
         return self._users().get(name)
 
-    def add(self, name: str, role: Role, password: str) -> User:
-        """A new user."""
+    def add(self, name: str, role: Role, password: str, *, tenant: TenantId | None = None) -> User:
+        """A new user, of a tenant or of none."""
         _require_name(name)
         _require_password(password)
-        user = User(name=name, role=role, created_at=self._clock.now(), password_hash=hash_password(password))
+        user = User(
+            name=name,
+            role=role,
+            created_at=self._clock.now(),
+            password_hash=hash_password(password),
+            tenant=tenant,
+        )
+        _require_no_admin(user)
         with self._changing() as users:
             if name in users:
                 raise StateError(
@@ -98,6 +111,10 @@ class Users:
         """From the next login on the user may do that."""
         return self._replace(name, role=role)
 
+    def set_tenant(self, name: str, tenant: TenantId | None) -> User:
+        """From the next login on the user belongs to that tenant, or to none."""
+        return self._replace(name, tenant=tenant)
+
     def hash_again(self, known: User, password: str) -> None:
         """Bring the hash of a password that was just verified to today's parameters, unless somebody changed it."""
         if _HASHER.check_needs_rehash(known.password_hash):
@@ -108,6 +125,7 @@ class Users:
     def _replace(self, name: str, **values: Any) -> User:
         with self._changing() as users:
             users[name] = replace(self._require(users, name), **values)
+            _require_no_admin(users[name])
             return users[name]
 
     def _require(self, users: dict[str, User], name: str) -> User:
@@ -152,12 +170,20 @@ def is_password(password_hash: str, password: str) -> bool:
 
 
 def _require_name(name: str) -> None:
-    if name in (ANONYMOUS, LOCAL):
+    if name in (ANONYMOUS, LOCAL, SHARD):
         raise InputError(f"{name} is a name that the server uses itself.", hint="Take another name.")
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{name!r} cannot be a user's name.",
             hint="Take 1 to 64 of A-Z, a-z, 0-9, '.', '_', '@' and '-'; begin with a letter or a digit.",
+        )
+
+
+def _require_no_admin(user: User) -> None:
+    if user.tenant is not None and user.role is Role.ADMIN:
+        raise InputError(
+            f"{user.name} is of {user.tenant}, and a tenant's user is no admin.",
+            hint="Make the user a reader or a writer, or one of no tenant.",
         )
 
 
@@ -177,20 +203,22 @@ def _text(users: dict[str, User]) -> str:
             "role": user.role.name.lower(),
             "created_at": user.created_at.isoformat(),
             "password_hash": user.password_hash,
+            **({} if user.tenant is None else {"tenant": str(user.tenant)}),
         }
         for user in sorted(users.values(), key=lambda user: user.name)
     ]
-    return json.dumps({"version": _VERSION, "users": listed}, indent=2) + "\n"
+    version = _VERSION if all(user.tenant is None for user in users.values()) else _VERSION_TENANTS
+    return json.dumps({"version": version, "users": listed}, indent=2) + "\n"
 
 
 def _parse(path: Path) -> dict[str, User]:
     text = path.read_bytes()
     try:
         content = json.loads(text)
-        if content["version"] != _VERSION:
-            raise ValueError(f"its version is {content['version']!r}, and {_VERSION} is known")
+        if content["version"] not in (_VERSION, _VERSION_TENANTS):
+            raise ValueError(f"its version is {content['version']!r}, and {_VERSION_TENANTS} is known")
         users = [_user(each) for each in content["users"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
         raise CorruptInputError(
             f"{path} is no file of users: {_why(error)}.",
             hint="Put a copy of it back; or move it away and add the users again with `catchment user add`.",
@@ -202,13 +230,18 @@ def _parse(path: Path) -> dict[str, User]:
 def _user(facts: dict[str, str]) -> User:
     if not all(isinstance(value, str) for value in facts.values()):
         raise ValueError("a user's facts are texts")
-    return User(
+    user = User(
         name=facts["name"],
         role=Role[facts["role"].upper()],
         created_at=datetime.fromisoformat(facts["created_at"]),
         password_hash=facts["password_hash"],
+        tenant=TenantId.parse(facts["tenant"]) if "tenant" in facts else None,
     )
+    _require_no_admin(user)
+    return user
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, InputError):
+        return error.message.rstrip(".")
     return f"{error.args[0]!r} is missing or wrong" if isinstance(error, KeyError) else str(error)

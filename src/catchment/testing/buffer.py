@@ -59,6 +59,9 @@ class ModelBuffer:
     def incarnation(self) -> str:
         return self.disk.incarnation
 
+    def producer(self, table: TableId) -> ProducerId:
+        return ProducerId(KIND, str(table), self.incarnation)
+
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
         kept = self.disk.tables.get(table)
         return kept.columns if kept else None
@@ -170,7 +173,7 @@ class ModelBuffer:
         return Parcel(
             id=ids.unit_id(KIND, self.incarnation, str(table), first, last),
             table=table,
-            producer=ProducerId(KIND, str(table), self.incarnation),
+            producer=self.producer(table),
             source=self.incarnation,
             seq_first=first,
             seq_last=last,

@@ -13,8 +13,8 @@ import duckdb
 
 from catchment import sql
 from catchment.ids import TableId
-from catchment.lake import Delivery, Lake, Table, extensions
-from catchment.pipeline import digest, sources
+from catchment.lake import Delivery, Lake, Table, digest, extensions
+from catchment.pipeline import sources
 from catchment.pipeline.legacy.plan import inputs_of, unit_id
 from catchment.pipeline.legacy.report import Mismatch
 from catchment.pipeline.legacy.tree import Leaf

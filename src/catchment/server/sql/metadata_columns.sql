@@ -12,6 +12,7 @@ FROM duckdb_columns()
 WHERE
     database_name = $lake
     AND schema_name <> $ledger
+    AND ($own IS NULL OR schema_name = $own)
     AND ($schemas IS NULL OR schema_name ILIKE $schemas ESCAPE '\')
     AND ($tables IS NULL OR table_name ILIKE $tables ESCAPE '\')
 ORDER BY schema_name, table_name, column_index

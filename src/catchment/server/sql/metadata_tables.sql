@@ -10,6 +10,7 @@ FROM (
 )
 WHERE
     schema_name <> $ledger
+    AND ($own IS NULL OR schema_name = $own)
     AND ($schemas IS NULL OR schema_name ILIKE $schemas ESCAPE '\')
     AND ($tables IS NULL OR table_name ILIKE $tables ESCAPE '\')
     AND (len($types) = 0 OR list_contains($types, table_type))

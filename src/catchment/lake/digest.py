@@ -7,7 +7,10 @@ mistakes and damage, not against forgery. The hash is DuckDB's own and may chang
 
 from collections.abc import Iterable
 
+import duckdb
+
 from catchment import sql
+from catchment.ids import TableId
 from catchment.lake.types import Column
 
 _MODULUS = 1 << 64
@@ -45,3 +48,18 @@ def add(digests: Iterable[str | None]) -> str | None:
     known = list(digests)
     numbers = [number(each) for each in known if each is not None]
     return text(sum(numbers)) if len(numbers) == len(known) else None
+
+
+def table_digest(
+    connection: duckdb.DuckDBPyConnection,
+    lake_name: str,
+    table: TableId,
+    columns: Iterable[Column],
+    *,
+    snapshot: int | None = None,
+) -> tuple[int, str]:
+    """How many rows a table has, now or at a snapshot, and their digest as it is recorded."""
+    at = "" if snapshot is None else f" AT (VERSION => {snapshot})"
+    source = f"{sql.qualified(lake_name, table.schema, table.name)}{at}"
+    row = connection.execute(f"SELECT count(*), {rows_digest(columns)} FROM {source}").fetchone()
+    return (int(row[0]), text(int(row[1]))) if row else (0, text(0))

@@ -1,0 +1,111 @@
+"""The control database in a SQLite file: for the processes of one host. A backup is made before every script."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from catchment.clock import Clock
+from catchment.control.engine import ControlStatus
+from catchment.control.models import MODELS
+from catchment.errors import ControlUnavailableError, LockTimeoutError, StateError, StorageFailedError
+from catchment.schema import CheckResult, Engine, Migrate, State
+from catchment.schema.sqlite import reading, writing
+
+# Every process that starts at the same time may apply any of the scripts before us.
+_TURNS_MAX = 100
+_BUSY_MS = 5_000
+
+
+class SqliteControl:
+    """A SQLite file, migrated by the same steps as those of users."""
+
+    def __init__(self, path: Path, *, scripts: Path, clock: Clock) -> None:
+        self.path = path
+        # The scripts are the package's: nothing is written back among them.
+        self._migrate = Migrate(Engine(path, scripts=scripts, clock=clock), MODELS, edits_scripts=False, clock=clock)
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
+    def upgrade(self) -> tuple[str, ...]:
+        applied: list[str] = []
+        for _ in range(_TURNS_MAX):
+            result = self._look()
+            if result.state is State.CURRENT:
+                return tuple(applied)
+            if self._apply(result.pending[0]):
+                applied.append(result.pending[0])
+        raise StateError(f"{self.path} is not up to date after {_TURNS_MAX} tries.", hint="Start once more.")
+
+    def examine(self) -> ControlStatus:
+        result = self._look()
+        return ControlStatus(
+            place=self.place,
+            exists=self.path.exists(),
+            applied=tuple(result.applied),
+            pending=tuple(result.pending),
+            is_backed_up=True,
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with _telling(), writing(self.path) as connection:
+            connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("BEGIN IMMEDIATE")
+            # Closing rolls back what is not committed.
+            yield connection
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        with _telling(), reading(self.path) as connection:
+            yield connection
+
+    def _apply(self, filename: str) -> bool:
+        """Apply the script; False where another process has done so meanwhile."""
+        try:
+            self._migrate.apply(filename)
+        except StateError:
+            if filename in self._migrate.look().pending:
+                raise
+            return False
+        return True
+
+    def _look(self) -> CheckResult:
+        """See that what is there is ours, and not newer than we are."""
+        path, result = self.path, self._migrate.look()
+        is_empty = len(result.model_diff.missing) == len(MODELS) and not result.model_diff.extra
+        if not result.applied and not is_empty:
+            raise StateError(
+                f"{path} holds tables and is no control database of Catchment.",
+                hint="Set CATCHMENT_CONTROL_DB to another file, or leave it out.",
+            )
+        if result.missing:
+            raise StateError(
+                f"{path} was written by a newer Catchment: this one does not know {', '.join(result.missing)}.",
+                hint=f"Install that version again, or restore a backup from {path}.bak.",
+                unknown=result.missing,
+            )
+        if result.state in (State.ERROR, State.DIVERGED, State.DRIFT):
+            raise StateError(
+                f"{path} is not what this Catchment expects ({result.state.name}): {'; '.join(_reasons(result))}.",
+                hint=f"Was it changed by hand, or by a version that was never released? Backups are in {path}.bak.",
+                state=result.state.value,
+            )
+        return result
+
+
+def _reasons(result: CheckResult) -> list[str]:
+    differs = [f"{filename} is not the script that was applied" for filename in result.divergent]
+    return [*result.errors, *differs] or list(result.model_diff.describe())
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except (LockTimeoutError, StorageFailedError) as error:
+        raise ControlUnavailableError(f"The control database {error.message}", **error.facts) from error

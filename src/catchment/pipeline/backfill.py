@@ -1,0 +1,435 @@
+"""Backfill: a schema's tables, as they are at a snapshot of one lake, copied into another lake exactly once.
+
+    claim (plan again, if somebody was there) ──▶ make tables ──▶ deliver files, a unit each ──▶ record the marks
+
+A data file at the snapshot is a unit of the target's ledger, so a run that was stopped anywhere goes on where it was.
+A file is adopted as it is where it holds just the table's rows and columns, else it is rewritten with the deletions
+and the columns of the snapshot.
+
+Upkeep of the source may merge files of the snapshot into others, of which nobody knows which of their rows were copied.
+A table is then made anew and begun again, unless it has its mark: a unit without files that says it is complete.
+Every run takes the producers over, so that one that was forgotten, with a plan of older files, is fenced.
+
+Nothing holds the snapshot but its age. Upkeep expires it after `lake_snapshot_keep_hours`, and deletes files that were
+merged after `lake_orphan_keep_hours`. A backfill that takes longer fails with what it has copied recorded.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from catchment import files, ids, sql
+from catchment.backoff import retry
+from catchment.errors import ConflictError, InputError
+from catchment.ids import ProducerId, TableId
+from catchment.lake import Claim, Commit, Delivery, Lake, Table, tables, types
+from catchment.lake.commit import Advance, Change, CreateTable, DropTable, Precondition, Record, TableIs, Undelivered
+from catchment.lake.ledger import Ledger
+from catchment.lake.past import PastFile, PastTable, differences, has_snapshot, schema_at
+from catchment.lake.tokens import has_token
+from catchment.pipeline.deliver import Deliverer, Report
+from catchment.pipeline.plan import Plan, Unit, counted, refuse_transforms
+from catchment.pipeline.work import Input, LakeFile, Mode
+
+KIND = "tenant"
+Progress = Callable[[int, int], None]
+# Text in a `key=value` folder that stands for NULL, and so does no value.
+_NO_VALUE = ("null", "__hive_default_partition__", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCopy:
+    """What is to be done for a table. `reasons` are, by unit, why a file has to be rewritten, as far as is known.
+
+    `target` is None where the table is still to be made, and `is_stale` where it has rows of files that the source has
+    merged since, so that it is made anew.
+    """
+
+    source: Table
+    claim: Claim
+    units: tuple[Unit, ...]
+    mark: Unit
+    reasons: Mapping[str, str]
+    target: Table | None
+    delivered: frozenset[str]
+    is_stale: bool
+
+    @property
+    def id(self) -> TableId:
+        return self.source.id
+
+    @property
+    def producer(self) -> ProducerId:
+        return self.claim.producer
+
+    @property
+    def is_complete(self) -> bool:
+        return self.mark.id in self.delivered
+
+    @property
+    def bytes(self) -> int:
+        return sum(unit.bytes for unit in self.units)
+
+    @property
+    def left(self) -> tuple[Unit, ...]:
+        """The units that the target does not have."""
+        if self.is_complete:
+            return ()
+        return tuple(unit for unit in self.units if self.is_stale or unit.id not in self.delivered)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillPlan:
+    """A backfill as it would be done now."""
+
+    schema: str
+    snapshot: int
+    token: str
+    tables: tuple[TableCopy, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(table.bytes for table in self.tables)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the target has everything."""
+        return all(table.is_complete for table in self.tables)
+
+    def explain(self) -> Iterator[str]:
+        """The plan in sentences, for a person."""
+        left = [unit for table in self.tables for unit in table.left]
+        size = sum(unit.bytes for unit in left) / 1e6
+        yield (
+            f"{counted(len(self.tables), 'table')} of schema {self.schema} at snapshot {self.snapshot}: "
+            f"{counted(len(left), 'file')} with {size:,.1f} MB to copy."
+        )
+        for table in self.tables:
+            yield from _explained(table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReport:
+    """What a run copied of a table; `skipped` are files that the target had already."""
+
+    table: TableId
+    copied: int
+    skipped: int
+    rows: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillReport:
+    """What a run did."""
+
+    tables: tuple[TableReport, ...]
+    seconds: float
+
+    @property
+    def rows(self) -> int:
+        return sum(table.rows for table in self.tables)
+
+    @property
+    def files(self) -> int:
+        return sum(table.files for table in self.tables)
+
+    @property
+    def bytes(self) -> int:
+        return sum(table.bytes for table in self.tables)
+
+
+class Backfill:
+    """Copies tables from one lake into the one that the deliverer delivers to."""
+
+    def __init__(self, source: Lake, target: Deliverer) -> None:
+        self._source = source
+        self._deliverer = target
+        self._target = target.lake
+        if files.real_path(source.address.data_path) == files.real_path(self._target.address.data_path):
+            raise InputError("Source and target of a backfill are one lake.", hint="Name two.")
+
+    def plan(self, schema: str, snapshot: int, token: str) -> BackfillPlan:
+        """What `run` would do now, without effect on anything. `token` names the backfill: another one begins anew."""
+        return BackfillPlan(
+            schema=schema,
+            snapshot=snapshot,
+            token=token,
+            tables=tuple(self._copy(table, snapshot, token) for table in schema_at(self._source, schema, snapshot)),
+        )
+
+    def run(self, plan: BackfillPlan, progress: Progress | None = None) -> BackfillReport:
+        """Copy what the target does not have; `progress` hears how many bytes are done, and of how many.
+
+        What has happened since the plan was made is taken into account.
+        """
+        started_s = self._target.clock.monotonic_s()
+        reports: list[TableReport] = []
+        if not plan.is_complete:
+            claims = self._claim([table.producer for table in plan.tables])
+            if not all(_follows(claims[table.producer], table.claim) for table in plan.tables):
+                plan = self.plan(plan.schema, plan.snapshot, plan.token)
+            todo = [table for table in plan.tables if not table.is_complete]
+            self._make_tables(todo, claims)
+            reports = self._deliver(plan, todo, claims, progress or (lambda done, total: None))
+        seconds = self._target.clock.monotonic_s() - started_s
+        done = {report.table for report in reports}
+        reports += [_nothing(table) for table in plan.tables if table.id not in done]
+        return BackfillReport(tables=tuple(sorted(reports, key=lambda report: report.table)), seconds=seconds)
+
+    def _copy(self, past: PastTable, snapshot: int, token: str) -> TableCopy:
+        table = past.table
+        refuse_transforms(table)
+        for column in table.columns:
+            types.require_deliverable(column)
+        producer = ProducerId(KIND, str(table.id), token)
+        key = (token, table.uuid, snapshot)
+        units: list[Unit] = []
+        reasons: dict[str, str] = {}
+        for file in past.files:
+            source = _input(past, file, snapshot)
+            unit = Unit(
+                id=ids.unit_id(KIND, *key, file.path),
+                source=file.path,
+                inputs=(source,),
+                prefers=Mode.ADOPT if _required(source).obstacle is None else Mode.REWRITE,
+            )
+            units.append(unit)
+            reason = _required(source).obstacle
+            if reason is not None:
+                reasons[unit.id] = reason
+        mark = Unit(id=ids.unit_id(KIND, *key), source=f"{table.id} at snapshot {snapshot}", inputs=())
+        target, claim, delivered, is_stale = self._standing(table, producer, mark, {unit.id for unit in units})
+        return TableCopy(
+            source=table,
+            claim=claim,
+            units=tuple(units),
+            mark=mark,
+            reasons=reasons,
+            target=target,
+            delivered=delivered,
+            is_stale=is_stale,
+        )
+
+    def _standing(
+        self, source: Table, producer: ProducerId, mark: Unit, wanted: set[str]
+    ) -> tuple[Table | None, Claim, frozenset[str], bool]:
+        """The table in the target, the producer, the units there, and whether some are of files that were merged."""
+        lake = self._target
+        with lake.snapshot() as connection:
+            ledger = Ledger(connection, lake.name)
+            claim = ledger.join(producer)
+            target = tables.find_table(connection, lake.name, source.id, data_path=lake.address.data_path)
+            if target is None:
+                return None, claim, frozenset(), False
+            there = ledger.deliveries(producer)
+            row = connection.execute(
+                f"SELECT count(*) FROM {sql.qualified(lake.name, source.id.schema, source.id.name)}"
+            ).fetchone()
+        mine = [each for each in there if each.table_uuid == target.uuid]
+        delivered = frozenset(each.unit_id for each in mine)
+        if mark.id in delivered:
+            return target, claim, delivered, False
+        unlike = differences(source, target)
+        if unlike:
+            raise InputError(
+                f"The target has another table {source.id}: {'; '.join(unlike)}.",
+                hint="Drop it there, or make it the same.",
+            )
+        brought = sum(each.rows for each in mine)
+        if row is not None and row[0] != brought:
+            raise InputError(
+                f"Table {source.id} of the target has {row[0]} rows, and this backfill brought {brought} of them.",
+                hint="Whose are they? Drop the table there if nobody needs them.",
+            )
+        return target, claim, delivered, not delivered <= wanted
+
+    def _claim(self, producers: Sequence[ProducerId]) -> dict[ProducerId, Claim]:
+        """Take all producers over, in one transaction."""
+        lake = self._target
+
+        def take() -> dict[ProducerId, Claim]:
+            with lake.write() as connection:
+                ledger = Ledger(connection, lake.name)
+                for producer in producers:
+                    if ledger.read(producer) is None:
+                        ledger.seed(producer, lake.clock.now())
+                    ledger.claim(producer, lake.clock.now())
+                return {producer: ledger.join(producer) for producer in producers}
+
+        return retry(take, policy=lake.redo(), clock=lake.clock, on=ConflictError)
+
+    def _make_tables(self, copies: Sequence[TableCopy], claims: Mapping[ProducerId, Claim]) -> None:
+        """Make what is missing, and anew what is stale, in one commit, unless somebody has taken over meanwhile."""
+        requires: list[Precondition] = []
+        changes: list[Change] = []
+        for table in copies:
+            if table.target is not None and not table.is_stale:
+                continue
+            claim = claims[table.producer]
+            changes.append(Advance(claim=claim, seq_to=claim.seq))
+            if table.target is not None:
+                requires.append(TableIs(table=table.target))
+                changes.append(DropTable(table=table.id))
+            changes.append(
+                CreateTable(
+                    table=table.id,
+                    columns=table.source.columns,
+                    partition_by=tuple(key.column for key in table.source.partition_by),
+                    sort_by=table.source.sort_by,
+                )
+            )
+        if changes:
+            self._commit(Commit(message="tables of a backfill", requires=tuple(requires), changes=tuple(changes)))
+
+    def _deliver(
+        self,
+        plan: BackfillPlan,
+        copies: Sequence[TableCopy],
+        claims: Mapping[ProducerId, Claim],
+        progress: Progress,
+    ) -> list[TableReport]:
+        done = sum(table.bytes for table in plan.tables if table.is_complete)
+
+        def retire(unit: Unit) -> None:
+            nonlocal done
+            done += unit.bytes
+            progress(done, plan.bytes)
+
+        orders = [self._order(table, table.units, claims) for table in copies]
+        reports = self._deliverer.deliver_together([(order, retire) for order in orders])
+        self._refuse_failures(plan, reports)
+        self._mark(copies, orders, reports)
+        return [_report(report) for report in reports]
+
+    def _mark(self, copies: Sequence[TableCopy], orders: Sequence[Plan], reports: Sequence[Report]) -> None:
+        """Record that the tables are complete, in one commit."""
+        requires: list[Precondition] = []
+        changes: list[Change] = []
+        for table, order, report in zip(copies, orders, reports, strict=True):
+            claim = replace(order.claim, seq=order.claim.seq + report.delivered)
+            requires += [
+                TableIs(table=order.target),
+                Undelivered(unit_ids=(table.mark.id,), table_uuid=order.target.uuid),
+            ]
+            delivery = Delivery(
+                unit_id=table.mark.id,
+                producer=claim.producer,
+                epoch=claim.epoch,
+                seq_first=claim.seq + 1,
+                seq_last=claim.seq + 1,
+                table=table.id,
+                table_uuid=order.target.uuid,
+                mode=Mode.REWRITE,
+                rows=0,
+                bytes=0,
+                digest=None,
+                source=table.mark.source,
+                job_id=report.job_id,
+                delivered_at=self._target.clock.now(),
+            )
+            changes += [Advance(claim=claim, seq_to=claim.seq + 1), Record(deliveries=(delivery,))]
+        if changes:
+            self._commit(Commit(message="a backfill is complete", requires=tuple(requires), changes=tuple(changes)))
+
+    def _commit(self, commit: Commit) -> None:
+        lake = self._target
+        retry(lambda: lake.commit(commit), policy=lake.redo(), clock=lake.clock, on=ConflictError)
+
+    def _order(self, table: TableCopy, units: Sequence[Unit], claims: Mapping[ProducerId, Claim]) -> Plan:
+        planned = self._deliverer.plan_units(units, producer=table.producer, table=table.id, mode=Mode.AUTO)
+        # Under the epoch that was taken: whoever has taken over since fences this run.
+        return replace(planned, claim=replace(planned.claim, epoch=claims[table.producer].epoch))
+
+    def _refuse_failures(self, plan: BackfillPlan, reports: Sequence[Report]) -> None:
+        for report in reports:
+            if report.error is not None:
+                raise report.error
+        failures = [failure for report in reports for failure in report.failures]
+        if failures:
+            gone = not has_snapshot(self._source, plan.snapshot)
+            why = f"Snapshot {plan.snapshot} has expired. " if gone else ""
+            raise InputError(
+                f"{why}{counted(len(failures), 'file')} could not be copied; the first: {failures[0].reason}",
+                hint=(
+                    "Begin again with a newer snapshot, under another token."
+                    if gone
+                    else "What was copied is recorded. Run it again; where files are gone, with a newer snapshot."
+                ),
+            )
+
+
+def _follows(claim: Claim, before: Claim) -> bool:
+    """Whether nobody has taken the producer over, or delivered for it, between the two."""
+    return (claim.epoch, claim.seq) == (before.epoch + 1, before.seq)
+
+
+def _input(past: PastTable, file: PastFile, snapshot: int) -> Input:
+    place, obstacle = _place(past.table, file)
+    how = LakeFile(
+        fields=past.fields,
+        snapshot=snapshot,
+        names=file.names,
+        is_partial=file.is_partial,
+        deletes=file.deletes,
+        deletes_are_partial=file.deletes_are_partial,
+        place=place,
+        obstacle=obstacle,
+    )
+    return Input(uri=file.path, bytes=file.bytes, lake_file=how)
+
+
+def _place(table: Table, file: PastFile) -> tuple[str, str | None]:
+    """The folder that the file belongs in, and why it cannot be adopted, as far as the catalog knows."""
+    if file.deletes is not None:
+        return ".", "rows of it are deleted"
+    if file.is_partial:
+        return ".", "it was merged from files of several snapshots"
+    values = file.partition
+    if values is None or len(values) != len(table.partition_by):
+        return ".", "it is not split as the table is"
+    plain = [value for value in values if value is not None and value.casefold() not in _NO_VALUE]
+    if len(plain) != len(values) or any(has_token(value) for value in plain):
+        return ".", "it is split by a value that a folder's name cannot carry"
+    keys = (key.column for key in table.partition_by)
+    return "/".join(f"{key}={quote(value, safe='')}" for key, value in zip(keys, plain, strict=True)) or ".", None
+
+
+def _required(source: Input) -> LakeFile:
+    assert source.lake_file is not None
+    return source.lake_file
+
+
+def _explained(table: TableCopy) -> Iterator[str]:
+    if table.is_complete:
+        yield f"{table.id}: complete."
+        return
+    rewritten = [unit for unit in table.left if unit.id in table.reasons]
+    adopted = counted(len(table.left) - len(rewritten), "file")
+    parts = [f"{adopted} to adopt where the columns are the table's", f"{len(rewritten)} to rewrite"]
+    if table.target is None:
+        parts.insert(0, "to be made")
+    if table.is_stale:
+        parts.insert(0, "to be made anew, because files of it that were copied have been merged since")
+    elif table.delivered:
+        parts.append(f"{len(table.delivered)} copied already")
+    yield f"{table.id}: {', '.join(parts)}."
+    for reason in dict.fromkeys(table.reasons[unit.id] for unit in rewritten):
+        number = sum(1 for unit in rewritten if table.reasons[unit.id] == reason)
+        yield f"{table.id}: {counted(number, 'file')} to rewrite: {reason}."
+
+
+def _report(report: Report) -> TableReport:
+    return TableReport(
+        table=report.table,
+        copied=report.delivered,
+        skipped=report.skipped,
+        rows=report.rows,
+        files=report.files,
+        bytes=report.bytes,
+    )
+
+
+def _nothing(table: TableCopy) -> TableReport:
+    return TableReport(table=table.id, copied=0, skipped=len(table.units), rows=0, files=0, bytes=0)

@@ -1,0 +1,193 @@
+"""What a file of the buffer says about itself: its identity, the versions of its tables, what is held, and lives.
+
+Statements on those tables; each runs in whatever transaction its connection is in.
+
+    dq_meta        one row per version of a table's columns: its staging table, where it starts, what is flushed
+    held_schemas   schemas whose flushed rows are kept as a log; only in the shared buffer
+    table_lives    tables that were dropped, or began behind a number that is not 0; only in the shared buffer
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+
+import duckdb
+
+from catchment import sql
+from catchment.errors import InvariantError
+from catchment.ids import TableId
+from catchment.lake.types import Column
+from catchment.queue.buffer import AT, SEQ
+from catchment.queue.log import Log, Mark, Version
+
+PACKAGE = "catchment.queue"
+_SAMPLE_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which life of which buffer a file is."""
+
+    incarnation: str
+    session: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """Which life of a table it is, counted from 1, and behind which number it began, where that was said."""
+
+    number: int = 1
+    seq_begun: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """Everything that a file says about itself when it is opened."""
+
+    identity: Identity
+    logs: dict[TableId, Log]
+    holds: frozenset[str]
+    lives: dict[TableId, Life]
+
+
+def opened(connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh: Identity, ships: bool) -> Contents:
+    """Make the tables that are missing, and read them; `ships` says that the file may hold logs."""
+    connection.execute(sql.statement(PACKAGE, "store_create", identity=identity_table))
+    holds: frozenset[str] = frozenset()
+    lives: dict[TableId, Life] = {}
+    if ships:
+        connection.execute(sql.statement(PACKAGE, "shipping_create"))
+        holds = frozenset(row[0] for row in connection.execute("FROM held_schemas").fetchall())
+        lives = {
+            TableId(schema, name): Life(number=number, seq_begun=begun)
+            for schema, name, number, begun in connection.execute("FROM table_lives").fetchall()
+        }
+    identity = _identity(connection, identity_table, fresh)
+    return Contents(identity=identity, logs=dict(_logs(connection, holds)), holds=holds, lives=lives)
+
+
+def add_version(connection: duckdb.DuckDBPyConnection, version: Version, *, seq_flushed: int) -> None:
+    """Make a staging table, and note what it is for."""
+    payload = "".join(f", {sql.identifier(column.name)} {column.type}" for column in version.columns)
+    connection.execute(
+        f"CREATE TABLE {sql.identifier(version.staging)} ({SEQ} BIGINT NOT NULL, {AT} TIMESTAMP NOT NULL{payload})"
+    )
+    connection.execute(
+        "INSERT INTO dq_meta VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            *key(version.table),
+            version.number,
+            version.staging,
+            json.dumps([asdict(column) for column in version.columns]),
+            version.seq_first,
+            seq_flushed,
+        ],
+    )
+
+
+def drop_versions(connection: duckdb.DuckDBPyConnection, versions: Iterable[Version]) -> None:
+    """Drop staging tables, with whatever is in them."""
+    for version in versions:
+        connection.execute(f"DROP TABLE IF EXISTS {sql.identifier(version.staging)}")
+        connection.execute(sql.statement(PACKAGE, "version_remove"), [*key(version.table), version.number])
+
+
+def delete_gone(connection: duckdb.DuckDBPyConnection, before: Log, after: Log) -> None:
+    """Delete what is in the file by the log before, and not by the one after; note how far it is flushed."""
+    drop_versions(connection, (version for version in before.versions if version not in after.versions))
+    if after.seq_gone > before.seq_gone:
+        for version in after.versions:
+            connection.execute(f"DELETE FROM {sql.identifier(version.staging)} WHERE {SEQ} <= {after.seq_gone}")
+    if after.seq_flushed > before.seq_flushed:
+        table = after.versions[-1].table
+        connection.execute(sql.statement(PACKAGE, "version_flushed"), [after.seq_flushed, *key(table)])
+
+
+def set_life(connection: duckdb.DuckDBPyConnection, table: TableId, life: Life) -> None:
+    """Note which life of the table it is."""
+    connection.execute("DELETE FROM table_lives WHERE table_schema = ? AND table_name = ?", key(table))
+    connection.execute("INSERT INTO table_lives VALUES (?, ?, ?, ?)", [*key(table), life.number, life.seq_begun])
+
+
+def key(table: TableId) -> tuple[str, str]:
+    """A table, as these tables name it."""
+    return table.schema, table.name
+
+
+def naive(moment: datetime) -> datetime:
+    """A moment, as the file keeps it: in UTC, which goes without saying."""
+    return moment.astimezone(UTC).replace(tzinfo=None)
+
+
+def _identity(connection: duckdb.DuckDBPyConnection, table: str, fresh: Identity) -> Identity:
+    select = f"SELECT incarnation, session, created_at FROM {sql.identifier(table)}"
+    rows = connection.execute(select).fetchall()
+    if not rows:
+        connection.execute(
+            f"INSERT INTO {sql.identifier(table)} VALUES (?, ?, ?)",
+            [fresh.incarnation, fresh.session, naive(fresh.created_at)],
+        )
+        rows = connection.execute(select).fetchall()
+    if len(rows) != 1:
+        raise InvariantError(f"{table} holds {len(rows)} rows instead of one.")
+    incarnation, session, created_at = rows[0]
+    return Identity(incarnation=incarnation, session=session, created_at=created_at.replace(tzinfo=UTC))
+
+
+def _logs(connection: duckdb.DuckDBPyConnection, holds: frozenset[str]) -> Iterator[tuple[TableId, Log]]:
+    found: dict[TableId, list[tuple[Version, int]]] = {}
+    for schema, name, number, staging, columns, first, flushed in connection.execute(
+        "SELECT * FROM dq_meta ORDER BY table_schema, table_name, version"
+    ).fetchall():
+        version = Version(
+            table=TableId(schema, name),
+            number=number,
+            staging=staging,
+            columns=tuple(Column(**each) for each in json.loads(columns)),
+            seq_first=first,
+        )
+        found.setdefault(version.table, []).append((version, flushed))
+    for table, versions in found.items():
+        log = _log(connection, [version for version, _ in versions], max(flushed for _, flushed in versions))
+        yield table, _as_held(connection, log) if sql.fold(table.schema) in holds else log
+
+
+def _log(connection: duckdb.DuckDBPyConnection, versions: list[Version], flushed: int) -> Log:
+    """How far it is flushed, as noted; how far it is written, by the rows."""
+    log = Log(
+        versions=tuple(versions),
+        seq_last=max(flushed, versions[-1].seq_first - 1),
+        seq_flushed=flushed,
+        seq_gone=flushed,
+    )
+    marks: list[Mark] = []
+    for version in versions:
+        # Rows that are flushed lie there only where they are held.
+        marks += [
+            Mark(seq, at.replace(tzinfo=UTC))
+            for seq, at in connection.execute(
+                f"SELECT max({SEQ}), min({AT}) FROM {sql.identifier(version.staging)} WHERE {SEQ} > {flushed} "
+                f"GROUP BY date_trunc('second', {AT}) ORDER BY 1"
+            ).fetchall()
+        ]
+    if not marks:
+        return log
+    sample = connection.execute(f"FROM {sql.identifier(versions[-1].staging)} LIMIT {_SAMPLE_ROWS}").to_arrow_table()
+    return replace(
+        log,
+        seq_last=max(log.seq_last, marks[-1].seq_last),
+        rows_written=max(1, sample.num_rows),
+        bytes_written=sample.nbytes,
+        marks=tuple(marks),
+    )
+
+
+def _as_held(connection: duckdb.DuckDBPyConnection, log: Log) -> Log:
+    """The rows tell from where on they are kept; what was let go of and not flushed has to be let go of again."""
+    for version in log.versions:
+        row = connection.execute(f"SELECT min({SEQ}) FROM {sql.identifier(version.staging)}").fetchone()
+        if row is not None and row[0] is not None:
+            return replace(log, is_held=True, seq_gone=min(log.seq_flushed, row[0] - 1))
+    return replace(log, is_held=True)

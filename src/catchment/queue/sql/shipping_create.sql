@@ -1,0 +1,11 @@
+-- Named unlike any staging table, of which a file that is older than these may have one for every table of a user.
+CREATE TABLE IF NOT EXISTS held_schemas (
+    table_schema VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS table_lives (
+    table_schema VARCHAR NOT NULL,
+    table_name   VARCHAR NOT NULL,
+    life         BIGINT NOT NULL,
+    seq_begun    BIGINT
+);

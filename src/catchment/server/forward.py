@@ -1,0 +1,159 @@
+"""Where a tenant's statement runs: here, if the tenant lives here, else on the server of its home.
+
+A route may be old. The shard that is not the home refuses a statement before it has done anything; then the route is
+looked up again, and the statement runs where the tenant lives by now. What a shard has not refused that way is never
+done a second time.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeVar
+
+import pyarrow as pa
+
+from catchment.backoff import Backoff
+from catchment.clock import Clock
+from catchment.errors import NotReadyError, ShardUnreachableError, StaleRouteError, StateError
+from catchment.server import tokens
+from catchment.server.engine import TenantDesk
+from catchment.server.model import Call, Principal
+from catchment.server.peers import PeerSession
+from catchment.server.rewrite import Capture, Plain, Step
+from catchment.tenants.model import Shard, ShardId, TenantId
+
+_POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
+# As many bytes of an upload can be sent again, to where the tenant lives by now.
+_KEPT_BYTES = 64 * 1024 * 1024
+_READS = frozenset(
+    {
+        *("select", "from", "table", "values", "show", "describe", "desc", "explain", "summarize"),
+        *("pivot", "pivot_wider", "unpivot", "pivot_longer", "("),
+    }
+)
+_BEGINS = frozenset({"begin", "start"})
+
+T = TypeVar("T")
+
+
+class Forwarding:
+    """The way of one session's statements. Any thread may ask."""
+
+    def __init__(self, desk: TenantDesk, tenant: TenantId, principal: Principal, clock: Clock) -> None:
+        self._desk = desk
+        self._tenant = tenant
+        self._principal = principal
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._peers: dict[tuple[ShardId, str], PeerSession] = {}
+
+    def run(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
+        """Do the one or the other; both raise StaleRouteError only where nothing was done."""
+        elsewhere = self._desk.elsewhere(self._tenant)
+        attempt = 1
+        while True:
+            call.refuse_stopped()
+            try:
+                return here() if elsewhere is None else there(self._peer(elsewhere))
+            except StaleRouteError:
+                if attempt >= _POLICY.attempts_max:
+                    raise
+                if attempt > 1:
+                    # The shard that is the home by now has not heard of it yet.
+                    self._clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)
+                elsewhere = self._desk.elsewhere(self._tenant, anew=True)
+            except ShardUnreachableError:
+                known, elsewhere = elsewhere, self._desk.elsewhere(self._tenant, anew=True)
+                if elsewhere == known or attempt >= _POLICY.attempts_max:
+                    raise
+            attempt += 1
+
+    def begin(self, here: Callable[[], T], call: Call) -> T:
+        """Open a transaction, which only the home does."""
+        return self.run(here, self._refuse, call)
+
+    def close(self) -> None:
+        """End the sessions on other servers."""
+        with self._mutex:
+            peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            peer.close()
+
+    def _refuse(self, _peer: PeerSession) -> NoReturn:
+        """Say where the tenant's transactions are."""
+        home = self._desk.elsewhere(self._tenant, anew=True)
+        if home is None:
+            raise StaleRouteError(f"{self._tenant} lives here by now.")
+        raise StateError(
+            f"{self._tenant} lives in shard {home.id}, at {home.location}: transactions are opened there.",
+            hint="Connect there, or do without a transaction (autocommit).",
+        )
+
+    def _peer(self, shard: Shard) -> PeerSession:
+        with self._mutex:
+            found = self._peers.get((shard.id, shard.location))
+            if found is None:
+                found = self._peers[shard.id, shard.location] = self._desk.peer(shard, self._principal)
+            return found
+
+
+class Rewindable:
+    """The rows of an upload, which can be read anew from the start until too many of them have passed."""
+
+    def __init__(self, rows: pa.RecordBatchReader, bytes_max: int = _KEPT_BYTES) -> None:
+        self._rows = rows
+        self._bytes_max = bytes_max
+        # Who sent them before may still wait for the next batch when they are read anew.
+        self._mutex = threading.Lock()
+        self._kept: list[pa.RecordBatch] = []
+        self._passed = 0
+        self._bytes = 0
+
+    def read(self, take: Callable[[pa.RecordBatchReader], T]) -> T:
+        """Give the rows to somebody who takes all of them, or refuses them with StaleRouteError."""
+        try:
+            return take(pa.RecordBatchReader.from_batches(self._rows.schema, self._from_the_start()))
+        except StaleRouteError as error:
+            if self._passed:
+                raise NotReadyError(
+                    f"{error.message} None of the rows were kept, and there are too many to send them on.",
+                    hint="Send them again.",
+                ) from None
+            raise
+
+    def _from_the_start(self) -> Iterator[pa.RecordBatch]:
+        at = 0
+        while (batch := self._at(at)) is not None:
+            yield batch
+            at += 1
+
+    def _at(self, at: int) -> pa.RecordBatch | None:
+        with self._mutex:
+            if at < self._passed + len(self._kept):
+                return self._kept[at - self._passed]
+            batch = next(self._rows, None)
+            if batch is not None:
+                self._keep(batch)
+            return batch
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        self._bytes += batch.nbytes
+        if self._bytes > self._bytes_max:
+            self._passed += len(self._kept)
+            self._kept.clear()
+        self._kept.append(batch)
+
+
+def texts(text: str) -> tuple[str, ...]:
+    """The statements of a text, each as it was written."""
+    source = text.encode()
+    return tuple(own.decode() for own, _ in tokens.statements(source, tokens.read(source)))
+
+
+def may_change(step: Step) -> bool:
+    """Whether a statement of which no answer came may have changed something."""
+    return isinstance(step, Capture) or (isinstance(step, Plain) and step.tokens[0].text not in _READS)
+
+
+def begins(step: Step) -> bool:
+    """Whether a statement opens a transaction."""
+    return isinstance(step, Plain) and step.tokens[0].text in _BEGINS

@@ -1,0 +1,191 @@
+"""A shard behind a network: every call of `ShardNode` is one Flight action of its server."""
+
+import base64
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import grpc
+import pyarrow as pa
+
+from catchment import errors
+from catchment.errors import CatchmentError, CommitUnknownError, ShardUnreachableError
+from catchment.ids import TableId
+from catchment.queue.buffer import Ack
+from catchment.queue.shipment import Shipment
+from catchment.server import shardwire as wire
+from catchment.server.protocol import flight_pb2 as flight
+from catchment.server.status import ERROR_HEADER
+from catchment.server.users import SHARD
+from catchment.settings import Settings
+from catchment.tenants.model import Positions, ShardId, TenantId
+from catchment.tenants.node import Copy, Held, Lag, Record, ShardNode, TableDigest
+
+_DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    # A server that was away is tried again within a second or two, not within two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.keepalive_time_ms", 10_000),
+)
+_CALL_S = 10.0
+# Comparing reads the whole of a tenant, and dropping waits for the lake.
+_LONG_CALL_S = 600.0
+
+
+class RemoteShard:
+    """One shard, asked through its server. Any thread may ask."""
+
+    def __init__(self, shard: ShardId, location: str, settings: Settings) -> None:
+        self._id = shard
+        self._location = location
+        secret = settings.shard_secret
+        given = "" if secret is None else f"{SHARD}:{secret.get_secret_value()}"
+        self._metadata = (("authorization", f"Basic {base64.b64encode(given.encode()).decode()}"),) if given else ()
+        self._channel = open_channel(location, settings)
+        self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_DO_ACTION)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+    @property
+    def id(self) -> ShardId:
+        return self._id
+
+    def facts(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._ask("facts", TenantId(0), {})
+        return found
+
+    def record(self, tenant: TenantId) -> Record | None:
+        return wire.unpack_record(self._ask("record", tenant, {}))
+
+    def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
+        values = {"table": table, "epoch": epoch, "session": session}
+        return wire.unpack_ack(self._ask("write", tenant, values, [rows], is_write=True))
+
+    def receive(self, tenant: TenantId, shipments: Sequence[Shipment], *, epoch: int) -> Positions:
+        heads, tables = wire.pack_shipments(shipments)
+        return wire.unpack_positions(self._ask("receive", tenant, {"shipments": heads, "epoch": epoch}, tables))
+
+    def positions(self, tenant: TenantId) -> Positions:
+        return wire.unpack_positions(self._ask("positions", tenant, {}))
+
+    def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
+        self._ask("welcome", tenant, {"epoch": epoch, "move": move})
+
+    def hold(self, tenant: TenantId, *, epoch: int, move: str) -> Held:
+        return wire.unpack_held(self._ask("hold", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S))
+
+    def begin_at(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
+        self._ask("begin_at", tenant, {"positions": wire.pack_positions(positions), "move": move}, seconds=_LONG_CALL_S)
+
+    def replicate(self, tenant: TenantId, copy: Copy, *, epoch: int) -> Positions:
+        return wire.unpack_positions(self._ask("replicate", tenant, {"copy": wire.pack_copy(copy), "epoch": epoch}))
+
+    def lag(self, tenant: TenantId) -> Lag:
+        return wire.unpack_lag(self._ask("lag", tenant, {}))
+
+    def close_gate(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
+        values = {"move": move, "version": version, "deadline_s": deadline_s}
+        return wire.unpack_positions(self._ask("close_gate", tenant, values))
+
+    def settle(self, record: Record) -> None:
+        self._ask("settle", record.tenant, {"record": wire.pack_record(record)})
+
+    def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
+        values = {"at": wire.pack_positions(at)}
+        return wire.unpack_digests(self._ask("digests", tenant, values, seconds=_LONG_CALL_S))
+
+    def readers(self, tenant: TenantId) -> int:
+        return int(self._ask("readers", tenant, {}))
+
+    def drop(self, tenant: TenantId, *, epoch: int) -> None:
+        self._ask("drop", tenant, {"epoch": epoch}, seconds=_LONG_CALL_S)
+
+    def _ask(
+        self,
+        name: str,
+        tenant: TenantId,
+        values: Mapping[str, Any],
+        tables: Sequence[pa.Table] = (),
+        *,
+        seconds: float = _CALL_S,
+        is_write: bool = False,
+    ) -> Any:
+        body = wire.pack({**values, "tenant": tenant.number}, tables)
+        action = flight.Action(type=wire.PREFIX + name, body=body).SerializeToString()
+        try:
+            answer = self._act(action, metadata=self._metadata, timeout=seconds)
+        except grpc.RpcError as error:
+            self._fail(error, is_write=is_write)
+        return wire.unpack(flight.Result.FromString(answer).body)[0]["result"]
+
+    def _fail(self, error: grpc.RpcError, *, is_write: bool) -> NoReturn:
+        """The error that the shard had; where it said nothing, that it cannot be reached."""
+        text = error.details() or "it does not say why"
+        names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
+        kind = getattr(errors, names[0], None) if names else None
+        if isinstance(kind, type) and issubclass(kind, CatchmentError):
+            # The hint is in the text, and comes with the class.
+            raise kind(text.removesuffix(f" {kind.default_hint}")) from None
+        if is_write and not was_never_sent(error):
+            raise CommitUnknownError(
+                f"The write to {self._id} may or may not have been kept: {text}",
+                hint="Look whether the rows are there before they are written again.",
+            ) from None
+        raise ShardUnreachableError(f"Shard {self._id} at {self._location} cannot be reached: {text}") from None
+
+
+def was_never_sent(error: grpc.RpcError) -> bool:
+    """Whether the call did not leave this machine: nobody listens there."""
+    text = error.details() or ""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower()
+
+
+def open_channel(location: str, settings: Settings) -> grpc.Channel:
+    """A connection to a shard's server; it is made when it is first used."""
+    parts = urlsplit(location)
+    options = (*_OPTIONS, ("grpc.max_receive_message_length", settings.server_message_bytes_max))
+    if parts.scheme != "grpc+tls":
+        return grpc.insecure_channel(parts.netloc, options)
+    roots = settings.shard_ca
+    return grpc.secure_channel(
+        parts.netloc, grpc.ssl_channel_credentials(None if roots is None else Path(roots).read_bytes()), options
+    )
+
+
+class Remotes:
+    """The shards that this process has asked, by name and location; each has one connection."""
+
+    def __init__(self, settings: Settings, here: Mapping[ShardId, ShardNode] | None = None) -> None:
+        """`here` are shards of this very process."""
+        self._settings = settings
+        self._here = dict(here or {})
+        self._mutex = threading.Lock()
+        self._known: dict[tuple[ShardId, str], RemoteShard] = {}
+
+    def connect(self, shard: ShardId, location: str) -> ShardNode:
+        """The shard, near or far."""
+        near = self._here.get(shard)
+        if near is not None:
+            return near
+        with self._mutex:
+            found = self._known.get((shard, location))
+            if found is None:
+                found = self._known[shard, location] = RemoteShard(shard, location, self._settings)
+            return found
+
+    def add(self, node: ShardNode) -> None:
+        """A shard of this process."""
+        self._here[node.id] = node
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        with self._mutex:
+            for each in self._known.values():
+                each.close()
+            self._known.clear()

@@ -1,0 +1,171 @@
+"""What makes a server a shard: its tenants, the way to other shards, and what it tells the control plane of itself."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import pyarrow as pa
+
+from catchment import events, sql
+from catchment.app import App
+from catchment.errors import CatchmentError, InputError, SettingsError, StaleRouteError, StateError
+from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.server.model import Principal
+from catchment.server.peers import Peers, PeerSession
+from catchment.server.remote import Remotes
+from catchment.tenants.decisions import StoredDecisions
+from catchment.tenants.gateway import TenantGateway
+from catchment.tenants.model import DEFAULT_TENANT, Shard, ShardId, TenantId
+from catchment.tenants.quota import Quotas, Usage
+from catchment.tenants.router import EPOCH_UNASSIGNED, Access, TenantRouter
+from catchment.tenants.shard import TenantShard, Waits
+
+
+class Tenancy:
+    """The tenants of a server, from `start` to `close`. It is the server's `TenantDesk`."""
+
+    def __init__(self, app: App, shard: ShardId) -> None:
+        settings, clock = app.settings, app.clock
+        if not settings.queue_enable or settings.queue_layout != "shared":
+            raise SettingsError(
+                "A shard needs the queue, in its shared layout: tenants' rows are numbered there.",
+                hint="Set DUCKLING_QUEUE_ENABLE=true and DUCKLING_QUEUE_LAYOUT=shared, or leave both out.",
+            )
+        self._app = app
+        self._store = app.control_store
+        self._remotes = Remotes(settings)
+        self._peers = Peers(settings, clock)
+        self._decisions = StoredDecisions(self._store)
+        self._router = TenantRouter.from_settings(self._store, settings, clock=clock)
+        self._gateway = TenantGateway(self._router, self._remotes.connect, clock=clock)
+        self._quotas = Quotas(self._usage, usage_seconds_max=settings.tenant_usage_seconds_max, clock=clock)
+        self.shard = TenantShard(
+            shard,
+            app.queue,
+            home=settings.home,
+            decisions=self._decisions,
+            connect=self._remotes.connect,
+            clock=clock,
+            admission=self,
+            waits=Waits(gate_s=settings.tenant_gate_wait_seconds, copy_s=settings.tenant_copy_wait_seconds),
+        )
+        self._remotes.add(self.shard)
+        self._stopping = threading.Event()
+        self._reporter = threading.Thread(target=self._report, name="catchment-report", daemon=True)
+
+    def start(self) -> None:
+        """Go on with what the shard was doing, and report."""
+        self.shard.open()
+        self._reporter.start()
+
+    def close(self) -> None:
+        """Ship and report no more."""
+        self._stopping.set()
+        if self._reporter.is_alive():
+            self._reporter.join()
+        self.shard.close()
+        self._remotes.close()
+        self._peers.close()
+
+    # As the desk of the server's sessions.
+
+    def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
+        """Take rows for the queue, wherever the tenant lives; how many they are, once they are durable."""
+        return self._gateway.signal_for_tenant(tenant, table.name, rows, session=session).rows
+
+    @contextmanager
+    def reading(self, tenant: TenantId) -> Iterator[None]:
+        """Count a reader in until its result is closed; StaleRouteError where the tenant lives elsewhere."""
+        with self._living_here(self.shard.reading, tenant):
+            record = self.shard.record(tenant)
+            is_closed = record is not None and record.closed_for is not None
+            # Behind a closed gate, another shard may be the home already, and have rows that are not here.
+            if is_closed and self._router.refresh(tenant).home.id != self.shard.id:
+                raise StaleRouteError(f"{tenant} does not live in {self.shard.id} any more.")
+            yield
+
+    @contextmanager
+    def changing(self, tenant: TenantId) -> Iterator[None]:
+        """Let a change of the tenant's tables in this lake happen, or refuse it."""
+        with self._living_here(self.shard.changing, tenant):
+            yield
+
+    def owner(self, schema: str) -> TenantId | None:
+        """The tenant whose tables are in the schema; None where nobody has created one."""
+        folded = sql.fold(schema)
+        try:
+            tenant = DEFAULT_TENANT if folded == DEFAULT_SCHEMA else TenantId.parse(folded)
+        except InputError:
+            return None
+        if tenant.schema != folded:
+            return None
+        try:
+            is_known = self._router.routed(tenant, Access.WRITE).route.epoch != EPOCH_UNASSIGNED
+        except StateError:
+            # There is no shard that it could live in; one that was created is refused by the write itself.
+            is_known = self._store.placement(tenant).tenant is not None
+        return tenant if is_known else None
+
+    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> Shard | None:
+        """The shard that the tenant lives in, None where that is this one; with `anew`, as of now."""
+        # Also by an old route while the control database is away: a shard that is not the home says so.
+        routed = self._router.refresh(tenant) if anew else self._router.routed(tenant, Access.WRITE)
+        if routed.route.epoch == EPOCH_UNASSIGNED:
+            routed = self._router.refresh(tenant)
+        if routed.route.epoch == EPOCH_UNASSIGNED:
+            raise StateError(f"Nobody has created {tenant}.", hint="`catchment tenant create` does.")
+        return None if routed.home.id == self.shard.id else routed.home
+
+    def peer(self, shard: Shard, principal: Principal) -> PeerSession:
+        """A session of a tenant's user on another shard's server."""
+        return self._peers.session(shard, principal)
+
+    @contextmanager
+    def _living_here(
+        self, hold: Callable[[TenantId], AbstractContextManager[None]], tenant: TenantId
+    ) -> Iterator[None]:
+        """Hold what the shard has for a tenant that lives here, also if it has not heard of that yet."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold(tenant))
+            except StaleRouteError:
+                if not self._has_learned(tenant):
+                    raise
+                held.enter_context(hold(tenant))
+            yield
+
+    def _has_learned(self, tenant: TenantId) -> bool:
+        """Ask the control plane whether this is the tenant's home by now: whoever decided so may have died."""
+        if self._router.refresh(tenant).home.id != self.shard.id:
+            return False
+        decided = self._decisions.decided(tenant, self.shard.id)
+        if decided is None:
+            return False
+        self.shard.settle(decided)
+        return True
+
+    # As the shard's admission.
+
+    def admit(self, tenant: TenantId, table: TableId, rows: pa.Table) -> None:
+        """QuotaExceededError where the rows are over one of the tenant's limits."""
+        config = self._router.routed(tenant, Access.WRITE).config
+        is_new = config.tables_max is not None and self._app.queue.buffer.state(table) is None
+        self._quotas.admit(tenant, config, rows=rows.num_rows, tables_new=int(is_new and self._is_new(table)))
+
+    def _is_new(self, table: TableId) -> bool:
+        return self._app.lake.find_table(table) is None
+
+    def _usage(self, tenant: TenantId) -> Usage:
+        tables, stored = self._app.lake.usage(tenant.schema)
+        buffered = sum(each.bytes for each in self._app.queue.buffer.tables() if each.table.schema == tenant.schema)
+        return Usage(tables=tables, storage_bytes=stored + buffered)
+
+    def _report(self) -> None:
+        while True:
+            try:
+                self._store.report(self.shard.id, self.shard.facts())
+            except CatchmentError as error:
+                events.emit("report_failed", level=logging.WARNING, reason=error.message)
+            if self._stopping.wait(self._app.settings.shard_report_seconds):
+                return

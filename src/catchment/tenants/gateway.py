@@ -1,0 +1,52 @@
+"""The way in for a tenant's writes: to where it lives, and to where it has moved meanwhile.
+
+A shard that is not the home, or is it under another epoch, refuses the write whole. Then the route is looked up again,
+and the write goes there. So a router may be as old as it likes: it costs a detour, never a row.
+"""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from catchment.backoff import Backoff
+from catchment.clock import Clock
+from catchment.errors import NotReadyError, RetryableError, ShardUnreachableError, StaleRouteError
+from catchment.queue.buffer import Ack
+from catchment.tenants.model import ShardId, TenantId
+from catchment.tenants.node import ShardNode
+from catchment.tenants.router import Access, TenantRouter
+
+_POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
+
+
+class TenantGateway:
+    """Writes for tenants, wherever they live. Any thread may ask."""
+
+    def __init__(self, router: TenantRouter, connect: Callable[[ShardId, str], ShardNode], *, clock: Clock) -> None:
+        self._router = router
+        self._connect = connect
+        self._clock = clock
+
+    def signal_for_tenant(self, tenant: TenantId, table: str, rows: pa.Table, *, session: str = "default") -> Ack:
+        """Write rows into one of the tenant's tables; they are durable at its home when this returns.
+
+        CommitUnknownError where an answer was lost on the way: only then may the rows be there or not.
+        """
+        attempt = 1
+        while True:
+            try:
+                routed = self._router.routed(tenant, Access.WRITE)
+                node = self._connect(routed.home.id, routed.home.location)
+                return node.write(tenant, table, rows, epoch=routed.route.epoch, session=session)
+            except (StaleRouteError, NotReadyError, ShardUnreachableError) as error:
+                # Nothing was kept: it is safe to write again, maybe elsewhere.
+                self._wait(attempt, error)
+            attempt += 1
+            self._router.refresh(tenant)
+
+    def _wait(self, attempt: int, error: RetryableError) -> None:
+        if attempt >= _POLICY.attempts_max:
+            raise error
+        # The first detour costs no wait: a tenant that has moved is at its new home.
+        if attempt > 1 or not isinstance(error, StaleRouteError):
+            self._clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)

@@ -1,0 +1,427 @@
+"""`TenantMigration`: moves a tenant from one shard to another while it keeps writing.
+
+    prepare_target ──▶ enter_dual_write ──▶ finalize ──▶ gc_source          abort before the switch, reverse after it
+    history, then      both have every      one swap     the source lets
+    the log            write                decides      go of it
+
+The state is in the control database, and changes by compare-and-swap only. Whoever is killed half-way leaves the state
+as it was, and every step can be done again from it, here or in another process.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from catchment import events, faults
+from catchment.clock import Clock
+from catchment.errors import (
+    ConflictError,
+    InputError,
+    InvalidStateError,
+    MismatchError,
+    NotReadyError,
+    ShardUnreachableError,
+    StateError,
+)
+from catchment.tenants.decisions import record_for
+from catchment.tenants.model import (
+    DualWrite,
+    Finalizing,
+    Idle,
+    MigrationState,
+    Move,
+    Positions,
+    Route,
+    Shard,
+    ShardId,
+    Tenant,
+    TenantId,
+)
+from catchment.tenants.node import Copy, Held, Lag, ShardNode, TableDigest
+from catchment.tenants.protocol import (
+    Aborting,
+    CaughtUp,
+    Closed,
+    Collecting,
+    DualWriting,
+    Prepared,
+    Request,
+    Reversing,
+    Side,
+    Step,
+    advance,
+    is_due,
+)
+from catchment.tenants.store import ControlStore
+
+_COMPARISONS_MAX = 20
+_COMPARE_AGAIN_S = 0.1
+_DISK_SPARE = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A tenant's tables as a backfill found them, in which lake; `notes` say what it would do, for a person."""
+
+    tables: int
+    files: int
+    bytes: int
+    source_lake: str = ""
+    target_lake: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Backfill(Protocol):
+    """Copies a tenant's history from one shard's lake into another's."""
+
+    def plan(self, tenant: TenantId, source: Shard, target: Shard, *, snapshot: int | None, token: str) -> History:
+        """What there is to copy; InputError where it cannot be. Without effect."""
+        ...
+
+    def run(
+        self,
+        tenant: TenantId,
+        source: Shard,
+        target: Shard,
+        *,
+        snapshot: int,
+        token: str,
+        progress: "Progress | None" = None,
+    ) -> History:
+        """Copy what the target does not have yet, each file once."""
+        ...
+
+
+class Progress(Protocol):
+    """Hears how far the history is: bytes that are done, of all."""
+
+    def __call__(self, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What was found before a move: nothing has been changed."""
+
+    tenant: Tenant
+    source: Shard
+    target: Shard
+    history: History
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Source and target at an agreed position."""
+
+    at: Positions
+    rows: int
+    tables: int
+    differences: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.differences
+
+
+class TenantMigration:
+    """The move of one tenant. Any number of processes may drive it: the control database lets one step through."""
+
+    def __init__(
+        self,
+        tenant: TenantId,
+        source_shard: ShardId,
+        target_shard: ShardId,
+        *,
+        control: ControlStore,
+        connect: Callable[[ShardId, str], ShardNode],
+        backfill: Backfill,
+        clock: Clock,
+        gate_s: float = 5.0,
+    ) -> None:
+        """`gate_s` is how long the gate may be closed before the source takes its writers back."""
+        if source_shard == target_shard:
+            raise InputError(f"{tenant} is in {source_shard} already.")
+        self.tenant = tenant
+        self.source_shard = source_shard
+        self.target_shard = target_shard
+        self._control = control
+        self._connect = connect
+        self._backfill = backfill
+        self._clock = clock
+        self._gate_s = gate_s
+
+    # What there is.
+
+    @property
+    def state(self) -> MigrationState:
+        """How far the move is."""
+        move = self._find_move()
+        return Idle() if move is None or move.outcome in ("aborted", "reversed") else move.state
+
+    def preflight(self) -> Preflight:
+        """Whether the move can be made, without any effect."""
+        tenant = self._control.tenant(self.tenant)
+        source, target = (self._control.shard(each) for each in (self.source_shard, self.target_shard))
+        problems: list[str] = []
+        history = History(tables=0, files=0, bytes=0)
+        if tenant.shard != self.source_shard:
+            problems.append(f"{tenant.id} lives in {tenant.shard}, not in {self.source_shard}.")
+        regions = tenant.config.required_regions
+        if regions and target.region not in regions:
+            problems.append(
+                f"{tenant.id} must stay in {', '.join(sorted(regions))}; {target.id} is in {target.region}."
+            )
+        if target.is_draining:
+            problems.append(f"{target.id} is being drained.")
+        try:
+            ours, theirs = self._node(source).facts(), self._node(target).facts()
+            free = int(theirs["free_bytes"])
+            history = self._backfill.plan(tenant.id, source, target, snapshot=None, token="preflight")
+            for shard, facts, lake in ((source, ours, history.source_lake), (target, theirs, history.target_lake)):
+                if facts["lake"] != lake:
+                    problems.append(f"{shard.id} serves another lake than catchment.toml in {shard.home} says.")
+            if free < history.bytes * _DISK_SPARE:
+                problems.append(f"{target.id} has {free:,} bytes free, and the tenant has {history.bytes:,}.")
+            limit = tenant.config.storage_bytes_max
+            if limit is not None and history.bytes > limit:
+                problems.append(f"{tenant.id} has {history.bytes:,} bytes, and {limit:,} is its limit.")
+        except (ShardUnreachableError, InputError) as error:
+            problems.append(error.message)
+        return Preflight(tenant=tenant, source=source, target=target, history=history, problems=tuple(problems))
+
+    def lag(self) -> Lag:
+        """How far the copy is behind the home; InvalidStateError where nothing follows it."""
+        source, target = self._nodes()
+        return (target if isinstance(self.state, Finalizing) else source).lag(self.tenant)
+
+    def verify(self) -> Comparison:
+        """Compare source and target, table by table, at a position that both have reached."""
+        source, target = self._nodes()
+        error: NotReadyError | None = None
+        for _ in range(_COMPARISONS_MAX):
+            try:
+                return self._compare(source, target)
+            except NotReadyError as late:
+                # A flush came between: the next position is behind it.
+                error = late
+                self._clock.sleep(_COMPARE_AGAIN_S)
+        raise error or NotReadyError("Source and target could not be compared.")
+
+    def _compare(self, source: ShardNode, target: ShardNode) -> Comparison:
+        one, other = source.positions(self.tenant), target.positions(self.tenant)
+        tables = one.by_table.keys() | other.by_table.keys()
+        at = Positions({table: min(one.by_table.get(table, 0), other.by_table.get(table, 0)) for table in tables})
+        ours, theirs = source.digests(self.tenant, at), target.digests(self.tenant, at)
+        differences = tuple(
+            f"{table}: {_shown(ours.get(table))} at the source, {_shown(theirs.get(table))} at the target"
+            for table in sorted(ours.keys() | theirs.keys())
+            if ours.get(table) != theirs.get(table)
+        )
+        rows = sum(each.rows for each in ours.values())
+        return Comparison(at=at, rows=rows, tables=len(ours), differences=differences)
+
+    # The steps.
+
+    def prepare_target(self, progress: Progress | None = None) -> int:
+        """Give the target the tenant's history, and have the log shipped from there on; how far the target is then."""
+        move, epoch = self._open_move()
+        source, target = self._nodes()
+        if is_due(move.state, Request.PREPARE):
+            target.welcome(self.tenant, epoch=epoch, move=move.token)
+            held = source.hold(self.tenant, epoch=epoch, move=move.token)
+            faults.reach("move.after_hold")
+            self._copy_history(move, held, progress)
+            faults.reach("move.after_backfill")
+            target.begin_at(self.tenant, held.watermarks, move=move.token)
+            source.replicate(self.tenant, self._copy(sync=False), epoch=epoch)
+            faults.reach("move.after_replicate")
+        reached = target.positions(self.tenant)
+        self._step(move, advance(move.state, Prepared(target=reached)))
+        return reached.total
+
+    def enter_dual_write(self) -> int:
+        """Have every write go to both; the number that the target must reach before it can be the home."""
+        move, epoch = self._required_move()
+        cutover = Positions()
+        if is_due(move.state, Request.DUAL_WRITE):
+            # In this order: all that is written before the switch is in what the switch returns.
+            cutover = self._nodes()[0].replicate(self.tenant, self._copy(sync=True), epoch=epoch)
+            faults.reach("move.after_dual_write")
+        state = self._step(move, advance(move.state, DualWriting(cutover=cutover))).state
+        return state.cutover_seqno if isinstance(state, DualWrite) else cutover.total
+
+    def finalize(self) -> None:
+        """Make the target the home; NotReadyError until it has everything, MismatchError where it has other rows."""
+        move, _ = self._required_move()
+        if is_due(move.state, Request.FINALIZE):
+            source, target = self._nodes()
+            advance(move.state, CaughtUp(target=target.positions(self.tenant), is_same=True))
+            self._require_same()
+            started_s = self._clock.monotonic_s()
+            gate = source.close_gate(self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s)
+            faults.reach("move.after_close")
+            reached = target.positions(self.tenant)
+            move = self._step(move, advance(move.state, Closed(target=reached, gate=gate, now_ns=self._now_ns())))
+            faults.reach("move.after_switch")
+            self._settle_all()
+            self._note_pause(move, (self._clock.monotonic_s() - started_s) * 1000)
+        else:
+            self._settle_all()
+
+    def gc_source(self, gc_window_ns: int) -> None:
+        """Delete the tenant from the source, once the window has passed and nobody reads there any more."""
+        move = self._find_move()
+        if move is None:
+            raise InvalidStateError(f"{self.tenant} was not moved from {self.source_shard} to {self.target_shard}.")
+        if is_due(move.state, Request.COLLECT):
+            self._settle_all()
+            waited = Collecting(
+                now_ns=self._now_ns(),
+                gc_window_ns=gc_window_ns,
+                readers=self._nodes()[0].readers(self.tenant),
+                is_same=True,
+            )
+            # All but the comparison, which reads everything.
+            advance(move.state, waited)
+            self._require_same()
+            self._step(move, advance(move.state, waited))
+            faults.reach("move.after_collect")
+        self._let_go(gone=self.source_shard)
+
+    def abort(self) -> None:
+        """Undo a move that has not switched; the tenant stays where it is, and the target forgets it."""
+        move = self._find_move()
+        if move is None:
+            raise InvalidStateError(f"{self.tenant} is not being moved.")
+        if move.finished_at is None:
+            # First of all: whoever is about to switch cannot any more.
+            self._step(move, advance(move.state, Aborting()))
+            faults.reach("move.after_abort")
+        elif move.outcome != "aborted":
+            raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
+        self._let_go(gone=self.target_shard)
+
+    def reverse(self) -> None:
+        """Make the source the home again, with all that was written since; the target forgets the tenant."""
+        move = self._find_move()
+        if move is None:
+            raise InvalidStateError(f"{self.tenant} was not moved.")
+        if move.finished_at is None and is_due(move.state, Request.REVERSE):
+            self._settle_all()
+            self._require_same()
+            source, target = self._nodes()
+            gate = target.close_gate(self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s)
+            faults.reach("move.after_close")
+            self._step(move, advance(move.state, Reversing(source=source.positions(self.tenant), gate=gate)))
+            faults.reach("move.after_reverse")
+        elif move.outcome != "reversed":
+            raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
+        self._let_go(gone=self.target_shard)
+
+    # Inside.
+
+    def _step(self, move: Move, step: Step) -> Move:
+        """Swap a step in: ConflictError where somebody was faster, and nothing is changed."""
+        if step.is_repeat:
+            return move
+        route = None
+        if step.is_new_route:
+            home = self.source_shard if step.home is Side.SOURCE else self.target_shard
+            route = Route(tenant=self.tenant, epoch=self._control.tenant(self.tenant).epoch + 1, home=home)
+        changed = self._control.change_move(move, step.state, route=route, outcome=step.outcome)
+        name, outcome = step.state.name, step.outcome
+        events.emit("move_changed", tenant=str(self.tenant), move=move.token, state=name, outcome=outcome)
+        return changed
+
+    def _note_pause(self, move: Move, pause_ms: float) -> None:
+        events.emit("tenant_switched", tenant=str(self.tenant), move=move.token, pause_ms=round(pause_ms, 1))
+        if isinstance(move.state, Finalizing):
+            with suppress(ConflictError):
+                # Only for those who look: the switch is done.
+                noted = Finalizing(move.state.switched_at_ns, round(pause_ms, 3))
+                self._control.change_move(move, noted)
+
+    def _settle_all(self) -> int:
+        """Tell both shards what is decided, at the same time: writers wait for both. The epoch of that decision."""
+        placement = self._control.placement(self.tenant)
+        with ThreadPoolExecutor(2) as telling:
+            told = [
+                telling.submit(node.settle, record)
+                for node in self._nodes()
+                if (record := record_for(node.id, placement)) is not None
+            ]
+        for each in told:
+            each.result()
+        return 0 if placement.tenant is None else placement.tenant.epoch
+
+    def _let_go(self, *, gone: ShardId) -> None:
+        """The move is over: its home follows nobody, and the other shard has nothing of the tenant any more."""
+        epoch = self._settle_all()
+        faults.reach("move.before_drop")
+        self._node(self._control.shard(gone)).drop(self.tenant, epoch=epoch)
+
+    def _copy_history(self, move: Move, held: Held, progress: Progress | None) -> None:
+        source, target = (self._control.shard(each) for each in (move.source, move.target))
+        self._backfill.run(self.tenant, source, target, snapshot=held.snapshot, token=move.token, progress=progress)
+
+    def _require_same(self) -> None:
+        compared = self.verify()
+        if not compared.ok:
+            raise MismatchError(f"Source and target differ: {'; '.join(compared.differences)}.")
+        events.emit("tenant_compared", tenant=str(self.tenant), tables=compared.tables, rows=compared.rows)
+
+    def _copy(self, *, sync: bool) -> Copy:
+        target = self._control.shard(self.target_shard)
+        return Copy(target.id, target.location, sync)
+
+    def _nodes(self) -> tuple[ShardNode, ShardNode]:
+        source, target = (self._control.shard(each) for each in (self.source_shard, self.target_shard))
+        return self._node(source), self._node(target)
+
+    def _node(self, shard: Shard) -> ShardNode:
+        return self._connect(shard.id, shard.location)
+
+    def _find_move(self) -> Move | None:
+        """The tenant's newest move, if it is between these two."""
+        move = self._control.move(self.tenant) or self._control.last_move(self.tenant)
+        if move is None or (move.source, move.target) != (self.source_shard, self.target_shard):
+            return None
+        return move
+
+    def _required_move(self) -> tuple[Move, int]:
+        """The open move, and the epoch as of then: whoever has lost the move must not speak for the next one."""
+        placement = self._control.placement(self.tenant)
+        move, tenant = placement.move, placement.tenant
+        if move is None or tenant is None or (move.source, move.target) != (self.source_shard, self.target_shard):
+            raise InvalidStateError(
+                f"{self.tenant} is not being moved from {self.source_shard} to {self.target_shard}."
+            )
+        return move, tenant.epoch
+
+    def _open_move(self) -> tuple[Move, int]:
+        if self._control.move(self.tenant) is None:
+            self._finish_last()
+            found = self.preflight()
+            if not found.ok:
+                raise StateError(f"{self.tenant} cannot be moved: {' '.join(found.problems)}", problems=found.problems)
+            self._control.open_move(self.tenant, self.source_shard, self.target_shard, self._clock.now())
+        return self._required_move()
+
+    def _finish_last(self) -> None:
+        """Where the last move was to leave nothing at the target, and its mover died before that: see to it now."""
+        last = self._control.last_move(self.tenant)
+        if last is not None and self.target_shard == (last.source if last.outcome == "complete" else last.target):
+            self._let_go(gone=self.target_shard)
+
+    def _now_ns(self) -> int:
+        return int(self._clock.now().timestamp() * 1_000_000_000)
+
+
+def _shown(found: TableDigest | None) -> str:
+    return "no such table" if found is None else f"{found.rows:,} rows ({found.digest})"

@@ -1,0 +1,105 @@
+"""What a shard keeps of its tenants: small files, put in place whole, so that a crash leaves the old or the new.
+
+<home>/tenants/t7.json        its record: home, copy or gone, under which epoch, with which gate
+<home>/tenants/t7.hold.json   the snapshot from which a move copies it: the same however often the move is resumed
+"""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from catchment import files
+from catchment.errors import CorruptInputError
+from catchment.tenants.model import Positions, ShardId, TenantId
+from catchment.tenants.node import Copy, Held, Record, Role
+
+FOLDER = "tenants"
+
+
+class Records:
+    """The records of one shard. Any thread may ask; whoever changes one holds the tenant's gate."""
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / FOLDER
+        self._mutex = threading.Lock()
+        self._known: dict[TenantId, Record | None] = {}
+
+    def find(self, tenant: TenantId) -> Record | None:
+        """The tenant's record."""
+        with self._mutex:
+            if tenant not in self._known:
+                self._known[tenant] = self._read(tenant)
+            return self._known[tenant]
+
+    def all(self) -> tuple[Record, ...]:
+        """Every tenant that is here, or was."""
+        if not self._folder.is_dir():
+            return ()
+        found = (TenantId.parse(path.stem) for path in self._folder.glob("t*.json") if "." not in path.stem)
+        return tuple(record for tenant in sorted(found) if (record := self.find(tenant)) is not None)
+
+    def keep(self, record: Record) -> None:
+        """Put a record in the place of the old one; it is durable when this returns."""
+        with self._mutex:
+            self._write(self._path(record.tenant), _to_json(record))
+            self._known[record.tenant] = record
+
+    def held(self, tenant: TenantId, move: str) -> Held | None:
+        """From where this move copies the tenant, if that was settled already."""
+        kept = _load(self._path(tenant, ".hold"))
+        if kept is None or kept["move"] != move:
+            return None
+        return Held(snapshot=kept["snapshot"], watermarks=Positions.from_json(kept["watermarks"]))
+
+    def keep_held(self, tenant: TenantId, move: str, held: Held) -> None:
+        """Settle from where this move copies the tenant."""
+        kept = {"move": move, "snapshot": held.snapshot, "watermarks": held.watermarks.to_json()}
+        self._write(self._path(tenant, ".hold"), kept)
+
+    def _read(self, tenant: TenantId) -> Record | None:
+        kept = _load(self._path(tenant))
+        return None if kept is None else _from_json(tenant, kept)
+
+    def _path(self, tenant: TenantId, what: str = "") -> Path:
+        return self._folder / f"{tenant}{what}.json"
+
+    def _write(self, path: Path, kept: dict[str, Any]) -> None:
+        files.make_folder(self._folder)
+        files.replace_text(path, json.dumps(kept, indent=2) + "\n")
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CorruptInputError(
+            f"{path} cannot be read: {error}.",
+            hint="It says whether this shard is the tenant's home. Put a copy of it back, or ask the control database.",
+            path=str(path),
+        ) from None
+
+
+def _to_json(record: Record) -> dict[str, Any]:
+    copy = record.copy
+    return {
+        "role": record.role.value,
+        "epoch": record.epoch,
+        "copy": None if copy is None else {"shard": copy.shard.name, "location": copy.location, "sync": copy.sync},
+        "move": record.move,
+        "closed_for": record.closed_for,
+    }
+
+
+def _from_json(tenant: TenantId, kept: dict[str, Any]) -> Record:
+    copy = kept["copy"]
+    return Record(
+        tenant=tenant,
+        role=Role(kept["role"]),
+        epoch=kept["epoch"],
+        copy=None if copy is None else Copy(ShardId(copy["shard"]), copy["location"], copy["sync"]),
+        move=kept["move"],
+        closed_for=kept["closed_for"],
+    )

@@ -1,0 +1,183 @@
+"""`TenantRouter`: which shards a tenant is read from and written to, remembered for a while.
+
+Where a tenant lives is decided in the control database. A router that has not heard of a change yet does no harm:
+writes carry the epoch of their route, and a shard refuses another one than its own.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from catchment.clock import Clock, SystemClock
+from catchment.errors import ControlUnavailableError, InvalidStateError, InvariantError
+from catchment.settings import Settings
+from catchment.tenants.control import nowhere
+from catchment.tenants.hashing import place
+from catchment.tenants.model import DualWrite, Move, Route, Shard, ShardId, Tenant, TenantConfig, TenantId
+from catchment.tenants.store import ControlStore, Placement, refuse_foreign
+
+# The epoch of a tenant that nobody has created: where it would live is known, and no shard is its home.
+EPOCH_UNASSIGNED = 0
+
+
+class Access(StrEnum):
+    """What is wanted of a tenant."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """A route, with its shards and the tenant's limits as they were read with it."""
+
+    route: Route
+    config: TenantConfig
+    home: Shard
+    copy: Shard | None = None
+
+    def shards(self, access: Access) -> tuple[Shard, ...]:
+        """The home, and for writes also the shard that gets them as well."""
+        if access is Access.READ or self.copy is None:
+            return (self.home,)
+        return (self.home, self.copy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    routed: Routed
+    read_at_s: float
+
+
+class TenantRouter:
+    """Routes of tenants: at most `routes_max`, none older than `route_seconds_max`. Any thread may use it."""
+
+    def __init__(
+        self,
+        store: ControlStore,
+        *,
+        route_seconds_max: float,
+        routes_max: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._route_seconds_max = route_seconds_max
+        self._routes_max = routes_max
+        self._clock: Clock = clock or SystemClock()
+        # By tenant, the one that was asked for last at the end.
+        self._kept: OrderedDict[TenantId, _Kept] = OrderedDict()
+        # Guards the above, and is never held while the control database is asked.
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def from_settings(cls, store: ControlStore, settings: Settings, *, clock: Clock | None = None) -> Self:
+        """With the bounds that the settings give."""
+        return cls(
+            store,
+            route_seconds_max=settings.tenant_route_seconds_max,
+            routes_max=settings.tenant_routes_max,
+            clock=clock,
+        )
+
+    def route(self, tenant: TenantId, access: Access) -> tuple[Shard, ...]:
+        """The shards for that access, the home first; StateError where no shard is in the tenant's regions."""
+        return self.routed(tenant, access).shards(access)
+
+    def routed(self, tenant: TenantId, access: Access = Access.READ) -> Routed:
+        """The route itself. With the control database away, writes go on by an old one: shards refuse a wrong one."""
+        with self._mutex:
+            kept = self._kept.get(tenant)
+            if kept is not None:
+                self._kept.move_to_end(tenant)
+        if kept is not None and self._clock.monotonic_s() - kept.read_at_s < self._route_seconds_max:
+            return kept.routed
+        try:
+            return self.refresh(tenant)
+        except ControlUnavailableError:
+            if kept is None or access is Access.READ:
+                raise
+            return kept.routed
+
+    def epoch(self, tenant: TenantId) -> int:
+        """The number that a write by this route carries; 0 for a tenant that nobody has created."""
+        return self.routed(tenant, Access.WRITE).route.epoch
+
+    def refresh(self, tenant: TenantId) -> Routed:
+        """Read the tenant's route again."""
+        # Taken before the reading, so that a route is never thought younger than it is.
+        now_s = self._clock.monotonic_s()
+        routed = routed_by(tenant, self._store.placement(tenant))
+        with self._mutex:
+            kept = self._kept.get(tenant)
+            # Of two readings at the same time, the older one may end last.
+            if kept is not None and kept.routed.route.epoch > routed.route.epoch:
+                return kept.routed
+            self._kept[tenant] = _Kept(routed=routed, read_at_s=now_s)
+            self._kept.move_to_end(tenant)
+            while len(self._kept) > self._routes_max:
+                self._kept.popitem(last=False)
+        return routed
+
+    def set_dual_write(self, tenant: TenantId, source: ShardId, target: ShardId) -> Route:
+        """Write to both from now on, as the control database must have been told before."""
+        return self._expect(tenant, home=source, copy=target)
+
+    def finalize_migration(self, tenant: TenantId, target: ShardId) -> Route:
+        """Read and write at the target alone from now on, as the control database must have been told before."""
+        return self._expect(tenant, home=target, copy=None)
+
+    def _expect(self, tenant: TenantId, *, home: ShardId, copy: ShardId | None) -> Route:
+        route = self.refresh(tenant).route
+        if (route.home, route.copy) != (home, copy):
+            raise InvalidStateError(
+                f"{tenant} lives in {route.home} with {route.copy or 'no shard'} beside it, "
+                f"and not in {home} with {copy or 'no shard'}.",
+                home=str(route.home),
+                copy=route.copy and str(route.copy),
+                epoch=route.epoch,
+            )
+        return route
+
+
+def routed_by(tenant: TenantId, placement: Placement) -> Routed:
+    """The tenant's route: its home by assignment, or by hash where nobody has created it. Pure."""
+    known = placement.tenant
+    if known is None:
+        return _by_hash(tenant, placement.shards)
+    resident = [shard for shard in placement.shards if known.config.allows(shard.region)]
+    if not resident:
+        raise nowhere(tenant, known.config)
+    copy = _copy(known, placement.move)
+    route = Route(tenant=tenant, epoch=known.epoch, home=known.shard, copy=copy)
+    return Routed(
+        route=route,
+        config=known.config,
+        home=_resident(known, known.shard, placement.shards),
+        copy=_resident(known, copy, placement.shards) if copy else None,
+    )
+
+
+def _by_hash(tenant: TenantId, shards: Iterable[Shard]) -> Routed:
+    config = TenantConfig()
+    home = place(tenant, config, shards)
+    if home is None:
+        raise nowhere(tenant, config)
+    return Routed(route=Route(tenant=tenant, epoch=EPOCH_UNASSIGNED, home=home.id), config=config, home=home)
+
+
+def _copy(tenant: Tenant, move: Move | None) -> ShardId | None:
+    """The shard that gets the writes as well: only in dual-write."""
+    if move is None or not isinstance(move.state, DualWrite):
+        return None
+    return move.target if tenant.shard == move.source else move.source
+
+
+def _resident(tenant: Tenant, shard: ShardId, shards: Iterable[Shard]) -> Shard:
+    found = next((each for each in shards if each.id == shard), None)
+    if found is None:
+        raise InvariantError(f"{tenant.id} is assigned to {shard}, which is no shard.")
+    refuse_foreign(tenant.id, tenant.config, found)
+    return found

@@ -1,0 +1,478 @@
+"""`TenantShard`: what a shard does for its tenants. The contract is `node.ShardNode`, and `protocol` decides.
+
+write ──▶ gate ──▶ is this the home, under that epoch? ──▶ durable in the queue ──▶ the copy has it too ──▶ told
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from catchment import events, faults, files, sql
+from catchment.clock import Clock
+from catchment.errors import (
+    CatchmentError,
+    InvalidStateError,
+    InvariantError,
+    NotReadyError,
+    RetryableError,
+    StaleRouteError,
+)
+from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.lake import digest
+from catchment.lake.ledger import Ledger
+from catchment.queue import DqCoordinator
+from catchment.queue.buffer import Ack
+from catchment.queue.shipment import Shipment
+from catchment.tenants.gate import Gate
+from catchment.tenants.model import Positions, ShardId, TenantId
+from catchment.tenants.node import Copy, Held, Lag, Record, Role, ShardNode, TableDigest
+from catchment.tenants.protocol import (
+    accepts,
+    admits,
+    closes,
+    drops,
+    holds,
+    is_behind,
+    reopens,
+    replicates,
+    settles,
+    welcomes,
+)
+from catchment.tenants.records import Records
+from catchment.tenants.shipping import Shipper
+
+_TRY_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a shard waits: writers at a closed gate, a write for the copy, a closing gate for those inside."""
+
+    gate_s: float = 10.0
+    copy_s: float = 2.0
+    drain_s: float = 3.0
+
+
+class Decisions(Protocol):
+    """What a shard asks of the control plane, and only when its own record does not say enough."""
+
+    def decided(self, tenant: TenantId, shard: ShardId) -> Record | None:
+        """What the shard is to the tenant by now; None where there is no such tenant."""
+        ...
+
+    def take_back(self, tenant: TenantId, move: str, version: int) -> int:
+        """Change the move so that whoever knows this version of it cannot; which version it has then.
+
+        Somebody may have been faster: then it has another version already, or is over.
+        """
+        ...
+
+
+class Admission(Protocol):
+    """What a tenant may use."""
+
+    def admit(self, tenant: TenantId, table: TableId, rows: pa.Table) -> None:
+        """QuotaExceededError where the rows are over one of the tenant's limits."""
+        ...
+
+
+class TenantShard:
+    """One shard's tenants. Any thread may ask."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        queue: DqCoordinator,
+        *,
+        home: Path,
+        decisions: Decisions,
+        connect: Callable[[ShardId, str], ShardNode],
+        clock: Clock,
+        admission: Admission | None = None,
+        waits: Waits | None = None,
+    ) -> None:
+        """`connect` gives a shard by its name and location."""
+        self._id = shard
+        self._queue = queue
+        self._home = home
+        self._records = Records(home)
+        self._decisions = decisions
+        self._connect = connect
+        self._clock = clock
+        self._admission = admission
+        self._waits = waits or Waits()
+        # Guards the dictionaries; whoever changes a tenant's record holds its lock as well.
+        self._mutex = threading.Lock()
+        self._gates: dict[TenantId, Gate] = {}
+        self._locks: dict[TenantId, threading.RLock] = {}
+        self._shippers: dict[TenantId, Shipper] = {}
+        # Guards the two counts.
+        self._done = threading.Condition()
+        self._readers: dict[TenantId, int] = {}
+        self._changes: dict[TenantId, int] = {}
+        self._stopping = threading.Event()
+        self._identity: str | None = None
+
+    def open(self) -> None:
+        """Go on where the last process on this home stopped."""
+        for record in self._records.all():
+            if record.closed_for is not None:
+                self._gate(record.tenant).close(wait_s=self._waits.drain_s)
+                self._watch(record.tenant, record.closed_for, after_s=0.0)
+                continue
+            if record.role is Role.COPY:
+                with suppress(RetryableError):
+                    # It may have been decided meanwhile what this shard is.
+                    record = self._hear(record.tenant) or record
+            self._ship(record)
+            if record.move is None:
+                # Whoever ended the move may have been killed before its log was let go.
+                self._queue.unhold(record.tenant.schema)
+
+    def close(self) -> None:
+        """Ship no more."""
+        self._stopping.set()
+        for shipper in list(self._shippers.values()):
+            shipper.stop()
+
+    @property
+    def id(self) -> ShardId:
+        return self._id
+
+    def facts(self) -> Mapping[str, Any]:
+        records = self._records.all()
+        return {
+            "shard": self._id.name,
+            "lake": self._lake_identity(),
+            "free_bytes": files.free_bytes(self._home),
+            "buffered_rows": sum(state.rows for state in self._queue.buffer.tables()),
+            "tenants": [str(each.tenant) for each in records if each.role is Role.HOME],
+            "replication_lag_s": max((each.lag().seconds for each in list(self._shippers.values())), default=0.0),
+        }
+
+    def _lake_identity(self) -> str | None:
+        """Which lake it is; None while it is away and was never asked."""
+        if self._identity is None:
+            with suppress(RetryableError):
+                self._queue.lake.open()
+                self._identity = self._queue.lake.identity()
+        return self._identity
+
+    def record(self, tenant: TenantId) -> Record | None:
+        """What this shard is to the tenant; where it was never told, the control plane is asked."""
+        return self._records.find(tenant) or self._hear(tenant)
+
+    def _hear(self, tenant: TenantId) -> Record | None:
+        """What the control plane has decided by now."""
+        decided = self._decisions.decided(tenant, self._id)
+        if decided is not None and (decided.role is not Role.GONE or self._records.find(tenant) is not None):
+            self.settle(decided)
+        return self._records.find(tenant)
+
+    # Writing and reading.
+
+    def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
+        target = TableId(tenant.schema, table)
+        if is_behind(self._records.find(tenant), epoch):
+            self._hear(tenant)
+        if self._admission is not None:
+            # Outside of the gate: it may have to ask the lake.
+            self._admission.admit(tenant, target, rows)
+        with self._gate(tenant).passing(wait_s=self._waits.gate_s):
+            record = admits(self._records.find(tenant), epoch)
+            ack, shipment = self._queue.take(target, rows, session=session)
+            faults.reach("tenant.after_home_write")
+            shipper = self._shippers.get(tenant)
+            if shipper is not None:
+                shipper.hand_over(shipment)
+                if record.copy is not None and record.copy.sync:
+                    shipper.wait_for(target, ack.seq_last, wait_s=self._waits.copy_s)
+            return ack
+
+    def receive(self, tenant: TenantId, shipments: Sequence[Shipment], *, epoch: int) -> Positions:
+        if is_behind(self._records.find(tenant), epoch):
+            self._hear(tenant)
+        with self._gate(tenant).passing(wait_s=self._waits.copy_s):
+            accepts(self._records.find(tenant), epoch)
+            foreign = [part.table for part in shipments if part.table.schema != tenant.schema]
+            if foreign:
+                raise InvalidStateError(f"{foreign[0]} is no table of {tenant}.")
+            self._queue.receive(shipments)
+            faults.reach("tenant.after_receive")
+            return self.positions(tenant)
+
+    def positions(self, tenant: TenantId) -> Positions:
+        return Positions(self._queue.positions(tenant.schema))
+
+    @contextmanager
+    def reading(self, tenant: TenantId) -> Iterator[None]:
+        """While the tenant's tables are read here; StaleRouteError where it lives elsewhere."""
+        with self._counted(self._readers, tenant):
+            # In this order: whoever is let in has been counted before anybody could take the tables away.
+            self._require_home(tenant)
+            yield
+
+    @contextmanager
+    def changing(self, tenant: TenantId) -> Iterator[None]:
+        """While the tenant's tables are changed past the queue: not while it moves, because no log has the change."""
+        with self._counted(self._changes, tenant):
+            if self._require_home(tenant).move is not None:
+                raise NotReadyError(
+                    f"{tenant} is being moved: its tables take rows through duckling_queue only.",
+                    hint="Write through duckling_queue, or wait for the move to end.",
+                )
+            yield
+
+    @contextmanager
+    def _counted(self, those: dict[TenantId, int], tenant: TenantId) -> Iterator[None]:
+        with self._done:
+            those[tenant] = those.get(tenant, 0) + 1
+        try:
+            yield
+        finally:
+            with self._done:
+                those[tenant] -= 1
+                self._done.notify_all()
+
+    def _require_home(self, tenant: TenantId) -> Record:
+        record = self.record(tenant)
+        if record is None or record.role is not Role.HOME:
+            raise StaleRouteError(f"{tenant} does not live in {self._id}.")
+        return record
+
+    def readers(self, tenant: TenantId) -> int:
+        with self._done:
+            return self._readers.get(tenant, 0)
+
+    # A move, step by step.
+
+    def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
+        with self._lock(tenant):
+            known = self._records.find(tenant)
+            fresh = Record(tenant=tenant, role=Role.COPY, epoch=epoch, move=move)
+            welcomed = welcomes(known, fresh)
+            if welcomed != known:
+                if known is None:
+                    self._refuse_tables(tenant)
+                else:
+                    # What is here is of an earlier life of the tenant, or of a move that was undone.
+                    self._forget(tenant)
+                self._records.keep(welcomed)
+
+    def _refuse_tables(self, tenant: TenantId) -> None:
+        found = self._tables(tenant)
+        if found:
+            raise InvalidStateError(
+                f"{self._id} has {found[0]} already, and nobody knows whose it is.",
+                hint="Drop it, or rename its schema, and move the tenant again.",
+            )
+
+    def hold(self, tenant: TenantId, *, epoch: int, move: str) -> Held:
+        with self._lock(tenant):
+            if is_behind(self._records.find(tenant), epoch):
+                # An earlier move was undone, and whoever did so died before this shard was told.
+                self._hear(tenant)
+            record = holds(self._records.find(tenant), epoch=epoch, move=move)
+            self._records.keep(record)
+            # No change past the queue begins from now on. Those under way are waited for; writes go on.
+            with self._done:
+                if not self._done.wait_for(lambda: not self._changes.get(tenant), self._waits.drain_s):
+                    raise NotReadyError(f"Somebody is changing tables of {tenant} past the queue.")
+            self._queue.hold(tenant.schema)
+            faults.reach("tenant.after_hold")
+            known = self._records.held(tenant, move)
+            if known is None:
+                known = self._look(tenant)
+                self._records.keep_held(tenant, move, known)
+            return known
+
+    def _look(self, tenant: TenantId) -> Held:
+        """The tenant in the lake, as of one snapshot, with how far its log is in there."""
+        lake, buffer = self._queue.lake, self._queue.buffer
+        lake.open()
+        tables = self._queue.positions(tenant.schema)
+        with lake.snapshot() as connection:
+            ledger = Ledger(connection, lake.name)
+            marks = {table: ledger.join(buffer.producer(table)).seq for table in tables}
+            row = connection.execute(f"SELECT id FROM {sql.identifier(lake.name)}.current_snapshot()").fetchone()
+        if row is None:
+            raise InvariantError("The lake has no snapshot.")
+        return Held(snapshot=row[0], watermarks=Positions(marks))
+
+    def begin_at(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
+        with self._lock(tenant):
+            record = self._records.find(tenant)
+            if record is None or record.role is not Role.COPY or record.move != move:
+                raise InvalidStateError(f"{self._id} awaits no copy of {tenant}.")
+            # From now on, because it takes longer than a change of the home may: it ships back when it is the home.
+            self._queue.hold(tenant.schema)
+            for table, seq in positions.by_table.items():
+                if self._queue.positions(tenant.schema).get(table, 0) < seq:
+                    self._queue.begin_at(table, seq)
+
+    def replicate(self, tenant: TenantId, copy: Copy, *, epoch: int) -> Positions:
+        with self._lock(tenant):
+            record = replicates(self._records.find(tenant), copy, epoch=epoch)
+            with self._gate(tenant).closed(wait_s=self._waits.drain_s):
+                self._records.keep(record)
+                self._ship(record)
+                return self.positions(tenant)
+
+    def lag(self, tenant: TenantId) -> Lag:
+        shipper = self._shippers.get(tenant)
+        if shipper is None:
+            raise InvalidStateError(f"{self._id} has no copy of {tenant} to follow it.")
+        return shipper.lag()
+
+    def close_gate(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
+        with self._lock(tenant):
+            record = closes(self._records.find(tenant), move=move, version=version)
+            shipper = self._shippers.get(tenant)
+            if shipper is None or record.copy is None or not record.copy.sync:
+                raise InvalidStateError(f"{tenant} is not written to two shards.")
+            # What is missing now is shipped while writers still get in; behind the gate there is little left.
+            shipper.catch_up(self.positions(tenant), wait_s=self._waits.copy_s)
+            gate = self._gate(tenant)
+            was_closed = gate.is_closed
+            gate.close(wait_s=self._waits.drain_s)
+            try:
+                positions = self.positions(tenant)
+                shipper.catch_up(positions, wait_s=self._waits.copy_s)
+                self._records.keep(record)
+            except BaseException:
+                if not was_closed:
+                    gate.open()
+                raise
+            faults.reach("tenant.after_close")
+            self._watch(tenant, version, after_s=deadline_s)
+            return positions
+
+    def settle(self, record: Record) -> None:
+        tenant = record.tenant
+        with self._lock(tenant):
+            known = self._records.find(tenant)
+            settled = settles(known, record)
+            if settled == known:
+                return
+            if settled.role is Role.HOME and settled.copy is not None:
+                # Before the first write: what is written from now on is shipped back from the log.
+                self._hold(tenant)
+            self._records.keep(settled)
+            faults.reach("tenant.after_settle")
+            if settled.role is Role.HOME:
+                self._ship(settled)
+            # Whoever waits is let in, or told to go elsewhere; what is left to do here takes longer.
+            self._gate(tenant).open()
+            if settled.role is not Role.HOME:
+                self._ship(settled)
+            if settled.copy is None:
+                self._queue.unhold(tenant.schema)
+
+    def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
+        tables = self._tables(tenant)
+        found: dict[TableId, TableDigest] = {}
+        with self._queue.fresh(*tables, through=at.by_table) as fresh:
+            for table in tables:
+                columns = self._queue.lake.table_in(fresh.connection, table).columns
+                row = fresh.connection.execute(
+                    f"SELECT count(*), {digest.rows_digest(columns)} FROM ({fresh.queries[table]})"
+                ).fetchone()
+                if row is not None:
+                    found[table] = TableDigest(rows=row[0], digest=digest.text(row[1]))
+        return found
+
+    def drop(self, tenant: TenantId, *, epoch: int) -> None:
+        with self._lock(tenant):
+            drops(self._records.find(tenant), epoch=epoch)
+            self._forget(tenant)
+
+    def _forget(self, tenant: TenantId) -> None:
+        """Delete the tenant's log, and then its tables."""
+        self._queue.drop(tenant.schema)
+        faults.reach("tenant.between_drops")
+        lake = self._queue.lake
+        tables = self._tables(tenant)
+        with lake.write() as connection:
+            for table in tables:
+                connection.execute(f"DROP TABLE {sql.qualified(lake.name, table.schema, table.name)}")
+            if tenant.schema != DEFAULT_SCHEMA:
+                connection.execute(f"DROP SCHEMA IF EXISTS {sql.qualified(lake.name, tenant.schema)} CASCADE")
+
+    # Inside.
+
+    def _hold(self, tenant: TenantId) -> None:
+        if tenant.schema not in self._queue.held_schemas():
+            self._queue.hold(tenant.schema)
+
+    def _tables(self, tenant: TenantId) -> list[TableId]:
+        self._queue.lake.open()
+        return [table for table in self._queue.lake.tables() if table.schema == tenant.schema]
+
+    def _gate(self, tenant: TenantId) -> Gate:
+        with self._mutex:
+            return self._gates.setdefault(tenant, Gate(self._clock))
+
+    def _lock(self, tenant: TenantId) -> threading.RLock:
+        with self._mutex:
+            return self._locks.setdefault(tenant, threading.RLock())
+
+    def _ship(self, record: Record) -> None:
+        """Have the shipper that the record wants, and no other."""
+        copy = record.copy
+        before = self._shippers.get(record.tenant)
+        if before is not None and copy is not None and before.serves(copy.shard, copy.location, record.epoch):
+            return
+        if before is not None:
+            del self._shippers[record.tenant]
+            before.stop()
+        if record.role is Role.HOME and copy is not None:
+            shipper = Shipper(
+                record.tenant,
+                self._queue,
+                self._connect,
+                to=(copy.shard, copy.location),
+                epoch=record.epoch,
+                clock=self._clock,
+            )
+            self._shippers[record.tenant] = shipper
+            shipper.start()
+
+    def _watch(self, tenant: TenantId, version: int, *, after_s: float) -> None:
+        """See that a closed gate is not closed for good, whoever closed it and went away."""
+        threading.Thread(
+            target=self._resolve, args=(tenant, version, after_s), name=f"catchment-gate-{tenant}", daemon=True
+        ).start()
+
+    def _resolve(self, tenant: TenantId, version: int, after_s: float) -> None:
+        self._stopping.wait(after_s)
+        while not self._stopping.is_set():
+            with self._lock(tenant):
+                record = self._records.find(tenant)
+                if record is None or record.closed_for != version or record.move is None:
+                    return
+                try:
+                    self._take_back(record, record.move, version)
+                except RetryableError as error:
+                    # Only the control plane knows whether this is the home still: writers wait, or try again.
+                    events.emit("gate_waits", level=logging.WARNING, tenant=str(tenant), reason=error.message)
+                except CatchmentError as error:
+                    events.emit("gate_stuck", level=logging.ERROR, tenant=str(tenant), reason=error.message)
+            self._stopping.wait(_TRY_AGAIN_S)
+
+    def _take_back(self, record: Record, move: str, version: int) -> None:
+        """Open a gate for which nobody came back, or learn what was decided meanwhile."""
+        tenant = record.tenant
+        now = self._decisions.take_back(tenant, move, version)
+        self._hear(tenant)
+        if self._records.find(tenant) == record:
+            opened = reopens(record, now)
+            self._records.keep(opened)
+            self._ship(opened)
+            self._gate(tenant).open()
+            events.emit("gate_returned", level=logging.WARNING, tenant=str(tenant), move=move)

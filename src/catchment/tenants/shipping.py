@@ -1,0 +1,226 @@
+"""The shipper: has the copy of a tenant follow its home, in the order of the numbers, without a gap.
+
+    a write ──▶ durable at home ──▶ handed over ──▶ one message for many ──▶ durable at the copy ──▶ its writer is told
+                                        │
+                                        └── lost, or the copy is away: read from the log again, from where the copy is
+
+A copy that does not answer is behind: writers are told without it, and wait for it again once it has caught up.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
+
+from catchment import events
+from catchment.clock import Clock
+from catchment.errors import CatchmentError, NotReadyError, SeqGapError
+from catchment.ids import TableId
+from catchment.queue import DqCoordinator
+from catchment.queue.shipment import Shipment
+from catchment.tenants.model import Positions, ShardId, TenantId
+from catchment.tenants.node import Lag, ShardNode
+
+_ROWS_MAX = 50_000
+_BYTES_MAX = 8 * 1024 * 1024
+_WAITING_BYTES_MAX = 32 * 1024 * 1024
+_LOOK_S = 0.2
+_TRY_AGAIN_S = (0.05, 2.0)
+_LET_GO_S = 1.0
+
+
+class Shipper:
+    """Ships one tenant's log to one copy, from a thread of its own."""
+
+    def __init__(
+        self,
+        tenant: TenantId,
+        queue: DqCoordinator,
+        connect: Callable[[ShardId, str], ShardNode],
+        *,
+        to: tuple[ShardId, str],
+        epoch: int,
+        clock: Clock,
+    ) -> None:
+        """`to` is the copy's name and location."""
+        self._tenant = tenant
+        self._queue = queue
+        self._connect = connect
+        self._to = to
+        self._epoch = epoch
+        self._clock = clock
+        self._changed = threading.Condition()
+        # What was just written, to be sent without reading it back; where it is missing, the log has it.
+        self._waiting: dict[TableId, list[Shipment]] = {}
+        self._waiting_bytes = 0
+        self._has_news = True
+        self._copy: dict[TableId, int] | None = None
+        self._is_behind = True
+        self._error: str | None = None
+        self._stopping = False
+        self._let_go_s = self._level_s = clock.monotonic_s()
+        self._thread = threading.Thread(target=self._run, name=f"catchment-ship-{tenant}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ship no more; what the copy has, it has."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._thread.join()
+
+    def serves(self, shard: ShardId, location: str, epoch: int) -> bool:
+        """Whether it ships to that copy, and may go on."""
+        return (self._to, self._epoch) == ((shard, location), epoch)
+
+    def hand_over(self, shipment: Shipment | None) -> None:
+        """Something was written: these rows, or what the log has."""
+        with self._changed:
+            if shipment is not None and not self._is_behind and self._waiting_bytes < _WAITING_BYTES_MAX:
+                self._waiting.setdefault(shipment.table, []).append(shipment)
+                self._waiting_bytes += shipment.rows.nbytes
+            self._has_news = True
+            self._changed.notify_all()
+
+    def wait_for(self, table: TableId, seq: int, *, wait_s: float) -> bool:
+        """Whether the copy has the row, after waiting for it; a copy that is behind is not waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has(table, seq) or self._is_behind or self._stopping, wait_s)
+            has = self._has(table, seq)
+            if not has and not self._is_behind:
+                self._fall_behind("The copy did not answer in time.")
+            return has
+
+    def catch_up(self, positions: Positions, *, wait_s: float) -> None:
+        """Wait until the copy has all that; NotReadyError where it takes longer."""
+        with self._changed:
+            self._changed.notify_all()
+            done = self._changed.wait_for(lambda: self._positions().covers(positions) or self._stopping, wait_s)
+            if not done or not self._positions().covers(positions):
+                reason = f" {self._error}" if self._error else ""
+                raise NotReadyError(
+                    f"The copy is at {self._positions().total:,}, and {positions.total:,} is needed.{reason}"
+                )
+
+    def lag(self) -> Lag:
+        """How far the copy is."""
+        with self._changed:
+            home = Positions(self._queue.positions(self._tenant.schema))
+            copy = self._positions()
+            seconds = 0.0 if copy.covers(home) else self._clock.monotonic_s() - self._level_s
+            return Lag(home=home, copy=copy, is_sync=not self._is_behind, seconds=seconds, error=self._error)
+
+    def _positions(self) -> Positions:
+        return Positions(dict(self._copy or {}))
+
+    def _has(self, table: TableId, seq: int) -> bool:
+        return self._copy is not None and self._copy.get(table, 0) >= seq
+
+    def _fall_behind(self, reason: str) -> None:
+        if not self._is_behind:
+            events.emit("copy_behind", level=logging.WARNING, tenant=str(self._tenant), reason=reason)
+        self._is_behind = True
+        self._error = reason
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        pause_s = _TRY_AGAIN_S[0]
+        while not self._stopping:
+            try:
+                if not self._round():
+                    self._idle()
+                pause_s = _TRY_AGAIN_S[0]
+            except SeqGapError:
+                # The copy was set back, or is another one: it says where it is.
+                with self._changed:
+                    self._copy = None
+            except CatchmentError as error:
+                with self._changed:
+                    self._fall_behind(error.message)
+                    self._copy = None
+                    self._changed.wait_for(lambda: self._stopping, pause_s)
+                pause_s = min(pause_s * 2, _TRY_AGAIN_S[1])
+
+    def _idle(self) -> None:
+        """Everything is shipped: let go of what both have, and wait for more."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._let_go_s > _LET_GO_S:
+            self._let_go_s = now_s
+            for table, seq in self._positions().by_table.items():
+                self._queue.let_go(table, seq)
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_news or self._stopping, _LOOK_S)
+
+    def _round(self) -> bool:
+        """Ship what there is, as much as goes into one message; False where there is nothing."""
+        node = self._connect(*self._to)
+        copy = self._copy
+        if copy is None:
+            copy = dict(node.positions(self._tenant).by_table)
+        with self._changed:
+            self._copy = copy
+            waiting, self._waiting = self._waiting, {}
+            self._waiting_bytes = 0
+            self._has_news = False
+        home = self._queue.positions(self._tenant.schema)
+        parts = list(self._next(copy, home, waiting))
+        if not parts:
+            self._level_s = self._clock.monotonic_s()
+            with self._changed:
+                # Whatever was written since is handed over: the copy is told of it before its writer is.
+                if self._is_behind and not self._lags(copy):
+                    self._is_behind = False
+                    self._error = None
+                    events.emit("copy_caught_up", tenant=str(self._tenant))
+            return False
+        reached = node.receive(self._tenant, parts, epoch=self._epoch)
+        with self._changed:
+            self._copy = dict(reached.by_table)
+            self._changed.notify_all()
+        return True
+
+    def _lags(self, copy: Mapping[TableId, int]) -> bool:
+        home = self._queue.positions(self._tenant.schema)
+        return any(copy.get(table, 0) < seq for table, seq in home.items())
+
+    def _next(
+        self, copy: Mapping[TableId, int], home: Mapping[TableId, int], waiting: Mapping[TableId, Sequence[Shipment]]
+    ) -> Iterator[Shipment]:
+        """What the copy lacks, from right behind what it has: as it was handed over, or from the log."""
+        size = 0
+        for table, last in home.items():
+            after = copy.get(table, 0)
+            if after >= last:
+                continue
+            found = _joined(after, waiting.get(table, ()))
+            if found is None:
+                found = self._queue.shipment(table, after, rows_max=_ROWS_MAX)
+            if found is not None:
+                yield found
+                size += found.rows.nbytes
+                if size > _BYTES_MAX:
+                    return
+
+
+def _joined(after: int, parts: Sequence[Shipment]) -> Shipment | None:
+    """Parts that follow each other, and the number given, as one; None where they do not."""
+    ordered = sorted((part for part in parts if part.seq_last > after), key=lambda part: part.seq_first)
+    if not ordered or ordered[0].seq_first > after + 1:
+        return None
+    joined = [ordered[0]]
+    for last, part in pairwise(ordered):
+        same = part.columns == last.columns and part.rows.schema.equals(last.rows.schema)
+        if part.seq_first != last.seq_last + 1 or not same:
+            break
+        joined.append(part)
+    first = joined[0]
+    rows = pa.concat_tables([part.rows for part in joined]) if len(joined) > 1 else first.rows
+    return Shipment(table=first.table, columns=first.columns, seq_first=first.seq_first, rows=rows)

@@ -1,0 +1,3 @@
+UPDATE shards
+SET region = ?, address = ?, home = ?, state = ?
+WHERE name = ?

@@ -1,0 +1,49 @@
+"""Whoever moves a tenant, in a process of its own; started by the crash tests of tenants.
+
+    python -m tests.crash.mover_child CONTROL TENANT SOURCE TARGET WHAT [POINT]
+
+WHAT is `move`, `abort` or `reverse`. It ends at the crash point, as by a power cut; without one it goes on until it is
+done, whatever fails meanwhile.
+"""
+
+import sys
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from catchment import faults
+from catchment.app import ShardBackfill
+from catchment.clock import SystemClock
+from catchment.control import ControlDatabase
+from catchment.server.remote import Remotes
+from catchment.settings import Settings
+from catchment.tenants.migration import TenantMigration
+from catchment.tenants.model import ShardId, TenantId
+from catchment.tenants.store import ControlStore
+from catchment.testing import InlineRunner
+from tests.tenant_scenes import drive
+
+
+def main() -> None:
+    control, tenant, source, target, what, *points = sys.argv[1:]
+    for point in points:
+        faults.arm(point, faults.kill)
+    clock = SystemClock()
+    settings = Settings(home=Path(control.partition(":")[2]).parent, control_db=SecretStr(control))
+    remotes = Remotes(settings)
+    migration = TenantMigration(
+        TenantId.parse(tenant),
+        ShardId(source),
+        ShardId(target),
+        control=ControlStore(ControlDatabase.open(settings, clock=clock), clock=clock),
+        connect=remotes.connect,
+        backfill=ShardBackfill(InlineRunner(), clock=clock),
+        clock=clock,
+        gate_s=1.0,
+    )
+    drive(migration, what, clock)
+    remotes.close()
+
+
+if __name__ == "__main__":
+    main()
