@@ -3,8 +3,8 @@
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import duckdb
 
@@ -24,8 +24,7 @@ _SPACES = frozenset({"Zs", "Zl", "Zp", "Cf", "Cc"})
 _KINDS = {duckdb.token_type.identifier, duckdb.token_type.keyword}
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One word: a name (quoted or not, `text` is folded), or else the character that it starts with.
 
     A quoted name that is but a sign keeps its quotes, so that none is taken for a bracket or a dot.
@@ -80,8 +79,8 @@ def statements(source: bytes, tokens: tuple[Token, ...]) -> Iterator[tuple[bytes
         if own:
             begin = own[0].start
             end = tokens[at].start if at < len(tokens) else len(source)
-            moved = (Token(t.start - begin, t.text, t.is_name, t.is_quoted, t.is_string) for t in own)
-            yield source[begin:end].rstrip(_BLANKS), tuple(moved)
+            moved = tuple(t._replace(start=t.start - begin) for t in own) if begin else own
+            yield source[begin:end].rstrip(_BLANKS), moved
 
 
 def calls(tokens: tuple[Token, ...]) -> Iterator[str]:
