@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+from pydantic import SecretStr
 
 from catchment.clock import Clock, SystemClock
 from catchment.control import ControlDatabase
@@ -141,11 +142,17 @@ class Scene:
 
 @contextmanager
 def two_shards(
-    folder: Path, *, waits: Waits | None = None, admission: Admission | None = None, layout: str = "shared"
+    folder: Path,
+    *,
+    waits: Waits | None = None,
+    admission: Admission | None = None,
+    layout: str = "shared",
+    control_db: str | None = None,
 ) -> Iterator[Scene]:
     """A scene, taken apart at the end."""
     clock = SystemClock()
-    control = ControlDatabase.open(Settings(home=folder / "control"), clock=clock)
+    place = Settings(home=folder / "control", control_db=None if control_db is None else SecretStr(control_db))
+    control = ControlDatabase.open(place, clock=clock)
     scene = Scene(folder=folder, clock=clock, store=ControlStore(control, clock=clock), layout=layout)
     with scene.opened:
         for shard in (A, B):

@@ -8,6 +8,7 @@ import pytest
 
 from catchment.errors import CatchmentError, InvalidStateError, MismatchError, NotReadyError, StaleRouteError
 from catchment.tenants.model import Complete, DualWrite, Finalizing, Idle, PreparingTarget
+from catchment.testing import EmbeddedPostgres
 from tests.tenant_scenes import EVENTS, T7, A, B, Scene, events, two_shards
 
 WINDOW_NS = 5 * 60 * 1_000_000_000
@@ -52,6 +53,22 @@ def test_a_move_goes_through_its_states_and_every_row_is_at_the_target_once(scen
     assert scene.rows_in(A) == []
     assert scene.lake(A).tables() == ()
     assert scene.lake(B).audit().ok
+
+
+def test_a_move_is_decided_in_postgres_as_well(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
+    with two_shards(tmp_path, control_db=f"postgres:{postgres.new_database()}") as scene:
+        write = scene.gateway().signal_for_tenant
+        write(T7, "events", events(1))
+        move = scene.move()
+        move.prepare_target()
+        move.enter_dual_write()
+        write(T7, "events", events(2))
+        caught_up(scene)
+        move.finalize()
+        write(T7, "events", events(3))
+        move.gc_source(0)
+        assert scene.rows_in(B) == [1, 2, 3]
+        assert scene.rows_in(A) == []
 
 
 def test_ten_writes_during_dual_write_are_readable_from_both(scene: Scene) -> None:
