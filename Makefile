@@ -7,6 +7,9 @@ SCALE  ?= 1
 # One more than cores: tests wait for the processes that they start, and for the disk.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
+# Processes that tests start are compiled once, whatever the caller's shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint types format bench docs proto soak clean java
 

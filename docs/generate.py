@@ -11,6 +11,9 @@ from catchment.cli.main import command_line
 from catchment.cli.schema import EXIT_DIVERGED
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError
 from catchment.settings import FILE_NAME, declared
+from catchment.status.keys import KEYS
+from catchment.web.catalogue import METRICS
+from catchment.web.metrics import PROCESS, Declared
 
 REFERENCE = Path(__file__).parent / "reference"
 PROGRAM = "catchment"
@@ -22,7 +25,9 @@ def pages() -> dict[str, str]:
     return {
         "cli.md": cli_page(),
         "crash-points.md": crash_points_page(),
+        "metrics.md": metrics_page(),
         "settings.md": settings_page(),
+        "status.md": status_page(),
     }
 
 
@@ -70,6 +75,49 @@ def crash_points_page() -> str:
         "kill a process at each of them and then check that nothing is lost and nothing is doubled.",
         "",
         *_table(("point", "what is so when it is reached"), ((_code(k), v) for k, v in faults.POINTS.items())),
+    )
+
+
+def metrics_page() -> str:
+    """The page about metrics."""
+    process = ", ".join(_code(name) for name in PROCESS)
+    return _page(
+        "Metrics",
+        "`catchment serve` offers these at `/metrics` of its web port, 4215, in Prometheus's format. Users and roles",
+        "are those of the server: give Prometheus a user of role `reader`. On loopback without users, nobody has to",
+        "log in.",
+        "",
+        "Counters and histograms are of the process, and begin at 0 with it. What is said of lake, imports and tenants",
+        "is at most `CATCHMENT_STATUS_SECONDS_MAX` old. A part that cannot be asked has no samples:",
+        "`catchment_part_available` says which.",
+        "",
+        "[deploy/alerts.yml](../../deploy/alerts.yml) has alert rules, and",
+        "[deploy/grafana-dashboard.json](../../deploy/grafana-dashboard.json) a dashboard.",
+        "",
+        *(line for each in METRICS for line in _metric(each)),
+        "## The process",
+        "",
+        f"Of the process itself: {process}.",
+    )
+
+
+def _metric(metric: Declared) -> Iterator[str]:
+    labels = f", by {', '.join(_code(label) for label in metric.labels)}" if metric.labels else ""
+    yield from (f"## `{metric.name}`", "", f"A {metric.kind}{labels}. {metric.help}", "")
+    yield from (f"- **How to read it:** {metric.read}", f"- **What to do:** {metric.act}", "")
+
+
+def status_page() -> str:
+    """The page about the status."""
+    return _page(
+        "Status",
+        "One value says how everything stands. `catchment status --json` prints it, and the server answers with it at",
+        "`/status.json` of its web port. A part whose source is away says so in `unavailable`; the others are there",
+        "all the same. Users who are not admins see neither SQL nor paths, nor names of others, nor texts of errors.",
+        "",
+        "Keys are kept from version to version; further ones may come. `[]` stands for every entry of a list.",
+        "",
+        *_table(("key", "what it is"), ((_code(key), said) for key, said in KEYS.items())),
     )
 
 

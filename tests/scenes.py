@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -42,9 +43,15 @@ class Units:
 def write_parquet(path: Path, query: str) -> Path:
     """A Parquet file with what the query returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with duckdb.connect() as connection:
+    with _writer().cursor() as connection:
         connection.execute(f"COPY ({query}) TO {sql.literal(str(path))} (FORMAT parquet)")
     return path
+
+
+@cache
+def _writer() -> duckdb.DuckDBPyConnection:
+    """One for all files: opening it takes longer than writing a small one."""
+    return duckdb.connect(config={"threads": 1})
 
 
 def event_files(folder: Path, count: int, rows: int = 10) -> list[Path]:

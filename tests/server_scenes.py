@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from catchment.server import messages
 from catchment.server.protocol import flight_pb2 as pb
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.settings import Settings
+from tests import warm
 from tests.acceptance.shell import COMMAND
 
 PATIENCE_S = 60.0
@@ -35,7 +35,7 @@ class ServerProcess:
         self.home = home
         self.port = 0
         self._environment = environment
-        self._process: subprocess.Popen[str] | None = None
+        self._process: warm.Process | None = None
 
     @property
     def uri(self) -> str:
@@ -62,12 +62,11 @@ class ServerProcess:
         self.home.mkdir(parents=True, exist_ok=True)
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         with (self.home / "serve.err").open("a") as err:
-            process = self._process = subprocess.Popen(
+            process = self._process = warm.Process(
                 [COMMAND, "serve", "--port", str(self.port), "--home", self.home],
                 env={**kept, "HOME": str(self.home), "COLUMNS": "200", **self._environment},
-                stdout=subprocess.PIPE,
+                stdout=warm.PIPE,
                 stderr=err,
-                text=True,
                 start_new_session=True,
             )
         assert process.stdout is not None
@@ -109,11 +108,11 @@ class ServerProcess:
                 cursor.execute(statement)
             return list(cursor.fetchall())
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> warm.Process:
         assert self._process is not None
         return self._process
 
-    def _gone(self, process: subprocess.Popen[str]) -> int:
+    def _gone(self, process: warm.Process) -> int:
         code = process.wait(timeout=PATIENCE_S)
         assert process.stdout is not None
         process.stdout.close()

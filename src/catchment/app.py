@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 from catchment import files
 from catchment.clock import Clock, SystemClock
-from catchment.errors import LakeMissingError, SettingsError
-from catchment.lake import Lake, parse_catalog
+from catchment.errors import InputError, LakeMissingError, SettingsError
+from catchment.ids import ProducerId
+from catchment.lake import AuditReport, Lake, audited, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.lake.wall import Wall
+from catchment.meters import Meters
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.backfill import Backfill
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
+from catchment.pipeline.legacy import known
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
 from catchment.pipeline.legacy.place import Place
 from catchment.pipeline.legacy.plan import Options
@@ -42,6 +45,7 @@ class App:
         self.settings = settings
         self._walled = walled
         self.clock: Clock = clock or SystemClock()
+        self.meters = Meters()
         # Guards all below: threads that ask for a part at the same time must get the same one.
         self._mutex = threading.RLock()
         self._lake: Lake | None = None
@@ -139,6 +143,7 @@ class App:
             data_path=files.local_path(self.settings.data_path),
             clock=self.clock,
             own_files=self._own_files(),
+            begun=lambda: known.remember(self.settings.home, place, options),
         )
 
     def _own_files(self) -> tuple[Path, ...]:
@@ -164,7 +169,7 @@ class App:
         if not self.settings.queue_enable:
             raise SettingsError("The queue is switched off.", hint="Set DUCKLING_QUEUE_ENABLE=true, or leave it out.")
         lake = self._lake = self._lake or self._make_lake()
-        buffer = self._buffer = open_buffer(self.settings, clock=self.clock)
+        buffer = self._buffer = open_buffer(self.settings, clock=self.clock, meters=self.meters)
         deliverer = Deliverer(lake, self.runner, self.settings, file_bytes_min=FILE_BYTES_MIN)
         return DqCoordinator(
             buffer=buffer,
@@ -172,6 +177,7 @@ class App:
             flusher=FlushPipeline(deliverer, buffer),
             settings=self.settings,
             clock=self.clock,
+            meters=self.meters,
         )
 
     def find_queue(self) -> DqCoordinator | None:
@@ -201,6 +207,13 @@ class App:
         """What copies tenants' histories between shards, on this process's Spark."""
         return ShardBackfill(self.runner, clock=self.clock)
 
+    def audit(self, producer: ProducerId | None = None) -> AuditReport:
+        """Audit the lake, or one producer; what came of the whole is kept for the status."""
+        report = self.existing_lake.audit(producer)
+        if producer is None and self.settings.home.is_dir():
+            audited.note(self.settings.home, report, self.clock.now())
+        return report
+
     def maintain(self, *, dry_run: bool) -> UpkeepReport:
         """Run the lake's upkeep."""
         return maintain(self.existing_lake, Ages.from_settings(self.settings), dry_run=dry_run)
@@ -217,6 +230,12 @@ class ShardBackfill:
         """What there is to copy, without effect."""
         with self._between(source, target) as (lake, other, backfill):
             plan = backfill.plan(tenant.schema, snapshot or lake.newest_snapshot(), token)
+            letters = sum(letter.table.schema == tenant.schema for letter in lake.dead_letters())
+            if letters:
+                raise InputError(
+                    f"{tenant} has {letters} dead letters, which no move takes along.",
+                    hint="`catchment queue dead-letters` retries or drops them.",
+                )
             return History(
                 tables=len(plan.tables),
                 files=sum(len(table.units) for table in plan.tables),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -24,6 +24,9 @@ _QUEUE = "queue_"
 FILE_NAME = "catchment.toml"
 PROJECT_FILE_NAME = "pyproject.toml"
 MIB = 1024 * 1024
+SERVER_PORT = 4214
+WEB_PORT = 4215
+PORT_MAX = 65_535
 
 
 def _setting(default: Any, text: str, *, unit: str | None = None, **bounds: Any) -> Any:
@@ -152,7 +155,12 @@ class Settings(BaseSettings):
     )
 
     server_host: str = _setting("127.0.0.1", "Address that `catchment serve` listens on.", min_length=1)
-    server_port: int = _setting(4214, "Port of the Flight SQL server; 0 is any that is free.", ge=0, le=65_535)
+    server_port: int = _setting(SERVER_PORT, "Port of the Flight SQL server; 0 is any that is free.", ge=0, le=PORT_MAX)
+    server_web_port: int | Literal["off"] | None = _setting(
+        None,
+        "Port of `/metrics`, `/status.json` and `/healthz`; 0 is any that is free, `off` is none. "
+        "Default 4215; any that is free where the Flight SQL server's is not 4214.",
+    )
     server_auth: bool | None = _setting(
         None, "Whether clients must log in; default yes, unless the server listens on loopback and has no users."
     )
@@ -167,6 +175,9 @@ class Settings(BaseSettings):
         60, "A transaction is rolled back when nothing was asked of it for so long.", unit="seconds", gt=0
     )
     server_statement_seconds_max: float = _setting(300, "A statement may take so long.", unit="seconds", gt=0)
+    server_slow_statement_seconds: float = _setting(
+        1, "A statement that took longer is remembered for the status, up to 50 of them.", unit="seconds", ge=0
+    )
     server_statements_max: int = _setting(32, "Statements that run at the same time.", unit="statements", ge=1)
     server_statement_bytes_max: int = _setting(MIB, "Longest text of a statement.", unit="bytes", ge=1024)
     server_message_bytes_max: int = _setting(64 * MIB, "Largest message that is taken.", unit="bytes", ge=MIB)
@@ -187,6 +198,14 @@ class Settings(BaseSettings):
         30, "How long the end of the server waits for statements under way and for the last flush.",
         unit="seconds", ge=0,
     )  # fmt: skip
+
+    status_seconds_max: float = _setting(
+        15, "What the status says of lake, imports and tenants is asked for again when it is this old.",
+        unit="seconds", ge=0,
+    )  # fmt: skip
+    status_tables_max: int = _setting(
+        200, "Tables, and tenants, that the status lists one by one; sums are over all.", unit="tables", ge=1, le=10_000
+    )
 
     spark_master: str = _setting("local[*]", "Spark master: `local[N]`, `spark://…`, `yarn`, `k8s://…`.")
     spark_driver_memory_mb: int = _setting(1024, "Heap of Spark's driver JVM.", unit="MiB", ge=512)
@@ -213,6 +232,8 @@ class Settings(BaseSettings):
             raise ValueError(f"spark_conf holds only `spark.*` keys, not {', '.join(foreign)}")
         if self.queue_target_catalog not in (None, self.lake_name):
             raise ValueError(f"queue_target_catalog must be the lake's name, {self.lake_name!r}, or be left out")
+        if isinstance(self.server_web_port, int) and not 0 <= self.server_web_port <= PORT_MAX:
+            raise ValueError(f"server_web_port is a port, 0 to {PORT_MAX}, or `off`")
         if self.lake_snapshot_keep_hours * 3600 < 10 * self.lake_transaction_seconds_max:
             raise ValueError(
                 "lake_snapshot_keep_hours must be at least ten times lake_transaction_seconds_max: "
@@ -234,6 +255,14 @@ class Settings(BaseSettings):
     def queue_path(self) -> Path:
         """The queue's root with its default filled in."""
         return (self.queue_root or self.home / "duckling_queue").absolute()
+
+    @property
+    def web_port(self) -> int | None:
+        """The port of the web server with its default filled in; None where there is to be none."""
+        if self.server_web_port is None:
+            # A second server on the machine has another port, and then needs no second setting.
+            return WEB_PORT if self.server_port == SERVER_PORT else 0
+        return None if self.server_web_port == "off" else self.server_web_port
 
     @property
     def users_path(self) -> Path:

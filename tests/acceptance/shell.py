@@ -1,4 +1,7 @@
-"""A user's shell: the installed command, in a process of its own, with nothing configured."""
+"""A user's shell: the installed command, in a process of its own, with nothing configured.
+
+The process starts warm, see `tests.warm`, unless a test wants it as cold as a user's first one is.
+"""
 
 import json
 import os
@@ -9,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+
 COMMAND = Path(sys.executable).with_name("catchment")
+_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -34,29 +40,34 @@ class Shell:
 
     def run(self, *arguments: str | Path | bytes, home: Path | None = None, **environment: str) -> Ended:
         where = () if home is None else ("--home", home)
+        ended = warm.run(
+            [COMMAND, *arguments, *where], cwd=self.folder, env=self._environment(environment), timeout=_PATIENCE_S
+        )
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    def run_cold(self, *arguments: str | Path) -> Ended:
+        """As `run`, in a process that shares nothing with any other."""
         ended = subprocess.run(
-            [COMMAND, *arguments, *where],
+            [COMMAND, *arguments],
             cwd=self.folder,
-            env=self._environment(environment),
+            env=self._environment({}),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=_PATIENCE_S,
             check=False,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
-    def start(
-        self, *arguments: str | Path, terminal: int = subprocess.PIPE, **environment: str
-    ) -> subprocess.Popen[str]:
+    def start(self, *arguments: str | Path, terminal: int = warm.PIPE, **environment: str) -> warm.Process:
         """A command on its way, in a process group of its own; `terminal` is what it reads from and talks to."""
-        return subprocess.Popen(
+        return warm.Process(
             [COMMAND, *arguments],
             cwd=self.folder,
             env=self._environment(environment),
             stdin=terminal,
-            stdout=subprocess.PIPE,
+            stdout=warm.PIPE,
             stderr=terminal,
-            text=True,
             start_new_session=True,
         )
 

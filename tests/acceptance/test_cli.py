@@ -63,12 +63,12 @@ def mixed(shell: Shell, delivered: Delivery) -> Delivery:
 
 @pytest.fixture(scope="module")
 def healthy(shell: Shell) -> Ended:
-    return shell.run("doctor", "--json", home=shell.folder / "examined")
+    return shell.run_cold("doctor", "--json", "--home", shell.folder / "examined")
 
 
 @pytest.fixture(scope="module")
 def demo(shell: Shell) -> Ended:
-    return shell.run("demo", "--json")
+    return shell.run_cold("demo", "--json")
 
 
 def _parquet(folder: Path, count: int, *, start: int = 0) -> list[Path]:
@@ -125,8 +125,13 @@ def test_the_command_alone_shows_its_help(shell: Shell) -> None:
 
 
 def test_the_version_is_that_of_the_package(shell: Shell) -> None:
-    ended = shell.run("--version")
+    ended = shell.run_cold("--version")
     assert (ended.code, ended.out) == (0, f"{version('catchment')}\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("lake", "--help"), ("lake", "audit"), ("nonsense",)])
+def test_a_command_that_starts_warm_says_what_a_cold_one_says(arguments: tuple[str, ...], shell: Shell) -> None:
+    assert shell.run(*arguments) == shell.run_cold(*arguments)
 
 
 def test_a_command_that_does_not_exist_exits_with_two(shell: Shell) -> None:

@@ -4,7 +4,6 @@ import os
 import pty
 import shutil
 import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from catchment.testing.legacy_tree import (
     make_legacy_home,
     snapshot_tree,
 )
-from tests import scenes
+from tests import scenes, warm
 from tests.acceptance.shell import Ended, Shell
 
 TRAIL = LegacyTable(name="aws_cloudtrail_log", leaves=4)
@@ -129,7 +128,7 @@ def trouble(shell: Shell) -> Trouble:
     # As a terminal does it: everybody in the process group gets the signal, Spark's processes too.
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
-    commands["stopped"] = Ended(process.returncode, out, err)
+    commands["stopped"] = Ended(process.wait(), out, err)
     commands["status of stopped"] = legacy.run("status", "--json")
     commands["resumed"] = legacy.run("run", "--yes", "--json")
     commands["status of failed"] = legacy.run("status")
@@ -154,7 +153,7 @@ def _at_terminal(legacy: Legacy, answer: str, name: str, *options: str) -> tuple
         out, _ = process.communicate()
     finally:
         os.close(ours)
-    return Ended(process.returncode, out, ""), shown.decode()
+    return Ended(process.wait(), out, ""), shown.decode()
 
 
 def test_help_lists_every_command_and_the_exit_codes(shell: Shell) -> None:
@@ -420,7 +419,7 @@ def test_a_retry_with_quarantine_imports_the_rest_and_every_row_is_there_once(tr
     assert trouble.legacy.run("verify").code == 0
 
 
-def _read_until(process: subprocess.Popen[str], words: str) -> None:
+def _read_until(process: warm.Process, words: str) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         if words in line:

@@ -26,7 +26,7 @@ from catchment.schema import Engine, Migrate, State
 from catchment.server.model import Role
 from catchment.server.users import Users
 from catchment.settings import Settings
-from tests import scenes
+from tests import scenes, warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
 
 PASSWORD = "correct horse"
@@ -54,7 +54,7 @@ LONG = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 class Served:
     """A server in a process of its own; what it says on stderr goes to a file."""
 
-    process: subprocess.Popen[str]
+    process: warm.Process
     home: Path
     uri: str
     log: Path
@@ -98,12 +98,11 @@ def _serving(home: Path, *arguments: str, **environment: str) -> Iterator[Served
         name: os.environ[name] for name in ("PATH", "JAVA_HOME", "CATCHMENT_LAKE_THREADS_MAX") if name in os.environ
     }
     with log.open("w") as err:
-        process = subprocess.Popen(
+        process = warm.Process(
             [COMMAND, "serve", "--port", "0", *arguments, "--home", home],
             env={**kept, "HOME": str(home), "COLUMNS": "200", **environment},
-            stdout=subprocess.PIPE,
+            stdout=warm.PIPE,
             stderr=err,
-            text=True,
             start_new_session=True,
         )
     assert process.stdout is not None

@@ -1,6 +1,5 @@
 """Shards in processes of their own, with one control database, and tenants that are written to."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
 from catchment.tenants.store import ControlStore
+from tests import warm
 from tests.queue_scenes import assert_drained, open_queue
 from tests.repo.source_tree import ROOT
 from tests.scenes import rows_of
@@ -32,20 +32,19 @@ class ShardProcess:
         self.port = 0
         self._shard = shard
         self._control = control
-        self._process: subprocess.Popen[str] | None = None
+        self._process: warm.Process | None = None
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
         self.home.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tests.crash.shard_child", str(self.home), self._shard.name, self._control]
         with (self.home / "shard.err").open("a") as err:
-            self._process = subprocess.Popen(
+            self._process = warm.Process(
                 [*command, str(self.port)],
                 cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=warm.PIPE,
+                stdout=warm.PIPE,
                 stderr=err,
-                text=True,
             )
         assert self._process.stdout is not None
         said = self._process.stdout.readline().split()
@@ -78,7 +77,7 @@ class ShardProcess:
             assert pipe is not None
             pipe.close()
 
-    def _running(self) -> "subprocess.Popen[str]":
+    def _running(self) -> warm.Process:
         assert self._process is not None
         return self._process
 
@@ -102,9 +101,9 @@ class Fleet:
         router = TenantRouter(self.store, route_seconds_max=3600, routes_max=100)
         return TenantGateway(router, self.remotes.connect, clock=SystemClock())
 
-    def mover(self, tenant: TenantId, what: str, *points: str) -> "subprocess.Popen[bytes]":
+    def mover(self, tenant: TenantId, what: str, *points: str) -> warm.Process:
         arguments = [self.control, str(tenant), A.name, B.name, what, *points]
-        return subprocess.Popen([sys.executable, "-m", "tests.crash.mover_child", *arguments], cwd=ROOT)
+        return warm.Process([sys.executable, "-m", "tests.crash.mover_child", *arguments], cwd=ROOT)
 
     def move(self, tenant: TenantId, what: str, *points: str) -> int:
         """Run a mover to its end; what it exits with."""

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +14,16 @@ from catchment.lake.staging import Staging
 from catchment.lake.upkeep import maintain
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
 from catchment.settings import Settings
+from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.test_legacy_kill import KILLED as LEGACY
 from tests.crash.test_queue_kill import KILLED as QUEUE
 from tests.crash.test_schema_kill import KILLED as SCHEMA
+from tests.crash.test_tenant_kill import KILLED as TENANTS
 from tests.repo.source_tree import ROOT
 from tests.scenes import EVENTS, NOW, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
 
-# Those of the queue, of migrations and of legacy imports are killed in modules of their own.
+# Those of the queue, of migrations, of legacy imports and of tenants are killed in modules of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]
 UPKEEP = [point for point in faults.POINTS if point.startswith("upkeep.")]
 COMMITTED = (
@@ -39,7 +40,7 @@ def _killed(act: str, settings: Settings, point: str, mode: Mode, files: Sequenc
     """Run the child until it is killed at the point; anything else it does is a failure."""
     url = settings.catalog_url.get_secret_value()
     command = [sys.executable, "-m", "tests.crash.child", act, str(settings.home), url, point, mode, *map(str, files)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = warm.run(command, cwd=ROOT, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
@@ -133,4 +134,4 @@ def test_a_lake_survives_a_long_row_of_kills(catalog: str, make_settings: MakeSe
 
 
 def test_every_crash_point_is_killed_by_a_test() -> None:
-    assert {*DELIVERY, *UPKEEP, *QUEUE, *SCHEMA, *LEGACY} == set(faults.POINTS)
+    assert {*DELIVERY, *UPKEEP, *QUEUE, *SCHEMA, *LEGACY, *TENANTS} == set(faults.POINTS)

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from catchment.lake import Lake
 from catchment.pipeline.legacy.place import Phase
 from catchment.settings import Settings
 from catchment.testing.legacy_tree import LegacyTable, Odd, Shape, snapshot_tree
+from tests import warm
 from tests.legacy_scenes import LOG, Scene, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
 
@@ -58,9 +58,7 @@ def _run(scene: Scene, act: str, when: str, nth: int) -> int:
     """Run the child; what it ends with is its death by SIGKILL, or success where it came to its end before."""
     url = scene.settings.catalog_url.get_secret_value()
     command = [sys.executable, "-m", "tests.crash.legacy_child", act, str(scene.home.home), str(scene.settings.home)]
-    ended = subprocess.run(
-        [*command, url, when, str(nth)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = warm.run([*command, url, when, str(nth)], cwd=ROOT, timeout=120)
     assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
     return ended.returncode
 

@@ -1,7 +1,6 @@
 """SIGKILL at every crash point of the queue while clients write: what was acknowledged is in the lake exactly once."""
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.settings import Settings
+from tests import warm
 from tests.crash.queue_child import BATCH, BATCHES_BEFORE, CLIENT_IDS, CLIENTS, command
 from tests.queue_scenes import LAYOUTS, assert_drained, coordinator, event_rows, ids_in, segments_in, wait_for_locks
 from tests.repo.source_tree import ROOT
@@ -137,7 +137,7 @@ def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
     # slices otherwise.
     many = scene.settings.model_copy(update={"queue_flush_chunk_rows": 20, "deliver_units_per_commit_max": 1})
     child = command("write", many, point, table=scene.table, nth=nth)
-    ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = warm.run(child, cwd=ROOT, timeout=60)
     lines = ended.stdout.splitlines()
     assert ended.returncode == -signal.SIGKILL, ended.stderr + ended.stdout[-1_000:]
     assert f"at {point}" in lines

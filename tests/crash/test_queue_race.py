@@ -1,7 +1,6 @@
 """Two processes on one queue root: they share the work or keep out of it, and every row lands exactly once."""
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -13,6 +12,7 @@ from catchment.errors import BufferHeldError
 from catchment.lake import Lake
 from catchment.queue import open_buffer
 from catchment.settings import Settings
+from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.queue_child import command
 from tests.queue_scenes import (
@@ -37,7 +37,7 @@ LEASES = ("files", "postgres")
 class Child:
     """A process of the crash tests, with a word at a time."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: warm.Process) -> None:
         self.process = process
         self.said: list[str] = []
 
@@ -67,9 +67,7 @@ class Child:
 
 @contextmanager
 def _child(arguments: list[str]) -> Iterator[Child]:
-    with subprocess.Popen(
-        arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
+    with warm.Process(arguments, cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE) as process:
         try:
             yield Child(process)
         finally:

@@ -1,6 +1,5 @@
 """Two processes that deliver the same units at the same time: each lands exactly once, with the lock and without."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from typing import IO
 import pytest
 
 from catchment.lake import Lake
+from tests import warm
 from tests.conftest import MakeSettings
 from tests.repo.source_tree import ROOT
 from tests.scenes import assert_exactly_once, create_table, event_files
@@ -29,8 +29,8 @@ def _hear(pipe: IO[str] | None) -> int:
 
 
 @contextmanager
-def _racer(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as racer:
+def _racer(command: list[str]) -> Iterator[warm.Process]:
+    with warm.Process(command, cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE) as racer:
         try:
             yield racer
             racer.communicate(timeout=60)

@@ -1,7 +1,6 @@
 """SIGKILL at every crash point of schema migrations: the database is as before or as after, and the work goes on."""
 
 import signal
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ from catchment import faults
 from catchment.lake import Lake
 from catchment.schema.check import State
 from catchment.settings import Settings
+from tests import warm
 from tests.lake_schema_scenes import LakeScene
 from tests.repo.source_tree import ROOT
 from tests.schema_scenes import Scene, dump, scene
@@ -30,13 +30,13 @@ FILL = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i 
 def _killed(act: str, scenario: str, here: Scene, point: str) -> None:
     """Run the child until it is killed at the point; anything else it does is a failure."""
     command = [sys.executable, "-m", "tests.crash.schema_child", act, scenario, str(here.path), point]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = warm.run(command, cwd=ROOT, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 def _killed_on_lake(act: str, home: Path, url: str, point: str) -> None:
     command = [sys.executable, "-m", "tests.crash.schema_lake_child", act, str(home), url, point]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = warm.run(command, cwd=ROOT, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 

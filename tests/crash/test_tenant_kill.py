@@ -35,6 +35,9 @@ AT_SHARDS = (
 )
 
 
+KILLED = {point for points in MOVED.values() for point in points} | {point for point, _ in AT_SHARDS}
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """For tests that leave the shards alive; each has a tenant of its own."""
@@ -78,5 +81,4 @@ def test_a_move_whose_shard_is_killed_anywhere_goes_on_when_it_is_back(
 
 
 def test_every_crash_point_of_moves_is_killed() -> None:
-    killed = {point for points in MOVED.values() for point in points} | {point for point, _ in AT_SHARDS}
-    assert killed == {point for point in faults.POINTS if point.startswith(("move.", "tenant."))}
+    assert {point for point in faults.POINTS if point.startswith(("move.", "tenant."))} == KILLED

@@ -11,6 +11,9 @@ from types import ModuleType
 import pytest
 
 from catchment import faults, settings
+from catchment.status.keys import KEYS
+from catchment.web.catalogue import METRICS
+from catchment.web.metrics import Declared
 from tests.repo.source_tree import ROOT, SOURCE, modules
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -56,7 +59,7 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(prose)}
 
 
-@pytest.mark.parametrize("name", ["cli.md", "crash-points.md", "settings.md"])
+@pytest.mark.parametrize("name", ["cli.md", "crash-points.md", "metrics.md", "settings.md", "status.md"])
 def test_a_page_of_the_reference_is_what_the_code_says(name: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == _generator().pages()[name], "run `make docs`"
 
@@ -69,6 +72,22 @@ def test_the_reference_holds_the_generated_pages_and_no_other() -> None:
 def test_a_setting_is_in_the_reference_with_its_help(setting: settings.Declared) -> None:
     lines = [line for line in _read("docs/reference/settings.md").splitlines() if f"`{setting.variable}`" in line]
     assert any(setting.help and setting.help in line for line in lines)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_is_in_the_reference_with_how_to_read_it_and_what_to_do(metric: Declared) -> None:
+    _, _, section = _read("docs/reference/metrics.md").partition(f"\n## `{metric.name}`\n")
+    section = section.partition("\n## ")[0]
+    assert metric.help in section
+    assert f"**How to read it:** {metric.read}" in section
+    assert f"**What to do:** {metric.act}" in section
+    assert len(metric.read) > 10
+    assert len(metric.act) > 6
+
+
+@pytest.mark.parametrize("key", list(KEYS))
+def test_a_key_of_the_status_is_in_the_reference(key: str) -> None:
+    assert f"| `{key}` | {KEYS[key]} |" in _read("docs/reference/status.md")
 
 
 @pytest.mark.parametrize("point", list(faults.POINTS))

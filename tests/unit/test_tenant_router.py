@@ -173,6 +173,20 @@ def test_with_the_plane_away_writes_go_on_by_the_old_route_and_reads_do_not(
         router.route(TenantId(8), Access.WRITE)
 
 
+def test_writers_do_not_all_ask_a_control_database_that_is_away(
+    router: TenantRouter, plane: Plane, clock: FakeClock
+) -> None:
+    assert router.epoch(SEVEN) == 1
+    plane.is_away = True
+    clock.advance(31)
+    # It may take seconds to find out that nobody answers.
+    assert [router.epoch(SEVEN) for _ in range(5)] == [1] * 5
+    assert len(plane.asked) == 2
+    clock.advance(31)
+    plane.is_away, plane.answer = False, placed(tenant(B, epoch=2))
+    assert router.epoch(SEVEN) == 2
+
+
 def test_switches_believe_only_what_the_control_plane_says(router: TenantRouter, plane: Plane) -> None:
     with pytest.raises(InvalidStateError, match="t7 lives in a with no shard beside it"):
         router.set_dual_write(SEVEN, A.id, B.id)

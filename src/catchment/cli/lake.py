@@ -67,7 +67,7 @@ def audit(
 ) -> None:
     """Prove that every unit was delivered exactly once; exit 1 on a finding."""
     with command(home, as_json) as run:
-        report = run.app.existing_lake.audit(None if producer is None else ProducerId.parse(producer))
+        report = run.app.audit(None if producer is None else ProducerId.parse(producer))
         run.out.table(
             "Producers",
             ["producer", "epoch", "seq", "units", "rows", "tables"],

@@ -13,7 +13,7 @@ from catchment.errors import EXIT_NEEDS_YOU
 from catchment.settings import FILE_NAME, declared
 
 # Each is a module beside this one, imported when it is asked for: `catchment schema` needs no pipeline.
-_PARTS = ("demo", "lake", "queue", "legacy", "schema", "serve", "user", "tenant", "shard")
+_PARTS = ("demo", "status", "lake", "queue", "legacy", "schema", "serve", "user", "tenant", "shard")
 _STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": "markdown",

@@ -25,6 +25,9 @@ def serve(
         str | None, typer.Option(help="Address to listen on; one that others reach needs users and TLS.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 is any that is free.", min=0, max=65_535)] = None,
+    web_port: Annotated[
+        str | None, typer.Option(help="Port of metrics and status; 0 is any that is free, `off` is none; default 4215.")
+    ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     shard: Annotated[str | None, typer.Option(help="Name under which it is a shard, in which tenants live.")] = None,
@@ -35,6 +38,7 @@ def serve(
     options = {
         "server_host": host,
         "server_port": port,
+        "server_web_port": web_port,
         "server_tls_certificate": tls_certificate,
         "server_tls_key": tls_key,
         "shard_name": shard,
@@ -62,7 +66,11 @@ def _say_ready(run: Started, server: FlightServer) -> None:
     # First for those who read it, so that whoever waits for the ready line finds the rest there already.
     for each in _welcome(server.uri, settings.server_tls_certificate, login=login):
         run.out.say(each)
-    run.out.value({"ready": True, **facts}, [f"ready {server.uri} {line}"])
+    web = server.web_address
+    if web is not None:
+        run.out.say(f"How it is doing: `catchment status`, {web}/status.json, and {web}/metrics for Prometheus.")
+    lines = [f"ready {server.uri} {line}", *([] if web is None else [f"web {web}"])]
+    run.out.value({"ready": True, **facts, "web": web}, lines)
 
 
 def _welcome(uri: str, certificate: Path | None, *, login: bool) -> Iterator[str]:

@@ -81,6 +81,13 @@ class DeadLetters:
         rows = self._connection.execute(f"{text} WHERE {' AND '.join(where)} ORDER BY buried_at, seq").fetchall()
         return [_letter(row) for row in rows]
 
+    def counts(self) -> dict[TableId, int]:
+        """How many there are, by table."""
+        if not self._exists():
+            return {}
+        text = f"SELECT table_schema, table_name, count(*) FROM {self._name()} GROUP BY ALL ORDER BY ALL"
+        return {TableId(schema, name): count for schema, name, count in self._connection.execute(text).fetchall()}
+
     def remove(self, ids: Sequence[str]) -> int:
         """Take letters out; returns how many there were."""
         if not ids or not self._exists():
@@ -88,6 +95,11 @@ class DeadLetters:
         listed = ", ".join(map(sql.literal, ids))
         row = self._connection.execute(f"DELETE FROM {self._name()} WHERE id IN ({listed})").fetchone()
         return int(row[0]) if row else 0
+
+    def remove_of(self, schema: str) -> None:
+        """Take out all letters of a schema's tables."""
+        if self._exists():
+            self._connection.execute(f"DELETE FROM {self._name()} WHERE table_schema = ?", [schema])
 
     def _exists(self) -> bool:
         # Made with the first letter: a lake that never had one, or an older one, has no such table.

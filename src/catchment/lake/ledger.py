@@ -153,6 +153,11 @@ class Ledger:
         rows = self._connection.execute(f"{self._statement('ledger_deliveries')} {where}", [wanted]).fetchall()
         return [_delivery(row) for row in rows]
 
+    def recent(self, limit: int) -> list[Delivery]:
+        """The last deliveries, newest first."""
+        text = f"{self._statement('ledger_deliveries')} ORDER BY delivered_at DESC, seq_last DESC LIMIT {int(limit)}"
+        return [_delivery(row) for row in self._connection.execute(text).fetchall()]
+
     def producers(self) -> list[Claim]:
         """Every producer, as it stands."""
         rows = self._connection.execute(

@@ -132,7 +132,7 @@ class BatchRun:
         work = [stint for share in shares for stint in share.work]
         idle = max(1, self._desk.bounds.parallelism // max(1, len(work)))
         written = write(
-            [unit for share in shares for unit in share.left],
+            [share.left for share in shares],
             work,
             mode=_common_mode(shares),
             bounds=self._desk.bounds,
@@ -222,7 +222,13 @@ class BatchRun:
         try:
             self._lake.commit(self._value(whole))
         except (ConflictError, CommitUnknownError) as error:
-            events.emit("commit_redone", job=self._desk.job.job_id, batch=self._number, reason=error.message)
+            events.emit(
+                "commit_redone",
+                job=self._desk.job.job_id,
+                batch=self._number,
+                error=type(error).__name__,
+                reason=error.message,
+            )
             raise
         faults.reach("deliver.after_commit")
         for share in whole:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from catchment import faults, files
+from catchment import events, faults, files
 from catchment.errors import CatchmentError, InputError, StorageFailedError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Claim, Lake
@@ -155,7 +155,11 @@ class Deliverer:
                 for share, retire in shares:
                     self._retire(share.there, retire, share.tally)
             faults.reach("deliver.before_clean")
-        return tuple(_report(job.job_id, plan, tally) for (plan, _), tally in zip(orders, tallies, strict=True))
+        reports = tuple(_report(job.job_id, plan, tally) for (plan, _), tally in zip(orders, tallies, strict=True))
+        for report in reports:
+            if report.skipped:
+                events.emit("replay_skipped", job=report.job_id, table=str(report.table), units=report.skipped)
+        return reports
 
     def run(self, source: Source, *, mode: Mode = Mode.AUTO, digests: bool = False) -> Report:
         """Plan, deliver and retire."""

@@ -75,7 +75,13 @@ class FlushPipeline:
             claims = {table: ledger.read(self._buffer.producer(table)) for table in tables}
         for table, claim in claims.items():
             if claim is not None:
+                before = self._buffer.state(table)
                 self._buffer.flushed_through(table, claim.seq)
+                after = self._buffer.state(table)
+                if before is not None and after is not None and after.seq_flushed > before.seq_flushed:
+                    # The lake had them, and whoever brought them there could not say so any more.
+                    rows = after.seq_flushed - before.seq_flushed
+                    events.emit("replay_skipped", table=str(table), rows=rows)
 
     def flush(self, parcels: Sequence[Parcel], progress: Progress | None = None) -> tuple[TableFlush, ...]:
         done: list[TableFlush] = []
@@ -99,17 +105,24 @@ class FlushPipeline:
             return []
         with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
             portion = _Portion(job=job, parcels={parcel.id: parcel for parcel in parcels})
+            started_s = self._lake.clock.monotonic_s()
             # Reading the buffer is half waiting: two at once, in the parcels' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
                 for unit in stagers.map(lambda parcel: self._staged(parcel, job), parcels):
                     portion.units[unit.id] = unit
+            read_s = self._lake.clock.monotonic_s() - started_s
             faults.reach("queue.after_stage")
+            write_s = commit_s = 0.0
             while portion.units:
                 orders = list(self._plans(portion))
                 reports = self._deliverer.deliver_together(orders)
                 for (plan, _), report in zip(orders, reports, strict=True):
                     self._look_at(portion, plan, report)
+                # Tables that are delivered together take their time together.
+                write_s += max((report.write_s for report in reports), default=0.0)
+                commit_s += max((report.commit_s for report in reports), default=0.0)
                 self._retire(portion)
+            events.emit("flush_timed", parcels=len(parcels), read_s=read_s, write_s=write_s, commit_s=commit_s)
         return portion.done
 
     def _staged(self, parcel: Parcel, job: JobFolder) -> Unit:

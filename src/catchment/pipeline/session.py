@@ -32,7 +32,7 @@ _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Session:
-    """A SparkSession together with the JVM that it brought."""
+    """Spark's context together with the JVM that it brought; tasks need no more of Spark than that."""
 
     def __init__(self, settings: Settings) -> None:
         java.find_java()
@@ -44,24 +44,34 @@ class Session:
             self._gateway = _launch(_conf(settings), log, log_path)
             try:
                 with _keeping_interrupts():
-                    self.spark = SparkSession(SparkContext(conf=_conf(settings), gateway=self._gateway))
+                    self._context = SparkContext(conf=_conf(settings), gateway=self._gateway)
             except (Py4JError, PySparkException) as error:
                 self._end_jvm()
                 raise SparkFailedError(
                     f"Spark does not start: {_first_cause(str(error))}", log=str(log_path)
                 ) from error
-        events.emit("spark_started", version=self.spark.version)
+        self._spark: SparkSession | None = None
+        events.emit("spark_started", version=self._context.version)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session for work of one's own; Spark's SQL takes a third of its start, and is there when asked for."""
+        if self._spark is None:
+            self._spark = SparkSession(self._context)
+        return self._spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
         """Run all tasks; SparkFailedError when one failed for good."""
         try:
-            return self.spark.sparkContext.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
+            return self._context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
         except (Py4JError, PySparkException) as error:
             raise SparkFailedError(f"Spark failed the job: {_first_cause(str(error))}") from error
 
     def stop(self) -> None:
         """Stop the session and its JVM."""
-        self.spark.stop()
+        if self._spark is not None:
+            self._spark.stop()
+        self._context.stop()
         self._end_jvm()
 
     def _end_jvm(self) -> None:

@@ -47,7 +47,7 @@ class Written:
 
 
 def write(
-    units: Sequence[Unit],
+    shares: Sequence[Sequence[Unit]],
     work: Sequence[Stint],
     *,
     mode: Mode,
@@ -55,8 +55,11 @@ def write(
     runner: Runner,
     make_task: Callable[[Stint], Task],
 ) -> Written:
-    """Run the stints; in mode `auto`, files that cannot be adopted are rewritten instead."""
-    by_id = {unit.id: unit for unit in units}
+    """Run the stints; in mode `auto`, files that cannot be adopted are rewritten instead.
+
+    `shares` are the units of each plan: a file never holds rows of two, which go into different tables.
+    """
+    units = [unit for share in shares for unit in share]
     kept: dict[int, tuple[Task, TaskResult]] = {}
     failed: dict[str, UnitFailure] = {}
     rewritten: set[str] = set()
@@ -77,8 +80,9 @@ def write(
         spoilt = [number for number, (task, result) in kept.items() if _is_spoilt(task, result, failed)]
         again = [_without(kept.pop(number)[0], failed) for number in spoilt]
         todo = [stint for stint in again if stint.parts]
-        todo += stints([unit for unit in units if unit.id in fresh - failed.keys()], Mode.REWRITE, bounds)
-    wanted = {unit_id: Mode.REWRITE if unit_id in rewritten else None for unit_id in by_id if unit_id not in failed}
+        for share in shares:
+            todo += stints([unit for unit in share if unit.id in fresh - failed.keys()], Mode.REWRITE, bounds)
+    wanted = {unit.id: Mode.REWRITE if unit.id in rewritten else None for unit in units if unit.id not in failed}
     written = _collect(kept.values(), wanted, tuple(failed.values()))
     empty = {unit.id: WrittenUnit(rows=0, digest=None, mode=Mode.REWRITE) for unit in units if not unit.inputs}
     written = replace(written, units={**written.units, **empty})

@@ -24,6 +24,7 @@ from catchment.errors import (
 )
 from catchment.ids import TableId
 from catchment.lake.types import Column
+from catchment.meters import Meters
 from catchment.queue import aside
 from catchment.queue.group import GroupCommit
 from catchment.queue.layout import Layout, Part, SegmentName, State, parts_of, wal_of
@@ -225,7 +226,7 @@ class Place:
 class Writer:
     """A session's way in: one active segment at a time, made by the first write that needs it."""
 
-    def __init__(self, session: str, segments: ActiveSegments, clock: Clock) -> None:
+    def __init__(self, session: str, segments: ActiveSegments, clock: Clock, meters: Meters) -> None:
         self._session = session
         self._segments = segments
         self._clock = clock
@@ -234,7 +235,9 @@ class Writer:
         # The segment is changed, written, read and closed by the group's one writer only. So a write that comes during
         # a rotation waits for it, and then finds the next segment, or the old one if it could not be sealed: no row
         # goes to a closed file. What others may look at without waiting are the store's logs, which outlive its file.
-        self._group = GroupCommit[Write, Place | None](self._commit, items_max=_GROUP_MAX)
+        self._group = GroupCommit[Write, Place | None](
+            self._commit, items_max=_GROUP_MAX, observe=meters.group_writes.observe
+        )
 
     def append(self, write: Write) -> Place | None:
         """Keep the rows; None where the writer has ended."""

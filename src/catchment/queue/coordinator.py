@@ -28,6 +28,7 @@ from catchment.errors import (
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.lake.types import Column
+from catchment.meters import Meters
 from catchment.queue import arrivals
 from catchment.queue.buffer import Ack, Buffer, SetAside, TableState
 from catchment.queue.flushing import Flusher, FlushReport, Progress, TableFlush, merged
@@ -69,7 +70,16 @@ class QueueStatus:
 class DqCoordinator:
     """The queue's front: `enqueue` for writers, the flushes for the runtime and for whoever forces one."""
 
-    def __init__(self, *, buffer: Buffer, lake: Lake, flusher: Flusher, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        buffer: Buffer,
+        lake: Lake,
+        flusher: Flusher,
+        settings: Settings,
+        clock: Clock,
+        meters: Meters | None = None,
+    ) -> None:
         self.buffer = buffer
         self._shipper = buffer if isinstance(buffer, ShippingBuffer) else None
         self.lake = lake
@@ -77,6 +87,7 @@ class DqCoordinator:
         self._settings = settings
         self._policy = Policy.from_settings(settings)
         self._clock = clock
+        self._meters = meters or Meters()
         self._turns = Turns(self._policy, clock, root=settings.queue_path)
         self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables, root=settings.queue_path)
         self._sealed_rows: dict[TableId, int] = {}
@@ -96,8 +107,9 @@ class DqCoordinator:
         Columns are matched by name, widened where nothing is lost, and filled with the table's defaults where they
         are missing. Rows that the table cannot take are refused whole; nothing of them is kept.
         """
+        started_s = self._clock.monotonic_s()
         arrived = arrivals.as_table(rows)
-        return self._enqueue(table, arrived, self._columns_for(table, arrived, session), session)
+        return self._enqueue(table, arrived, self._columns_for(table, arrived, session), session, started_s)
 
     def take(
         self, table: TableId, rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch], *, session: str = "default"
@@ -106,9 +118,10 @@ class DqCoordinator:
 
         None where they are not kept as they arrived, and have to be read from the log; and where the lake got them.
         """
+        started_s = self._clock.monotonic_s()
         arrived = arrivals.as_table(rows)
         columns = self._columns_for(table, arrived, session)
-        ack = self._enqueue(table, arrived, columns, session)
+        ack = self._enqueue(table, arrived, columns, session, started_s)
         if self._shipper is None or ack.source == DIRECT or not arrivals.are_plain(arrived, columns):
             return ack, None
         return ack, Shipment(table=table, columns=columns, seq_first=ack.seq_first, rows=arrived)
@@ -136,9 +149,9 @@ class DqCoordinator:
         """The last number of each table of the schema."""
         return self._shipping.positions(schema)
 
-    def shipment(self, table: TableId, after: int, *, rows_max: int) -> Shipment | None:
-        """Rows of a held table behind number `after`; None where there are none."""
-        return self._shipping.shipment(table, after, rows_max=rows_max)
+    def shipment(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> Shipment | None:
+        """Rows of a held table behind number `after`, until they have `bytes_max` bytes; None where there are none."""
+        return self._shipping.shipment(table, after, rows_max=rows_max, bytes_max=bytes_max)
 
     def receive(self, shipments: Sequence[Shipment]) -> None:
         """Keep rows under the numbers that they bring, all or none; tables that the lake lacks are made."""
@@ -243,10 +256,15 @@ class DqCoordinator:
         """Refuse rows that `enqueue` would refuse; nothing is kept of them."""
         self._columns_for(table, rows, session)
 
-    def _enqueue(self, table: TableId, rows: pa.Table, columns: tuple[Column, ...], session: str) -> Ack:
-        if not self._has_room(rows.nbytes) and not self._make_room(rows.nbytes):
+    def _enqueue(
+        self, table: TableId, rows: pa.Table, columns: tuple[Column, ...], session: str, started_s: float
+    ) -> Ack:
+        # Asked once: Arrow takes longer to add it up than all that is counted here.
+        size = rows.nbytes
+        if not self._has_room(size) and not self._make_room(size):
             return self._bypass(table, rows)
         ack = self.buffer.append(table, columns, rows, session=session)
+        self._meters.acked(rows=rows.num_rows, size=size, seconds=self._clock.monotonic_s() - started_s)
         self._look(table)
         return ack
 
@@ -333,7 +351,19 @@ class DqCoordinator:
             done = self._flushed(taken, progress) if taken else ()
         finally:
             self._turns.give_back(taken)
-        return FlushReport(tables=done, seconds=self._clock.monotonic_s() - started_s)
+        report = FlushReport(tables=done, seconds=self._clock.monotonic_s() - started_s)
+        for each in merged(done):
+            if not each.errors:
+                events.emit(
+                    "flushed",
+                    table=str(each.table),
+                    rows=each.rows,
+                    files=each.files,
+                    bytes=each.bytes,
+                    buried=each.buried,
+                    seconds=round(report.seconds, 3),
+                )
+        return report
 
     def _flushed(self, tables: Sequence[TableId], progress: Progress | None) -> tuple[TableFlush, ...]:
         try:

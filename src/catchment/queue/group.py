@@ -24,8 +24,16 @@ _GATHER_S_MAX = 0.006
 class GroupCommit(Generic[Item, Result]):
     """Runs `commit` on all items that wait, at most `items_max` at once; results come back in the items' order."""
 
-    def __init__(self, commit: Callable[[Sequence[Item]], Sequence[Result]], *, items_max: int) -> None:
+    def __init__(
+        self,
+        commit: Callable[[Sequence[Item]], Sequence[Result]],
+        *,
+        items_max: int,
+        observe: Callable[[float], None] | None = None,
+    ) -> None:
+        """`observe` is told the size of each group, by the thread that leads it."""
         self._commit = commit
+        self._observe = observe
         self._items_max = items_max
         # Guards what follows; held for moments only.
         self._mutex = threading.Lock()
@@ -102,6 +110,8 @@ class GroupCommit(Generic[Item, Result]):
                 while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
                     group.append(self._waiting[0])
                     self._waiting.popleft()
+            if group and self._observe is not None:
+                self._observe(len(group))
             self._run(group)
         except BaseException:
             # Told to end, maybe before the group was made: then those in line are the next one's, without this thread.

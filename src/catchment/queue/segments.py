@@ -31,6 +31,7 @@ from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError
 from catchment.files import FileLock
 from catchment.ids import ProducerId, TableId
 from catchment.lake.types import Column
+from catchment.meters import Meters
 from catchment.queue import aside
 from catchment.queue.active import ActiveSegments, Segment, Writer
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
@@ -60,6 +61,7 @@ class SessionsBuffer:
         checkpoint_bytes: int,
         leases: Leases,
         clock: Clock,
+        meters: Meters | None = None,
     ) -> None:
         self._root = root
         self._rotate_size_bytes = rotate_size_bytes
@@ -78,6 +80,7 @@ class SessionsBuffer:
             clock=clock,
             on_sealed=self._note_sealed,
         )
+        self._meters = meters or Meters()
         # Guards the two dictionaries and the set; never held while a file is opened or a lease is taken.
         self._mutex = threading.Lock()
         self._writers: dict[str, Writer] = {}
@@ -88,7 +91,7 @@ class SessionsBuffer:
             self._segments.adopt_orphans()
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, clock: Clock) -> "SessionsBuffer":
+    def from_settings(cls, settings: Settings, *, clock: Clock, meters: Meters | None = None) -> "SessionsBuffer":
         return cls(
             settings.queue_path,
             rotate_size_bytes=settings.queue_rotate_size_bytes,
@@ -97,6 +100,7 @@ class SessionsBuffer:
             checkpoint_bytes=settings.queue_checkpoint_bytes,
             leases=leases_for(settings, settings.queue_path, clock),
             clock=clock,
+            meters=meters,
         )
 
     @property
@@ -267,7 +271,7 @@ class SessionsBuffer:
         with self._mutex:
             writer = self._writers.get(session)
             if writer is None:
-                writer = self._writers[session] = Writer(session, self._segments, self._clock)
+                writer = self._writers[session] = Writer(session, self._segments, self._clock, self._meters)
             return writer
 
     def _current_writers(self) -> list["Writer"]:

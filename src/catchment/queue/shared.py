@@ -30,6 +30,7 @@ from catchment.errors import (
 )
 from catchment.ids import ProducerId, TableId
 from catchment.lake.types import Column
+from catchment.meters import Meters
 from catchment.queue import aside
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
 from catchment.queue.group import GroupCommit
@@ -42,13 +43,24 @@ FILE_NAME = "buffer.duckdb"
 LOCK_NAME = "buffer.lock"
 _IDENTITY = "dq_buffer"
 _GROUP_MAX = 1_000
+# So few that rows of any size can be counted before too many are in memory.
+_SHIPPED_TOGETHER_ROWS = 2_048
 _CHECKPOINT_AFTER_BYTES = 16 * MIB
 
 
 class SharedBuffer:
     """The buffer in one file."""
 
-    def __init__(self, root: Path, *, chunk_rows: int, checkpoint_bytes: int, clock: Clock, bytes_max: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        chunk_rows: int,
+        checkpoint_bytes: int,
+        clock: Clock,
+        bytes_max: int = 0,
+        meters: Meters | None = None,
+    ) -> None:
         self._root = root
         self._chunk_rows = chunk_rows
         self._checkpoint_bytes = checkpoint_bytes
@@ -63,16 +75,19 @@ class SharedBuffer:
         except BaseException:
             self._lock.release()
             raise
-        self._group = GroupCommit[tuple[Write, ...], tuple[int, int]](self._commit, items_max=_GROUP_MAX)
+        self._group = GroupCommit[tuple[Write, ...], tuple[int, int]](
+            self._commit, items_max=_GROUP_MAX, observe=(meters or Meters()).group_writes.observe
+        )
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, clock: Clock) -> "SharedBuffer":
+    def from_settings(cls, settings: Settings, *, clock: Clock, meters: Meters | None = None) -> "SharedBuffer":
         return cls(
             settings.queue_path,
             chunk_rows=settings.queue_flush_chunk_rows,
             checkpoint_bytes=settings.queue_checkpoint_bytes,
             clock=clock,
             bytes_max=settings.queue_max_db_bytes,
+            meters=meters,
         )
 
     @property
@@ -186,7 +201,7 @@ class SharedBuffer:
     def positions(self, schema: str) -> dict[TableId, int]:
         return {table: log.seq_last for table, log in self._store.logs_of(schema).items()}
 
-    def shipment(self, table: TableId, after: int, *, rows_max: int) -> Shipment | None:
+    def shipment(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> Shipment | None:
         self._settle()
         log = self._store.log(table)
         if log is None or after >= log.seq_last:
@@ -195,14 +210,18 @@ class SharedBuffer:
         version, first, last = next(log.ranges(after))
         last = min(last, first + rows_max - 1)
         try:
-            rows = self._store.read(version, first, last).read_all().drop_columns([SEQ])
+            reader = self._store.read(version, first, last, batch_rows=_SHIPPED_TOGETHER_ROWS)
+            rows, is_all = _first_of(reader, bytes_max)
         except BufferDamagedError:
             # Or let go of meanwhile, with the version's staging table.
             self._require_kept(table, after)
             raise
-        if rows.num_rows != last - first + 1:
+        # Those at the start go first, so a log that was let go of shows in what is missing there.
+        numbers = rows.column(SEQ)
+        if not rows.num_rows or numbers[0].as_py() != first or (is_all and rows.num_rows != last - first + 1):
             self._require_kept(table, after)
             raise InvariantError(f"{table} has {rows.num_rows} rows from {first} to {last}.")
+        rows = rows.drop_columns([SEQ])
         return Shipment(table=table, columns=version.columns, seq_first=first, rows=rows)
 
     def receive(self, shipments: Sequence[Shipment]) -> None:
@@ -368,3 +387,15 @@ def _state(table: TableId, log: Log) -> TableState:
         seq_last=log.seq_last,
         seq_flushed=log.seq_flushed,
     )
+
+
+def _first_of(reader: pa.RecordBatchReader, bytes_max: int | None) -> tuple[pa.Table, bool]:
+    """Rows until they have that many bytes, and whether these are all."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if bytes_max is not None and size >= bytes_max:
+            return pa.Table.from_batches(batches), False
+    return pa.Table.from_batches(batches, reader.schema), True

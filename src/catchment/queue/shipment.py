@@ -50,10 +50,11 @@ class ShippingBuffer(Buffer, Protocol):
         """The last number of each table of the schema."""
         ...
 
-    def shipment(self, table: TableId, after: int, *, rows_max: int) -> Shipment | None:
+    def shipment(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> Shipment | None:
         """The rows behind number `after`, as many as there are under the same columns; None where there are none.
 
-        InvariantError where the log does not reach back that far.
+        No more of them are read once they have `bytes_max` bytes. InvariantError where the log does not reach back that
+        far.
         """
         ...
 

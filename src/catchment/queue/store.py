@@ -184,14 +184,16 @@ class Store:
                     self._insert_unsettled()
                 self._have_settled()
 
-    def read(self, version: Version, first: int, last: int) -> pa.RecordBatchReader:
+    def read(
+        self, version: Version, first: int, last: int, *, batch_rows: int = _READ_BATCH_ROWS
+    ) -> pa.RecordBatchReader:
         """Rows of one version that are settled, in order, with their numbers."""
         names = sql.identifiers([SEQ, *(column.name for column in version.columns)])
         # Rows lie in the order of their numbers, because one thread at a time appends them; nothing needs sorting.
         query = f"SELECT {names} FROM {sql.identifier(version.staging)} WHERE {SEQ} BETWEEN {first} AND {last}"
         with failing(self.path):
             cursor = self._connection.cursor()
-            return cursor.execute(query).to_arrow_reader(_READ_BATCH_ROWS)
+            return cursor.execute(query).to_arrow_reader(batch_rows)
 
     def retire(self, table: TableId, seq: int) -> None:
         """Delete settled rows up to `seq`, which the lake has, but for those that are held; may be repeated."""
@@ -425,12 +427,13 @@ class Store:
             for place, part in zip(places, some, strict=True):
                 seq += part.num_rows
                 ranges[place] = _range(writes[place], seq)
-            if writes[places[0]].seq_first is not None and not rows.num_rows:
+            if writes[places[0]].seq_first is not None and not rows.num_rows and log.versions:
                 continue
             if not log.versions or log.versions[-1].columns != columns:
                 log = self._start_version(table, columns, log)
             logs[table] = log.written(rows.num_rows, rows.nbytes, now)
-            yield Numbered(version=log.versions[-1], seq_first=log.seq_last + 1, at=now, rows=rows)
+            if rows.num_rows:
+                yield Numbered(version=log.versions[-1], seq_first=log.seq_last + 1, at=now, rows=rows)
 
     def _note(
         self,

@@ -27,6 +27,7 @@ from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
+from catchment.server.statementlog import StatementLog
 from catchment.settings import Settings
 from catchment.tenants.shard import TenantShard
 
@@ -44,9 +45,13 @@ class FlightService(grpc.GenericRpcHandler):
         *,
         shard: TenantShard | None = None,
         clock: Clock | None = None,
+        log: StatementLog | None = None,
     ) -> None:
-        """`shard` is what this server is to tenants, if it is one."""
+        """`shard` is what this server is to tenants, if it is one; `log` is told of every statement."""
         self._settings = settings
+        self._log = log or StatementLog(
+            registry.engine.app.meters, slow_seconds=settings.server_slow_statement_seconds, clock=registry.engine.clock
+        )
         self._entrance = Entrance(registry, authenticator)
         self._calls = Calls(
             statements_max=settings.server_statements_max,
@@ -109,7 +114,9 @@ class FlightService(grpc.GenericRpcHandler):
             case sql.CommandStatementQuery():
                 return self._execute(command, session, call)
             case sql.CommandPreparedStatementQuery():
-                return session.prepared(command.prepared_statement_handle).execute(call)
+                prepared = session.prepared(command.prepared_statement_handle)
+                with self._log.running(session.id, session.principal, prepared.text):
+                    return prepared.execute(call)
             case _:
                 raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be asked for as a query.")
 
@@ -118,7 +125,8 @@ class FlightService(grpc.GenericRpcHandler):
     ) -> Outcome:
         text = messages.text_in(command, self._settings.server_statement_bytes_max)
         is_update = isinstance(command, sql.CommandStatementUpdate)
-        return session.execute(text, call, transaction=messages.transaction_in(command), is_update=is_update)
+        with self._log.running(session.id, session.principal, text):
+            return session.execute(text, call, transaction=messages.transaction_in(command), is_update=is_update)
 
     def _get_schema(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._calls.answering(context):
@@ -173,17 +181,20 @@ class FlightService(grpc.GenericRpcHandler):
             case sql.CommandPreparedStatementUpdate():
                 prepared = session.prepared(command.prepared_statement_handle)
                 # Not bound: another call on the same handle may come at the same time, with rows of its own.
-                return _changed(prepared.execute(call, upload.table(), is_update=True))
+                rows = upload.table()
+                with self._log.running(session.id, session.principal, prepared.text):
+                    return _changed(prepared.execute(call, rows, is_update=True))
             case sql.CommandStatementUpdate():
                 return _changed(self._execute(command, session, call))
             case sql.CommandPreparedStatementQuery():
-                rows = upload.table()
-                if rows is None:
+                bound = upload.table()
+                if bound is None:
                     raise InputError("Nothing is there to be bound.")
-                session.prepared(command.prepared_statement_handle).bind(rows)
+                session.prepared(command.prepared_statement_handle).bind(bound)
                 return sql.DoPutPreparedStatementResult(prepared_statement_handle=command.prepared_statement_handle)
             case sql.CommandStatementIngest():
-                return _ingest(command, upload, session, call)
+                with self._log.running(session.id, session.principal, f"(ingest into {command.table})"):
+                    return _ingest(command, upload, session, call)
             case _:
                 raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be put.")
 

@@ -11,7 +11,7 @@ import grpc
 import pyarrow as pa
 
 from catchment import errors
-from catchment.errors import CatchmentError, CommitUnknownError, ShardUnreachableError
+from catchment.errors import CatchmentError, CommitUnknownError, InputError, ShardUnreachableError
 from catchment.ids import TableId
 from catchment.queue.buffer import Ack
 from catchment.queue.shipment import Shipment
@@ -45,6 +45,10 @@ class RemoteShard:
         secret = settings.shard_secret
         given = "" if secret is None else f"{SHARD}:{secret.get_secret_value()}"
         self._metadata = (("authorization", f"Basic {base64.b64encode(given.encode()).decode()}"),) if given else ()
+        # A write may wait at the gate, for room, and for the copy: whoever gives up before knows not what became of it.
+        self._write_s = _CALL_S + sum(
+            (settings.tenant_gate_wait_seconds, settings.queue_full_wait_seconds, settings.tenant_copy_wait_seconds)
+        )
         self._channel = open_channel(location, settings)
         self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_DO_ACTION)
 
@@ -65,7 +69,7 @@ class RemoteShard:
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
         values = {"table": table, "epoch": epoch, "session": session}
-        return wire.unpack_ack(self._ask("write", tenant, values, [rows], is_write=True))
+        return wire.unpack_ack(self._ask("write", tenant, values, [rows], seconds=self._write_s, is_write=True))
 
     def receive(self, tenant: TenantId, shipments: Sequence[Shipment], *, epoch: int) -> Positions:
         heads, tables = wire.pack_shipments(shipments)
@@ -75,7 +79,8 @@ class RemoteShard:
         return wire.unpack_positions(self._ask("positions", tenant, {}))
 
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
-        self._ask("welcome", tenant, {"epoch": epoch, "move": move})
+        # It may have to drop what an earlier move left.
+        self._ask("welcome", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S)
 
     def hold(self, tenant: TenantId, *, epoch: int, move: str) -> Held:
         return wire.unpack_held(self._ask("hold", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S))
@@ -132,6 +137,10 @@ class RemoteShard:
         if isinstance(kind, type) and issubclass(kind, CatchmentError):
             # The hint is in the text, and comes with the class.
             raise kind(text.removesuffix(f" {kind.default_hint}")) from None
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
+            raise InputError(
+                f"It is too large to be sent to {self._id}: {text}", hint="Send fewer rows at once."
+            ) from None
         if is_write and not was_never_sent(error):
             raise CommitUnknownError(
                 f"The write to {self._id} may or may not have been kept: {text}",
@@ -141,9 +150,10 @@ class RemoteShard:
 
 
 def was_never_sent(error: grpc.RpcError) -> bool:
-    """Whether the call did not leave this machine: nobody listens there."""
-    text = error.details() or ""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower()
+    """Whether nobody has heard the call: nobody listens there, or too many talk already."""
+    text = (error.details() or "").lower()
+    is_unheard = error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text
+    return is_unheard or (error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "concurrent rpc limit" in text)
 
 
 def open_channel(location: str, settings: Settings) -> grpc.Channel:

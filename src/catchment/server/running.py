@@ -19,7 +19,8 @@ FILE_NAME = "server.json"
 class Running:
     """A server that runs; `started` tells its process from a later one with the same number.
 
-    `certificate` is the file that it proves itself with, None where it speaks no TLS.
+    `certificate` is the file that it proves itself with, None where it speaks no TLS. `web` is where this machine
+    reaches its status, None where it has no web server.
     """
 
     pid: int
@@ -27,9 +28,10 @@ class Running:
     uri: str
     certificate: str | None
     token: str = field(repr=False)
+    web: str | None = None
 
 
-def announce(settings: Settings, *, uri: str, token: str) -> None:
+def announce(settings: Settings, *, uri: str, token: str, web: str | None = None) -> None:
     """Say that this process serves the home; `uri` is where this machine reaches it."""
     pid, chain = os.getpid(), settings.server_tls_certificate
     running = Running(
@@ -38,6 +40,7 @@ def announce(settings: Settings, *, uri: str, token: str) -> None:
         uri=uri,
         certificate=None if chain is None else str(chain.absolute()),
         token=token,
+        web=web,
     )
     files.make_folder(settings.home)
     files.replace_text(_path(settings), json.dumps(asdict(running)) + "\n", private=True)

@@ -20,15 +20,19 @@ from catchment.app import App
 from catchment.clock import Clock
 from catchment.control import ControlDatabase
 from catchment.errors import MachineError, RetryableError
-from catchment.server import memory, running
-from catchment.server.auth import Authenticator, require_safe
+from catchment.server import door, memory, running
+from catchment.server.auth import Authenticator, is_loopback, require_safe
 from catchment.server.flight import FlightService
 from catchment.server.registry import SessionRegistry
+from catchment.server.statementlog import StatementLog
 from catchment.server.tenancy import Tenancy
 from catchment.server.tls import Certificate, certificate_of
 from catchment.server.users import Users
 from catchment.settings import Settings
+from catchment.status import StatusReader
 from catchment.tenants.model import ShardId
+from catchment.web.app import LOOPBACK_HOSTS, application
+from catchment.web.server import WebServer
 
 # Closing what is open takes a moment also where there is no time left for work.
 _CLOSE_S_MIN = 5.0
@@ -49,12 +53,19 @@ class FlightServer:
         self._opened = ExitStack()
         self._grpc: grpc.Server | None = None
         self._sessions: SessionRegistry | None = None
+        self._status: StatusReader | None = None
+        self._web: WebServer | None = None
         self.port = 0
 
     @property
     def uri(self) -> str:
         """Where clients connect to."""
         return self._uri(self._settings.server_host)
+
+    @property
+    def web_address(self) -> str | None:
+        """Where browsers and Prometheus find it; None where the settings switch that off."""
+        return None if self._web is None else self._web.address
 
     def start(self) -> None:
         """Come up and listen; refused where the settings would let anybody in."""
@@ -71,18 +82,27 @@ class FlightServer:
                 opened.callback(tenancy.close)
                 sessions.engine.tenants = tenancy
             shard = None if tenancy is None else tenancy.shard
-            service = FlightService(sessions, self.authenticator, settings, shard=shard, clock=app.clock)
+            log = StatementLog(app.meters, slow_seconds=settings.server_slow_statement_seconds, clock=app.clock)
+            service = FlightService(sessions, self.authenticator, settings, shard=shard, clock=app.clock, log=log)
             opened.callback(service.close)
             server = self._grpc = _grpc_server(service, settings)
             self.port = _bind(server, settings, certificate_of(settings))
-            local = self._uri(_WILDCARDS.get(settings.server_host, settings.server_host))
-            running.announce(settings, uri=local, token=self.authenticator.local_token)
+            web = self._web = self._open_web(opened, sessions, log)
+            local = _WILDCARDS.get(settings.server_host, settings.server_host)
+            running.announce(
+                settings,
+                uri=self._uri(local),
+                token=self.authenticator.local_token,
+                web=None if web is None else web.address_at(local),
+            )
             opened.callback(running.withdraw, settings)
             if settings.queue_enable:
                 app.runtime.start()
             if tenancy is not None:
                 # Before anybody calls: a gate that was closed is closed still.
                 tenancy.start()
+            if web is not None:
+                web.start()
             server.start()
             self._opened = opened.pop_all()
         events.emit("serving", uri=self.uri)
@@ -103,7 +123,33 @@ class FlightServer:
         self._opened.close()
         return True
 
+    def _open_web(self, opened: ExitStack, sessions: SessionRegistry, log: StatementLog) -> WebServer | None:
+        """Take the web's port, and count from now on; it answers once it is started."""
+        settings, port = self._settings, self._settings.web_port
+        if port is None:
+            return None
+        status = self._status = StatusReader(self.app, sessions=lambda: door.sessions(sessions, log, settings))
+        opened.callback(status.close)
+        web = WebServer(
+            application(
+                status.status,
+                door.Door(self.authenticator),
+                hosts=LOOPBACK_HOSTS if is_loopback(settings.server_host) else ("*",),
+            ),
+            host=settings.server_host,
+            port=port,
+            certificate=settings.server_tls_certificate,
+            key=settings.server_tls_key,
+        )
+        opened.callback(web.stop)
+        status.start()
+        return web
+
     def _wind_up(self) -> None:
+        if self._web is not None:
+            self._web.stop()
+        if self._status is not None:
+            self._status.close()
         if self._sessions is not None:
             self._sessions.close_all()
         if self._settings.queue_enable:

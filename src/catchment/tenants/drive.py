@@ -17,6 +17,8 @@ from catchment.errors import (
     CancelledError,
     ConflictError,
     ControlUnavailableError,
+    LakeUnavailableError,
+    LockTimeoutError,
     NotReadyError,
     RetryableError,
     ShardUnreachableError,
@@ -37,7 +39,10 @@ from catchment.tenants.model import (
 from catchment.tenants.node import Lag
 
 # Each leaves the move as it was, or as somebody else has made it: its state is read again, and gone on from.
-_AGAIN = (NotReadyError, ShardUnreachableError, ConflictError, StaleRouteError, ControlUnavailableError)
+_AGAIN = (
+    *(NotReadyError, ShardUnreachableError, ConflictError, StaleRouteError),
+    *(ControlUnavailableError, LakeUnavailableError, LockTimeoutError),
+)
 _POLICY = Backoff(attempts_max=30, first_ms=200, factor=1.5, wait_ms_max=5_000)
 _LOOK_S = 0.1
 # A copy that gets no further for so long is not waited for any more.

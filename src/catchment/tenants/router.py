@@ -7,7 +7,7 @@ writes carry the epoch of their route, and a shard refuses another one than its 
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
@@ -50,6 +50,8 @@ class Routed:
 class _Kept:
     routed: Routed
     read_at_s: float
+    # When the control database was asked for it last, whether or not it answered.
+    asked_at_s: float
 
 
 class TenantRouter:
@@ -92,14 +94,25 @@ class TenantRouter:
             kept = self._kept.get(tenant)
             if kept is not None:
                 self._kept.move_to_end(tenant)
-        if kept is not None and self._clock.monotonic_s() - kept.read_at_s < self._route_seconds_max:
-            return kept.routed
+        now_s = self._clock.monotonic_s()
+        if kept is not None:
+            known_at_s = kept.read_at_s if access is Access.READ else kept.asked_at_s
+            if now_s - known_at_s < self._route_seconds_max:
+                return kept.routed
+            if access is Access.WRITE:
+                # One asks, and may wait long for an answer; the others write on by the old route meanwhile.
+                self._note_asked(tenant, kept, now_s)
         try:
             return self.refresh(tenant)
         except ControlUnavailableError:
             if kept is None or access is Access.READ:
                 raise
             return kept.routed
+
+    def _note_asked(self, tenant: TenantId, kept: _Kept, now_s: float) -> None:
+        with self._mutex:
+            if self._kept.get(tenant) is kept:
+                self._kept[tenant] = replace(kept, asked_at_s=now_s)
 
     def epoch(self, tenant: TenantId) -> int:
         """The number that a write by this route carries; 0 for a tenant that nobody has created."""
@@ -115,7 +128,7 @@ class TenantRouter:
             # Of two readings at the same time, the older one may end last.
             if kept is not None and kept.routed.route.epoch > routed.route.epoch:
                 return kept.routed
-            self._kept[tenant] = _Kept(routed=routed, read_at_s=now_s)
+            self._kept[tenant] = _Kept(routed=routed, read_at_s=now_s, asked_at_s=now_s)
             self._kept.move_to_end(tenant)
             while len(self._kept) > self._routes_max:
                 self._kept.popitem(last=False)

@@ -25,6 +25,7 @@ from catchment.errors import (
 )
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake import digest
+from catchment.lake.deadletters import DeadLetters
 from catchment.lake.ledger import Ledger
 from catchment.queue import DqCoordinator
 from catchment.queue.buffer import Ack
@@ -205,6 +206,9 @@ class TenantShard:
                 raise InvalidStateError(f"{foreign[0]} is no table of {tenant}.")
             self._queue.receive(shipments)
             faults.reach("tenant.after_receive")
+            for part in shipments:
+                # The home has them, and nobody else is ever shipped to: here they go once they are flushed.
+                self._queue.let_go(part.table, part.seq_last)
             return self.positions(tenant)
 
     def positions(self, tenant: TenantId) -> Positions:
@@ -399,6 +403,8 @@ class TenantShard:
         lake = self._queue.lake
         tables = self._tables(tenant)
         with lake.write() as connection:
+            # Where it lives it has its own; retried here, they would come back to a tenant that is gone.
+            DeadLetters(connection, lake.name).remove_of(tenant.schema)
             for table in tables:
                 connection.execute(f"DROP TABLE {sql.qualified(lake.name, table.schema, table.name)}")
             if tenant.schema != DEFAULT_SCHEMA:

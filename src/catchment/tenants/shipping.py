@@ -10,8 +10,10 @@ A copy that does not answer is behind: writers are told without it, and wait for
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
+import duckdb
 import pyarrow as pa
 
 from catchment import events
@@ -29,6 +31,9 @@ _WAITING_BYTES_MAX = 32 * 1024 * 1024
 _LOOK_S = 0.2
 _TRY_AGAIN_S = (0.05, 2.0)
 _LET_GO_S = 1.0
+# Arrow and DuckDB have errors of their own, also while rows are read: the copy would stay behind, and the log held, for
+# good if they ended the thread.
+_TROUBLES = (CatchmentError, pa.ArrowException, duckdb.Error, OSError, ValueError, MemoryError)
 
 
 class Shipper:
@@ -142,9 +147,10 @@ class Shipper:
                 # The copy was set back, or is another one: it says where it is.
                 with self._changed:
                     self._copy = None
-            except CatchmentError as error:
+            except _TROUBLES as error:
+                reason = error.message if isinstance(error, CatchmentError) else f"{type(error).__name__}: {error}"
                 with self._changed:
-                    self._fall_behind(error.message)
+                    self._fall_behind(reason)
                     self._copy = None
                     self._changed.wait_for(lambda: self._stopping, pause_s)
                 pause_s = min(pause_s * 2, _TRY_AGAIN_S[1])
@@ -198,16 +204,33 @@ class Shipper:
         size = 0
         for table, last in home.items():
             after = copy.get(table, 0)
+            if not last and table not in copy:
+                yield from self._empty(table)
             if after >= last:
                 continue
             found = _joined(after, waiting.get(table, ()))
             if found is None:
-                found = self._queue.shipment(table, after, rows_max=_ROWS_MAX)
+                found = self._queue.shipment(table, after, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX)
             if found is not None:
+                found = _cut(found)
                 yield found
                 size += found.rows.nbytes
                 if size > _BYTES_MAX:
                     return
+
+    def _empty(self, table: TableId) -> Iterator[Shipment]:
+        """A table that has no rows yet: the copy is to have it all the same."""
+        columns = self._queue.buffer.columns(table, "")
+        if columns is not None:
+            yield Shipment(table=table, columns=columns, seq_first=1, rows=pa.table({}))
+
+
+def _cut(shipment: Shipment) -> Shipment:
+    """As many of the rows, from the first one on, as go into a message; one, where that is larger already."""
+    rows = shipment.rows
+    while rows.num_rows > 1 and rows.nbytes > _BYTES_MAX:
+        rows = rows.slice(0, rows.num_rows // 2)
+    return replace(shipment, rows=rows)
 
 
 def _joined(after: int, parts: Sequence[Shipment]) -> Shipment | None:

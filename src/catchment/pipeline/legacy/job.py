@@ -62,8 +62,12 @@ class LegacyImport:
         data_path: Path,
         clock: Clock,
         own_files: Sequence[Path] = (),
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`own_files` are the lake's beside its data, which must not lie in the tree either."""
+        """`own_files` are the lake's beside its data, which must not lie in the tree either.
+
+        `begun` is called when a run is about to change something.
+        """
         self.place = place
         self.options = options
         self._find_lake = find_lake
@@ -73,6 +77,7 @@ class LegacyImport:
         self._data_path = data_path
         self._clock = clock
         self._own_files = own_files
+        self._begun = begun
 
     def detect(self) -> Phase:
         """Where the place stands."""
@@ -150,6 +155,7 @@ class LegacyImport:
             work = planned if planned is not None and planned.phase is phase else self._plan(phase)
             if work.refusals:
                 raise InputError(" ".join(work.refusals), hint="Make room, or import to another disk.")
+            self._begun()
             if phase is Phase.READY:
                 self.place.note(lake=self._lake_name)
                 moves.prepare(self.place)

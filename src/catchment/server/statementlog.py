@@ -1,0 +1,97 @@
+"""What clients' statements do with the time: those that run, those that took long, and how long all of them took."""
+
+import threading
+from collections import deque
+from datetime import timedelta
+from itertools import count
+from types import TracebackType
+
+from catchment.clock import Clock
+from catchment.meters import Meters
+from catchment.server.model import Principal
+from catchment.status.model import Statement
+
+SLOW_MAX = 50
+TEXT_LETTERS_MAX = 2_000
+_SESSION_LETTERS = 6
+
+
+class StatementLog:
+    """Statements of a server, while they run and after. Any thread may ask."""
+
+    def __init__(self, meters: Meters, *, slow_seconds: float, clock: Clock) -> None:
+        self._meters = meters
+        self._slow_seconds = slow_seconds
+        self._clock = clock
+        self._numbers = count()
+        # Written without a lock: each statement has a key of its own.
+        self._running: dict[int, Running] = {}
+        self._mutex = threading.Lock()
+        self._slow: deque[Statement] = deque(maxlen=SLOW_MAX)
+
+    def running(self, session: str, principal: Principal, text: str) -> "Running":
+        """Note a statement while a block runs it."""
+        return Running(self, session, principal.name, text)
+
+    def begin(self, statement: "Running") -> None:
+        """A statement starts."""
+        statement.number, statement.started_s = next(self._numbers), self._clock.monotonic_s()
+        self._running[statement.number] = statement
+
+    def end(self, statement: "Running", *, failed: bool) -> None:
+        """A statement is over."""
+        del self._running[statement.number]
+        seconds = self._clock.monotonic_s() - statement.started_s
+        self._meters.statement_seconds.observe(seconds)
+        if failed:
+            self._meters.statements_failed.add()
+        if seconds >= self._slow_seconds:
+            with self._mutex:
+                self._slow.appendleft(self._shown(statement, seconds))
+
+    def now(self) -> tuple[Statement, ...]:
+        """Those that run, the longest first."""
+        now_s = self._clock.monotonic_s()
+        found = sorted(self._running.copy().values(), key=lambda each: each.started_s)
+        return tuple(self._shown(each, now_s - each.started_s) for each in found)
+
+    def slow(self) -> tuple[Statement, ...]:
+        """Those that took long, newest first."""
+        with self._mutex:
+            return tuple(self._slow)
+
+    def _shown(self, statement: "Running", seconds: float) -> Statement:
+        return Statement(
+            at=self._clock.now() - timedelta(seconds=seconds),
+            session=shown_session(statement.session),
+            user=statement.user,
+            seconds=round(seconds, 3),
+            text=statement.text[:TEXT_LETTERS_MAX],
+        )
+
+
+class Running:
+    """A statement while it runs. Every write is one, so that it is no more than it must be."""
+
+    __slots__ = ("_log", "number", "session", "started_s", "text", "user")
+
+    def __init__(self, log: StatementLog, session: str, user: str, text: str) -> None:
+        self._log = log
+        self.session = session
+        self.user = user
+        self.text = text
+        self.number = 0
+        self.started_s = 0.0
+
+    def __enter__(self) -> None:
+        self._log.begin(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._log.end(self, failed=kind is not None)
+
+
+def shown_session(session: str) -> str:
+    """A session's id as it is shown: enough to tell it from others, too little to call with."""
+    return session[:_SESSION_LETTERS]

@@ -1,0 +1,393 @@
+"""`Status`: how everything stands at one moment. Frozen values, JSON-able; what a key means is in `keys.py`.
+
+A part whose source is away says so, and why; the others are there all the same.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from catchment.meters import Distribution
+
+T = TypeVar("T")
+ADMIN = "admin"
+FOR_ADMINS = "for admins only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """A flush of one table that went well."""
+
+    at: datetime
+    rows: int
+    files: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTable:
+    """One table of the queue. `failures` and what follows are about flushes that fail, in a row."""
+
+    table: str
+    rows: int
+    bytes: int
+    oldest_age_s: float | None
+    trigger: str | None
+    flushing: bool
+    seq_last: int
+    seq_flushed: int
+    failures: int
+    reason: str | None
+    retry_at: datetime | None
+    dead_letters: int | None
+    last_flushes: tuple[Flush, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAsideFile:
+    """A file of the buffer that could not be opened."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What waits for the lake. Of many tables, those with the most bytes are listed."""
+
+    layout: str
+    root: str
+    rows: int
+    bytes: int
+    bytes_max: int
+    oldest_age_s: float | None
+    tables_total: int
+    tables: tuple[QueueTable, ...]
+    set_aside: tuple[SetAsideFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What this process has acknowledged; rate, latencies and group size are of the last `window_s` seconds."""
+
+    acked_rows: int
+    acked_bytes: int
+    window_s: float
+    acked_rows_per_s: float
+    ack_p50_s: float | None
+    ack_p99_s: float | None
+    group_writes_mean: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeTable:
+    """The files of one table."""
+
+    table: str
+    files: int
+    bytes: int
+    rows: int
+    small_files: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """A unit that the ledger has."""
+
+    at: datetime
+    table: str
+    unit: str
+    producer: str
+    rows: int
+    bytes: int
+    snapshot: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The last audit that was run on this home."""
+
+    at: datetime
+    ok: bool
+    findings: int
+    notes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakePart:
+    """The lake. Of many tables, those with the most files are listed."""
+
+    tables_total: int
+    files: int
+    bytes: int
+    rows: int
+    small_files: int
+    small_file_share: float
+    snapshots: int
+    snapshot_newest: int
+    snapshot_at: datetime | None
+    dead_letters: int
+    tables: tuple[LakeTable, ...]
+    last_deliveries: tuple[Delivered, ...]
+    last_audit: Audit | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafProblem:
+    """A leaf that was not imported."""
+
+    leaf: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """A legacy import into this home's lake. `progress` is the share of leaves that are imported."""
+
+    id: str
+    data: str
+    phase: str
+    running: bool
+    progress: float
+    leaves_left: int
+    leaves_imported: int
+    leaves_failed: int
+    files_quarantined: int
+    bytes_left: int
+    problems: tuple[LeafProblem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """Legacy imports that were run on this home."""
+
+    imports: tuple[Import, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaDatabase:
+    """A database whose schema is migrated; None where scripts are elsewhere, so that nobody here knows."""
+
+    name: str
+    state: str
+    applied: int
+    pending: tuple[str, ...] | None
+    last: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schemas:
+    """The control database, and the schemas of the lake that have migrations."""
+
+    databases: tuple[SchemaDatabase, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """A shard, as it last said of itself."""
+
+    shard: str
+    region: str
+    draining: bool
+    tenants: int
+    seen_age_s: float | None
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFacts:
+    """Where a tenant lives."""
+
+    tenant: str
+    name: str
+    shard: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveFacts:
+    """A move that is not over: how far copies of its source are behind, and how long its writers had to wait."""
+
+    tenant: str
+    move: str
+    source: str
+    target: str
+    phase: str
+    phase_age_s: float
+    lag_s: float
+    pause_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenants:
+    """Who lives where, and who is moving. Of many tenants, the first by number are listed."""
+
+    tenants_total: int
+    shards: tuple[ShardFacts, ...]
+    tenants: tuple[TenantFacts, ...]
+    moves: tuple[MoveFacts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFacts:
+    """A client's session."""
+
+    session: str
+    user: str
+    role: str
+    tenant: str | None
+    idle_s: float
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement that runs, or that took long; until its result could be read."""
+
+    at: datetime
+    session: str
+    user: str
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sessions:
+    """Who is connected, what runs, and what took long, newest first."""
+
+    sessions_total: int
+    sessions_max: int
+    statements_running: int
+    slow_seconds: float
+    sessions: tuple[SessionFacts, ...]
+    running: tuple[Statement, ...]
+    slow: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Whether anything needs somebody: writes are taken in both states."""
+
+    ok: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def word(self) -> str:
+        """`ok` or `degraded`."""
+        return "ok" if self.ok else "degraded"
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """A part of the status as of `at`: its value, or why there is none."""
+
+    at: datetime
+    value: T | None = None
+    unavailable: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The value's keys beside `at` and `unavailable`; without a value, those two alone."""
+        return {"at": self.at.isoformat(), "unavailable": self.unavailable, **(_json(self.value) if self.value else {})}
+
+
+Reading = int | Distribution | Mapping[str, int] | Mapping[str, Distribution]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How everything stands. `meters` are what this process has counted since it started."""
+
+    at: datetime
+    version: str
+    home: str
+    shard: str | None
+    serving: bool
+    health: Health
+    totals: Totals
+    queue: Part[Queue]
+    lake: Part[LakePart]
+    legacy: Part[Imports]
+    schemas: Part[Schemas]
+    tenants: Part[Tenants]
+    sessions: Part[Sessions]
+    meters: Mapping[str, Reading]
+
+    def for_role(self, role: str) -> "Status":
+        """What a user of that role may see: no SQL, no paths, no names of others, no texts of errors but for admins."""
+        if role == ADMIN:
+            return self
+        return replace(
+            self,
+            home=FOR_ADMINS,
+            queue=_without(self.queue, _queue_for_all),
+            lake=_without(self.lake, lambda lake: lake),
+            legacy=_without(self.legacy, _imports_for_all),
+            schemas=_without(self.schemas, lambda schemas: schemas),
+            tenants=_without(self.tenants, lambda tenants: tenants),
+            sessions=_without(self.sessions, lambda found: replace(found, sessions=(), running=(), slow=())),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The status for programs; keys are kept from version to version. Times are ISO 8601 in UTC."""
+        return {
+            "at": self.at.isoformat(),
+            "version": self.version,
+            "home": self.home,
+            "shard": self.shard,
+            "serving": self.serving,
+            "health": {"state": self.health.word, "reasons": list(self.health.reasons)},
+            "totals": _json(self.totals),
+            **{name: getattr(self, name).to_json() for name in PARTS},
+            "meters": _json(self.meters),
+        }
+
+
+PARTS = ("queue", "lake", "legacy", "schemas", "tenants", "sessions")
+
+
+def _without(part: Part[T], hide: Any) -> Part[T]:
+    hidden = None if part.value is None else hide(part.value)
+    return replace(part, value=hidden, unavailable=part.unavailable and FOR_ADMINS)
+
+
+def _queue_for_all(queue: Queue) -> Queue:
+    return replace(
+        queue,
+        root=FOR_ADMINS,
+        tables=tuple(replace(each, reason=each.reason and FOR_ADMINS) for each in queue.tables),
+        set_aside=tuple(SetAsideFile(path=FOR_ADMINS, reason=FOR_ADMINS) for _ in queue.set_aside),
+    )
+
+
+def _imports_for_all(found: Imports) -> Imports:
+    return Imports(
+        imports=tuple(
+            replace(
+                each,
+                data=FOR_ADMINS,
+                problems=tuple(LeafProblem(leaf=problem.leaf, reason=FOR_ADMINS) for problem in each.problems),
+            )
+            for each in found.imports
+        )
+    )
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Distribution):
+        return {
+            "bounds": list(value.bounds),
+            "counts": list(value.counts),
+            "sum": value.sum,
+            "count": value.count,
+        }
+    if dataclasses.is_dataclass(value):
+        return {each.name: _json(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _json(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_json(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime) else value

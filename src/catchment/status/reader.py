@@ -1,0 +1,191 @@
+"""`StatusReader`: puts the status together, from what the parts of a process say of themselves.
+
+The queue, the sessions and what is counted are in memory, and asked each time. Lake, imports, schemas and tenants are
+asked by threads of the reader's own, and kept for a while: no writer ever waits for them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib.metadata import version
+from types import TracebackType
+from typing import TypeVar
+
+from catchment.app import App
+from catchment.errors import CatchmentError, StateError
+from catchment.meters import Meters
+from catchment.queue.coordinator import QueueStatus
+from catchment.status import sources
+from catchment.status.cached import WAIT_S_MAX, Cached
+from catchment.status.model import (
+    Health,
+    Imports,
+    LakePart,
+    Part,
+    Queue,
+    Reading,
+    SchemaDatabase,
+    Schemas,
+    Sessions,
+    Status,
+    Tenants,
+)
+from catchment.status.recorder import Recorder
+from catchment.status.window import SAMPLE_S, Window
+
+T = TypeVar("T")
+_WAIT_S_DIRECT = 30.0
+# A table is late when its oldest row has waited for so many times the age at which it is flushed.
+_LATE_TIMES = 3.0
+_FULL_SHARE = 0.9
+
+
+class StatusReader:
+    """The status of one process, from `start` to `close`. Any thread may ask."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        sessions: Callable[[], Sessions] | None = None,
+        queue: Callable[[], QueueStatus] | None = None,
+    ) -> None:
+        """`sessions` is what a server knows of its clients; `queue` asks it where another process has the buffer."""
+        self._app = app
+        self._clock = app.clock
+        self._sessions = sessions
+        self._ask_queue = queue or self._own_queue
+        self._recorder = Recorder(app.meters, app.clock)
+        self._window = Window(app.meters, app.clock)
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="catchment-status")
+        self._lake: Cached[sources.LakeSeen] = self._cached("lake", lambda: sources.lake(app))
+        self._legacy: Cached[Imports] = self._cached("legacy", lambda: sources.imports(app))
+        self._control: Cached[SchemaDatabase | None] = self._cached("control", lambda: sources.control(app))
+        self._tenants: Cached[Tenants] = self._cached("tenants", lambda: sources.tenants(app))
+        self._opened = ExitStack()
+        self._stopping = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, name="catchment-samples", daemon=True)
+
+    def __enter__(self) -> "StatusReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Count what happens in this process from now on, and look at the meters every few seconds."""
+        self._opened.enter_context(self._recorder.listening())
+        self._sampler.start()
+
+    def close(self) -> None:
+        """Count no more; what is being asked is waited for."""
+        self._stopping.set()
+        if self._sampler.is_alive():
+            self._sampler.join()
+        self._pool.shutdown(cancel_futures=True)
+        self._opened.close()
+
+    def status(self) -> Status:
+        """How everything stands."""
+        for each in (self._lake, self._legacy, self._control, self._tenants):
+            each.ask()
+        # All of them together: a command that is run once has the time, a server answers within a moment.
+        end_s = self._clock.monotonic_s() + (_WAIT_S_DIRECT if self._sessions is None else WAIT_S_MAX)
+        seen = self._lake.read(until_s=end_s)
+        lake: Part[LakePart] = Part(seen.at, seen.value.lake if seen.value else None, seen.unavailable)
+        schemas = _schemas(self._control.read(until_s=end_s), seen.value)
+        queue = self._queue(lake.value)
+        return Status(
+            at=self._clock.now(),
+            version=version("catchment"),
+            home=str(self._app.settings.home.absolute()),
+            shard=self._app.settings.shard_name,
+            serving=self._sessions is not None,
+            health=self._health(queue, lake),
+            totals=self._window.totals(),
+            queue=queue,
+            lake=lake,
+            legacy=self._legacy.read(until_s=end_s),
+            schemas=schemas,
+            tenants=self._tenants.read(until_s=end_s),
+            sessions=self._now(self._sessions or _no_server),
+            meters=readings(self._app.meters),
+        )
+
+    def _cached(self, name: str, ask: Callable[[], T]) -> Cached[T]:
+        seconds_max = self._app.settings.status_seconds_max
+        return Cached(name, ask, seconds_max=seconds_max, pool=self._pool, clock=self._clock)
+
+    def _now(self, ask: Callable[[], T]) -> Part[T]:
+        try:
+            return Part(self._clock.now(), value=ask())
+        except CatchmentError as error:
+            return Part(self._clock.now(), unavailable=error.message)
+
+    def _own_queue(self) -> QueueStatus:
+        queue = self._app.find_queue() if self._app.settings.queue_enable else None
+        if queue is None:
+            raise StateError("There is no buffer yet.", hint="The first write makes it.")
+        return queue.status()
+
+    def _queue(self, lake: LakePart | None) -> Part[Queue]:
+        def ask() -> Queue:
+            return sources.queue(
+                self._ask_queue(), lake, self._recorder, tables_max=self._app.settings.status_tables_max
+            )
+
+        return self._now(ask)
+
+    def _health(self, queue: Part[Queue], lake: Part[LakePart]) -> Health:
+        late_s = _LATE_TIMES * self._app.settings.queue_rotate_interval_seconds
+        reasons = (*_queue_reasons(queue, late_s), *_lake_reasons(lake))
+        return Health(ok=not reasons, reasons=reasons)
+
+    def _sample(self) -> None:
+        while not self._stopping.wait(SAMPLE_S):
+            self._window.sample()
+
+
+def _schemas(control: Part[SchemaDatabase | None], lake: sources.LakeSeen | None) -> Part[Schemas]:
+    if control.unavailable is not None:
+        return Part(control.at, unavailable=control.unavailable)
+    own = () if control.value is None else (control.value,)
+    return Part(control.at, Schemas(databases=(*own, *(() if lake is None else lake.schemas))))
+
+
+def _no_server() -> Sessions:
+    raise StateError("No server runs on this home.", hint="`catchment serve` starts one.")
+
+
+def _queue_reasons(part: Part[Queue], late_s: float) -> Iterator[str]:
+    """What is the matter with the queue; texts hold nothing that only admins may see."""
+    queue = part.value
+    if queue is None:
+        return
+    for table in queue.tables:
+        if table.failures:
+            yield f"Flushes of {table.table} fail: {table.failures} in a row."
+        elif table.oldest_age_s is not None and table.oldest_age_s > late_s:
+            yield f"Rows of {table.table} have waited for {table.oldest_age_s:,.0f} s."
+    if queue.bytes_max and queue.bytes >= _FULL_SHARE * queue.bytes_max:
+        yield f"The buffer is {queue.bytes / queue.bytes_max:.0%} full."
+    if queue.set_aside:
+        yield f"Files of the buffer were set aside, because they cannot be opened: {len(queue.set_aside)}."
+
+
+def _lake_reasons(part: Part[LakePart]) -> Iterator[str]:
+    if part.unavailable is not None:
+        yield "The lake cannot be asked."
+    if part.value is not None and part.value.last_audit is not None and not part.value.last_audit.ok:
+        yield f"The last audit had findings: {part.value.last_audit.findings}."
+
+
+def readings(meters: Meters) -> dict[str, Reading]:
+    """Every meter by its name."""
+    found: dict[str, Reading] = {}
+    for name, meter in vars(meters).items():
+        found[name] = {step: each.read() for step, each in meter.items()} if isinstance(meter, dict) else meter.read()
+    return found

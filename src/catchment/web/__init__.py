@@ -1,0 +1,1 @@
+"""What an operator looks at with a browser or with Prometheus."""

@@ -1,0 +1,109 @@
+"""`WebServer`: the web application on a port of its own, served by a thread of this process."""
+
+import errno
+import socket
+import threading
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from catchment.errors import InvariantError, MachineError
+
+_CONNECTIONS_MAX = 64
+_SHUTDOWN_S = 2
+_START_S_MAX = 30.0
+_BACKLOG = 128
+# Letters of headers that are read before a call is turned away.
+_HEADER_BYTES_MAX = 16 * 1024
+
+
+class WebServer:
+    """Listens from `start` to `stop`. With a certificate and its key, it speaks TLS."""
+
+    def __init__(
+        self, app: Starlette, *, host: str, port: int, certificate: Path | None = None, key: Path | None = None
+    ) -> None:
+        """Taken at once: `port` is where it will answer; 0 asked for any. MachineError where it is not to be had."""
+        self._socket = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._is_secure = certificate is not None
+        self._host = host
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                # Catchment's own log is configured by now, and calls are counted, not logged.
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # Who calls is whoever is connected: a header that says otherwise would spare guessers their waits.
+                proxy_headers=False,
+                limit_concurrency=_CONNECTIONS_MAX,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
+                h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
+            )
+        )
+        self._thread = threading.Thread(target=self._run, name="catchment-web", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds it."""
+        return self.address_at(self._host)
+
+    def address_at(self, host: str) -> str:
+        """The same, by another name of this machine."""
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self._is_secure else 'http'}://{shown}:{self.port}"
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+        if not self._server.answering.wait(_START_S_MAX):
+            raise InvariantError("The web server did not come up.")
+
+    def stop(self) -> None:
+        """Answer no more; calls under way get a moment."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answering = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answering.set()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        reason = {errno.EADDRINUSE: "the port is taken", errno.EACCES: "this user may not"}.get(
+            error.errno or 0, "it is no address of this machine"
+        )
+        raise MachineError(
+            f"Cannot listen on {host}:{port} for the web: {reason}.",
+            hint="Does another server run there? Take another port: `--web-port`, or CATCHMENT_SERVER_WEB_PORT; "
+            "0 is any, `off` is none.",
+        ) from None
+    return listening

@@ -1,0 +1,92 @@
+"""`catchment status` as an operator meets it: beside a server, beside one without a web, and without one."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catchment.server.model import Role
+from catchment.server.users import Users
+from catchment.settings import Settings
+from tests.acceptance.shell import Shell
+from tests.web_scenes import Watched, watched
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A server with three rows in its queue."""
+    with watched(tmp_path_factory.mktemp("served")) as found:
+        found.execute("CREATE TABLE events (id INTEGER)", "INSERT INTO duckling_queue.events VALUES (1), (2), (3)")
+        yield found
+
+
+def test_the_status_comes_from_the_server_that_runs_on_the_home(served: Watched, tmp_path: Path) -> None:
+    # From now on others have to log in; the command of this machine does not.
+    Users.from_settings(Settings(home=served.home)).add("ann", Role.READER, "correct horse")
+    assert served.get("/status.json").code == 401
+    found = Shell(tmp_path).run("status", "--json", home=served.home)
+    assert found.code == 0, found.err
+    status = found.json
+    assert status["serving"]
+    assert status["totals"]["acked_rows"] == 3
+    assert status["home"] == str(served.home)
+    assert status["queue"]["tables"][0]["rows"] == 3
+    assert status["sessions"]["slow"][0]["text"].startswith("INSERT INTO duckling_queue.events")
+
+
+def test_a_person_gets_a_few_lines_and_tables(served: Watched, tmp_path: Path) -> None:
+    found = Shell(tmp_path).run("status", home=served.home)
+    assert found.code == 0, found.err
+    lines = found.out.splitlines()
+    assert lines[0].startswith("OK  A server runs on ")
+    assert any(line.startswith("writes    3 rows acknowledged") for line in lines)
+    assert any(line.startswith("queue     3 rows buffered for 1 table,") for line in lines)
+    assert any(line.split()[:2] == ["main.events", "3"] for line in lines)
+    assert "Slow statements" in found.out
+
+
+def test_beside_a_server_without_a_web_the_queue_is_asked_of_it_all_the_same(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with watched(home, web_port="off") as served:
+        assert served.web is None
+        served.execute("CREATE TABLE events (id INTEGER)", "INSERT INTO duckling_queue.events VALUES (1)")
+        found = Shell(tmp_path).run("status", "--json", home=home)
+    assert found.code == 0, found.err
+    assert "--web-port off" in found.err
+    assert not found.json["serving"]
+    assert found.json["queue"]["rows"] == 1
+    assert found.json["lake"]["tables_total"] == 1
+
+
+def test_without_a_server_the_status_is_found_directly_and_nothing_is_made(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    found = Shell(tmp_path).run("status", "--json", home=home)
+    assert found.code == 0, found.err
+    assert not found.json["serving"]
+    assert found.json["health"] == {"state": "ok", "reasons": []}
+    assert found.json["sessions"]["unavailable"] == "No server runs on this home."
+    assert not home.exists()
+
+
+def test_a_server_says_where_its_status_is_behind_the_ready_line(tmp_path: Path) -> None:
+    process = Shell(tmp_path).start("serve", "--port", "0", "--web-port", "0", "--home", tmp_path / "home")
+    assert process.stdout is not None
+    try:
+        ready, web = process.stdout.readline(), process.stdout.readline()
+        assert ready.startswith("ready grpc://127.0.0.1:")
+        found = Watched(tmp_path / "home", "", web.removeprefix("web ").strip())
+        assert found.get("/healthz").body == "ok\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("port", ["on", "70000"])
+def test_a_web_port_that_is_none_is_refused_before_anything_starts(tmp_path: Path, port: str) -> None:
+    ended = Shell(tmp_path).run("serve", "--port", "0", "--web-port", port, "--json", home=tmp_path / "home")
+    assert ended.code == 2
+    assert "server_web_port" in ended.json["message"]
+    assert not (tmp_path / "home").exists()

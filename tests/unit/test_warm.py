@@ -1,0 +1,68 @@
+"""Processes that start warm are processes like any other: streams, exit codes, signals, and nothing of each other."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+
+# Reads JSON from stdin until it ends, and writes it in a nicer form.
+ECHO = [sys.executable, "-m", "json.tool", "--compact"]
+HERE = [sys.executable, "-m", "site"]
+
+
+def _echo() -> warm.Process:
+    return warm.Process(ECHO, stdin=warm.PIPE, stdout=warm.PIPE, stderr=warm.PIPE)
+
+
+def _say(process: warm.Process, text: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(text)
+    process.stdin.flush()
+
+
+def test_it_reads_its_stdin_and_writes_its_stdout() -> None:
+    with _echo() as process:
+        _say(process, '[ "ä" ]')
+        assert process.communicate() == ('["\\u00e4"]\n', "")
+        assert process.returncode == 0
+
+
+def test_an_error_is_told_by_stderr_and_the_exit_code() -> None:
+    with _echo() as process:
+        _say(process, "nonsense")
+        out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert "Expecting value" in err
+
+
+def test_a_signal_ends_this_one_and_no_other() -> None:
+    with _echo() as one, _echo() as other:
+        assert len({one.pid, other.pid, os.getpid()}) == 3
+        one.kill()
+        assert one.wait(timeout=30) == -signal.SIGKILL
+        assert other.poll() is None
+        _say(other, "[]")
+        assert other.communicate()[0] == "[]\n"
+
+
+def test_it_is_in_the_folder_and_the_environment_that_it_is_given(tmp_path: Path) -> None:
+    ended = warm.run(HERE, cwd=tmp_path, env={"HOME": str(tmp_path / "home")}, timeout=60)
+    assert ended.returncode in (0, 1, 2), ended.stderr
+    assert str(tmp_path / "home") in ended.stdout
+    assert Path.cwd() != tmp_path
+
+
+def test_one_that_takes_too_long_is_killed_and_an_error() -> None:
+    endless = [sys.executable, "-m", "timeit", "-n", "1", "-r", "1", "while True: pass"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        warm.run(endless, timeout=0.2)
+
+
+def test_what_is_neither_our_command_nor_a_module_is_refused() -> None:
+    with pytest.raises(AssertionError, match="nothing that starts warm"):
+        warm.Process(["/bin/true"])
