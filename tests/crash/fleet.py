@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import adbc_driver_flightsql.dbapi as flight
 from pydantic import SecretStr
 
 from catchment.clock import SystemClock
@@ -59,6 +61,12 @@ class ShardProcess:
         print(point, file=process.stdin, flush=True)
         assert process.stdout.readline() == "armed\n"
 
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a statement gives."""
+        uri = f"grpc://127.0.0.1:{self.port}"
+        with flight.connect(uri, autocommit=True) as connection, connection.cursor() as cursor:
+            return list(cursor.execute(statement).fetchall())
+
     def wait(self) -> int:
         """Wait until it has ended by itself."""
         code = self._running().wait(timeout=60)
@@ -91,6 +99,8 @@ class Fleet:
         self.settings = Settings(home=folder, control_db=SecretStr(self.control))
         self.store = ControlStore(ControlDatabase.open(self.settings, clock=clock), clock=clock)
         self.remotes = Remotes(self.settings)
+        # Tenants whose rows were found to be right, where they live, and what was written.
+        self.moved: list[tuple[TenantId, ShardId, Writers]] = []
         self.shards = {shard: ShardProcess(folder / shard.name, shard, self.control) for shard in (A, B)}
         for shard, process in self.shards.items():
             process.start()
@@ -122,6 +132,7 @@ def fleet_in(folder: Path) -> Iterator[Fleet]:
         fleet = Fleet(folder)
         stack.callback(fleet.close)
         yield fleet
+        assert_drained_once(fleet)
 
 
 _numbers = count(1)
@@ -136,17 +147,27 @@ def new_tenant(fleet: Fleet) -> TenantId:
 
 
 def assert_once(fleet: Fleet, tenant: TenantId, home: ShardId, writers: Writers) -> None:
-    """What the home has is what was acknowledged, in the buffer and then in the lake; the other has nothing."""
-    table = TableId(tenant.schema, "events")
+    """The home has what was acknowledged, flushed or not, each row once; the other shard has nothing of the tenant."""
+    writers.acked.add(-1)
+    for shard, process in fleet.shards.items():
+        tables = process.rows(f"SELECT table_name FROM duckdb_tables() WHERE schema_name = '{tenant.schema}'")
+        assert tables == ([("events",)] if shard == home else [])
+    writers.assert_once(
+        [row[0] for row in fleet.shards[home].rows(f"SELECT id FROM catchment_fresh.{tenant.schema}.events")]
+    )
+    fleet.moved.append((tenant, home, writers))
+
+
+def assert_drained_once(fleet: Fleet) -> None:
+    """The same without the servers, once all that is buffered is in the lakes; and the ledgers agree."""
     for shard, process in fleet.shards.items():
         process.kill()
         with open_queue(Settings(home=process.home)) as queue:
-            if shard == home:
-                queue.force_flush_all()
-                assert_drained(queue)
-                found = [int(str(row[0])) for row in rows_of(queue.lake, f"SELECT id FROM {table}")]
-                writers.acked.add(-1)
-                writers.assert_once(found)
-            else:
-                assert table not in queue.lake.tables()
-        process.start()
+            queue.force_flush_all()
+            assert_drained(queue)
+            tables = queue.lake.tables()
+            for tenant, home, writers in fleet.moved:
+                table = TableId(tenant.schema, "events")
+                assert (table in tables) == (shard == home)
+                if shard == home:
+                    writers.assert_once([int(str(row[0])) for row in rows_of(queue.lake, f"SELECT id FROM {table}")])

@@ -1,7 +1,6 @@
 """SIGKILL of whoever moves a tenant, and of both of its shards, while it is written to: no row is lost, none twice."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +39,7 @@ KILLED = {point for points in MOVED.values() for point in points} | {point for p
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """For tests that leave the shards alive; each has a tenant of its own."""
+    """Two shards for all tests, each of which has a tenant of its own."""
     with fleet_in(tmp_path_factory.mktemp("fleet")) as fleet:
         yield fleet
 
@@ -62,22 +61,21 @@ def test_a_move_whose_mover_is_killed_anywhere_is_finished_by_another(fleet: Fle
 
 @pytest.mark.parametrize(("point", "shard"), AT_SHARDS, ids=lambda each: str(each))
 def test_a_move_whose_shard_is_killed_anywhere_goes_on_when_it_is_back(
-    tmp_path: Path, point: str, shard: ShardId
+    fleet: Fleet, point: str, shard: ShardId
 ) -> None:
-    with fleet_in(tmp_path) as fleet:
-        tenant = new_tenant(fleet)
-        if point == "tenant.after_home_write":
-            # Only a write that is to have a copy counts.
-            assert fleet.move(tenant, "move", "move.after_dual_write") == -9
-        with Writers(fleet.gateway(), tenant) as writers:
-            writers.wait_for_more()
-            fleet.shards[shard].arm(point)
-            with fleet.mover(tenant, "move") as mover:
-                assert fleet.shards[shard].wait() == -9
-                fleet.shards[shard].start()
-                assert mover.wait(timeout=120) == 0
-            writers.wait_for_more()
-        assert_once(fleet, tenant, B, writers)
+    tenant = new_tenant(fleet)
+    if point == "tenant.after_home_write":
+        # Only a write that is to have a copy counts.
+        assert fleet.move(tenant, "move", "move.after_dual_write") == -9
+    with Writers(fleet.gateway(), tenant) as writers:
+        writers.wait_for_more()
+        fleet.shards[shard].arm(point)
+        with fleet.mover(tenant, "move") as mover:
+            assert fleet.shards[shard].wait() == -9
+            fleet.shards[shard].start()
+            assert mover.wait(timeout=120) == 0
+        writers.wait_for_more()
+    assert_once(fleet, tenant, B, writers)
 
 
 def test_every_crash_point_of_moves_is_killed() -> None:
