@@ -30,6 +30,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "argon2": ("server.users",),
     "prometheus_client": ("web.metrics",),
     "starlette": ("web",),
+    "jinja2": ("web.pages",),
     "uvicorn": ("web.server",),
     "rich": ("cli",),
     "typer": ("cli",),

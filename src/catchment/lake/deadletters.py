@@ -68,8 +68,10 @@ class DeadLetters:
         finally:
             self._connection.unregister(name)
 
-    def find(self, ids: Sequence[str] | None = None, *, table: TableId | None = None) -> list[DeadLetter]:
-        """Those letters, or all, oldest first."""
+    def find(
+        self, ids: Sequence[str] | None = None, *, table: TableId | None = None, letters_max: int | None = None
+    ) -> list[DeadLetter]:
+        """Those letters, or all, oldest first; of many, the first ones."""
         if not self._exists():
             return []
         where = ["true"]
@@ -78,7 +80,9 @@ class DeadLetters:
         if table is not None:
             where.append(f"table_schema = {sql.literal(table.schema)} AND table_name = {sql.literal(table.name)}")
         text = sql.statement(PACKAGE, "dead_letters_read", lake=self._lake)
-        rows = self._connection.execute(f"{text} WHERE {' AND '.join(where)} ORDER BY buried_at, seq").fetchall()
+        limit = "" if letters_max is None else f" LIMIT {letters_max:d}"
+        found = f"{text} WHERE {' AND '.join(where)} ORDER BY buried_at, seq{limit}"
+        rows = self._connection.execute(found).fetchall()
         return [_letter(row) for row in rows]
 
     def counts(self) -> dict[TableId, int]:

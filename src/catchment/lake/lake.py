@@ -234,10 +234,12 @@ class Lake:
             cursor.execute(f"USE {sql.identifier(self.name)}")
             yield cursor
 
-    def dead_letters(self, ids: Sequence[str] | None = None, *, table: TableId | None = None) -> list[DeadLetter]:
-        """Rows that were set aside, oldest first."""
+    def dead_letters(
+        self, ids: Sequence[str] | None = None, *, table: TableId | None = None, letters_max: int | None = None
+    ) -> list[DeadLetter]:
+        """Rows that were set aside, oldest first; of many, the first ones."""
         with self._reading() as cursor:
-            return DeadLetters(cursor, self.name).find(ids, table=table)
+            return DeadLetters(cursor, self.name).find(ids, table=table, letters_max=letters_max)
 
     def audit(self, producer: ProducerId | None = None) -> AuditReport:
         """Prove from ledger and tables that every unit was delivered exactly once."""

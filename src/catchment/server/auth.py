@@ -7,6 +7,7 @@ thread for them.
 
 import base64
 import binascii
+import hashlib
 import hmac
 import ipaddress
 import logging
@@ -118,6 +119,14 @@ class Authenticator:
     def login_basic(self, header: str, peer_host: str) -> Principal:
         """Who an `authorization: Basic …` header says that calls."""
         return self.login(*parse_basic(header), peer_host)
+
+    def standing(self, name: str) -> str | None:
+        """Something that is another once the user's password, role or tenant is; None for nobody who is listed."""
+        with _readable():
+            user = self.users.find(name)
+        if user is None:
+            return None
+        return hashlib.sha256(f"{user.password_hash}\0{user.role}\0{user.tenant}".encode()).hexdigest()
 
     def _verified(self, name: str, password: str) -> Principal | None:
         with _readable():

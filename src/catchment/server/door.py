@@ -6,7 +6,7 @@ from catchment.server.sessions import Session
 from catchment.server.statementlog import StatementLog, shown_session
 from catchment.settings import Settings
 from catchment.status.model import SessionFacts, Sessions
-from catchment.web.app import Visitor
+from catchment.web.session import Visitor
 
 SESSIONS_SHOWN_MAX = 200
 
@@ -25,6 +25,10 @@ class Door:
             principal = self._authenticator.anonymous()
         tenant = None if principal.tenant is None else str(principal.tenant)
         return Visitor(name=principal.name, role=principal.role.name.lower(), tenant=tenant)
+
+    def standing(self, name: str) -> str | None:
+        """Something that is another once the user is."""
+        return self._authenticator.standing(name)
 
 
 def sessions(registry: SessionRegistry, log: StatementLog, settings: Settings) -> Sessions:

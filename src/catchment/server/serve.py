@@ -32,6 +32,7 @@ from catchment.settings import Settings
 from catchment.status import StatusReader
 from catchment.tenants.model import ShardId
 from catchment.web.app import LOOPBACK_HOSTS, application
+from catchment.web.letters import LakeDesk
 from catchment.web.server import WebServer
 
 # Closing what is open takes a moment also where there is no time left for work.
@@ -54,6 +55,7 @@ class FlightServer:
         self._grpc: grpc.Server | None = None
         self._sessions: SessionRegistry | None = None
         self._status: StatusReader | None = None
+        self._desk: LakeDesk | None = None
         self._web: WebServer | None = None
         self.port = 0
 
@@ -130,11 +132,15 @@ class FlightServer:
             return None
         status = self._status = StatusReader(self.app, sessions=lambda: door.sessions(sessions, log, settings))
         opened.callback(status.close)
+        desk = self._desk = LakeDesk(self.app)
+        opened.callback(desk.close)
         web = WebServer(
             application(
                 status.status,
                 door.Door(self.authenticator),
+                desk=desk,
                 hosts=LOOPBACK_HOSTS if is_loopback(settings.server_host) else ("*",),
+                clock=self.app.clock,
             ),
             host=settings.server_host,
             port=port,
@@ -148,6 +154,8 @@ class FlightServer:
     def _wind_up(self) -> None:
         if self._web is not None:
             self._web.stop()
+        if self._desk is not None:
+            self._desk.close()
         if self._status is not None:
             self._status.close()
         if self._sessions is not None:

@@ -16,6 +16,7 @@ from catchment.status.model import Part
 
 T = TypeVar("T")
 WAIT_S_MAX = 2.0
+SLOW = "its answer takes longer than anybody waits"
 
 
 class Cached(Generic[T]):
@@ -54,7 +55,7 @@ class Cached(Generic[T]):
             if asking is not None and asking.done() and self._asking is asking:
                 self._asking = None
                 self._known, self._known_s = self._kept(asking), self._clock.monotonic_s()
-            return self._known or Part(self._clock.now(), unavailable="its answer takes longer than anybody waits")
+            return self._known or Part(self._clock.now(), unavailable=SLOW)
 
     def _due(self) -> "Future[Part[T]] | None":
         """Who asks the source, now or already; None where what is known is young enough."""

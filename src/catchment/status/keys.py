@@ -138,6 +138,13 @@ _TOTALS = {
     "ack_p99_s": "its 99th percentile",
     "group_writes_mean": "writes that shared one sync of the disk, on average",
 }
+_TREND = {
+    "span_s": "length of the time that the trend is of: a quarter of an hour, or the time since the start",
+    "acked_rows_per_s": "rows acknowledged a second, in equal steps of that time, oldest first",
+    "ack_p99_s": "99th percentile of the time to an acknowledgement in each step, in seconds; null without one",
+    "delivered_rows_per_s": "rows delivered into the lake a second, in each step",
+    "buffered_rows": "rows that were not yet in the lake at the end of each step; null where nobody could say",
+}
 KEYS: dict[str, str] = {
     "at": "when the status was put together; ISO 8601, UTC",
     "version": "version of the program",
@@ -147,6 +154,7 @@ KEYS: dict[str, str] = {
     "health.state": "`ok`, or `degraded` where something needs somebody; writes are taken in both",
     "health.reasons[]": "what it is, in a sentence each",
     **{f"totals.{key}": said for key, said in _TOTALS.items()},
+    **{f"trend.{key}": said for key, said in _TREND.items()},
     **{
         f"{part}.{key}": said
         for part, keys in zip(PARTS, (_QUEUE, _LAKE, _LEGACY, _SCHEMAS, _TENANTS, _SESSIONS), strict=True)

@@ -83,6 +83,20 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """How it went in the last minutes: values in equal steps, oldest first; None where nothing is known."""
+
+    span_s: float
+    acked_rows_per_s: tuple[float, ...]
+    ack_p99_s: tuple[float | None, ...]
+    delivered_rows_per_s: tuple[float, ...]
+    buffered_rows: tuple[int | None, ...]
+
+
+NO_TREND = Trend(span_s=0.0, acked_rows_per_s=(), ack_p99_s=(), delivered_rows_per_s=(), buffered_rows=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTable:
     """The files of one table."""
 
@@ -315,6 +329,7 @@ class Status:
     tenants: Part[Tenants]
     sessions: Part[Sessions]
     meters: Mapping[str, Reading]
+    trend: Trend = NO_TREND
 
     def for_role(self, role: str) -> "Status":
         """What a user of that role may see: no SQL, no paths, no names of others, no texts of errors but for admins."""
@@ -341,6 +356,7 @@ class Status:
             "serving": self.serving,
             "health": {"state": self.health.word, "reasons": list(self.health.reasons)},
             "totals": _json(self.totals),
+            "trend": _json(self.trend),
             **{name: getattr(self, name).to_json() for name in PARTS},
             "meters": _json(self.meters),
         }

@@ -113,6 +113,7 @@ class StatusReader:
             tenants=self._tenants.read(until_s=end_s),
             sessions=self._now(self._sessions or _no_server),
             meters=readings(self._app.meters),
+            trend=self._window.trend(),
         )
 
     def _cached(self, name: str, ask: Callable[[], T]) -> Cached[T]:
@@ -146,7 +147,8 @@ class StatusReader:
 
     def _sample(self) -> None:
         while not self._stopping.wait(SAMPLE_S):
-            self._window.sample()
+            queue = self._queue(None).value
+            self._window.sample(buffered_rows=None if queue is None else queue.rows)
 
 
 def _schemas(control: Part[SchemaDatabase | None], lake: sources.LakeSeen | None) -> Part[Schemas]:

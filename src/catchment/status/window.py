@@ -1,16 +1,21 @@
-"""What happened in the last minute: readings of the meters, taken now and then, and the difference to the newest."""
+"""What happened in the last minutes: readings of the meters, taken now and then, and what lies between them.
+
+Rates and latencies of the moment are of the last minute; the trend is of a quarter of an hour.
+"""
 
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from catchment.clock import Clock
 from catchment.meters import Distribution, Meters
-from catchment.status.model import Totals
+from catchment.status.model import Totals, Trend
 
 WINDOW_S = 60.0
 SAMPLE_S = 5.0
-_SAMPLES_MAX = int(WINDOW_S / SAMPLE_S) + 1
+TREND_S = 900.0
+_SAMPLES_MAX = int(TREND_S / SAMPLE_S) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +24,12 @@ class _Sample:
     rows: int
     acks: Distribution
     groups: Distribution
+    delivered: int
+    buffered: int | None = None
 
 
 class Window:
-    """Readings of the last minute. Any thread may ask."""
+    """Readings of the last minutes. Any thread may ask."""
 
     def __init__(self, meters: Meters, clock: Clock) -> None:
         self._meters = meters
@@ -30,10 +37,25 @@ class Window:
         self._mutex = threading.Lock()
         self._samples: deque[_Sample] = deque([self._read()], maxlen=_SAMPLES_MAX)
 
-    def sample(self) -> None:
-        """Take a reading; whoever owns the window does so every few seconds."""
+    def sample(self, *, buffered_rows: int | None = None) -> None:
+        """Take a reading; whoever owns the window does so every few seconds, and knows what is buffered."""
         with self._mutex:
-            self._samples.append(self._read())
+            self._samples.append(self._read(buffered_rows))
+
+    def trend(self) -> Trend:
+        """What lies between the readings."""
+        with self._mutex:
+            samples = tuple(self._samples)
+        steps = [(then, now, now.at_s - then.at_s) for then, now in pairwise(samples) if now.at_s > then.at_s]
+        return Trend(
+            span_s=round(samples[-1].at_s - samples[0].at_s, 3),
+            acked_rows_per_s=tuple(round((now.rows - then.rows) / span_s, 3) for then, now, span_s in steps),
+            ack_p99_s=tuple(now.acks.minus(then.acks).quantile(0.99) for then, now, _ in steps),
+            delivered_rows_per_s=tuple(
+                round((now.delivered - then.delivered) / span_s, 3) for then, now, span_s in steps
+            ),
+            buffered_rows=tuple(now.buffered for _, now, _ in steps),
+        )
 
     def totals(self) -> Totals:
         """What was acknowledged since the start, and how it went in the last minute."""
@@ -53,11 +75,13 @@ class Window:
             group_writes_mean=now.groups.minus(then.groups).mean,
         )
 
-    def _read(self) -> _Sample:
+    def _read(self, buffered_rows: int | None = None) -> _Sample:
         meters = self._meters
         return _Sample(
             at_s=self._clock.monotonic_s(),
             rows=meters.acked_rows.read(),
             acks=meters.ack_seconds.read(),
             groups=meters.group_writes.read(),
+            delivered=meters.delivered_rows.read(),
+            buffered=buffered_rows,
         )

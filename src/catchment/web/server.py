@@ -9,6 +9,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from catchment.errors import InvariantError, MachineError
+from catchment.web.live import Live
 
 _CONNECTIONS_MAX = 64
 _SHUTDOWN_S = 2
@@ -29,6 +30,7 @@ class WebServer:
         self.port: int = self._socket.getsockname()[1]
         self._is_secure = certificate is not None
         self._host = host
+        self._live: Live = app.state.live
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -67,6 +69,8 @@ class WebServer:
     def stop(self) -> None:
         """Answer no more; calls under way get a moment."""
         self._server.should_exit = True
+        # Pages that wait for news would otherwise be waited for.
+        self._live.end()
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()

@@ -1,0 +1,78 @@
+"""Dead letters as pages show them, and what a button does about them."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from catchment.app import App
+from catchment.errors import LakeMissingError
+from catchment.queue import deadletter
+from catchment.queue.deadletter import Retried
+from catchment.status.cached import Cached
+from catchment.status.model import Part
+
+LETTERS_SHOWN_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A row that its table refused, without the row."""
+
+    id: str
+    table: str
+    seq: int
+    reason: str
+    buried_at: datetime
+
+
+class Desk(Protocol):
+    """Where dead letters are looked at and sent again."""
+
+    def letters(self) -> Part[tuple[Letter, ...]]:
+        """The oldest ones."""
+        ...
+
+    def retry(self, ids: Sequence[str] | None) -> Retried:
+        """Put rows into their tables after all; all of them where none is named."""
+        ...
+
+
+class LakeDesk:
+    """The dead letters of an app's lake, asked for by a thread of the desk's own, and kept for a while."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="catchment-letters")
+        self._kept = self._cached()
+
+    def letters(self) -> Part[tuple[Letter, ...]]:
+        """The oldest ones."""
+        return self._kept.read()
+
+    def retry(self, ids: Sequence[str] | None) -> Retried:
+        """Put rows into their tables after all; all of them where none is named."""
+        try:
+            return deadletter.retry(self._app.existing_lake, ids)
+        finally:
+            # What is known is old from now on, also of those that were not named.
+            self._kept = self._cached()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _cached(self) -> Cached[tuple[Letter, ...]]:
+        seconds_max = self._app.settings.status_seconds_max
+        return Cached("letters", self._ask, seconds_max=seconds_max, pool=self._pool, clock=self._app.clock)
+
+    def _ask(self) -> tuple[Letter, ...]:
+        try:
+            found = self._app.existing_lake.dead_letters(letters_max=LETTERS_SHOWN_MAX)
+        except LakeMissingError:
+            return ()
+        return tuple(
+            Letter(id=each.id, table=str(each.table), seq=each.seq, reason=each.reason, buried_at=each.buried_at)
+            for each in found
+        )

@@ -1,0 +1,241 @@
+"""The pages: which there are, what each consists of, and how they become HTML.
+
+A page is a row of parts. A part is a macro of the page's template, so that the same text is in the page when it is
+loaded and in the news that keep it fresh. Templates get a status that was cut for the visitor's role: what somebody may
+not see does not reach them.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from catchment.status.cached import SLOW
+from catchment.status.model import ADMIN, FOR_ADMINS, Part, Status
+from catchment.web import charts
+from catchment.web.letters import Letter
+from catchment.web.session import Visitor
+
+STATIC: Mapping[str, str] = {
+    "style.css": "text/css; charset=utf-8",
+    "live.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+PHASES = ("Idle", "PreparingTarget", "DualWrite", "Finalizing")
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """A part of a page: `id` in the page, and as a macro of its template."""
+
+    id: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: its template has the same name."""
+
+    name: str
+    path: str
+    title: str
+    parts: tuple[PagePart, ...]
+
+
+PAGES: tuple[Page, ...] = (
+    Page(
+        "overview",
+        "/",
+        "Overview",
+        (
+            PagePart("health", "Health"),
+            PagePart("intake", "Coming in"),
+            PagePart("landing", "Landing in the lake"),
+            PagePart("through", "Flushed through"),
+            PagePart("latency", "Time to an ack"),
+        ),
+    ),
+    Page(
+        "queue",
+        "/queue",
+        "Queue",
+        (
+            PagePart("buffer", "Buffer"),
+            PagePart("tables", "Tables"),
+            PagePart("flushes", "Last flushes"),
+            PagePart("letters", "Dead letters"),
+        ),
+    ),
+    Page(
+        "lake",
+        "/lake",
+        "Lake",
+        (
+            PagePart("extent", "Extent"),
+            PagePart("audit", "Audit"),
+            PagePart("tables", "Tables"),
+            PagePart("deliveries", "Last deliveries"),
+        ),
+    ),
+    Page("imports", "/imports", "Imports", (PagePart("imports", "Legacy imports"),)),
+    Page("schema", "/schema", "Schema", (PagePart("databases", "Databases"),)),
+    Page(
+        "tenants",
+        "/tenants",
+        "Tenants",
+        (PagePart("moves", "Moves"), PagePart("shards", "Shards"), PagePart("tenants", "Who lives where")),
+    ),
+    Page(
+        "sessions",
+        "/sessions",
+        "Sessions",
+        (
+            PagePart("load", "Now"),
+            PagePart("running", "Running statements"),
+            PagePart("slow", "Slow statements"),
+            PagePart("sessions", "Open sessions"),
+        ),
+    ),
+)
+BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
+BY_PATH: Mapping[str, Page] = {page.path: page for page in PAGES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a page shows, and to whom; `token` goes along with its forms, `notice` says what a button did."""
+
+    status: Status
+    visitor: Visitor
+    token: str
+    letters: Part[tuple[Letter, ...]] | None = None
+    notice: str | None = None
+    can_log_out: bool = False
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether there are buttons."""
+        return self.visitor.role == ADMIN
+
+
+def page(found: Page, view: View) -> str:
+    """A whole page."""
+    return _environment().get_template("page.html").render(page=found, view=view, bodies=parts(found, view))
+
+
+def parts(found: Page, view: View) -> dict[str, str]:
+    """The parts of a page by their id, and the pulse that every page has at its top."""
+    macros = _environment().get_template(f"{found.name}.html").module
+    pulse = _environment().get_template("pulse.html").module
+    return {
+        "pulse": getattr(pulse, "pulse")(view).strip(),  # noqa: B009
+        **{part.id: getattr(macros, part.id)(view).strip() for part in found.parts},
+    }
+
+
+def login(*, token: str, after: str, message: str | None = None, name: str = "") -> str:
+    """The form to log in with."""
+    return _environment().get_template("login.html").render(token=token, after=after, message=message, name=name)
+
+
+def problem(*, code: int, message: str, hint: str | None = None) -> str:
+    """A page in place of one that cannot be shown."""
+    return _environment().get_template("problem.html").render(code=code, message=message, hint=hint)
+
+
+@cache
+def static(name: str) -> bytes:
+    """A file that pages load."""
+    return resources.files("catchment.web").joinpath("static", name).read_bytes()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("catchment.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A page that is served does not change below it.
+        auto_reload=False,
+    )
+    environment.filters.update(
+        count=count, counted=counted, short=short, size=size, span=span, share=share, clock=clock
+    )
+    environment.globals.update(
+        pages=PAGES,
+        phases=PHASES,
+        charts=charts,
+        asset=_asset,
+        is_slow=lambda part: part.unavailable == SLOW,
+        is_hidden=lambda part: part.unavailable == FOR_ADMINS,
+    )
+    return environment
+
+
+@cache
+def _asset(name: str) -> str:
+    """Where a file is, under a name that is another once the file is."""
+    return f"/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"
+
+
+# How numbers are written.
+
+
+def count(number: float) -> str:
+    """1,234"""
+    return f"{number:,.0f}"
+
+
+def counted(number: int, word: str) -> str:
+    """1 file, 2 files"""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def short(number: float) -> str:
+    """987, 12.3 k, 4.5 M"""
+    for unit, least in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(number) >= least:
+            return f"{number / (1e3 if unit == 'k' else least):,.1f} {unit}"
+    return f"{number:,.0f}" if number == round(number) or abs(number) >= 100 else f"{number:,.2g}"
+
+
+def size(number: float) -> str:
+    """512 B, 1.5 KiB, 2.0 GiB"""
+    left = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(left) < 1024:
+            return f"{left:,.0f} {unit}" if unit == "B" else f"{left:,.1f} {unit}"
+        left /= 1024
+    return f"{left:,.1f} TiB"
+
+
+def span(seconds: float) -> str:
+    """250 µs, 12 ms, 2.5 s, 3 min 20 s, 2 h 5 min, 4 d 1 h"""
+    if seconds < 1:
+        return f"{seconds * 1e6:.0f} µs" if 0 < seconds < 0.001 else f"{seconds * 1e3:.3g} ms" if seconds else "0 s"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for unit, least, smaller, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= least:
+            rest = whole % least // part
+            return f"{whole // least} {unit} {rest} {smaller}" if rest else f"{whole // least} {unit}"
+    return f"{whole} s"
+
+
+def share(number: float) -> str:
+    """75 %"""
+    shown = f"{number:.0%}"[:-1]
+    # Neither nothing nor everything, where it is neither.
+    return "< 1 %" if number > 0 and shown == "0" else "> 99 %" if number < 1 and shown == "100" else f"{shown} %"
+
+
+def clock(at: datetime) -> str:
+    """2026-01-31 09:05:00"""
+    return f"{at:%Y-%m-%d %H:%M:%S}"
