@@ -127,8 +127,9 @@ def backfill_against_cp(scale: float, work: Path) -> list[dict[str, object]]:
             cursor.execute(f"CREATE TABLE {SCHEMA}.log AS {LOG_LIKE.format(rows=0)}")
             # Made once: making them takes several times as long as writing them.
             cursor.execute(f"CREATE TEMP TABLE made AS {LOG_LIKE.format(rows=FILE_ROWS)}")
-            for _ in range(files):
-                cursor.execute(f"INSERT INTO {SCHEMA}.log FROM temp.made")
+            for at in range(files):
+                moved = f"SELECT * REPLACE (id + {at * FILE_ROWS} AS id) FROM temp.made"
+                cursor.execute(f"INSERT INTO {SCHEMA}.log {moved}")
             cursor.execute("DROP TABLE temp.made")
         there = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="catchment-bench-", dir="/dev/shm")))
         runner = stack.enter_context(SparkRunner(Settings(home=work / "spark")))
