@@ -9,17 +9,17 @@ from pathlib import Path
 import pyarrow as pa
 from pydantic import SecretStr
 
+from catchment.app import ShardBackfill
 from catchment.clock import Clock, SystemClock
 from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, CommitUnknownError, RetryableError, ShardUnreachableError
 from catchment.ids import TableId
 from catchment.lake import Lake
-from catchment.pipeline.backfill import Backfill
 from catchment.queue import DqCoordinator
 from catchment.settings import Settings
 from catchment.tenants.decisions import StoredDecisions
 from catchment.tenants.gateway import TenantGateway
-from catchment.tenants.migration import History, Progress, TenantMigration
+from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import (
     Complete,
     DualWrite,
@@ -35,52 +35,13 @@ from catchment.tenants.node import ShardNode
 from catchment.tenants.router import TenantRouter
 from catchment.tenants.shard import Admission, TenantShard, Waits
 from catchment.tenants.store import ControlStore
+from catchment.testing import InlineRunner
 from tests.queue_scenes import open_queue
-from tests.scenes import deliverer
 from tests.server_scenes import wait_until
 
 T7 = TenantId(7)
 A, B = ShardId("a"), ShardId("b")
 EVENTS = TableId("t7", "events")
-
-
-class NearBackfill:
-    """Copies between the lakes of shards that are in this process."""
-
-    def __init__(self, shards: dict[ShardId, DqCoordinator], settings: Settings) -> None:
-        self._shards = shards
-        self._settings = settings
-
-    def plan(self, tenant: TenantId, source: Shard, target: Shard, *, snapshot: int | None, token: str) -> History:
-        plan = self._backfill(source, target).plan(tenant.schema, snapshot or self._newest(source), token)
-        return History(
-            tables=len(plan.tables),
-            files=sum(len(table.units) for table in plan.tables),
-            bytes=plan.bytes,
-            source_lake=self._shards[source.id].lake.identity(),
-            target_lake=self._shards[target.id].lake.identity(),
-            notes=tuple(plan.explain()),
-        )
-
-    def run(
-        self,
-        tenant: TenantId,
-        source: Shard,
-        target: Shard,
-        *,
-        snapshot: int,
-        token: str,
-        progress: Progress | None = None,
-    ) -> History:
-        backfill = self._backfill(source, target)
-        report = backfill.run(backfill.plan(tenant.schema, snapshot, token), progress)
-        return History(tables=len(report.tables), files=report.files, bytes=report.bytes)
-
-    def _newest(self, shard: Shard) -> int:
-        return self._shards[shard.id].lake.newest_snapshot()
-
-    def _backfill(self, source: Shard, target: Shard) -> Backfill:
-        return Backfill(self._shards[source.id].lake, deliverer(self._shards[target.id].lake, self._settings))
 
 
 @dataclass
@@ -122,7 +83,7 @@ class Scene:
             B,
             control=self.store,
             connect=self.connect,
-            backfill=NearBackfill(self.queues, self.settings(B)),
+            backfill=ShardBackfill(InlineRunner(), clock=self.clock),
             clock=self.clock,
             gate_s=gate_s,
         )

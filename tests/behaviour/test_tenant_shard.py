@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from catchment.app import ShardBackfill
 from catchment.errors import (
     ConflictError,
     ControlUnavailableError,
@@ -23,8 +24,9 @@ from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import DualWrite, Finalizing, Positions, TenantConfig, TenantId
 from catchment.tenants.node import Record, Role
 from catchment.tenants.shard import TenantShard, Waits
+from catchment.testing import InlineRunner
 from tests.server_scenes import wait_until
-from tests.tenant_scenes import T7, A, B, NearBackfill, Scene, events, two_shards
+from tests.tenant_scenes import T7, A, B, Scene, events, two_shards
 
 WAITS = Waits(gate_s=30, copy_s=2, drain_s=3)
 
@@ -234,7 +236,7 @@ def test_the_default_tenant_lives_in_the_default_schema_and_moves_too(tmp_path: 
             B,
             control=scene.store,
             connect=scene.connect,
-            backfill=NearBackfill(scene.queues, scene.settings(B)),
+            backfill=ShardBackfill(InlineRunner(), clock=scene.clock),
             clock=scene.clock,
         )
         move.prepare_target()

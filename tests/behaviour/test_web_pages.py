@@ -375,9 +375,10 @@ def test_a_server_with_open_pages_ends_at_once() -> None:
     web.start()
     request = urllib.request.Request(f"{web.address}/events?page=lake")
     with urllib.request.urlopen(request, timeout=10) as news:
-        assert news.readline().startswith(b"retry: ")
+        assert [news.readline()[:7], news.readline()] == [b"retry: ", b"\n"]
         assert app.state.live.listeners == 1
         web.stop()
-        # An end, and not a connection that broke.
-        assert news.read().endswith(b"\n\n")
+        # Whole events or none, and an end, not a connection that broke.
+        rest = news.read()
+        assert not rest or rest.endswith(b"\n\n")
     assert app.state.live.listeners == 0
