@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from catchment.app import ShardBackfill
 from catchment.clock import Clock, SystemClock
 from catchment.control import ControlDatabase
-from catchment.errors import CatchmentError, CommitUnknownError, RetryableError, ShardUnreachableError
+from catchment.errors import CatchmentError, CommitUnknownError, ShardUnreachableError
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
@@ -21,11 +21,6 @@ from catchment.tenants.decisions import StoredDecisions
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import (
-    Complete,
-    DualWrite,
-    Finalizing,
-    Idle,
-    PreparingTarget,
     Shard,
     ShardId,
     TenantConfig,
@@ -140,28 +135,6 @@ def two_shards(
 def events(*ids: int) -> pa.Table:
     """Rows with these ids."""
     return pa.table({"id": pa.array(ids, pa.int64()), "kind": [f"k{each}" for each in ids]})
-
-
-def drive(migration: TenantMigration, what: str, clock: Clock, *, patience_s: float = 60.0) -> None:
-    """Take a move to its end from wherever it is; what fails for now is tried again."""
-    end_s = clock.monotonic_s() + patience_s
-    while True:
-        try:
-            if what != "move":
-                return {"abort": migration.abort, "reverse": migration.reverse}[what]()
-            match migration.state:
-                case Idle():
-                    migration.prepare_target()
-                case PreparingTarget():
-                    migration.enter_dual_write()
-                case DualWrite():
-                    migration.finalize()
-                case Finalizing() | Complete():
-                    return migration.gc_source(0)
-        except (RetryableError, CommitUnknownError):
-            if clock.monotonic_s() > end_s:
-                raise
-            clock.sleep(0.05)
 
 
 class Writers:

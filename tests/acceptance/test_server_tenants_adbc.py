@@ -22,12 +22,13 @@ from catchment.server.model import Role
 from catchment.server.remote import Remotes
 from catchment.server.users import Users
 from catchment.settings import Settings
+from catchment.tenants.drive import drive
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
 from tests.server_scenes import ServerProcess, wait_until
-from tests.tenant_scenes import A, B, drive
+from tests.tenant_scenes import A, B
 
 Error = adbc_driver_manager.Error
 PASSWORD = "correct horse battery"
@@ -86,7 +87,7 @@ class Fleet:
             gate_s=2.0,
         )
         try:
-            drive(migration, "move", self.clock)
+            drive(migration, clock=self.clock, gc_window_s=0.0)
         finally:
             remotes.close()
 

@@ -28,6 +28,7 @@ from catchment.server.serve import FlightServer
 from catchment.server.tenancy import Tenancy
 from catchment.server.users import Users
 from catchment.settings import Settings
+from catchment.tenants.drive import drive
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Shard, ShardId, TenantConfig
 from catchment.tenants.node import Role as HomeRole
@@ -35,7 +36,7 @@ from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
 from tests.flight_scenes import ENDLESS, Client, descriptor, ingest, put_messages, refused, sessions
 from tests.server_scenes import wait_until
-from tests.tenant_scenes import T7, A, B, drive
+from tests.tenant_scenes import T7, A, B
 
 PASSWORD = "correct horse battery"
 SECRET = "a secret of all the shards"
@@ -107,7 +108,7 @@ class Place:
             clock=clock,
             gate_s=2.0,
         )
-        drive(migration, "move", clock)
+        drive(migration, clock=clock, gc_window_s=0.0)
         remotes.close()
 
     def relocate(self, shard: ShardId, location: str) -> None:

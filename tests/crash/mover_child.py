@@ -2,8 +2,8 @@
 
     python -m tests.crash.mover_child CONTROL TENANT SOURCE TARGET WHAT [POINT]
 
-WHAT is `move`, `abort` or `reverse`. It ends at the crash point, as by a power cut; without one it goes on until it is
-done, whatever fails meanwhile.
+WHAT is `move`, `abort` or `reverse`. It ends at the crash point, as by a power cut; without one it goes on as the
+command does, until it is done.
 """
 
 import sys
@@ -17,11 +17,11 @@ from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
 from catchment.server.remote import Remotes
 from catchment.settings import Settings
+from catchment.tenants.drive import drive, insist
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
-from tests.tenant_scenes import drive
 
 
 def main() -> None:
@@ -41,7 +41,10 @@ def main() -> None:
         clock=clock,
         gate_s=1.0,
     )
-    drive(migration, what, clock)
+    if what == "move":
+        drive(migration, clock=clock, gc_window_s=0.0)
+    else:
+        insist({"abort": migration.abort, "reverse": migration.reverse}[what], clock=clock)
     remotes.close()
 
 

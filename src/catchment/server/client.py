@@ -12,13 +12,11 @@ from urllib.parse import urlsplit
 import grpc
 import pyarrow as pa
 
-from catchment import errors
-from catchment.errors import BufferHeldError, CatchmentError
-from catchment.server import messages, wire
+from catchment.errors import BufferHeldError
+from catchment.server import messages, status, wire
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.running import Running
-from catchment.server.status import ERROR_HEADER
 from catchment.server.users import LOCAL
 from catchment.settings import Settings
 
@@ -81,11 +79,9 @@ class LocalClient:
     def _fail(self, error: grpc.RpcError) -> NoReturn:
         """The error that the server had, as far as it can be told."""
         text = error.details() or "it does not say why"
-        names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
-        kind = getattr(errors, names[0], None) if names else None
-        if isinstance(kind, type) and issubclass(kind, CatchmentError):
-            # The hint is in the text, and comes with the class.
-            raise kind(text.removesuffix(f" {kind.default_hint}")) from None
+        told = status.told(error)
+        if told is not None:
+            raise told from None
         raise BufferHeldError(
             f"The server at {self._server.uri} has the buffer open, and cannot be asked: {text}.",
             hint="Ask again, or stop the server first.",

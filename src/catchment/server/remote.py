@@ -10,14 +10,13 @@ from urllib.parse import urlsplit
 import grpc
 import pyarrow as pa
 
-from catchment import errors
-from catchment.errors import CatchmentError, CommitUnknownError, InputError, ShardUnreachableError
+from catchment.errors import CommitUnknownError, InputError, ShardUnreachableError
 from catchment.ids import TableId
 from catchment.queue.buffer import Ack
 from catchment.queue.shipment import Shipment
 from catchment.server import shardwire as wire
+from catchment.server import status
 from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.status import ERROR_HEADER
 from catchment.server.users import SHARD
 from catchment.settings import Settings
 from catchment.tenants.model import Positions, ShardId, TenantId
@@ -65,7 +64,8 @@ class RemoteShard:
         return found
 
     def record(self, tenant: TenantId) -> Record | None:
-        return wire.unpack_record(self._ask("record", tenant, {}))
+        found = self._ask("record", tenant, {})
+        return None if found is None else Record.from_json(found)
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
         values = {"table": table, "epoch": epoch, "session": session}
@@ -89,7 +89,7 @@ class RemoteShard:
         self._ask("begin_at", tenant, {"positions": wire.pack_positions(positions), "move": move}, seconds=_LONG_CALL_S)
 
     def replicate(self, tenant: TenantId, copy: Copy, *, epoch: int) -> Positions:
-        return wire.unpack_positions(self._ask("replicate", tenant, {"copy": wire.pack_copy(copy), "epoch": epoch}))
+        return wire.unpack_positions(self._ask("replicate", tenant, {"copy": copy.to_json(), "epoch": epoch}))
 
     def lag(self, tenant: TenantId) -> Lag:
         return wire.unpack_lag(self._ask("lag", tenant, {}))
@@ -99,7 +99,7 @@ class RemoteShard:
         return wire.unpack_positions(self._ask("close_gate", tenant, values))
 
     def settle(self, record: Record) -> None:
-        self._ask("settle", record.tenant, {"record": wire.pack_record(record)})
+        self._ask("settle", record.tenant, {"record": record.to_json()})
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
         values = {"at": wire.pack_positions(at)}
@@ -132,11 +132,9 @@ class RemoteShard:
     def _fail(self, error: grpc.RpcError, *, is_write: bool) -> NoReturn:
         """The error that the shard had; where it said nothing, that it cannot be reached."""
         text = error.details() or "it does not say why"
-        names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
-        kind = getattr(errors, names[0], None) if names else None
-        if isinstance(kind, type) and issubclass(kind, CatchmentError):
-            # The hint is in the text, and comes with the class.
-            raise kind(text.removesuffix(f" {kind.default_hint}")) from None
+        told = status.told(error)
+        if told is not None:
+            raise told from None
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             raise InputError(
                 f"It is too large to be sent to {self._id}: {text}", hint="Send fewer rows at once."

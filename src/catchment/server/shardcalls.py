@@ -9,6 +9,7 @@ from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.server import shardwire as wire
 from catchment.server.model import Principal, Role
 from catchment.tenants.model import TenantId
+from catchment.tenants.node import Copy, Record
 from catchment.tenants.shard import TenantShard
 
 _Values = dict[str, Any]
@@ -22,7 +23,7 @@ class ShardCalls:
         self._shard = shard
         self._known: dict[str, Callable[[TenantShard, TenantId, _Values, _Tables], Any]] = {
             "facts": lambda shard, _tenant, _values, _tables: dict(shard.facts()),
-            "record": lambda shard, tenant, _values, _tables: wire.pack_record(shard.record(tenant)),
+            "record": _record,
             "write": _write,
             "receive": _receive,
             "positions": lambda shard, tenant, _values, _tables: wire.pack_positions(shard.positions(tenant)),
@@ -70,14 +71,17 @@ def _write(shard: TenantShard, tenant: TenantId, values: _Values, tables: _Table
     return wire.pack_ack(ack)
 
 
+def _record(shard: TenantShard, tenant: TenantId, _values: _Values, _tables: _Tables) -> Any:
+    found = shard.record(tenant)
+    return None if found is None else found.to_json()
+
+
 def _hold(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
     return wire.pack_held(shard.hold(tenant, epoch=values["epoch"], move=values["move"]))
 
 
 def _replicate(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
-    copy = wire.unpack_copy(values["copy"])
-    if copy is None:
-        raise wire.malformed()
+    copy = Copy.from_json(values["copy"])
     return wire.pack_positions(shard.replicate(tenant, copy, epoch=values["epoch"]))
 
 
@@ -94,7 +98,7 @@ def _close_gate(shard: TenantShard, tenant: TenantId, values: _Values, _tables: 
 
 
 def _settle(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> None:
-    record = wire.unpack_record(values["record"])
-    if record is None or record.tenant != tenant:
+    record = Record.from_json(values["record"])
+    if record.tenant != tenant:
         raise wire.malformed()
     shard.settle(record)

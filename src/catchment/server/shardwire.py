@@ -16,8 +16,8 @@ from catchment.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue.buffer import Ack
 from catchment.queue.shipment import Shipment
-from catchment.tenants.model import Positions, ShardId, TenantId
-from catchment.tenants.node import Copy, Held, Lag, Record, Role, TableDigest
+from catchment.tenants.model import Positions
+from catchment.tenants.node import Held, Lag, TableDigest
 
 PREFIX = "catchment.shard."
 _LENGTH = struct.Struct("<I")
@@ -105,44 +105,6 @@ def unpack_ack(kept: Mapping[str, Any]) -> Ack:
     """An acknowledgement again."""
     first, last = kept["seqs"]
     return Ack(table=TableId(*kept["table"]), source=kept["source"], seq_first=first, seq_last=last)
-
-
-def pack_copy(copy: Copy | None) -> dict[str, Any] | None:
-    """A copy as values."""
-    return None if copy is None else {"shard": copy.shard.name, "location": copy.location, "sync": copy.sync}
-
-
-def unpack_copy(kept: Mapping[str, Any] | None) -> Copy | None:
-    """A copy again."""
-    return None if kept is None else Copy(ShardId(kept["shard"]), kept["location"], kept["sync"])
-
-
-def pack_record(record: Record | None) -> dict[str, Any] | None:
-    """A record as values."""
-    if record is None:
-        return None
-    return {
-        "tenant": record.tenant.number,
-        "role": record.role.value,
-        "epoch": record.epoch,
-        "copy": pack_copy(record.copy),
-        "move": record.move,
-        "closed_for": record.closed_for,
-    }
-
-
-def unpack_record(kept: Mapping[str, Any] | None) -> Record | None:
-    """A record again."""
-    if kept is None:
-        return None
-    return Record(
-        tenant=TenantId(kept["tenant"]),
-        role=Role(kept["role"]),
-        epoch=kept["epoch"],
-        copy=unpack_copy(kept["copy"]),
-        move=kept["move"],
-        closed_for=kept["closed_for"],
-    )
 
 
 def pack_held(held: Held) -> dict[str, Any]:

@@ -105,6 +105,16 @@ def of(error: Exception) -> tuple[grpc.StatusCode, str]:
     return code, _short(_text(error))
 
 
+def told(error: grpc.RpcError) -> CatchmentError | None:
+    """The error of ours that a server had; None where it did not say, or had none of ours."""
+    names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
+    kind = getattr(errors, names[0], None) if names else None
+    if not (isinstance(kind, type) and issubclass(kind, CatchmentError)):
+        return None
+    # The hint is in the text, and comes with the class.
+    return kind((error.details() or "").removesuffix(f" {kind.default_hint}"))
+
+
 def _streamed(error: Exception) -> Exception:
     """The error that DuckDB had, where Arrow has made another of it."""
     found = _STREAMED_TEXT.match(str(error)) if isinstance(error, OSError | pa.ArrowException) else None

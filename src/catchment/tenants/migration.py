@@ -172,11 +172,9 @@ class TenantMigration:
         history = History(tables=0, files=0, bytes=0)
         if tenant.shard != self.source_shard:
             problems.append(f"{tenant.id} lives in {tenant.shard}, not in {self.source_shard}.")
-        regions = tenant.config.required_regions
-        if regions and target.region not in regions:
-            problems.append(
-                f"{tenant.id} must stay in {', '.join(sorted(regions))}; {target.id} is in {target.region}."
-            )
+        if not tenant.config.allows(target.region):
+            regions = ", ".join(sorted(tenant.config.required_regions))
+            problems.append(f"{tenant.id} must stay in {regions}; {target.id} is in {target.region}.")
         if target.is_draining:
             problems.append(f"{target.id} is being drained.")
         try:

@@ -7,7 +7,7 @@ and whether the call had its effect is then not known.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -33,6 +33,15 @@ class Copy:
     location: str
     sync: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept and sent."""
+        return {"shard": self.shard.name, "location": self.location, "sync": self.sync}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Self:
+        """What was kept."""
+        return cls(ShardId(kept["shard"]), kept["location"], kept["sync"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -48,6 +57,29 @@ class Record:
     copy: Copy | None = None
     move: str | None = None
     closed_for: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept and sent."""
+        return {
+            "tenant": self.tenant.number,
+            "role": self.role.value,
+            "epoch": self.epoch,
+            "copy": None if self.copy is None else self.copy.to_json(),
+            "move": self.move,
+            "closed_for": self.closed_for,
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Self:
+        """What was kept."""
+        return cls(
+            tenant=TenantId(kept["tenant"]),
+            role=Role(kept["role"]),
+            epoch=kept["epoch"],
+            copy=None if kept["copy"] is None else Copy.from_json(kept["copy"]),
+            move=kept["move"],
+            closed_for=kept["closed_for"],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

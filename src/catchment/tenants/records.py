@@ -11,8 +11,8 @@ from typing import Any
 
 from catchment import files
 from catchment.errors import CorruptInputError
-from catchment.tenants.model import Positions, ShardId, TenantId
-from catchment.tenants.node import Copy, Held, Record, Role
+from catchment.tenants.model import Positions, TenantId
+from catchment.tenants.node import Held, Record
 
 FOLDER = "tenants"
 
@@ -42,7 +42,7 @@ class Records:
     def keep(self, record: Record) -> None:
         """Put a record in the place of the old one; it is durable when this returns."""
         with self._mutex:
-            self._write(self._path(record.tenant), _to_json(record))
+            self._write(self._path(record.tenant), record.to_json())
             self._known[record.tenant] = record
 
     def held(self, tenant: TenantId, move: str) -> Held | None:
@@ -59,7 +59,7 @@ class Records:
 
     def _read(self, tenant: TenantId) -> Record | None:
         kept = _load(self._path(tenant))
-        return None if kept is None else _from_json(tenant, kept)
+        return None if kept is None else Record.from_json(kept)
 
     def _path(self, tenant: TenantId, what: str = "") -> Path:
         return self._folder / f"{tenant}{what}.json"
@@ -80,26 +80,3 @@ def _load(path: Path) -> Any:
             hint="It says whether this shard is the tenant's home. Put a copy of it back, or ask the control database.",
             path=str(path),
         ) from None
-
-
-def _to_json(record: Record) -> dict[str, Any]:
-    copy = record.copy
-    return {
-        "role": record.role.value,
-        "epoch": record.epoch,
-        "copy": None if copy is None else {"shard": copy.shard.name, "location": copy.location, "sync": copy.sync},
-        "move": record.move,
-        "closed_for": record.closed_for,
-    }
-
-
-def _from_json(tenant: TenantId, kept: dict[str, Any]) -> Record:
-    copy = kept["copy"]
-    return Record(
-        tenant=tenant,
-        role=Role(kept["role"]),
-        epoch=kept["epoch"],
-        copy=None if copy is None else Copy(ShardId(copy["shard"]), copy["location"], copy["sync"]),
-        move=kept["move"],
-        closed_for=kept["closed_for"],
-    )
