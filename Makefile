@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format bench docs proto soak clean java
+.PHONY: help demo test check lint types format bench docs proto wheel soak clean java chromium
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ help: ## Show this list
 demo: $(VENV)/runtime java ## Run Catchment on embedded defaults and show what it did
 	@$(BIN)/catchment demo
 
-test: $(VENV)/dev java ## Run the whole test suite, with a worker for each core and one more, but four at most
+test: $(VENV)/dev $(VENV)/spark chromium ## Run the whole test suite, with a worker for each core and one more, but four at most
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 check: lint types test ## Lint, check types, test: what continuous integration runs
@@ -52,17 +52,29 @@ docs: $(VENV)/dev ## Write docs/reference/ again from the code
 proto: $(VENV)/dev ## Make the protocol's modules again from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/catchment/server/protocol/*.proto
 
-clean: ## Remove everything that was generated
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out
+wheel: $(VENV)/dev ## Build the wheel into dist/
+	$(BIN)/python -m hatchling build --target wheel
+
+clean: ## Remove everything that was generated, but not catchment-data/
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out tests/browser/out dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 java:
 	@bin/ensure-java
+
+chromium:
+	@bin/ensure-chromium
 
 $(VENV)/runtime: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) …" >&2
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Catchment needs Python 3.11 or newer.")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable .
+	@touch $@
+
+# Every start of Spark is faster then, which pays where there are many.
+$(VENV)/spark: $(VENV)/runtime | java
+	@$(BIN)/catchment doctor --prepare --home $(VENV)/examined >$(VENV)/doctor.log 2>&1 || { cat $(VENV)/doctor.log; exit 1; }
 	@touch $@
 
 $(VENV)/dev: $(VENV)/runtime

@@ -1,5 +1,8 @@
-"""Writes `docs/reference/` from the code, so that it cannot fall behind it; run by `make docs`."""
+"""Writes `docs/reference/` and the example of a settings file from the code, so that they cannot fall behind it; run by
+`make docs`.
+"""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
@@ -10,12 +13,14 @@ from catchment import faults
 from catchment.cli.main import command_line
 from catchment.cli.schema import EXIT_DIVERGED
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError
-from catchment.settings import FILE_NAME, declared
+from catchment.event_catalogue import AROUND, IDS, VERBS
+from catchment.settings import FILE_NAME, Settings, declared
 from catchment.status.keys import KEYS
 from catchment.web.catalogue import METRICS
 from catchment.web.metrics import PROCESS, Declared
 
 REFERENCE = Path(__file__).parent / "reference"
+EXAMPLE = Path(__file__).parents[1] / "deploy" / FILE_NAME
 PROGRAM = "catchment"
 _NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit; run `make docs`. -->"
 
@@ -25,6 +30,7 @@ def pages() -> dict[str, str]:
     return {
         "cli.md": cli_page(),
         "crash-points.md": crash_points_page(),
+        "logs.md": logs_page(),
         "metrics.md": metrics_page(),
         "settings.md": settings_page(),
         "status.md": status_page(),
@@ -45,6 +51,27 @@ def settings_page() -> str:
         "",
         *_table(("variable", "default", "unit", "what it is"), rows),
     )
+
+
+def settings_example() -> str:
+    """A settings file in which every setting is a comment: `#name = default`, or `##name = ""` where it has none."""
+    lines = [
+        "# Every setting, at its default. Written by docs/generate.py from the code: do not edit, run `make docs`.",
+        f"# Copy what you need into `{FILE_NAME}` in the home. A variable of the environment wins over the file.",
+        '# `#name = value` is what holds without the line. `##name = ""` is a setting that has no value by itself.',
+    ]
+    for each in declared():
+        # The file cannot say where it lies.
+        if each.name != "home":
+            unit = f" In {each.unit}." if each.unit else ""
+            lines += ["", f"# {each.help}{unit}", _assignment(each.name)]
+    return "\n".join(lines) + "\n"
+
+
+def _assignment(name: str) -> str:
+    default = Settings.model_fields[name].default
+    # What JSON writes for text, numbers, truth and an empty table is TOML too.
+    return f'##{name} = ""' if default is None else f"#{name} = {json.dumps(default)}"
 
 
 def cli_page() -> str:
@@ -75,6 +102,39 @@ def crash_points_page() -> str:
         "kill a process at each of them and then check that nothing is lost and nothing is doubled.",
         "",
         *_table(("point", "what is so when it is reached"), ((_code(k), v) for k, v in faults.POINTS.items())),
+    )
+
+
+def logs_page() -> str:
+    """The page about the log."""
+    around = ", ".join(_code(name) for name in AROUND)
+    verbs = (
+        (_code(verb), each.level, f"{each.means} {each.act}".rstrip(), ", ".join(map(_code, each.ids)))
+        for verb, each in VERBS.items()
+    )
+    return _page(
+        "Logs",
+        "The log goes to stderr. On a terminal it is for a person; elsewhere every line is one JSON object:",
+        "`CATCHMENT_LOG_JSON` says otherwise. `CATCHMENT_LOG_LEVEL` is the least level that is logged.",
+        "[How to follow a request or a move](../howto/serve.md#logs) has examples.",
+        "",
+        "A JSON line begins with `at` (UTC), `level` and `action`, which is one of the verbs below; then come ids,",
+        "then further facts. Verbs and ids are kept from version to version; further facts may come. What a library",
+        "logs has the library's name for its `action`, and a `message`. No value is longer than 4,000 letters.",
+        "",
+        "Statements are not in the log, nor are errors that repeat them, unless `CATCHMENT_LOG_SQL` is set: who may",
+        "read the log need not be one who may read tables. Catchment itself writes no password there, and no token; in",
+        "texts of others, say of a driver, stars stand for what has the form of one, such as `password=…`.",
+        "",
+        "## Ids",
+        "",
+        f"Whatever is done for a call, a flush, a delivery or a move has its ids, whatever the verb: {around}.",
+        "",
+        *_table(("id", "what it is"), ((_code(name), said) for name, said in IDS.items())),
+        "",
+        "## Verbs",
+        "",
+        *_table(("verb", "level", "what it means, and what to do", "ids"), verbs),
     )
 
 
@@ -131,6 +191,7 @@ def main() -> None:
     REFERENCE.mkdir(exist_ok=True)
     for name, text in pages().items():
         (REFERENCE / name).write_text(text, encoding="utf-8")
+    EXAMPLE.write_text(settings_example(), encoding="utf-8")
 
 
 def _below(name: str, group: TyperGroup) -> Iterator[tuple[str, TyperCommand]]:

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message
 
+from catchment import events
 from catchment.errors import NotLoggedInError
 from catchment.queue.deadletter import Retried
 from catchment.status.cached import SLOW
@@ -46,7 +47,7 @@ PASSWORD = "correct horse"
 ORIGIN = "http://127.0.0.1:4215"
 COOKIE = "catchment_4215"
 PATHS = [page.path for page in pages.PAGES]
-VOID = frozenset({"meta", "link", "input", "br", "hr", "img", "path", "rect"})
+VOID = frozenset({"meta", "link", "input", "br", "hr", "img", "path", "rect", "wbr"})
 _TREND = Trend(
     span_s=20.0,
     acked_rows_per_s=(0.0, 5.0, 2.5, 7.0),
@@ -157,9 +158,10 @@ class House:
 
 @dataclass
 class Letters:
-    """Dead letters, and which of them were tried again."""
+    """Dead letters, which of them were tried again, and by whom as the log has it."""
 
     retried: list[Sequence[str] | None] = field(default_factory=list)
+    asked_by: list[object] = field(default_factory=list)
 
     def letters(self) -> Part[tuple[Letter, ...]]:
         letter = Letter(id="l1", table="main.events", seq=7, reason="secret <b>reason</b>", buried_at=NOW)
@@ -167,6 +169,7 @@ class Letters:
 
     def retry(self, ids: Sequence[str] | None) -> Retried:
         self.retried.append(ids)
+        self.asked_by.append(events.current("user"))
         return Retried(delivered=("l1",), refused={"l2": "no"})
 
 

@@ -8,6 +8,7 @@ from catchment.status import Health, Part, Status
 from catchment.status.model import (
     Audit,
     Delivered,
+    FinishedMove,
     Flush,
     Import,
     Imports,
@@ -19,6 +20,7 @@ from catchment.status.model import (
     QueueTable,
     SchemaDatabase,
     Schemas,
+    ScriptFacts,
     SessionFacts,
     Sessions,
     SetAsideFile,
@@ -88,6 +90,25 @@ _IMPORT = Import(
     bytes_left=70,
     problems=(LeafProblem(leaf="tp_table=a", reason="secret reason of a leaf"),),
 )
+_DATABASE = SchemaDatabase(
+    name="lake:main",
+    state="PENDING",
+    applied=3,
+    pending=("004.y.sql",),
+    last="003.x.sql",
+    differences=("events.kind: the column is missing",),
+    scripts=(
+        ScriptFacts(
+            script="004.y.sql",
+            kind="pending",
+            summary="Events have a kind.",
+            statements=1,
+            text="SELECT 'secret script'",
+        ),
+    ),
+    errors=("secret path of a script",),
+    next="apply 004.y.sql next",
+)
 _TENANTS = Tenants(
     tenants_total=1,
     shards=(ShardFacts(shard="a", region="eu", draining=False, tenants=1, seen_age_s=1.0, lag_s=0.2),),
@@ -102,6 +123,11 @@ _TENANTS = Tenants(
             phase_age_s=9.0,
             lag_s=0.2,
             pause_ms=30.0,
+        ),
+    ),
+    finished=(
+        FinishedMove(
+            tenant="t7", move="l", source="b", target="a", outcome="aborted", at=NOW, seconds=70.0, pause_ms=None
         ),
     ),
 )
@@ -141,9 +167,7 @@ def full_status(*, lake_away: str | None = None) -> Status:
         legacy=Part(NOW, Imports(imports=(_IMPORT,))),
         schemas=Part(
             NOW,
-            Schemas(
-                databases=(SchemaDatabase(name="control", state="CURRENT", applied=3, pending=(), last="003.x.sql"),)
-            ),
+            Schemas(databases=(_DATABASE,)),
         ),
         tenants=Part(NOW, _TENANTS),
         sessions=Part(NOW, _SESSIONS),

@@ -12,7 +12,7 @@ from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableEr
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.pipeline import SparkRunner
-from catchment.pipeline.java import find_java
+from catchment.pipeline.java import archive_path, find_java
 from catchment.settings import Settings
 
 _PYTHON_MIN = (3, 11)
@@ -29,14 +29,16 @@ class Check:
     hint: str | None = None
 
 
-def examine(settings: Settings) -> Iterator[Check]:
-    """Look at everything, in the order in which it would be missed."""
+def examine(settings: Settings, *, prepare: bool = False) -> Iterator[Check]:
+    """Look at everything, in the order in which it would be missed; `prepare` has Spark start faster from then on."""
     yield _python()
     yield _check("java", _java)
     yield _check("extensions", _extensions)
     yield _check("disk", lambda: _disk(settings))
     yield _check("lake", lambda: _lake(settings))
     yield _check("control", lambda: str(ControlDatabase.examine(settings)))
+    if prepare:
+        yield _check("archive", lambda: _prepare(settings))
     yield _check("spark", lambda: _spark(settings))
 
 
@@ -92,6 +94,15 @@ def _lake(settings: Settings) -> str:
         return f"none yet; it will be made at {catalog}"
     finally:
         lake.close()
+
+
+def _prepare(settings: Settings) -> str:
+    # Imported here, because it brings Spark's client along.
+    from catchment.pipeline.session import prepare
+
+    archive = archive_path()
+    prepare(settings, archive)
+    return f"Spark's classes are prepared for Java in {archive} ({files.size_of(archive) / 1e6:.0f} MB)"
 
 
 def _spark(settings: Settings) -> str:

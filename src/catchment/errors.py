@@ -6,6 +6,7 @@
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
     │   ├── ControlUnavailableError  the control database cannot be reached: what was to change may have changed
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
+    │   │   └── DiskFullError       for want of room: nothing of what was being written was kept
     │   ├── LockTimeoutError      somebody else holds the lock
     │   ├── BufferHeldError       another process has the queue's buffer open
     │   ├── BackpressureError     the buffer is full: nothing of this write was kept
@@ -42,6 +43,7 @@
     │   └── ExtensionMissingError
     ├── MismatchError             two shards do not hold the same rows: stop the move, keep both
     ├── BufferDamagedError        a file of the queue cannot be opened: it is set aside, nothing is deleted
+    ├── BufferOutdatedError       the queue's buffer is an older copy, put back: nothing is taken for flushed
     └── InvariantError            a bug of ours, or a damaged store: stop and report
 
 The first line of a class's docstring is its default message. Every error survives pickling, because Spark carries
@@ -107,6 +109,12 @@ class StorageFailedError(RetryableError):
     """A file or folder cannot be written, moved or removed."""
 
     default_hint = "Is the disk full or read-only, and may this user write there? Then run the same again."
+
+
+class DiskFullError(StorageFailedError):
+    """No space is left on the device; nothing of what was being written was kept."""
+
+    default_hint = "Nothing of this was kept. Make room on that disk, then do the same again; no restart is needed."
 
 
 class LockTimeoutError(RetryableError):
@@ -198,7 +206,7 @@ class SettingsError(InputError):
 class LakeMissingError(InputError):
     """There is no lake."""
 
-    default_hint = "`catchment demo` makes one, and so does the first delivery."
+    default_hint = "`catchment lake deliver TABLE FILES… --create` makes one. Is it the right --home?"
 
 
 class TableMissingError(InputError):
@@ -283,6 +291,12 @@ class BufferDamagedError(CatchmentError):
     """A file of the queue cannot be opened."""
 
     default_hint = "`catchment queue status` shows what was set aside, and how to inspect it."
+
+
+class BufferOutdatedError(CatchmentError):
+    """The lake has rows of the queue's table that this buffer has not given: it is an older copy, put back."""
+
+    default_hint = "See `An older buffer` in docs/howto/back-up-and-restore.md; nothing of it was taken for flushed."
 
 
 class InvariantError(CatchmentError):

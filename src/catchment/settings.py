@@ -40,7 +40,10 @@ class Settings(BaseSettings):
 
     home: Path = _setting(Path("catchment-data"), "Folder that holds everything which is not put elsewhere.")
     log_level: str = _setting("warning", "Least level that is logged.", pattern="^(debug|info|warning|error)$")
-    log_json: bool = _setting(False, "Log one JSON object a line instead of prose.")
+    log_json: bool | None = _setting(
+        None, "Log one JSON object a line instead of words for a person; default: unless stderr is a terminal."
+    )
+    log_sql: bool = _setting(False, "Whether the log may hold the text of statements, and of errors about them.")
 
     lake_catalog: SecretStr | None = _setting(
         None,
@@ -205,6 +208,9 @@ class Settings(BaseSettings):
     )  # fmt: skip
     status_tables_max: int = _setting(
         200, "Tables, and tenants, that the status lists one by one; sums are over all.", unit="tables", ge=1, le=10_000
+    )
+    status_schema_project: Path | None = _setting(
+        None, "Folder of a project whose database the status compares with its models, which are run for that."
     )
 
     spark_master: str = _setting("local[*]", "Spark master: `local[N]`, `spark://…`, `yarn`, `k8s://…`.")

@@ -63,12 +63,7 @@ def mixed(shell: Shell, delivered: Delivery) -> Delivery:
 
 @pytest.fixture(scope="module")
 def healthy(shell: Shell) -> Ended:
-    return shell.run_cold("doctor", "--json", "--home", shell.folder / "examined")
-
-
-@pytest.fixture(scope="module")
-def demo(shell: Shell) -> Ended:
-    return shell.run_cold("demo", "--json")
+    return shell.run_cold("doctor", "--prepare", "--json", "--home", shell.folder / "examined")
 
 
 def _parquet(folder: Path, count: int, *, start: int = 0) -> list[Path]:
@@ -327,7 +322,7 @@ def test_where_there_is_no_lake_upkeep_and_audit_say_so_and_make_none(shell: She
     ended = shell.run("lake", *command.split(), "--json", home=fresh)
     assert ended.code == 2
     assert ended.json["error"] == "LakeMissingError"
-    assert "catchment demo" in ended.json["hint"]
+    assert "catchment lake deliver" in ended.json["hint"]
     assert not fresh.exists()
 
 
@@ -335,7 +330,7 @@ def test_the_doctor_finds_this_machine_fit(healthy: Ended) -> None:
     assert healthy.code == 0, healthy.err
     assert healthy.json["ok"] is True
     assert [(check["name"], check["ok"]) for check in healthy.json["checks"]] == [
-        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "control", "spark")
+        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "control", "archive", "spark")
     ]
     assert all(check["detail"] for check in healthy.json["checks"])
     assert "ok   spark: Spark 4" in healthy.err
@@ -398,49 +393,3 @@ def test_a_home_that_is_a_file_exits_with_two(shell: Shell, fresh: Path) -> None
     ended = shell.run("lake", "audit", home=fresh)
     assert "Traceback" not in ended.err
     assert ended.code == 2
-
-
-def test_the_demo_delivers_once_and_proves_it(demo: Ended) -> None:
-    assert demo.code == 0, demo.err
-    story = demo.json
-    assert story.keys() == {"table", "first", "again", "queue", "audit_ok", "rows"}
-    assert story["table"] == "demo.events"
-    first, again = story["first"], story["again"]
-    assert (first["delivered"], first["skipped"], first["rows"], first["failures"]) == (60, 0, 6000, [])
-    assert (again["delivered"], again["skipped"], again["rows"], again["failures"]) == (0, 60, 0, [])
-    assert first["files"] < 60
-    assert story["audit_ok"] is True
-
-
-def test_the_demo_sees_small_writes_at_once_and_flushes_them_into_one_file(demo: Ended) -> None:
-    queued = demo.json["queue"]
-    assert queued["table"] == "demo.readings"
-    assert (queued["rows"], queued["fresh"], queued["flushed"], queued["in_lake"]) == (2000, 2000, 2000, 2000)
-    assert queued["files"] == 1
-
-
-def test_the_demo_shows_what_the_lake_really_holds(shell: Shell, demo: Ended) -> None:
-    home = shell.folder / "catchment-data"
-    query = "SELECT kind, count(*), round(sum(amount), 2) FROM demo.events GROUP BY ALL ORDER BY kind"
-    found = _rows(home, query)
-    assert [tuple(row) for row in demo.json["rows"]] == found
-    assert [row[0] for row in found] == ["buy", "click", "leave", "view"]
-    assert _rows(home, "SELECT count(*), count(DISTINCT id) FROM demo.events") == [(6000, 6000)]
-
-
-def test_the_demo_tells_its_story_on_stderr(demo: Ended) -> None:
-    steps = [line.removeprefix("▸ ") for line in demo.err.splitlines() if line.startswith("▸ ")]
-    begins = (
-        "A lake:",
-        "60 small Parquet files",
-        "The plan:",
-        "The delivery:",
-        "The same again",
-        "The queue: 400 writes of 5 rows",
-        "A fresh read, before any flush: 2,000 rows",
-        "The flush: Flushed 2,000 rows",
-        "The audit:",
-    )
-    assert len(steps) == len(begins)
-    assert all(step.startswith(begin) for step, begin in zip(steps, begins, strict=True))
-    assert "Spark 4" in demo.err

@@ -1,5 +1,6 @@
 """`catchment queue` as a user meets it: what is buffered, getting it out, and what the lake refused."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FlushPipeline
-from catchment.queue import DqCoordinator, open_buffer
+from catchment.queue import DqCoordinator, aside, open_buffer
 from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests import scenes
@@ -293,6 +294,42 @@ def test_a_buffer_that_cannot_be_opened_is_set_aside_and_the_status_says_how_to_
     assert aside["reason"]
     assert "duckdb " in aside["inspect"]
     assert aside["path"] in shell.run("queue", "status", home=home).out
+
+
+def test_an_audit_names_files_that_were_set_aside_and_exits_with_two_until_they_are_removed(
+    shell: Shell, home: Path
+) -> None:
+    Queue(home).make(EVENTS)
+    (home / "duckling_queue").mkdir()
+    (home / "duckling_queue" / "buffer.duckdb").write_bytes(NOT_A_BUFFER)
+    ended = shell.run("queue", "audit", "--json", home=home)
+    assert ended.code == 2
+    assert (ended.json["ok"], ended.json["findings"]) == (False, [])
+    (aside,) = ended.json["set_aside"]
+    assert Path(aside["path"]).read_bytes() == NOT_A_BUFFER
+    assert aside["reason"]
+    said = shell.run("queue", "audit", home=home)
+    assert said.code == 2
+    assert f"SET ASIDE {aside['path']}: {aside['reason']}" in said.out
+    shutil.rmtree(home / "duckling_queue" / "set_aside")
+    ended = shell.run("queue", "audit", "--json", home=home)
+    assert (ended.code, ended.json["ok"], ended.json["set_aside"]) == (0, True, [])
+
+
+def test_an_audit_with_a_finding_exits_with_one_although_files_were_set_aside(shell: Shell, home: Path) -> None:
+    with Queue(home).make(EVENTS).write(EVENTS, count=20).opened() as opened:
+        (parcel,) = opened.buffer.parcels()
+        opened.buffer.retire(parcel)
+        aside.put(_file(home, "other.duckdb"), reason="of old", clock=SystemClock())
+    ended = shell.run("queue", "audit", "--json", home=home)
+    assert ended.code == 1
+    assert [each["reason"] for each in ended.json["set_aside"]] == ["of old"]
+
+
+def _file(home: Path, name: str) -> Path:
+    path = home / "duckling_queue" / name
+    path.write_bytes(NOT_A_BUFFER)
+    return path
 
 
 def test_the_sessions_layout_shows_and_counts_sealed_files(shell: Shell, home: Path) -> None:

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from catchment.cli import status as command
 from catchment.server.model import Role
 from catchment.server.users import Users
 from catchment.settings import Settings
 from tests.acceptance.shell import Shell
+from tests.browser.rich_scenes import rich_status
+from tests.status_scenes import NOW
 from tests.web_scenes import Watched, watched
+
+LONG = "web_checkout_funnel_events_with_attribution_v2"
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,50 @@ def test_a_person_gets_a_few_lines_and_tables(served: Watched, tmp_path: Path) -
     assert any(line.startswith("queue     3 rows buffered for 1 table,") for line in lines)
     assert any(line.split()[:2] == ["main.events", "3"] for line in lines)
     assert "Slow statements" in found.out
+
+
+def test_a_person_gets_what_the_terminal_has_room_for(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with watched(home) as served:
+        served.execute(
+            f"CREATE TABLE {LONG} (id INTEGER)",
+            "CREATE TABLE events (id INTEGER)",
+            f"INSERT INTO duckling_queue.{LONG} SELECT * FROM range(1234)",
+            "INSERT INTO duckling_queue.events VALUES (1)",
+            "CALL duckling_queue_flush()",
+            "INSERT INTO duckling_queue.events VALUES (2)",
+        )
+        narrow, wide = (Shell(tmp_path).run("status", home=home, COLUMNS=columns) for columns in ("80", "160"))
+    for found, columns in ((narrow, 80), (wide, 160)):
+        assert found.code == 0, found.err
+        lines = found.out.splitlines()
+        # A path is a word, which stays whole.
+        assert [line for line in lines if len(line) > columns and str(home) not in line] == []
+        assert {f"main.{LONG}", "main.events"} <= {line.split()[0] for line in lines}
+        assert "…" not in found.out.partition("Slow statements")[0]
+    assert "Queue (too narrow for: " in narrow.out
+    assert "too narrow" not in wide.out
+    assert "1,234 rows in " in wide.out
+
+
+@pytest.mark.parametrize("columns", [80, 120, 160])
+def test_trouble_and_moves_are_shown_and_no_line_is_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, columns: int
+) -> None:
+    facts = rich_status(NOW).to_json()
+    monkeypatch.setattr(command, "_status", lambda *_: facts)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command.status(home=tmp_path / "home")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > columns] == []
+    firsts = {line.split()[0] for line in lines}
+    assert {each["table"] for each in facts["queue"]["tables"]} <= firsts
+    text = " ".join(" ".join(lines).split())
+    for each in facts["schemas"]["databases"]:
+        assert (f"! {each['name']} is {each['state']}: " in text) == (each["state"] in ("PENDING", "DIVERGED"))
+        assert (each["next"] or "") in text
+    [_, *rows] = lines[lines.index("Finished moves") + 1 :]
+    assert rows[0].split()[:6] == ["t31", "us-1", "eu-2", "complete", "28", "ms"]
 
 
 def test_beside_a_server_without_a_web_the_queue_is_asked_of_it_all_the_same(tmp_path: Path) -> None:

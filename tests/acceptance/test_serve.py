@@ -100,7 +100,7 @@ def _serving(home: Path, *arguments: str, **environment: str) -> Iterator[Served
     with log.open("w") as err:
         process = warm.Process(
             [COMMAND, "serve", "--port", "0", *arguments, "--home", home],
-            env={**kept, "HOME": str(home), "COLUMNS": "200", **environment},
+            env={**kept, "HOME": str(home), "COLUMNS": "200", "CATCHMENT_LOG_JSON": "false", **environment},
             stdout=warm.PIPE,
             stderr=err,
             start_new_session=True,

@@ -194,8 +194,15 @@ def test_a_move_starts_where_the_tenant_lives_and_leads_elsewhere(
 
 @pytest.mark.parametrize(
     "state",
-    [Idle(), PreparingTarget(3), DualWrite(CUTOVER, returned=2), Finalizing(17, pause_ms=3.25), Complete()],
-    ids=lambda state: state.name,
+    [
+        Idle(),
+        PreparingTarget(3),
+        DualWrite(CUTOVER, returned=2),
+        Finalizing(17, pause_ms=3.25),
+        Complete(3.25),
+        Complete(None),
+    ],
+    ids=repr,
 )
 def test_a_state_comes_back_with_its_own_data(
     store: ControlStore, move: Move, clock: FakeClock, state: MigrationState

@@ -101,6 +101,15 @@ def test_scrapers_come_in_with_a_header_and_browsers_with_a_wrong_one_do_not() -
     assert program.get("/status.json").code == 401
 
 
+def test_a_script_of_a_page_is_refused_without_a_window_of_the_browser() -> None:
+    script = Browser(web_app())
+    script.headers["accept"] = "text/event-stream"
+    refused = script.get("/events?page=queue", sec_fetch_mode="cors")
+    assert (refused.code, refused.header("www-authenticate")) == (401, None)
+    asked = script.get("/events?page=queue")
+    assert str(asked.header("www-authenticate")).startswith("Basic ")
+
+
 def test_a_login_ends_by_itself() -> None:
     clock = FakeClock()
     browser = browser_of(web_app(clock=clock), "ann")
@@ -169,6 +178,7 @@ def test_an_admin_retries_a_dead_letter_or_all(who: str) -> None:
         answer = browser.post("/queue/retry", form={"token": token_of(browser), "letter": letter})
         assert answer.code == 303
     assert desk.retried == [["l1"], None]
+    assert desk.asked_by == [who, who]
     shown = browser.get(str(answer.header("location")))
     assert "Delivered: 1. Refused again: 1." in shown.body
     require_sound(shown)

@@ -1,12 +1,14 @@
 """What an operator gets over HTTP from a real server: metrics, the status, who may see what, and its protection."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from catchment import events
 from catchment.errors import MachineError
 from catchment.server import running
 from catchment.server.model import Role
@@ -14,8 +16,11 @@ from catchment.server.serve import FlightServer
 from catchment.server.users import Users
 from catchment.server.webclient import fetch_status
 from catchment.settings import Settings
+from catchment.status import StatusReader, sources
+from catchment.status.cached import SLOW
 from catchment.status.model import FOR_ADMINS
 from catchment.tenants.model import TenantId
+from catchment.testing import InlineRunner
 from catchment.web.app import HEADERS
 from catchment.web.catalogue import METRICS
 from tests.flight_scenes import server
@@ -24,6 +29,13 @@ from tests.web_scenes import Watched, sample, watched
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 SECRET_SQL = "SELECT 'the secret of the house'"
 PATHS = ("/metrics", "/status.json")
+
+
+class ClosingRunner(InlineRunner):
+    """Has nothing to close."""
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +215,26 @@ def test_the_web_can_be_switched_off(tmp_path: Path) -> None:
         announced = running.find(settings)
         assert announced is not None
         assert announced.web is None
+
+
+def test_a_source_that_hangs_costs_neither_the_last_flush_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, happened, close = threading.Event(), [], StatusReader.close
+
+    def closed(reader: StatusReader) -> None:
+        happened.append("status closed")
+        close(reader)
+
+    monkeypatch.setattr(sources, "imports", lambda _: release.wait())
+    monkeypatch.setattr(StatusReader, "close", closed)
+    found = FlightServer(Settings(home=tmp_path, server_port=0))
+    found.app._runner = ClosingRunner()  # type: ignore[assignment]
+    found.start()
+    client = Watched(tmp_path, found.uri, found.web_address)
+    client.execute("CREATE TABLE events (id INTEGER)", "INSERT INTO duckling_queue.events VALUES (1)")
+    assert client.get("/status.json").json["legacy"]["unavailable"] == SLOW
+    with events.listening(lambda event: happened.append(event.verb)):
+        assert found.stop()
+    release.set()
+    assert happened.index("flushed") < happened.index("status closed") < happened.index("stopped")

@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,40 @@ def test_what_others_wrote_is_text_and_not_markup() -> None:
 def test_the_overview_says_what_needs_somebody_and_draws_how_it_went() -> None:
     body = browser_of(web_app(), "rob").get("/").body
     assert "Flushes of main.events fail: 2 in a row." in body
-    assert body.count('class="spark ') == 4
+    assert body.count('class="spark"') == 4
     assert '<rect class="fill" width="75.0"' in body
+
+
+def test_a_line_says_its_span_its_least_and_its_most() -> None:
+    found = Markup.of(browser_of(web_app(), "rob").get("/").body)
+    said = [" ".join("".join(titles).replace("\u202f", " ").split()) for _, titles in found.pictures]
+    assert "Acked rows a second in the last 20 s: from 0 to 7" in said
+    assert "99th percentile of ack times in the last 20 s: from 1 ms to 2 ms" in said
+
+
+def test_a_part_that_is_old_says_how_old() -> None:
+    def hanging() -> Status:
+        status = busy_status()
+        return replace(status, lake=replace(status.lake, at=NOW - timedelta(minutes=3)))
+
+    assert "no newer answer yet" in browser_of(web_app(hanging), "rob").get("/lake").body
+    assert "no newer answer yet" not in browser_of(web_app(), "rob").get("/lake").body
+
+
+def test_what_differs_is_for_all_and_its_sql_for_admins() -> None:
+    reader, admin = (browser_of(web_app(), who).get("/schema").body for who in ("rob", "ann"))
+    for body in (reader, admin):
+        assert "the column is missing" in body
+        assert "Events have a kind." in body
+    assert "secret script" in admin
+    assert "secret path of a script" in admin
+    assert SECRET not in reader
+
+
+def test_a_move_that_is_over_shows_how_it_ended() -> None:
+    body = browser_of(web_app(), "rob").get("/tenants").body
+    assert "b → a" in body
+    assert "aborted" in body
 
 
 def test_a_move_shows_where_it_is() -> None:
@@ -276,17 +309,29 @@ def test_a_line_breaks_where_nothing_is_known() -> None:
     assert charts.spark((0, 0)).has_values
 
 
-def test_columns_are_those_between_the_first_and_the_last_that_has_any() -> None:
-    found = charts.bars(Distribution((1.0, 2.0, 3.0), (0, 4, 0, 2), 9.0))
+def test_buckets_are_those_between_the_first_and_the_last_that_has_any() -> None:
+    found = charts.buckets(Distribution((1.0, 2.0, 3.0), (0, 4, 0, 2), 9.0))
     assert [(each.low, each.high, each.count) for each in found] == [(1.0, 2.0, 4), (2.0, 3.0, 0), (3.0, None, 2)]
-    assert [each.height for each in found] == [charts.BARS_HEIGHT, 0.0, charts.BARS_HEIGHT / 2]
-    assert charts.bars(Distribution((1.0,), (0, 0), 0.0)) == ()
+    assert [each.part for each in found] == [1.0, 0.0, 0.5]
+    assert sum(each.share for each in found) == pytest.approx(1)
+    assert charts.buckets(Distribution((1.0,), (0, 0), 0.0)) == ()
+
+
+def test_columns_are_as_high_as_their_values_and_none_is_unseen() -> None:
+    found = charts.columns([4, 0, 2])
+    assert [each.height for each in found] == [charts.COLUMNS_HEIGHT, 1.0, charts.COLUMNS_HEIGHT / 2]
+    assert [each.y + each.height for each in found] == [charts.COLUMNS_HEIGHT] * 3
+    assert [each.height for each in charts.columns([0, 0])] == [1.0, 1.0]
+    assert charts.columns([]) == ()
 
 
 def test_parts_of_a_whole_fill_it() -> None:
     found = charts.segments([("a", 1), ("b", 0), ("c", 3)])
     assert [(each.name, each.x, each.width) for each in found] == [("a", 0.0, 25.0), ("c", 25.0, 75.0)]
     assert charts.segments([("a", 0)]) == ()
+    few, many = charts.segments([("few", 1), ("many", 100_000)])
+    assert few.width > 0.9
+    assert few.width + many.width == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +342,10 @@ def test_parts_of_a_whole_fill_it() -> None:
         (pages.short(12_345), "12.3 k"),
         (pages.short(4_500_000), "4.5 M"),
         (pages.counted(1, "file"), "1 file"),
-        (pages.counted(1_200, "file"), "1,200 files"),
+        (pages.counted(1_200, "file"), "1 200 files"),
         (pages.size(512), "512 B"),
         (pages.size(1_536), "1.5 KiB"),
-        (pages.size(3 * 1024**5), "3,072.0 TiB"),
+        (pages.size(3 * 1024**5), "3 072.0 TiB"),
         (pages.span(0), "0 s"),
         (pages.span(0.000_25), "250 µs"),
         (pages.span(0.0125), "12.5 ms"),
@@ -313,10 +358,35 @@ def test_parts_of_a_whole_fill_it() -> None:
         (pages.share(0.999), "> 99 %"),
         (pages.share(1), "100 %"),
         (pages.clock(NOW), "2026-01-01 00:00:00"),
+        (pages.ago(NOW, NOW), "now"),
+        (pages.ago(NOW, NOW + timedelta(seconds=12.4)), "12 s ago"),
+        (pages.ago(NOW, NOW + timedelta(seconds=119)), "1 min ago"),
+        (pages.ago(NOW, NOW + timedelta(hours=5)), "5 h ago"),
+        (pages.ago(NOW, NOW + timedelta(days=1_234)), "1 234 d ago"),
+        (pages.ago(NOW, NOW - timedelta(seconds=16)), "in 16 s"),
+        (pages.spoken("PreparingTarget"), "Preparing target"),
+        (pages.spoken("Idle"), "Idle"),
     ],
 )
 def test_numbers_are_written_for_people(shown: str, expected: str) -> None:
-    assert shown == expected
+    assert shown.replace("\u202f", " ") == expected
+
+
+def test_between_thousands_and_before_units_stands_a_thin_space_that_ends_no_line() -> None:
+    assert [pages.count(1_234), pages.size(1_536), pages.span(200), pages.share(0.5), pages.short(12_345)] == [
+        "1\u202f234",
+        "1.5\u202fKiB",
+        "3\u202fmin 20\u202fs",
+        "50\u202f%",
+        "12.3\u202fk",
+    ]
+
+
+def test_a_name_may_end_a_line_where_it_has_a_joint_and_is_still_text() -> None:
+    assert pages.breaks("main.web_events") == "main.<wbr>web_<wbr>events"
+    assert pages.breaks("a..b/") == "a..<wbr>b/"
+    assert pages.breaks("<b>._") == "&lt;b&gt;._"
+    assert pages.breaks("") == ""
 
 
 def test_the_trend_is_bounded_and_says_what_lies_between_readings() -> None:

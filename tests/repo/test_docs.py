@@ -3,8 +3,10 @@
 import importlib.util
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +25,15 @@ ELSEWHERE = re.compile(r"^[a-z][a-z0-9+.-]*:")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAKE = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
 TARGET = re.compile(r"^([a-z]+):(?!=)", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+MEASURED = re.compile(r"\b\d[\d,.]*\d\b(?= (?:rows/s|inserts/s|in process))")
+METRIC = re.compile(r"`(catchment_[a-z_]+?)(?:\{[^`]*)?`")
+ALERT = re.compile(r"`(Catchment[A-Z]\w+)`")
+TYPED = re.compile(r"(?:^(?:\$ )?(?:[A-Z_]+=\S+ )*|`|\| )(catchment [a-z][^`#|&;…\n]*)", re.MULTILINE)
+VARIABLE = re.compile(r"\b(?:CATCHMENT|DUCKLING_QUEUE)_[A-Z_]*[A-Z]\b")
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A schema that is called as metrics are.
+NO_METRICS = {"catchment_fresh"}
 
 
 @cache
@@ -59,7 +70,7 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(prose)}
 
 
-@pytest.mark.parametrize("name", ["cli.md", "crash-points.md", "metrics.md", "settings.md", "status.md"])
+@pytest.mark.parametrize("name", ["cli.md", "crash-points.md", "logs.md", "metrics.md", "settings.md", "status.md"])
 def test_a_page_of_the_reference_is_what_the_code_says(name: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == _generator().pages()[name], "run `make docs`"
 
@@ -127,3 +138,67 @@ def test_a_make_target_that_is_mentioned_exists(name: str) -> None:
 
 def test_the_readme_names_the_two_commands_that_do_everything() -> None:
     assert {"demo", "test"} <= set(MAKE.findall(_read("README.md")))
+
+
+@pytest.mark.parametrize("name", _documents())
+def test_a_test_that_is_named_exists(name: str) -> None:
+    for path, test in TEST.findall(_read(name)):
+        assert (ROOT / path).is_file(), f"{name} names {path}"
+        assert not test or f"\ndef {test}(" in _read(path), f"{name} names {path}::{test}"
+
+
+def test_every_promise_has_tests_that_prove_it_in_every_run() -> None:
+    promises, _, _ = _read("docs/guarantees.md").partition("\n## Failures\n")
+    paragraphs = promises.split("\n\n")
+    for promise, proof in pairwise(paragraphs):
+        if promise.startswith("**"):
+            assert proof.startswith("Proof: "), promise
+            assert TEST.findall(proof), promise
+            for path, test in TEST.findall(proof):
+                assert test, f"{path}: which test of it?"
+                assert not re.search(rf"@pytest\.mark\.soak\n(?:@.*\n)*def {test}\(", _read(path)), f"{test} is a soak"
+
+
+def test_the_readme_measures_nothing_that_the_benchmarks_do_not() -> None:
+    _, _, why = _read("README.md").partition("\n## Why\n")
+    measured = MEASURED.findall(why.partition("\n## ")[0])
+    assert len(measured) > 5
+    assert [number for number in measured if number not in _read("docs/benchmarks.md")] == []
+
+
+@pytest.mark.parametrize("name", [name for name in _documents() if name.startswith("docs/howto/")])
+def test_a_metric_or_an_alert_that_a_how_to_names_exists(name: str) -> None:
+    metrics = {metric.name for metric in METRICS} | NO_METRICS
+    assert set(METRIC.findall(_read(name))) <= metrics
+    assert all(f"alert: {alert}\n" in _read("deploy/alerts.yml") for alert in ALERT.findall(_read(name)))
+
+
+@pytest.mark.parametrize("name", _documents())
+def test_a_command_that_a_document_types_exists_with_its_options(name: str) -> None:
+    known = dict(_generator().commands())
+    for line in TYPED.findall(_read(name)):
+        words = [word for word in line.split() if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")]
+        named = [" ".join(words[:length]) for length in range(len(words), 1, -1)]
+        command = next((each for each in named if each in known), None)
+        options = {word.partition("=")[0] for word in line.split() if re.match(r"--[a-z]", word)}
+        if command is None:
+            # A group, which is explained rather than typed.
+            assert not options, f"{name}: {line}"
+            assert any(each.startswith(f"{' '.join(words)} ") for each in known), f"{name}: {line}"
+        else:
+            taken = {option for each in known[command].params for option in (*each.opts, *each.secondary_opts)}
+            assert options <= taken | {"--help"}, f"{name}: {line}"
+
+
+@pytest.mark.parametrize("name", _documents())
+def test_a_setting_that_a_document_names_exists(name: str) -> None:
+    declared = settings.declared()
+    assert set(VARIABLE.findall(_read(name))) <= {setting.variable for setting in declared}
+    for block in TOML.findall(_read(name)):
+        assert set(tomllib.loads(block)) <= {setting.name for setting in declared} | {"tool"}, f"{name}: {block}"
+
+
+def test_a_picture_fetches_nothing_and_knows_the_dark() -> None:
+    picture = _read("docs/pictures/system.svg")
+    assert "prefers-color-scheme: dark" in picture
+    assert set(re.findall(r"https?://[^\s\"]+", picture)) == {"http://www.w3.org/2000/svg"}

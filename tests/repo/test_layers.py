@@ -19,7 +19,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"control"}),
     frozenset({"queue", "schema"}),
     frozenset({"lake"}),
-    frozenset({"errors", "ids", "clock", "settings", "files", "sql", "backoff", "events", "meters", "faults"}),
+    frozenset({"errors", "ids", "clock", "settings", "files", "sql", "backoff", "meters", "faults"})
+    | {"events", "event_catalogue", "loglines"},
 )
 
 ONLY_IN: dict[str, tuple[str, ...]] = {

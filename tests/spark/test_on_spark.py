@@ -1,5 +1,6 @@
 """The real runtime: tasks in Spark's workers, lost workers, late twins, separate executors, a missing Java."""
 
+import gc
 import os
 import signal
 import threading
@@ -9,9 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from catchment import events
 from catchment.errors import JavaMissingError, SparkFailedError
+from catchment.events import Event
 from catchment.lake import Lake
-from catchment.pipeline import Deliverer, Mode, SparkRunner
+from catchment.pipeline import Deliverer, Mode, SparkRunner, java, session
+from catchment.pipeline.java import archive_path
 from catchment.pipeline.master import parallelism
 from catchment.pipeline.plan import Stint
 from catchment.pipeline.work import Input, Part, Shape, Task
@@ -28,6 +32,7 @@ from tests.scenes import (
 )
 
 MARKER_S_MAX = 60
+NOT_PREPARED = "Spark's classes are not prepared: `catchment doctor --prepare` does that, and `make test` too."
 
 
 @pytest.fixture
@@ -174,3 +179,35 @@ def test_without_java_the_error_says_what_to_install(
     with pytest.raises(JavaMissingError) as caught:
         _ = SparkRunner(make_settings("sqlite")).spark
     assert "openjdk-17" in str(caught.value.hint)
+
+
+def test_java_maps_the_classes_that_were_prepared(spark_runner: SparkRunner) -> None:
+    archive = archive_path()
+    if not archive.exists():
+        pytest.skip(NOT_PREPARED)
+    gateway = spark_runner.spark.sparkContext._gateway
+    assert gateway is not None
+    assert str(archive) in Path(f"/proc/{gateway.proc.pid}/maps").read_text()
+
+
+# PySpark leaves the pipe open to a Java that ended at once.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_spark_starts_without_an_archive_that_is_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only Java is started: a process has room for one context."""
+    whole = archive_path()
+    if not whole.exists():
+        pytest.skip(NOT_PREPARED)
+    torn = tmp_path / "torn.jsa"
+    torn.write_bytes(whole.read_bytes()[: 1 << 20])
+    monkeypatch.setattr(java, "archive_path", lambda: torn)
+    # Java leaves an account of its death where it ran.
+    monkeypatch.chdir(tmp_path)
+    heard: list[Event] = []
+    settings = Settings(home=tmp_path / "home")
+    with (tmp_path / "log").open("wb") as log, events.listening(heard.append):
+        gateway = session._launch(session._conf(settings), log, tmp_path / "log")
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        assert gateway.proc.wait(timeout=MARKER_S_MAX) == 0
+        gc.collect()
+    assert [event.verb for event in heard] == ["spark_archive_unfit"]

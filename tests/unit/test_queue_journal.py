@@ -15,7 +15,8 @@ from catchment.ids import TableId
 from catchment.queue import journal as journals
 from catchment.queue.journal import SUFFIX, Entry, Journal
 from catchment.queue.shared import SharedBuffer
-from catchment.queue.store import Store, Write, new_identity
+from catchment.queue.store import Store, new_identity
+from catchment.queue.writes import Write
 from catchment.settings import MIB
 from tests.queue_scenes import event_rows
 from tests.scenes import EVENT_COLUMNS, EVENTS

@@ -115,7 +115,7 @@ def test_what_nobody_foresaw_is_told_to_the_log_and_not_to_the_client() -> None:
     with events.listening(heard.append):
         code, text = status.of(ZeroDivisionError("secret"))
     assert (code, "secret" in text) == (Code.INTERNAL, False)
-    assert [event.verb for event in heard] == ["server.failed"]
+    assert [event.verb for event in heard] == ["call_crashed"]
     assert "secret" in heard[0].facts["traceback"]
 
 

@@ -1,12 +1,15 @@
 """The status: documented keys, what each role sees, parts that are away, what is kept, and what needs somebody."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +18,15 @@ import pytest
 
 from catchment import events, sql
 from catchment.app import App
-from catchment.errors import LakeUnavailableError, SettingsError
+from catchment.errors import (
+    BufferHeldError,
+    CatchmentError,
+    DiskFullError,
+    LakeUnavailableError,
+    SettingsError,
+    StateError,
+    StorageFailedError,
+)
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Commit, DeadLetter
 from catchment.lake.audit import AuditReport, Finding
@@ -30,9 +41,9 @@ from catchment.queue.coordinator import QueueStatus, TableStatus
 from catchment.queue.policy import Trouble
 from catchment.settings import Settings, load_settings
 from catchment.status import Status, StatusReader
-from catchment.status.cached import Cached
+from catchment.status.cached import SLOW, WAIT_S_MAX, Askers, Cached
 from catchment.status.keys import KEYS
-from catchment.status.model import FOR_ADMINS, PARTS, Sessions
+from catchment.status.model import FOR_ADMINS, PARTS, Part, SchemaDatabase, Schemas, Sessions
 from catchment.status.recorder import FLUSHES_MAX, Recorder
 from catchment.status.window import SAMPLE_S, WINDOW_S, Window
 from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
@@ -94,22 +105,38 @@ def test_a_secret_of_the_scene_would_be_seen() -> None:
     assert json.dumps(full_status().to_json()).count(SECRET) > 10
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("/srv/secret/app.sqlite", "app.sqlite"), ("secret/app.sqlite", "app.sqlite"), ("lake:main", "lake:main")],
+)
+def test_others_see_of_a_database_that_is_a_file_the_last_part_of_its_path(name: str, shown: str) -> None:
+    database = SchemaDatabase(name=name, state="CURRENT", applied=1, pending=(), last=None)
+    status = replace(full_status(), schemas=Part(NOW, Schemas(databases=(database,))))
+
+    def named(seen: Status) -> list[str]:
+        return [each["name"] for each in seen.to_json()["schemas"]["databases"]]
+
+    assert named(status.for_role("reader")) == [shown]
+    assert named(status.for_role("admin")) == [name]
+
+
 # Parts that are dear to ask for.
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as found:
-        yield found
+def askers() -> Iterator[Askers]:
+    found = Askers("test-askers")
+    yield found
+    found.close()
 
 
-def _cached(ask: Callable[[], int], pool: ThreadPoolExecutor, clock: FakeClock, seconds_max: float = 10) -> Cached[int]:
-    return Cached("part", ask, seconds_max=seconds_max, pool=pool, clock=clock)
+def _cached(ask: Callable[[], int], askers: Askers, clock: FakeClock, seconds_max: float = 10) -> Cached[int]:
+    return Cached("part", ask, seconds_max=seconds_max, askers=askers, clock=clock)
 
 
-def test_a_part_is_asked_again_only_when_it_is_old(pool: ThreadPoolExecutor) -> None:
+def test_a_part_is_asked_again_only_when_it_is_old(askers: Askers) -> None:
     clock, answers = FakeClock(), iter([1, 2, 3])
-    cached = _cached(lambda: next(answers), pool, clock)
+    cached = _cached(lambda: next(answers), askers, clock)
     assert cached.read().value == 1
     clock.advance(9)
     assert cached.read().value == 1
@@ -117,7 +144,7 @@ def test_a_part_is_asked_again_only_when_it_is_old(pool: ThreadPoolExecutor) -> 
     assert cached.read().value == 2
 
 
-def test_a_source_that_is_away_is_a_reason_and_is_asked_again(pool: ThreadPoolExecutor) -> None:
+def test_a_source_that_is_away_is_a_reason_and_is_asked_again(askers: Askers) -> None:
     clock, is_away = FakeClock(), [True]
 
     def ask() -> int:
@@ -125,7 +152,7 @@ def test_a_source_that_is_away_is_a_reason_and_is_asked_again(pool: ThreadPoolEx
             raise LakeUnavailableError("The catalog is gone.")
         return 7
 
-    cached = _cached(ask, pool, clock)
+    cached = _cached(ask, askers, clock)
     away = cached.read()
     assert (away.value, away.unavailable) == (None, "The catalog is gone.")
     is_away.clear()
@@ -133,7 +160,7 @@ def test_a_source_that_is_away_is_a_reason_and_is_asked_again(pool: ThreadPoolEx
     assert cached.read().value == 7
 
 
-def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(pool: ThreadPoolExecutor) -> None:
+def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(askers: Askers) -> None:
     clock, release, asked = FakeClock(), threading.Event(), []
 
     def ask() -> int:
@@ -142,32 +169,80 @@ def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(pool: 
             release.wait()
         return len(asked)
 
-    cached = _cached(ask, pool, clock)
+    cached = _cached(ask, askers, clock)
     first = cached.read()
     clock.advance(11)
     assert cached.read(until_s=clock.monotonic_s()) == first
     assert cached.read(until_s=clock.monotonic_s()) == first
     release.set()
-    assert cached.read(until_s=clock.monotonic_s() + 60).value == 2
+    # Waits for who is being asked.
+    askers.close()
+    assert cached.read(until_s=clock.monotonic_s()).value == 2
     assert len(asked) == 2
 
 
-def test_a_source_that_hangs_from_the_start_is_unavailable_until_it_answers(pool: ThreadPoolExecutor) -> None:
+def test_a_source_that_hangs_from_the_start_is_unavailable_until_it_answers(askers: Askers) -> None:
     clock, release = FakeClock(), threading.Event()
-    cached = _cached(lambda: int(release.wait()), pool, clock)
+    cached = _cached(lambda: int(release.wait()), askers, clock)
     waiting = cached.read(until_s=0.01)
     assert waiting.value is None
     assert "takes longer" in str(waiting.unavailable)
     release.set()
-    assert cached.read(until_s=clock.monotonic_s() + 60).value == 1
+    askers.close()
+    assert cached.read(until_s=0.01).value == 1
 
 
-def test_a_bug_in_one_part_is_told_to_the_log_and_not_to_the_caller(pool: ThreadPoolExecutor) -> None:
+def test_a_question_is_waited_for_once_while_its_source_hangs(askers: Askers, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, release, waits, real = FakeClock(), threading.Event(), [], futures.wait
+
+    def wait(asked: Any, timeout: float) -> Any:
+        waits.append(timeout)
+        return real(asked, timeout=60 if release.is_set() else 0.01)
+
+    monkeypatch.setattr("catchment.status.cached.wait", wait)
+    cached = _cached(lambda: int(release.wait()), askers, clock)
+    assert [cached.read().unavailable for _ in range(3)] == [SLOW] * 3
+    release.set()
+    assert cached.read().value == 1
+    clock.advance(11)
+    assert cached.read().value == 1
+    # The next question is waited for again.
+    assert waits == [WAIT_S_MAX, 0, 0, 0, WAIT_S_MAX]
+
+
+def test_the_end_does_not_wait_for_a_source_that_hangs_and_neither_does_the_process() -> None:
+    code = """
+import threading
+from catchment.clock import SystemClock
+from catchment.status.cached import Askers, Cached
+
+askers = Askers("asker")
+cached = Cached("part", threading.Event().wait, seconds_max=1, askers=askers, clock=SystemClock())
+print(cached.read(until_s=0.0).unavailable, flush=True)
+askers.close()
+print("closed", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [SLOW, "closed"]
+
+
+def test_after_the_end_nothing_is_asked(askers: Askers) -> None:
+    askers.close()
+    with pytest.raises(StateError, match="any more"):
+        _cached(lambda: 1, askers, FakeClock()).read()
+
+
+def test_a_bug_in_one_part_is_told_to_the_log_and_not_to_the_caller(
+    askers: Askers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[events.Event] = []
+    shown: SimpleQueue[type[BaseException]] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda failure: shown.put(failure.exc_type))
     with events.listening(heard.append):
-        found = _cached(lambda: 1 // 0, pool, FakeClock()).read()
+        found = _cached(lambda: 1 // 0, askers, FakeClock()).read()
     assert found.unavailable == "it failed; the log says why"
     assert [(each.verb, each.facts["part"]) for each in heard] == [("status_failed", "part")]
+    assert shown.get(timeout=60) is ZeroDivisionError
 
 
 # The last minute.
@@ -331,6 +406,28 @@ def test_what_needs_somebody_is_said_in_a_sentence(tmp_path: Path, changes: dict
         health = _status(app, queue=lambda: _queue_status(**changes)).health
     assert health.reasons == (() if reason is None else (reason,))
     assert health.word == ("ok" if reason is None else "degraded")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DiskFullError("secret"), "The queue cannot take writes: no space is left on the device."),
+        (StorageFailedError("secret"), "The queue cannot take writes."),
+        (StateError("There is no buffer yet."), None),
+        (BufferHeldError("secret"), None),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_queue_that_cannot_be_asked_needs_somebody_unless_there_is_none_or_another_process_has_it(
+    tmp_path: Path, error: CatchmentError, reason: str | None
+) -> None:
+    def fail() -> QueueStatus:
+        raise error
+
+    with App(Settings(home=tmp_path / "none")) as app:
+        status = _status(app, queue=fail)
+    assert status.queue.unavailable == error.message
+    assert status.health.reasons == (() if reason is None else (reason,))
 
 
 def test_an_audit_with_findings_needs_somebody_until_the_next_one(tmp_path: Path) -> None:

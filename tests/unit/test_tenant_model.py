@@ -39,7 +39,7 @@ STATES: st.SearchStrategy[MigrationState] = st.one_of(
     st.builds(PreparingTarget, st.integers(0, 2**64)),
     st.builds(DualWrite, POSITIONS, st.integers(0, 9)),
     st.builds(Finalizing, st.integers(0, 2**63), st.floats(0, 1e6)),
-    st.just(Complete()),
+    st.builds(Complete, st.none() | st.floats(0, 1e6)),
 )
 
 
@@ -114,6 +114,10 @@ def test_positions_come_back_from_json(positions: Positions) -> None:
 @given(STATES)
 def test_a_state_comes_back_from_json(state: MigrationState) -> None:
     assert state_from_json(state.name, json.loads(json.dumps(state.to_json()))) == state
+
+
+def test_a_move_that_an_older_version_completed_has_no_pause() -> None:
+    assert state_from_json("Complete", {}) == Complete(None)
 
 
 def test_the_number_of_the_cutover_is_the_rows_of_all_tables() -> None:

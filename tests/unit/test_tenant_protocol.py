@@ -63,6 +63,11 @@ BACK = protocol.Reversing(source=_at(130), gate=_at(130))
         (DUAL, protocol.Returned(), Step(state=DualWrite(_at(100), returned=1))),
         (FINALIZING, protocol.Returned(), Step(state=FINALIZING, home=Side.TARGET)),
         (FINALIZING, WAITED, Step(state=COMPLETE, home=Side.TARGET, is_new_route=True, outcome="complete")),
+        (
+            Finalizing(1_000, 2.5),
+            WAITED,
+            Step(state=Complete(2.5), home=Side.TARGET, is_new_route=True, outcome="complete"),
+        ),
         (IDLE, protocol.Aborting(), Step(state=IDLE, is_new_route=True, outcome="aborted")),
         (PREPARING, protocol.Aborting(), Step(state=IDLE, is_new_route=True, outcome="aborted")),
         (DUAL, protocol.Aborting(), Step(state=IDLE, is_new_route=True, outcome="aborted")),

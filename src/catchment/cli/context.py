@@ -1,5 +1,7 @@
 """What every command starts from: the settings, an output, and one way of ending with an error."""
 
+import os
+import pwd
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +32,8 @@ class Started:
 
     settings: Settings
     out: Output
+    # Whether stderr is a log that programs read.
+    logs_json: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,9 @@ def started(home: Path | None, as_json: bool, **options: object) -> Iterator[Sta
     out = Output(as_json=as_json)
     try:
         settings = load_settings(home, **options)
-        events.configure_logging(level=settings.log_level, as_json=settings.log_json)
-        yield Started(settings=settings, out=out)
+        logs_json = out.screen is None if settings.log_json is None else settings.log_json
+        events.configure_logging(level=settings.log_level, as_json=logs_json, colour=out.is_colourful)
+        yield Started(settings=settings, out=out, logs_json=logs_json)
     except CatchmentError as error:
         out.error(error)
         raise typer.Exit(error.exit_code) from None
@@ -77,6 +82,14 @@ def agree(run: Command, question: str, *, yes: bool) -> None:
     if not answer:
         run.out.say("Nothing was changed.")
         raise typer.Exit(EXIT_NEEDS_YOU)
+
+
+def whoami() -> str:
+    """Who runs the command, by the name that this machine has for them."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
 
 
 @contextmanager

@@ -62,14 +62,21 @@ app = typer.Typer(
 
 
 @app.command()
-def doctor(home: Home = None, as_json: AsJson = False) -> None:
+def doctor(
+    *,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Have Spark start in half the time here: some 70 MB beside the packages.")
+    ] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
     """Check that this machine has what Catchment needs; exit 2 when something is missing."""
     # Imported here, because it brings the pipelines along.
     from catchment.doctor import examine
 
     with command(home, as_json) as run:
         checks = []
-        for check in examine(run.app.settings):
+        for check in examine(run.app.settings, prepare=prepare):
             checks.append(check)
             run.out.say(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.detail}")
             if check.hint and not check.ok:

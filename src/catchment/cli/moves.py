@@ -23,7 +23,7 @@ from catchment.pipeline.plan import counted
 from catchment.server.remote import Remotes
 from catchment.tenants.drive import MoveReport, Phase, drive
 from catchment.tenants.migration import Preflight, TenantMigration
-from catchment.tenants.model import Finalizing, Move, Shard, ShardId, TenantId
+from catchment.tenants.model import Complete, Finalizing, MigrationState, Move, Shard, ShardId, TenantId
 from catchment.tenants.node import Lag, ShardNode
 from catchment.tenants.store import ControlStore
 
@@ -308,13 +308,18 @@ def move_lines(move: Move, lag: Lag | None, problem: str | None) -> Iterator[str
     where = f"from {move.source} to {move.target}"
     if move.finished_at is not None:
         yield f"The last move, {where}, is {move.outcome} since {move.finished_at:%Y-%m-%d %H:%M:%S} UTC."
+        yield from _pause_lines(move.state)
         return
     yield f"On its way {where}, in {move.state.name} since {move.updated_at:%Y-%m-%d %H:%M:%S} UTC."
-    if isinstance(move.state, Finalizing) and move.state.pause_ms:
-        yield f"Writes waited for {move.state.pause_ms:,.1f} ms at the switch."
+    yield from _pause_lines(move.state)
     if lag is not None:
         state = "confirms every write" if lag.is_sync else f"is behind{f': {lag.error}' if lag.error else ''}"
         yield f"The copy lacks {counted(lag.rows, 'row')} and {state}."
     elif problem is not None:
         yield f"How far the copy is, is not known: {problem}"
     yield from (f"Next: {each}" for each in next_commands(move.tenant, move.target, move.state.name))
+
+
+def _pause_lines(state: MigrationState) -> Iterator[str]:
+    if isinstance(state, Finalizing | Complete) and state.pause_ms:
+        yield f"Writes waited for {state.pause_ms:,.1f} ms at the switch."

@@ -56,6 +56,11 @@ class Output:
         """Stderr to draw on, where a person looks at it; None where it is a file or a pipe."""
         return self._talk if self._talk.is_terminal else None
 
+    @property
+    def is_colourful(self) -> bool:
+        """Whether stderr shows colours, and nobody has asked for none."""
+        return self._talk.is_terminal and self._talk.color_system is not None and not self._talk.no_color
+
     def ask(self, question: str) -> bool | None:
         """A person's yes or no; None where there is nobody to ask. Anything but a yes is a no."""
         if self.screen is None or not sys.stdin.isatty():

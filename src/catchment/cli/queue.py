@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from catchment import events
 from catchment.app import App
-from catchment.cli.context import AsJson, Command, Home, command, telling_of_spark
+from catchment.cli.context import AsJson, Command, Home, command, telling_of_spark, whoami
 from catchment.cli.lake import audit_lines
-from catchment.errors import EXIT_FAILED, BufferHeldError, FlushFailedError, InputError
+from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, BufferHeldError, FlushFailedError, InputError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import AuditReport, DeadLetter
 from catchment.lake.audit import Finding
@@ -63,7 +64,10 @@ def flush(home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def audit(home: Home = None, as_json: AsJson = False) -> None:
-    """Prove that everything flushed is in the lake once, and nothing left the buffer too early; exit 1 on a finding."""
+    """Prove that everything flushed is in the lake once, and nothing left the buffer too early.
+
+    Exit 1 on a finding, 2 where files of the buffer were set aside: they may hold rows that are nowhere else.
+    """
     with command(home, as_json) as run:
         notes = list(_notes(run.app, None))
         states: Sequence[TableState] | None = ()
@@ -86,11 +90,20 @@ def audit(home: Home = None, as_json: AsJson = False) -> None:
             ["producer", "seq", "units", "rows", "tables"],
             [(p.producer, p.seq, p.units, f"{p.rows:,}", ", ".join(p.tables)) for p in report.producers],
         )
-        facts = {"producers": report.producers, "findings": report.findings, "notes": report.notes}
         buffered = None if states is None else {str(table): rows for table, rows in waiting.items()}
-        run.out.value({"ok": report.ok, **facts, "buffered": buffered}, _audit_lines(report, buffered))
-        if not report.ok:
-            raise typer.Exit(EXIT_FAILED)
+        # Opening the buffer may have set one aside.
+        put_aside = aside.found(run.app.settings.queue_path)
+        facts = {
+            "ok": report.ok and not put_aside,
+            "producers": report.producers,
+            "findings": report.findings,
+            "notes": report.notes,
+            "buffered": buffered,
+            "set_aside": _aside_facts(put_aside),
+        }
+        run.out.value(facts, _audit_lines(report, buffered, put_aside))
+        if not report.ok or put_aside:
+            raise typer.Exit(EXIT_NEEDS_YOU if report.ok else EXIT_FAILED)
 
 
 @letters.command(name="list")
@@ -142,7 +155,8 @@ def retry(
     with command(home, as_json) as run:
         if bool(ids) == all_letters:
             raise InputError("Which dead letters?", hint="Name ids, or say --all.")
-        done = deadletter.retry(run.app.existing_lake, ids or None)
+        with events.context(user=whoami()):
+            done = deadletter.retry(run.app.existing_lake, ids or None)
         lines = [f"Delivered {counted(len(done.delivered), 'row')}."]
         run.out.value(done, [*lines, *(f"Refused: {each}: {reason}" for each, reason in done.refused.items())])
         if done.refused:
@@ -164,7 +178,8 @@ def drop(
                 f"{counted(len(set(ids)), 'dead letter')} would be gone for good.",
                 hint="Look with `catchment queue dead-letters show ID`, then say the same with --yes.",
             )
-        dropped = deadletter.drop(run.app.existing_lake, ids)
+        with events.context(user=whoami()):
+            dropped = deadletter.drop(run.app.existing_lake, ids)
         run.out.value({"dropped": dropped}, [f"{counted(dropped, 'dead letter')} dropped."])
 
 
@@ -264,10 +279,18 @@ def _status_facts(queue: QueueStatus) -> dict[str, object]:
         "bytes": queue.bytes,
         "bytes_max": queue.bytes_max or None,
         "tables": [_table_facts(each, queue.at) for each in queue.tables],
-        "set_aside": [
-            {"path": each.path, "reason": each.reason, "inspect": _inspect(each)} for each in queue.set_aside
-        ],
+        "set_aside": _aside_facts(queue.set_aside),
     }
+
+
+def _aside_facts(found: Sequence[SetAside]) -> list[dict[str, object]]:
+    return [{"path": each.path, "reason": each.reason, "inspect": _inspect(each)} for each in found]
+
+
+def _aside_lines(found: Sequence[SetAside]) -> Iterator[str]:
+    for each in found:
+        yield f"SET ASIDE {each.path}: {each.reason}"
+        yield f"  look into a copy of it: {_inspect(each)}"
 
 
 def _table_facts(each: TableStatus, now: datetime) -> dict[str, object]:
@@ -312,9 +335,7 @@ def _status_lines(queue: QueueStatus, notes: Sequence[str]) -> Iterator[str]:
         yield "There is no buffer yet; the first write makes it."
     elif rows:
         yield "They are durable on this machine's disk, and not in the lake yet: `catchment queue flush`."
-    for each in queue.set_aside:
-        yield f"SET ASIDE {each.path}: {each.reason}"
-        yield f"  look into a copy of it: {_inspect(each)}"
+    yield from _aside_lines(queue.set_aside)
     yield from (f"note: {note}" for note in notes)
 
 
@@ -367,13 +388,18 @@ def _compared(
     return waiting, findings
 
 
-def _audit_lines(report: AuditReport, buffered: Mapping[str, int] | None) -> Iterator[str]:
+def _audit_lines(
+    report: AuditReport, buffered: Mapping[str, int] | None, put_aside: Sequence[SetAside]
+) -> Iterator[str]:
     yield from audit_lines(report)
     if buffered is not None:
         for table, rows in buffered.items():
             yield f"{table}: {counted(rows, 'row')} still buffered."
         if not buffered:
             yield "Nothing is buffered."
+    yield from _aside_lines(put_aside)
+    if put_aside:
+        yield "Acknowledged rows may be there and nowhere else. Remove the folder once you have seen to them."
 
 
 def _letter_facts(letter: DeadLetter) -> dict[str, object]:

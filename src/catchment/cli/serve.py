@@ -1,22 +1,27 @@
 """`catchment serve`: the Flight SQL server, from its first line to its last signal."""
 
+import logging
 import os
 import signal
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from catchment import events
 from catchment.cli.context import AsJson, Home, Started, started, telling_of_spark
-from catchment.cli.output import Output
 from catchment.errors import EXIT_STOPPED
 from catchment.events import Event
-from catchment.server.serve import FlightServer
+from catchment.settings import default_variable
+
+if TYPE_CHECKING:
+    from catchment.server.serve import FlightServer
 
 
 def serve(
@@ -43,20 +48,30 @@ def serve(
         "server_tls_key": tls_key,
         "shard_name": shard,
     }
-    with _signalled() as wait_for_signal, started(home, as_json, **options) as run, _telling(run.out):
+    with _signalled() as wait_for_signal, started(home, as_json, **options) as run, _telling(run):
+        # Read when gRPC is imported: it would tell stderr, in a form of its own, of every stranger's failed handshake.
+        default_variable("GRPC_VERBOSITY", "NONE")
+        from catchment.server.serve import FlightServer
+
         server = FlightServer(run.settings)
         server.start()
         _say_ready(run, server)
         wait_for_signal()
-        run.out.say("Stopping: calls under way may finish, then what is buffered is flushed …")
+        _say(run, "Stopping: calls under way may finish, then what is buffered is flushed …")
         if not server.stop():
-            run.out.say("The last flush takes longer: its rows are on the disk, and the next start goes on with them.")
+            _say(run, "The last flush takes longer: its rows are on the disk, and the next start goes on with them.")
             # Closing would wait for it.
             os._exit(0)
-        run.out.say("Stopped.")
+        _say(run, "Stopped.")
 
 
-def _say_ready(run: Started, server: FlightServer) -> None:
+def _say(run: Started, text: str) -> None:
+    """Tell a person; where programs read stderr line by line, events say the same."""
+    if not run.logs_json:
+        run.out.say(text)
+
+
+def _say_ready(run: Started, server: "FlightServer") -> None:
     settings = run.settings
     login, tls = server.authenticator.login_required, settings.server_tls_certificate is not None
     facts = {"uri": server.uri, "pid": os.getpid(), "login": login, "tls": tls, "home": settings.home.absolute()}
@@ -65,10 +80,10 @@ def _say_ready(run: Started, server: FlightServer) -> None:
     line = " ".join(f"{name}={_word(value)}" for name, value in facts.items() if name != "uri")
     # First for those who read it, so that whoever waits for the ready line finds the rest there already.
     for each in _welcome(server.uri, settings.server_tls_certificate, login=login):
-        run.out.say(each)
+        _say(run, each)
     web = server.web_address
     if web is not None:
-        run.out.say(f"How it is doing: `catchment status`, {web}/status.json, and {web}/metrics for Prometheus.")
+        _say(run, f"How it is doing: `catchment status`, {web}/status.json, and {web}/metrics for Prometheus.")
     lines = [f"ready {server.uri} {line}", *([] if web is None else [f"web {web}"])]
     run.out.value({"ready": True, **facts, "web": web}, lines)
 
@@ -100,8 +115,13 @@ def _word(value: object) -> str:
 
 
 @contextmanager
-def _telling(out: Output) -> Iterator[None]:
+def _telling(run: Started) -> Iterator[None]:
     """Say what a start did on the way, and when Spark starts."""
+    out = run.out
+    if run.logs_json:
+        with _in_one_form():
+            yield
+        return
 
     def tell(event: Event) -> None:
         facts = event.facts
@@ -117,6 +137,25 @@ def _telling(out: Output) -> Iterator[None]:
 
     with telling_of_spark(out), events.listening(tell):
         yield
+
+
+@contextmanager
+def _in_one_form() -> Iterator[None]:
+    """Have Python itself say on stderr nothing but lines of the log."""
+    before, threading.excepthook = threading.excepthook, _say_died
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        threading.excepthook = before
+
+
+def _say_died(died: threading.ExceptHookArgs) -> None:
+    error = died.exc_value
+    text = "" if error is None else "".join(traceback.format_exception(error))
+    thread = "" if died.thread is None else died.thread.name
+    events.emit("thread_died", level=logging.ERROR, thread=thread, error=died.exc_type.__name__, traceback=text)
 
 
 @contextmanager

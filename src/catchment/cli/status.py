@@ -1,10 +1,15 @@
 """`catchment status`: how everything stands, from the server that runs on the home, or without one."""
 
+import textwrap
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
+
+from rich.console import Console
 
 from catchment.app import App
 from catchment.cli.context import AsJson, Home, command
+from catchment.cli.listing import Listing
 from catchment.cli.output import Output
 from catchment.errors import BufferHeldError, StateError
 from catchment.pipeline.plan import counted
@@ -12,8 +17,11 @@ from catchment.queue import QueueStatus
 from catchment.server import running
 from catchment.status import StatusReader
 
-_ROWS_MAX = 15
-_TEXT_LETTERS_MAX = 60
+_LAST_MAX = 5
+_TROUBLE = "  ! "
+_INDENT = " " * 10
+# Schemas of which there is nothing to say: nothing is pending, or nobody here knows.
+_CALM = ("CURRENT", "APPLIED")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 Facts = dict[str, Any]
@@ -23,12 +31,13 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
     """Show how everything stands: queue, lake, imports, schemas, tenants, sessions, and what needs somebody."""
     with command(home, as_json) as run:
         facts = _status(run.app, run.out)
-        run.out.value(facts, _lines(facts))
-        for title, columns, rows in _tables(facts):
-            if rows:
-                more = f" (the first {_ROWS_MAX} of {len(rows)})" if len(rows) > _ROWS_MAX else ""
+        width = Console().width
+        run.out.value(facts, (part for line in _lines(facts) for part in _wrapped(line, width)))
+        for listing in _listings(facts):
+            if listing.rows:
+                shown = listing.fitted(width)
                 run.out.say("")
-                run.out.table(f"{title}{more}", columns, rows[:_ROWS_MAX])
+                run.out.table(shown.title, shown.columns, shown.rows)
 
 
 def _status(app: App, out: Output) -> Facts:
@@ -57,12 +66,18 @@ def _queue(app: App) -> QueueStatus:
     return found.status()
 
 
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line as several that are no wider, but for a word that is: a path can still be copied."""
+    indent = " " * len(_TROUBLE) if line.startswith(_TROUBLE) else _INDENT
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _lines(facts: Facts) -> Iterator[str]:
     health = facts["health"]
     where = f"A server runs on {facts['home']}" if facts["serving"] else f"No server was asked; {facts['home']}"
     yield f"{health['state'].upper()}  {where}" + (f", shard {facts['shard']}" if facts["shard"] else "")
     for reason in health["reasons"]:
-        yield f"  ! {reason}"
+        yield f"{_TROUBLE}{reason}"
     if facts["serving"]:
         yield f"writes    {_writes(facts['totals'])}"
     for name, said in _PARTS.items():
@@ -73,6 +88,7 @@ def _lines(facts: Facts) -> Iterator[str]:
             found = said(part)
             if found:
                 yield f"{name:9} {found}"
+    yield from _schemas_in_trouble(facts["schemas"])
 
 
 def _writes(totals: Facts) -> str:
@@ -116,6 +132,18 @@ def _said_of_schemas(schemas: Facts) -> str:
     return ", ".join(f"{each['name']} {each['state']} ({each['applied']})" for each in schemas["databases"])
 
 
+def _schemas_in_trouble(schemas: Facts) -> Iterator[str]:
+    for each in schemas.get("databases", ()):
+        if each["state"] not in _CALM:
+            found = (
+                counted(len(each["pending"]), "script") + " pending" if each["pending"] else "",
+                counted(len(each["differences"]), "difference") if each["differences"] else "",
+                *each["errors"],
+                each["next"] or "",
+            )
+            yield f"{_TROUBLE}{each['name']} is {each['state']}: {'; '.join(part for part in found if part)}"
+
+
 def _said_of_tenants(tenants: Facts) -> str:
     if not tenants["shards"]:
         return ""
@@ -140,60 +168,89 @@ _PARTS = {
 }
 
 
-def _tables(facts: Facts) -> Iterator[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
-    """What is worth a table: its title, its columns, its rows."""
-    yield (
-        "Queue",
-        ("table", "rows", "bytes", "oldest", "due by", "failures", "dead letters", "last flush"),
-        [_queue_row(each) for each in facts["queue"].get("tables", ())],
+def _listings(facts: Facts) -> Iterator[Listing]:
+    """What is worth a table."""
+    now = facts["at"]
+    yield Listing(
+        title="Queue",
+        columns=("table", "rows", "state", "oldest", "dead", "bytes", "flushed", "last flush"),
+        rows=[_queue_row(each, now) for each in facts["queue"].get("tables", ())],
     )
-    yield (
-        "Last deliveries",
-        ("at", "table", "rows", "bytes", "snapshot"),
-        [
-            (each["at"][:19], each["table"], f"{each['rows']:,}", _size(each["bytes"]), each["snapshot"])
-            for each in facts["lake"].get("last_deliveries", ())[:5]
+    yield Listing(
+        title="Last deliveries",
+        columns=("table", "rows", "delivered", "bytes", "snapshot"),
+        rows=[
+            (each["table"], f"{each['rows']:,}", _ago(each["at"], now), _size(each["bytes"]), str(each["snapshot"]))
+            for each in facts["lake"].get("last_deliveries", ())
         ],
+        rows_max=_LAST_MAX,
     )
-    yield (
-        "Moves",
-        ("tenant", "from", "to", "phase", "for", "lag", "pause"),
-        [
+    yield Listing(
+        title="Moves",
+        columns=("tenant", "from", "to", "phase", "for", "lag", "pause"),
+        rows=[
             (
                 *(each["tenant"], each["source"], each["target"], each["phase"], _age(each["phase_age_s"])),
-                *(f"{each['lag_s']:.1f} s", "" if each["pause_ms"] is None else f"{each['pause_ms']:.0f} ms"),
+                *(f"{each['lag_s']:.1f} s", _pause(each)),
             )
             for each in facts["tenants"].get("moves", ())
         ],
     )
+    yield Listing(
+        title="Finished moves",
+        columns=("tenant", "from", "to", "outcome", "pause", "took", "ended"),
+        rows=[
+            (
+                *(each["tenant"], each["source"], each["target"], each["outcome"]),
+                *(_pause(each), _age(each["seconds"]), _ago(each["at"], now)),
+            )
+            for each in facts["tenants"].get("finished", ())
+        ],
+        rows_max=_LAST_MAX,
+    )
     for title, name in (("Running statements", "running"), ("Slow statements", "slow")):
-        yield (
-            title,
-            ("since", "user", "session", "seconds", "statement"),
-            [
-                (each["at"][:19], each["user"], each["session"], f"{each['seconds']:.1f}", _cut(each["text"]))
+        yield Listing(
+            title=title,
+            columns=("session", "user", "began", "seconds", "statement"),
+            rows=[
+                (
+                    *(each["session"], each["user"], _ago(each["at"], now), f"{each['seconds']:.1f}"),
+                    " ".join(each["text"].split()),
+                )
                 for each in facts["sessions"].get(name, ())
             ],
+            is_last_cut=True,
         )
 
 
-def _queue_row(each: Facts) -> tuple[object, ...]:
+def _queue_row(each: Facts, now: str) -> tuple[str, ...]:
     last = each["last_flushes"][0] if each["last_flushes"] else None
     return (
         each["table"],
         f"{each['rows']:,}",
-        _size(each["bytes"]),
+        _queue_state(each),
         "" if each["oldest_age_s"] is None else _age(each["oldest_age_s"]),
-        each["trigger"] or "",
-        each["failures"] or "",
-        each["dead_letters"] or "",
-        "" if last is None else f"{last['at'][11:19]}: {last['rows']:,} rows in {last['seconds']:.1f} s",
+        str(each["dead_letters"] or ""),
+        _size(each["bytes"]),
+        "" if last is None else _ago(last["at"], now),
+        "" if last is None else f"{counted(last['rows'], 'row')} in {last['seconds']:.1f} s",
     )
 
 
-def _cut(text: str) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= _TEXT_LETTERS_MAX else f"{plain[: _TEXT_LETTERS_MAX - 1]}…"
+def _queue_state(each: Facts) -> str:
+    if each["failures"]:
+        return f"failing ({each['failures']})"
+    if each["flushing"]:
+        return "flushing"
+    return f"due ({each['trigger']})" if each["trigger"] else ""
+
+
+def _pause(move: Facts) -> str:
+    return "" if move["pause_ms"] is None else f"{move['pause_ms']:,.0f} ms"
+
+
+def _ago(then: str, now: str) -> str:
+    return f"{_age((datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds())} ago"
 
 
 def _size(count: float) -> str:

@@ -67,7 +67,7 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> UpkeepReport:
 
     def took(step: Step) -> None:
         steps.append(step)
-        events.emit("upkeep_step", step=step.name, subject=step.subject, count=step.count, dry_run=dry_run)
+        events.emit("upkeep_step_done", step=step.name, subject=step.subject, count=step.count, dry_run=dry_run)
 
     for table in lake.tables():
         took(Step(name="merge", subject=str(table), count=selection.merge(table), unit="files"))

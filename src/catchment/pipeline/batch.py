@@ -53,7 +53,7 @@ class Tally:
 
     claim: Claim
     delivered: int = 0
-    skipped: int = 0
+    skipped: list[str] = field(default_factory=list)
     rows: int = 0
     files: int = 0
     bytes: int = 0
@@ -226,6 +226,7 @@ class BatchRun:
                 "commit_redone",
                 job=self._desk.job.job_id,
                 batch=self._number,
+                unit_ids=events.first_few([unit.id for share in whole for unit in share.left]),
                 error=type(error).__name__,
                 reason=error.message,
             )
@@ -250,7 +251,7 @@ class BatchRun:
         else:
             lost = [unit for unit in share.left if unit.id in there]
             share.there.extend(lost)
-            share.tally.skipped += len(lost)
+            share.tally.skipped += [unit.id for unit in lost]
             share.left = tuple(unit for unit in share.left if unit.id not in there)
             share.stale = True
         return True
@@ -333,6 +334,7 @@ class BatchRun:
             job=self._desk.job.job_id,
             table=str(share.plan.target.id),
             units=len(share.left),
+            unit_ids=events.first_few([unit.id for unit in share.left]),
             rows=rows,
             files=len(share.written.files),
         )

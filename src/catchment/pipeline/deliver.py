@@ -132,7 +132,8 @@ class Deliverer:
         `stop` is asked before each batch; once it says so, what is left stays undelivered.
         """
         tallies = [Tally(claim=plan.claim) for plan, _ in orders]
-        with Staging(self.lake.address.data_path, clock=self.lake.clock).job() as job:
+        staging = Staging(self.lake.address.data_path, clock=self.lake.clock)
+        with staging.job() as job, events.context(job=job.job_id):
             desk = Desk(
                 lake=self.lake,
                 runner=self.runner,
@@ -156,9 +157,15 @@ class Deliverer:
                     self._retire(share.there, retire, share.tally)
             faults.reach("deliver.before_clean")
         reports = tuple(_report(job.job_id, plan, tally) for (plan, _), tally in zip(orders, tallies, strict=True))
-        for report in reports:
+        for report, (plan, _), tally in zip(reports, orders, tallies, strict=True):
             if report.skipped:
-                events.emit("replay_skipped", job=report.job_id, table=str(report.table), units=report.skipped)
+                events.emit(
+                    "replay_skipped",
+                    job=report.job_id,
+                    table=str(report.table),
+                    units=report.skipped,
+                    unit_ids=events.first_few([*(unit.id for unit in plan.delivered), *tally.skipped]),
+                )
         return reports
 
     def run(self, source: Source, *, mode: Mode = Mode.AUTO, digests: bool = False) -> Report:
@@ -196,7 +203,7 @@ def _report(job_id: str, plan: Plan, tally: Tally) -> Report:
         job_id=job_id,
         table=plan.target.id,
         delivered=tally.delivered,
-        skipped=len(plan.delivered) + tally.skipped,
+        skipped=len(plan.delivered) + len(tally.skipped),
         rows=tally.rows,
         files=tally.files,
         bytes=tally.bytes,

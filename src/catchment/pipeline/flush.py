@@ -9,9 +9,10 @@ parcels ──▶ stage (Arrow files, or the sealed segments themselves) ──�
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from catchment import events, faults, files, ids
-from catchment.errors import CatchmentError, InputError
+from catchment.errors import BufferOutdatedError, CatchmentError, InputError
 from catchment.ids import TableId
 from catchment.lake import DeadLetter, deadletters
 from catchment.lake.staging import JobFolder, Staging
@@ -68,20 +69,26 @@ class FlushPipeline:
         # How large a table's rows become as Parquet, per byte of Arrow, learnt from its last flush.
         self._weights: dict[TableId, float] = {}
 
-    def catch_up(self, tables: Sequence[TableId]) -> None:
+    def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:
         # The lake may have been away when this process started.
         self._lake.open()
         with self._lake.ledger() as ledger:
             claims = {table: ledger.read(self._buffer.producer(table)) for table in tables}
+        refused: dict[TableId, str] = {}
         for table, claim in claims.items():
-            if claim is not None:
-                before = self._buffer.state(table)
-                self._buffer.flushed_through(table, claim.seq)
-                after = self._buffer.state(table)
-                if before is not None and after is not None and after.seq_flushed > before.seq_flushed:
-                    # The lake had them, and whoever brought them there could not say so any more.
-                    rows = after.seq_flushed - before.seq_flushed
-                    events.emit("replay_skipped", table=str(table), rows=rows)
+            before = self._buffer.state(table)
+            try:
+                self._buffer.flushed_through(table, 0 if claim is None else claim.seq)
+            except BufferOutdatedError as error:
+                refused[table] = error.message
+                continue
+            after = self._buffer.state(table)
+            if before is not None and after is not None and after.seq_flushed > before.seq_flushed:
+                # The lake had them, and whoever brought them there could not say so any more.
+                seqs = f"{before.seq_flushed + 1}..{after.seq_flushed}"
+                rows = after.seq_flushed - before.seq_flushed
+                events.emit("replay_skipped", table=str(table), seqs=seqs, rows=rows)
+        return refused
 
     def flush(self, parcels: Sequence[Parcel], progress: Progress | None = None) -> tuple[TableFlush, ...]:
         done: list[TableFlush] = []
@@ -108,7 +115,7 @@ class FlushPipeline:
             started_s = self._lake.clock.monotonic_s()
             # Reading the buffer is half waiting: two at once, in the parcels' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
-                for unit in stagers.map(lambda parcel: self._staged(parcel, job), parcels):
+                for unit in stagers.map(events.carried(partial(self._staged, job)), parcels):
                     portion.units[unit.id] = unit
             read_s = self._lake.clock.monotonic_s() - started_s
             faults.reach("queue.after_stage")
@@ -125,7 +132,7 @@ class FlushPipeline:
             events.emit("flush_timed", parcels=len(parcels), read_s=read_s, write_s=write_s, commit_s=commit_s)
         return portion.done
 
-    def _staged(self, parcel: Parcel, job: JobFolder) -> Unit:
+    def _staged(self, job: JobFolder, parcel: Parcel) -> Unit:
         staged = self._buffer.stage(parcel, job.path)
         source = Input(
             uri=str(staged.path),
@@ -208,7 +215,14 @@ class FlushPipeline:
             )
             for at, reason in sorted(sifted.bad.items())
         )
-        events.emit("sifted", table=str(parcel.table), unit=unit_id, rows=parcel.rows, bad=len(letters))
+        events.emit(
+            "sifted",
+            table=str(parcel.table),
+            unit=unit_id,
+            letter_ids=events.first_few([letter.id for letter in letters]),
+            rows=parcel.rows,
+            bad=len(letters),
+        )
         portion.units[unit_id] = replace(_unit(parcel, inputs), buried=letters)
         portion.sifted.add(unit_id)
 

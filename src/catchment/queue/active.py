@@ -29,7 +29,8 @@ from catchment.queue import aside
 from catchment.queue.group import GroupCommit
 from catchment.queue.layout import Layout, Part, SegmentName, State, parts_of, wal_of
 from catchment.queue.lease import Lease, Leases
-from catchment.queue.store import Store, Write, new_identity
+from catchment.queue.store import Store, new_identity
+from catchment.queue.writes import Write
 
 _IDENTITY = "__session_queue_metadata"
 _GROUP_MAX = 1_000

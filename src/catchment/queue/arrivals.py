@@ -13,6 +13,7 @@ from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
 
 _SHAPES_MAX = 1_000
+_SMALL_BYTES_MAX = 16 * 1024
 # Types whose every value DuckDB takes as it is.
 _PLAIN = frozenset(
     {
@@ -21,6 +22,15 @@ _PLAIN = frozenset(
         *(pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
     }
 )
+
+
+def size_of(rows: pa.Table) -> int:
+    """How many bytes the rows are: to the byte, unless they are so few that it does not matter.
+
+    Adding up what slices refer to takes Arrow as long as all else that is done for a small write.
+    """
+    size: int = rows.get_total_buffer_size()
+    return size if size <= _SMALL_BYTES_MAX else int(rows.nbytes)
 
 
 def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.Table:

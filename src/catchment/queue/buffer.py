@@ -165,6 +165,13 @@ class Buffer(Protocol):
         """Learn from the ledger that the lake has all rows up to `seq`: parcels start after it."""
         ...
 
+    def covered(self, table: TableId, seq: int) -> int:
+        """Up to which of its rows the lake has the table, where the ledger says `seq`.
+
+        BufferOutdatedError where those cannot be the rows that are here.
+        """
+        ...
+
     def held(self, table: TableId) -> list[Held]:
         """All rows of the table that are not retired, as of one moment."""
         ...

@@ -5,12 +5,15 @@ its turn.
 """
 
 import logging
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,19 +21,23 @@ from catchment import events, sql
 from catchment.clock import Clock
 from catchment.errors import (
     BackpressureError,
+    BufferDamagedError,
+    BufferOutdatedError,
     CatchmentError,
+    CommitUnknownError,
     FlushFailedError,
     InputError,
     MachineError,
     NotSupportedError,
+    StorageFailedError,
     TableMissingError,
 )
-from catchment.ids import TableId
+from catchment.ids import ProducerId, TableId
 from catchment.lake import Lake
 from catchment.lake.types import Column
 from catchment.meters import Meters
-from catchment.queue import arrivals
-from catchment.queue.buffer import Ack, Buffer, SetAside, TableState
+from catchment.queue import arrivals, failure
+from catchment.queue.buffer import Ack, Buffer, Parcel, SetAside, TableState
 from catchment.queue.flushing import Flusher, FlushReport, Progress, TableFlush, merged
 from catchment.queue.fresh import Fresh, fresh
 from catchment.queue.policy import Policy, Trigger, Trouble
@@ -91,11 +98,13 @@ class DqCoordinator:
         self._turns = Turns(self._policy, clock, root=settings.queue_path)
         self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables, root=settings.queue_path)
         self._sealed_rows: dict[TableId, int] = {}
-        # Tables of which the ledger knows where they began.
-        self._covered: set[TableId] = set()
+        # Tables, in the lives that they have, of which the ledger knows where they began.
+        self._covered: set[ProducerId] = set()
         # How many writes go past the buffer, by schema.
         self._bypassing: Counter[str] = Counter()
         self._bypasses = threading.Condition()
+        # Why the last write failed, where that was for the buffer's disk.
+        self._refusal: StorageFailedError | None = None
         # Set when a table is due before the sweeper's next round.
         self.due = threading.Event()
 
@@ -162,7 +171,8 @@ class DqCoordinator:
         size = sum(each.rows.nbytes for each in shipments)
         if not self._has_room(size) and not self._make_room(size):
             raise self._full(sum(each.rows.num_rows for each in shipments))
-        buffer.receive(shipments)
+        with self._writing():
+            buffer.receive(shipments)
         for table in {each.table for each in shipments}:
             self._look(table)
 
@@ -173,9 +183,11 @@ class DqCoordinator:
         """
         buffer, columns = self._shipping, self._targets.known(table, None, ask=True)
         if buffer.state(table) is not None:
-            self.flusher.catch_up([table])
+            refused = self.flusher.catch_up([table])
+            if table in refused:
+                raise BufferOutdatedError(refused[table])
         buffer.begin_at(table, columns, seq)
-        self._covered.discard(table)
+        self._covered.discard(buffer.producer(table))
         self._cover(table)
 
     def drop(self, schema: str) -> None:
@@ -187,7 +199,6 @@ class DqCoordinator:
             self._targets.forget(schema)
             for table in tables:
                 self._turns.went_well(table)
-                self._covered.discard(table)
                 self._sealed_rows.pop(table, None)
         finally:
             self._turns.give_back(tables)
@@ -260,10 +271,11 @@ class DqCoordinator:
         self, table: TableId, rows: pa.Table, columns: tuple[Column, ...], session: str, started_s: float
     ) -> Ack:
         # Asked once: Arrow takes longer to add it up than all that is counted here.
-        size = rows.nbytes
+        size = arrivals.size_of(rows)
         if not self._has_room(size) and not self._make_room(size):
             return self._bypass(table, rows)
-        ack = self.buffer.append(table, columns, rows, session=session)
+        with self._writing():
+            ack = self.buffer.append(table, columns, rows, session=session)
         self._meters.acked(rows=rows.num_rows, size=size, seconds=self._clock.monotonic_s() - started_s)
         self._look(table)
         return ack
@@ -295,6 +307,12 @@ class DqCoordinator:
             if self._policy.trigger(state, now) is not None and self._is_ready(state.table, now)
         ]
 
+    def require_writable(self) -> None:
+        """Refuse, where the last write failed for the buffer's disk, and none went well since, nor a flush."""
+        refusal = self._refusal
+        if refusal is not None:
+            raise refusal.rebuild(f"The queue cannot take writes: {refusal.message}", refusal.hint, refusal.facts)
+
     def status(self) -> QueueStatus:
         """The queue as it stands."""
         now = self._clock.now()
@@ -316,6 +334,33 @@ class DqCoordinator:
             set_aside=self.buffer.set_aside(),
             at=now,
         )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tell a writer what is the matter with the disk, and remember it for whoever asks how the queue is."""
+        try:
+            yield
+        except StorageFailedError as error:
+            self._refused(error)
+            raise failure.refusal(self._settings.queue_path, error) from error
+        except CommitUnknownError as error:
+            self._refused(error)
+            hint = "Is there room on that disk? Then look whether the rows are there before you write them again."
+            raise CommitUnknownError(f"{error.message.rstrip('.')}.", hint=hint) from error
+        except BufferDamagedError as error:
+            self._refused(error)
+            raise
+        self._accepted()
+
+    def _refused(self, error: CatchmentError) -> None:
+        before, self._refusal = self._refusal, failure.refusal(self._settings.queue_path, error)
+        if before is None:
+            events.emit("writes_refused", level=logging.ERROR, reason=error.message)
+
+    def _accepted(self) -> None:
+        if self._refusal is not None:
+            self._refusal = None
+            events.emit("writes_accepted")
 
     def _left_behind(self, sources: Mapping[TableId, set[str]]) -> Iterator[TableFlush]:
         """Files that were there before the flush and still are, because another process has leased them."""
@@ -347,32 +392,46 @@ class DqCoordinator:
     def _flush(self, taken: Sequence[TableId], progress: Progress | None) -> FlushReport:
         """Flush tables whose turn was taken, and give it back."""
         started_s = self._clock.monotonic_s()
-        try:
-            done = self._flushed(taken, progress) if taken else ()
-        finally:
-            self._turns.give_back(taken)
-        report = FlushReport(tables=done, seconds=self._clock.monotonic_s() - started_s)
-        for each in merged(done):
-            if not each.errors:
-                events.emit(
-                    "flushed",
-                    table=str(each.table),
-                    rows=each.rows,
-                    files=each.files,
-                    bytes=each.bytes,
-                    buried=each.buried,
-                    seconds=round(report.seconds, 3),
-                )
+        with events.context(flush=f"flush-{secrets.token_hex(6)}"):
+            try:
+                done, parcels = self._flushed(taken, progress) if taken else ((), ())
+            finally:
+                self._turns.give_back(taken)
+            report = FlushReport(tables=done, seconds=self._clock.monotonic_s() - started_s)
+            for each in merged(done):
+                if not each.errors:
+                    events.emit(
+                        "flushed",
+                        table=str(each.table),
+                        **_named([parcel for parcel in parcels if parcel.table == each.table]),
+                        rows=each.rows,
+                        files=each.files,
+                        bytes=each.bytes,
+                        buried=each.buried,
+                        seconds=round(report.seconds, 3),
+                    )
+            if parcels and report.ok:
+                # They are retired, for which the disk was written.
+                self._accepted()
         return report
 
-    def _flushed(self, tables: Sequence[TableId], progress: Progress | None) -> tuple[TableFlush, ...]:
+    def _flushed(
+        self, tables: Sequence[TableId], progress: Progress | None
+    ) -> tuple[tuple[TableFlush, ...], Sequence[Parcel]]:
+        """What became of the tables, and which parcels there were to flush."""
+        parcels: Sequence[Parcel] = ()
         try:
-            for table in tables:
+            refused = self.flusher.catch_up(tables)
+            others = [table for table in tables if table not in refused]
+            for table in others:
                 with suppress(TableMissingError):
                     # Its flush says so, and the others go on.
                     self._cover(table)
-            self.flusher.catch_up(tables)
-            done = self.flusher.flush(self.buffer.parcels(tables), progress)
+            parcels = self.buffer.parcels(others)
+            done = (
+                *(TableFlush(table=table, errors=(reason,)) for table, reason in refused.items()),
+                *self.flusher.flush(parcels, progress),
+            )
         except MachineError:
             # Nothing that waiting would cure.
             raise
@@ -384,7 +443,7 @@ class DqCoordinator:
                 self.requeue(table, "; ".join(errors[table]))
             else:
                 self._turns.went_well(table)
-        return done
+        return done, parcels
 
     def _has_room(self, size: int) -> bool:
         cap = self._settings.queue_max_db_bytes
@@ -435,7 +494,21 @@ class DqCoordinator:
     def _cover(self, table: TableId) -> None:
         """Tell the ledger where a table began that did not begin at 1: its deliveries go on from there."""
         begun = self._shipper.begun_at(table) if self._shipper is not None else None
-        if begun and table not in self._covered:
+        producer = self.buffer.producer(table)
+        if begun and producer not in self._covered:
             self.lake.open()
-            self.lake.cover(self.buffer.producer(table), table, begun)
-            self._covered.add(table)
+            self.lake.cover(producer, table, begun)
+            self._covered.add(producer)
+
+
+def _named(parcels: Sequence[Parcel]) -> dict[str, Any]:
+    """What a line says of a table's parcels: their units, and the numbers or the files that they cover."""
+    facts: dict[str, Any] = {
+        "units": len(parcels),
+        "unit_ids": events.first_few([parcel.id for parcel in parcels]),
+    }
+    positioned = [parcel for parcel in parcels if parcel.positioned]
+    if positioned:
+        facts["seqs"] = f"{positioned[0].seq_first}..{positioned[-1].seq_last}"
+    segments = [Path(parcel.path).name for parcel in parcels if not parcel.positioned]
+    return {**facts, "segments": events.first_few(segments)} if segments else facts

@@ -40,7 +40,12 @@ def retry(lake: Lake, ids: Sequence[str] | None = None) -> Retried:
                     delivered.append(letter.id)
                 except InputError as error:
                     refused[letter.id] = error.message
-    events.emit("dead_letters_retried", delivered=len(delivered), refused=len(refused))
+    events.emit(
+        "dead_letters_retried",
+        letter_ids=events.first_few([*delivered, *refused]),
+        delivered=len(delivered),
+        refused=len(refused),
+    )
     return Retried(delivered=tuple(delivered), refused=refused)
 
 
@@ -49,7 +54,7 @@ def drop(lake: Lake, ids: Sequence[str]) -> int:
     _named(lake, ids)
     with lake.write() as connection:
         dropped = DeadLetters(connection, lake.name).remove(ids)
-    events.emit("dead_letters_dropped", letters=dropped)
+    events.emit("dead_letters_dropped", letter_ids=events.first_few(ids), letters=dropped)
     return dropped
 
 

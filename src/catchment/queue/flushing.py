@@ -75,6 +75,9 @@ class Flusher(Protocol):
         """Deliver all of them; a table that fails has errors and does not hold back the others."""
         ...
 
-    def catch_up(self, tables: Sequence[TableId]) -> None:
-        """Tell the buffer how far the lake has these tables, so that nothing is offered which is there already."""
+    def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:
+        """Tell the buffer how far the lake has these tables, so that nothing is offered which is there already.
+
+        Returns those that must not be flushed, and why.
+        """
         ...

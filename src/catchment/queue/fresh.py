@@ -59,7 +59,8 @@ def fresh(
                 name = next(names)
                 connection.register(name, each.rows)
                 cleanup.callback(connection.unregister, name)
-                parts.append(_buffered(connection, lake.name, name, each, target, last))
+                covered = _covered(connection, lake.name, buffer, each)
+                parts.append(_buffered(name, each, target, covered, last))
             queries[table] = " UNION ALL ".join(parts)
         yield Fresh(connection=connection, queries=queries, complete_through=complete)
 
@@ -77,14 +78,19 @@ def _refuse_further(
     connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, table: TableId, last: int
 ) -> None:
     """Rows of the lake have no numbers: those behind the last one cannot be left out any more."""
-    covered = Ledger(connection, lake_name).join(buffer.producer(table)).seq
+    covered = buffer.covered(table, Ledger(connection, lake_name).join(buffer.producer(table)).seq)
     if covered > last:
         raise NotReadyError(f"The lake has {table} up to {covered:,} already, and {last:,} was asked for.")
 
 
-def _buffered(
-    connection: duckdb.DuckDBPyConnection, lake_name: str, name: str, held: Held, target: Table, last: int | None
-) -> str:
+def _covered(connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, held: Held) -> int:
+    """Up to which number the lake has the held rows."""
+    if not held.parcel.positioned:
+        return 0
+    return buffer.covered(held.parcel.table, Ledger(connection, lake_name).join(held.parcel.producer).seq)
+
+
+def _buffered(name: str, held: Held, target: Table, covered: int, last: int | None) -> str:
     """The held rows that the lake does not have, in the table's columns."""
     columns = arrivals.columns_of(held.rows.drop_columns([SEQ]).schema)
     reason = reshape.misfit(columns, target.columns)
@@ -93,7 +99,6 @@ def _buffered(
             f"Buffered rows of {target.id} do not fit it any more: {reason}.",
             hint="`catchment queue flush` delivers those that fit and sets the others aside.",
         )
-    covered = Ledger(connection, lake_name).join(held.parcel.producer).seq if held.parcel.positioned else 0
     chosen = ", ".join(reshape.select_list(columns, target.columns))
     cut = "" if last is None else f" AND {SEQ} <= {last}"
     return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {covered}{cut}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from catchment.errors import CatchmentError, CommitUnknownError, InvariantError
+from catchment.errors import CatchmentError, CommitUnknownError, DiskFullError, InvariantError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -142,8 +142,8 @@ class GroupCommit(Generic[Item, Result]):
         try:
             results = self._commit([each.item for each in group if each.item is not None])
         except CatchmentError as error:
-            if isinstance(error, CommitUnknownError):
-                # Trying again might keep the rows twice.
+            if isinstance(error, CommitUnknownError | DiskFullError):
+                # Trying again might keep the rows twice; or the disk is full for every one of them.
                 for each in group:
                     each.fail(error)
             elif len(group) > 1:

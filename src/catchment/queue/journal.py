@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +35,9 @@ from catchment.settings import MIB
 SUFFIX = ".journal"
 ENTRY_BYTES_MAX = 256 * 1024
 _ENTRIES_MAX = 500
+_SHAPES_MAX = 1_000
+# A mark that a message follows, and that it has no length.
+_STREAM_END = bytes.fromhex("ffffffff00000000")
 _BYTES_MAX = MIB
 _FRAME = struct.Struct("<QII")
 _HEAD = struct.Struct("<I")
@@ -52,10 +56,10 @@ class Entry:
 
     @classmethod
     def of(cls, table: TableId, seq_first: int, at: datetime, rows: pa.Table) -> "Entry":
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_table(rows)
-        return cls(table=table, seq_first=seq_first, at=at, stream=sink.getvalue())
+        """What `pa.ipc.new_stream` would write; its first part is the same for all rows of a shape."""
+        batches = (batch.serialize() for batch in rows.to_batches())
+        stream = pa.py_buffer(b"".join((_opening(rows.schema), *batches, _STREAM_END)))
+        return cls(table=table, seq_first=seq_first, at=at, stream=stream)
 
     @property
     def rows(self) -> pa.Table:
@@ -163,6 +167,11 @@ class _Frame:
     end: int
     content: bytes
     is_whole: bool
+
+
+@lru_cache(maxsize=_SHAPES_MAX)
+def _opening(schema: pa.Schema) -> bytes:
+    return bytes(schema.serialize())
 
 
 def _new_life() -> int:

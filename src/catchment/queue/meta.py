@@ -2,9 +2,10 @@
 
 Statements on those tables; each runs in whatever transaction its connection is in.
 
-    dq_meta        one row per version of a table's columns: its staging table, where it starts, what is flushed
-    held_schemas   schemas whose flushed rows are kept as a log; only in the shared buffer
-    table_lives    tables that were dropped, or began behind a number that is not 0; only in the shared buffer
+    dq_meta          one row per version of a table's columns: its staging table, where it starts, what is flushed
+    held_schemas     schemas whose flushed rows are kept as a log; only in the shared buffer
+    table_lives      tables that were dropped, or began behind a number that is not 0; only in the shared buffer
+    unproven_tables  tables whose numbers the ledger may not know, and how far they had come; only in the shared buffer
 """
 
 import json
@@ -50,6 +51,7 @@ class Contents:
     logs: dict[TableId, Log]
     holds: frozenset[str]
     lives: dict[TableId, Life]
+    unproven: dict[TableId, int]
 
 
 def opened(connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh: Identity, ships: bool) -> Contents:
@@ -57,6 +59,7 @@ def opened(connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh:
     connection.execute(sql.statement(PACKAGE, "store_create", identity=identity_table))
     holds: frozenset[str] = frozenset()
     lives: dict[TableId, Life] = {}
+    unproven: dict[TableId, int] = {}
     if ships:
         connection.execute(sql.statement(PACKAGE, "shipping_create"))
         holds = frozenset(row[0] for row in connection.execute("FROM held_schemas").fetchall())
@@ -64,8 +67,11 @@ def opened(connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh:
             TableId(schema, name): Life(number=number, seq_begun=begun)
             for schema, name, number, begun in connection.execute("FROM table_lives").fetchall()
         }
+        unproven = {
+            TableId(schema, name): seq for schema, name, seq in connection.execute("FROM unproven_tables").fetchall()
+        }
     identity = _identity(connection, identity_table, fresh)
-    return Contents(identity=identity, logs=dict(_logs(connection, holds)), holds=holds, lives=lives)
+    return Contents(identity=identity, logs=dict(_logs(connection, holds)), holds=holds, lives=lives, unproven=unproven)
 
 
 def add_version(connection: duckdb.DuckDBPyConnection, version: Version, *, seq_flushed: int) -> None:
@@ -109,6 +115,13 @@ def set_life(connection: duckdb.DuckDBPyConnection, table: TableId, life: Life) 
     """Note which life of the table it is."""
     connection.execute("DELETE FROM table_lives WHERE table_schema = ? AND table_name = ?", key(table))
     connection.execute("INSERT INTO table_lives VALUES (?, ?, ?, ?)", [*key(table), life.number, life.seq_begun])
+
+
+def set_unproven(connection: duckdb.DuckDBPyConnection, table: TableId, seq: int | None) -> None:
+    """Note how far a table is whose numbers are to be compared with the ledger's; None where that was done."""
+    connection.execute("DELETE FROM unproven_tables WHERE table_schema = ? AND table_name = ?", key(table))
+    if seq is not None:
+        connection.execute("INSERT INTO unproven_tables VALUES (?, ?, ?)", [*key(table), seq])
 
 
 def key(table: TableId) -> tuple[str, str]:

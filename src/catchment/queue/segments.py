@@ -37,7 +37,7 @@ from catchment.queue.active import ActiveSegments, Segment, Writer
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
 from catchment.queue.layout import Layout, Part, SealedFile, SegmentName, State, wal_of
 from catchment.queue.lease import Lease, Leases, leases_for
-from catchment.queue.store import Write
+from catchment.queue.writes import Write
 from catchment.settings import Settings
 
 _INCARNATION = "incarnation"
@@ -197,6 +197,9 @@ class SessionsBuffer:
 
     def flushed_through(self, table: TableId, seq: int) -> None:
         """Parcels are known to the ledger one by one; there is no watermark."""
+
+    def covered(self, table: TableId, seq: int) -> int:
+        return seq
 
     def held(self, table: TableId) -> list[Held]:
         """Each session's rows are those of one moment; sessions are looked at one after the other."""

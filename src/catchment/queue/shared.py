@@ -8,6 +8,9 @@ Since a table's rows are numbered once and for all, another buffer can hold the 
 while their schema is held, ships them by number, and receives others' under the numbers that they bring. A table that
 is dropped may come again, with whatever numbers: that is another life of it, and another producer to the ledger, so
 that no watermark of the old life swallows rows of the new one.
+
+Somebody may put an older copy of the file back. The ledger then knows numbers that this file has not given, and would
+take new rows for flushed. So what the file had when it was opened is noted, until the ledger was asked once.
 """
 
 import secrets
@@ -23,6 +26,7 @@ from catchment.clock import Clock
 from catchment.errors import (
     BufferDamagedError,
     BufferHeldError,
+    BufferOutdatedError,
     CatchmentError,
     CommitUnknownError,
     InvariantError,
@@ -31,12 +35,13 @@ from catchment.errors import (
 from catchment.ids import ProducerId, TableId
 from catchment.lake.types import Column
 from catchment.meters import Meters
-from catchment.queue import aside
+from catchment.queue import aside, failure
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
 from catchment.queue.group import GroupCommit
 from catchment.queue.log import Log, Version
 from catchment.queue.shipment import Shipment
-from catchment.queue.store import Store, Write, new_identity
+from catchment.queue.store import Store, new_identity
+from catchment.queue.writes import Write
 from catchment.settings import MIB, Settings
 
 FILE_NAME = "buffer.duckdb"
@@ -68,6 +73,8 @@ class SharedBuffer:
         self._checkpoint_after_bytes = min(_CHECKPOINT_AFTER_BYTES, bytes_max // 8 or _CHECKPOINT_AFTER_BYTES)
         self._clock = clock
         self._is_closed = False
+        # Whether DuckDB has given the file up, because its disk failed it; whoever comes next opens it anew.
+        self._is_given_up = False
         # DuckDB keeps other processes from its file, but opens it twice in one: rows would get the same numbers.
         self._lock = self._take_lock()
         try:
@@ -146,18 +153,35 @@ class SharedBuffer:
 
     def retire(self, parcel: Parcel) -> None:
         if parcel.producer == self.producer(parcel.table):
-            self._store.retire(parcel.table, parcel.seq_last)
+            with self._noticing():
+                self._store.retire(parcel.table, parcel.seq_last)
         self._checkpoint()
 
     def release(self, parcel: Parcel) -> None:
         """Nobody else can have the file open, so nothing was leased."""
 
     def flushed_through(self, table: TableId, seq: int) -> None:
+        if self._store.log(table) is None:
+            return
+        self.covered(table, seq)
         log = self._store.log(table)
         if log is not None and seq > log.seq_last:
             raise InvariantError(f"The lake has {table} up to seq {seq}, the buffer only up to {log.seq_last}.")
+        if self._store.unproven_from(table) is not None:
+            self._alone(lambda store: store.prove(table))
         self._settle()
-        self._store.retire(table, seq)
+        with self._noticing():
+            self._store.retire(table, seq)
+
+    def covered(self, table: TableId, seq: int) -> int:
+        opened = self._store.unproven_from(table)
+        if opened is not None and seq > opened:
+            # Rows behind that may be the lake's or new ones: which, only somebody who knows of the copy can tell.
+            raise BufferOutdatedError(
+                f"The lake has {table} up to seq {seq}, and the buffer was opened at {opened}: it is an older copy.",
+                path=str(self._store.path),
+            )
+        return seq
 
     def held(self, table: TableId) -> list[Held]:
         log = self._store.log(table)
@@ -186,8 +210,9 @@ class SharedBuffer:
 
     def unhold(self, schema: str) -> None:
         # Most of it beside the writers, who wait for the rest.
-        for table, log in self._store.logs_of(schema).items():
-            self._store.let_go(table, log.seq_flushed)
+        with self._noticing():
+            for table, log in self._store.logs_of(schema).items():
+                self._store.let_go(table, log.seq_flushed)
         self._alone(lambda store: store.unhold(schema))
         self._checkpoint()
 
@@ -195,7 +220,8 @@ class SharedBuffer:
         return self._store.holds
 
     def let_go(self, table: TableId, seq: int) -> None:
-        self._store.let_go(table, seq)
+        with self._noticing():
+            self._store.let_go(table, seq)
         self._checkpoint()
 
     def positions(self, schema: str) -> dict[TableId, int]:
@@ -247,7 +273,8 @@ class SharedBuffer:
         return self._store.file_bytes()
 
     def used_bytes(self) -> int:
-        return self._store.used_bytes()
+        # A file that cannot be asked takes no more than its size.
+        return self._store.file_bytes() if self._is_given_up else self._store.used_bytes()
 
     def set_aside(self) -> tuple[SetAside, ...]:
         return aside.found(self._root)
@@ -296,8 +323,15 @@ class SharedBuffer:
 
     def _commit(self, together: Sequence[tuple[Write, ...]]) -> list[tuple[int, int]]:
         """Keep what each has brought; returns the numbers of each one's last rows."""
-        with self._open_store() as store:
-            ranges = store.write([write for writes in together for write in writes], self._clock.now())
+        writes = [write for brought in together for write in brought]
+        try:
+            with self._open_store() as store:
+                ranges = store.write(writes, self._clock.now())
+        except CommitUnknownError as error:
+            if self._is_given_up or any(_seq_last(self._store, each) != _seq_last(store, each) for each in writes):
+                raise
+            # The file could be opened anew, and has none of them.
+            raise failure.refusal(self._root, error) from error
         ends = accumulate(len(writes) for writes in together)
         return [ranges[end - 1] for end in ends]
 
@@ -313,11 +347,11 @@ class SharedBuffer:
     def _checkpoint(self) -> None:
         if self._store.wal_bytes() > self._checkpoint_after_bytes:
             # Little is left to write at this moment; left to itself, DuckDB would do it in the middle of some commit.
-            self._group.exclusively(self._store.checkpoint)
+            self._alone(lambda store: store.checkpoint())
 
     def _settle(self) -> None:
         """Have every row that is acknowledged by now in the file, where it can be read."""
-        if not self._store.is_settled:
+        if self._is_given_up or not self._store.is_settled:
             self._alone(lambda store: store.settle())
 
     @contextmanager
@@ -325,16 +359,39 @@ class SharedBuffer:
         """The store, for one commit at a time."""
         if self._is_closed:
             raise BufferHeldError(f"{self._store.path} was closed.")
+        if self._is_given_up:
+            self._open_again()
         try:
-            yield self._store
-        except (BufferDamagedError, CommitUnknownError):
-            # DuckDB gives up a database whose disk failed it. Opened anew it has all that was acknowledged, and shows
-            # which numbers are taken. Where that fails too, the next write tries, and this one's error stays: it says
-            # whether the rows may be there.
-            with suppress(CatchmentError):
-                self._store.abandon()
-                self._store = self._open_file()
+            with self._noticing():
+                yield self._store
+        except CatchmentError:
+            # Opened anew it has all that was acknowledged, and shows which numbers are taken. Where that fails too, the
+            # next one tries, and this one's error stays: it says whether the rows may be there.
+            if self._is_given_up:
+                with suppress(CatchmentError):
+                    self._open_again()
             raise
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """See whether DuckDB gives up the file, as it does when its disk fails it."""
+        try:
+            yield
+        except CatchmentError as error:
+            self._is_given_up = self._is_given_up or failure.is_given_up(error)
+            raise
+
+    def _open_again(self) -> None:
+        try:
+            proven = self._store.proven
+            self._store.abandon()
+            self._store = self._open_file()
+            # Nobody else could have the file meanwhile.
+            self._store.prove(*proven)
+        except CommitUnknownError as error:
+            # What is not known is how far its own rows were settled: the journal has them still.
+            raise failure.refusal(self._root, error) from error
+        self._is_given_up = False
 
     def _slices(self, log: Log) -> list[Parcel]:
         return [
@@ -376,6 +433,11 @@ class SharedBuffer:
     def _require_all(self, parcel: Parcel, rows: int) -> None:
         if rows != parcel.rows:
             raise InvariantError(f"{parcel.table} has {rows} of the {parcel.rows} rows from {parcel.seq_first} on.")
+
+
+def _seq_last(store: Store, write: Write) -> int:
+    log = store.log(write.table)
+    return 0 if log is None else log.seq_last
 
 
 def _state(table: TableId, log: Log) -> TableState:

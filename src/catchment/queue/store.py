@@ -17,7 +17,7 @@ before anything is read, when the journal is full, together with a write that is
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from catchment import faults, files, sql
 from catchment.clock import Clock
-from catchment.errors import BufferDamagedError, CatchmentError, CommitUnknownError, SeqGapError, StateError
+from catchment.errors import BufferDamagedError, CatchmentError, CommitUnknownError, StateError
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.types import Column
 from catchment.queue import arrivals, meta
@@ -37,31 +37,12 @@ from catchment.queue.failure import failing
 from catchment.queue.journal import ENTRY_BYTES_MAX, SUFFIX, Entry, Journal
 from catchment.queue.log import Log, Version
 from catchment.queue.meta import PACKAGE, Contents, Identity, Life
+from catchment.queue.writes import Numbered, Write, groups_of, news_of, numbers_of
 
 WAL = ".wal"
 FLUSHED_PREFIX = "__dq_flushed_"
 _READ_BATCH_ROWS = 100_000
 _AT_TYPE = pa.timestamp("us")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """Rows to keep, which fit the columns. Those that bring their numbers have a `seq_first`."""
-
-    table: TableId
-    columns: tuple[Column, ...]
-    rows: pa.Table
-    seq_first: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbered:
-    """Rows that have their numbers, and the version that they belong to."""
-
-    version: Version
-    seq_first: int
-    at: datetime
-    rows: pa.Table
 
 
 class Store:
@@ -76,6 +57,7 @@ class Store:
         self._logs = contents.logs
         self._holds = contents.holds
         self._lives = contents.lives
+        self._unproven = contents.unproven
         self._journal: Journal | None = None
         # What the journal has and DuckDB does not, in the order of acknowledgement.
         self._unsettled: list[Entry] = []
@@ -117,6 +99,7 @@ class Store:
                 if journalled:
                     incarnation = contents.identity.incarnation
                     store._replay(Journal(path.with_name(path.name + SUFFIX), incarnation=incarnation))
+                    store._doubt()
                 files.sync_folder(path.parent)
             except BaseException:
                 connection.close()
@@ -231,6 +214,41 @@ class Store:
         with self._mutex:
             return self._lives.get(table, Life())
 
+    def unproven_from(self, table: TableId) -> int | None:
+        """How far the table was when the file was opened, until `prove` says that the ledger knows no more of it.
+
+        What the file itself has noted as flushed is its own, whoever noted it.
+        """
+        with self._mutex:
+            opened, log = self._unproven.get(table), self._logs.get(table)
+        return None if opened is None else max(opened, log.seq_flushed if log else 0)
+
+    @property
+    def proven(self) -> frozenset[TableId]:
+        """Tables of which the ledger knows no number that this file has not given."""
+        with self._mutex:
+            return frozenset(self._logs.keys() - self._unproven.keys())
+
+    def prove(self, *tables: TableId) -> None:
+        """The ledger knows no number of them that this file has not given: what it learns from now on is ours."""
+        doubtful = [table for table in tables if self.unproven_from(table) is not None]
+        if doubtful:
+            with self._alone():
+                for table in doubtful:
+                    meta.set_unproven(self._connection, table, None)
+            with self._mutex:
+                for table in doubtful:
+                    self._unproven.pop(table, None)
+
+    def _doubt(self) -> None:
+        """Whether this is the file that flushed last, or an older copy of it, only the ledger can tell."""
+        new = {table: log.seq_last for table, log in self._logs.items() if table not in self._unproven}
+        if new:
+            with self._alone():
+                for table, seq in new.items():
+                    meta.set_unproven(self._connection, table, seq)
+            self._unproven.update(new)
+
     def hold(self, schema: str) -> None:
         """Keep the rows of the schema's tables although they are flushed; may be repeated."""
         if sql.fold(schema) in self._holds:
@@ -289,11 +307,13 @@ class Store:
                 for table, log in logs.items():
                     meta.drop_versions(self._connection, log.versions)
                     meta.set_life(self._connection, table, lives[table])
+                    meta.set_unproven(self._connection, table, None)
                 self._connection.execute("DELETE FROM held_schemas WHERE table_schema = ?", [sql.fold(schema)])
             with self._mutex:
                 self._lives.update(lives)
                 for table in logs:
                     del self._logs[table]
+                    self._unproven.pop(table, None)
             self._holds -= {sql.fold(schema)}
 
     def logs_of(self, schema: str) -> dict[TableId, Log]:
@@ -399,6 +419,10 @@ class Store:
             seq_first=log.seq_last + 1,
         )
         meta.add_version(self._connection, version, seq_flushed=log.seq_flushed)
+        if self._journal is not None and not log.versions:
+            # An older copy of the file may have been put back that did not know the table yet.
+            meta.set_unproven(self._connection, table, log.seq_last)
+            self._unproven[table] = log.seq_last
         return replace(log, versions=(*log.versions, version))
 
     def _staging_name(self, table: TableId, number: int) -> str:
@@ -419,19 +443,20 @@ class Store:
         ranges: dict[int, tuple[int, int]],
     ) -> Iterator[Numbered]:
         """Give the rows their numbers, under new versions where their columns are new; notes both in what is given."""
-        for (table, columns, *_), places in _alike(writes).items():
+        for places in groups_of(writes):
+            table, columns = writes[places[0]].table, writes[places[0]].columns
             log = logs.get(table) or self.log(table) or self._no_log(table)
-            some = [_news(writes[place], log) for place in places]
+            some = [news_of(writes[place], log) for place in places]
             rows = pa.concat_tables(some) if len(some) > 1 else some[0]
             seq = log.seq_last
             for place, part in zip(places, some, strict=True):
                 seq += part.num_rows
-                ranges[place] = _range(writes[place], seq)
+                ranges[place] = numbers_of(writes[place], seq)
             if writes[places[0]].seq_first is not None and not rows.num_rows and log.versions:
                 continue
             if not log.versions or log.versions[-1].columns != columns:
                 log = self._start_version(table, columns, log)
-            logs[table] = log.written(rows.num_rows, rows.nbytes, now)
+            logs[table] = log.written(rows.num_rows, arrivals.size_of(rows), now)
             if rows.num_rows:
                 yield Numbered(version=log.versions[-1], seq_first=log.seq_last + 1, at=now, rows=rows)
 
@@ -461,7 +486,7 @@ class Store:
         return (
             log is not None
             and log.versions[-1].columns == write.columns
-            and write.rows.nbytes <= ENTRY_BYTES_MAX
+            and arrivals.size_of(write.rows) <= ENTRY_BYTES_MAX
             and arrivals.are_plain(write.rows, write.columns)
         )
 
@@ -524,35 +549,6 @@ class Store:
             )
         finally:
             self._connection.unregister("arriving")
-
-
-def _alike(writes: Sequence[Write]) -> dict[tuple[TableId, tuple[Column, ...], pa.Schema, int | None], list[int]]:
-    """Writes that one statement can insert, by their places; those that bring their numbers go one by one."""
-    found: dict[tuple[TableId, tuple[Column, ...], pa.Schema, int | None], list[int]] = {}
-    for place, write in enumerate(writes):
-        alone = None if write.seq_first is None else place
-        found.setdefault((write.table, write.columns, write.rows.schema, alone), []).append(place)
-    return found
-
-
-def _news(write: Write, log: Log) -> pa.Table:
-    """The rows that are not in the log; SeqGapError where they do not follow it."""
-    if write.seq_first is None:
-        return write.rows
-    if write.seq_first > log.seq_last + 1:
-        raise SeqGapError(
-            f"Rows of {write.table} from seq {write.seq_first} on came, and it is here up to {log.seq_last}.",
-            seq_last=log.seq_last,
-            table=str(write.table),
-        )
-    return write.rows.slice(log.seq_last + 1 - write.seq_first)
-
-
-def _range(write: Write, seq_last: int) -> tuple[int, int]:
-    """The numbers of a write's rows, the last of which got `seq_last` unless they brought them."""
-    if write.seq_first is not None:
-        return write.seq_first, write.seq_first + write.rows.num_rows - 1
-    return seq_last - write.rows.num_rows + 1, seq_last
 
 
 def new_identity(incarnation: str, session: str, clock: Clock) -> Identity:

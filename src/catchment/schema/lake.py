@@ -197,8 +197,8 @@ class LakeEngine:
         mark = self._mark(source)
         for each in self._patiently(lambda: self._restore_once(mark, source)):
             said = _AGAIN if each.again else _UNDONE
-            facts = {"table": each.table, "units": each.units, "rows": each.rows}
-            events.emit("deliveries_parted", level=logging.WARNING, **facts, reason=said)
+            facts = {"table": each.table, "units": each.units, "rows": each.rows, "reason": said}
+            events.emit("deliveries_parted", level=logging.WARNING, database=self.name, **facts)
         self._backups.prune()
 
     @contextmanager
@@ -392,7 +392,8 @@ class LakeEngine:
                 for number, table in enumerate(tables):
                     rows = count_rows(connection, moment.source(table.name))
                     if rows > self._rehearsal_rows_max:
-                        events.emit("rehearsal_cut", table=table.name, rows=rows, copied=self._rehearsal_rows_max)
+                        copied = self._rehearsal_rows_max
+                        events.emit("rehearsal_cut", database=self.name, table=table.name, rows=rows, copied=copied)
                     query = f"FROM {moment.source(table.name)} LIMIT {self._rehearsal_rows_max}"
                     target = sql.literal(str(folder / f"{number}.parquet"))
                     connection.execute(f"COPY ({query}) TO {target} (FORMAT parquet)")

@@ -31,6 +31,7 @@ ALLOWED: dict[State, tuple[str, ...]] = {
 class Preview:
     """A script that `generate` would write."""
 
+    number: int
     filename: str
     text: str
 
@@ -94,7 +95,13 @@ class Migrate:
             except CatchmentError as error:
                 self._mend(error, backup)
                 raise
-        events.emit("script_applied", database=self._database.name, script=script.filename, backup=backup.name)
+        events.emit(
+            "script_applied",
+            database=self._database.name,
+            version=script.number,
+            script=script.filename,
+            backup=backup.name,
+        )
 
     def next_scripts(self, filename: str | None = None) -> list[str]:
         """The scripts that are pending; refused where `apply`, of this one if it is named, would be; without effect."""
@@ -111,7 +118,8 @@ class Migrate:
             if script is None:
                 return None
             path = self._write(script.filename, script.text)
-        events.emit("script_generated", database=self._database.name, script=script.filename)
+        database = self._database.name
+        events.emit("script_generated", database=database, version=script.number, script=script.filename)
         return path
 
     def drops(self) -> tuple[str, ...]:
@@ -207,7 +215,7 @@ class Migrate:
         if draft is None:
             return None
         name = ScriptName(number=facts.number_last + 1, slug=draft.slug)
-        return Preview(filename=str(name), text=draft.text)
+        return Preview(number=name.number, filename=str(name), text=draft.text)
 
     def _require_reason(self, backup: str | None) -> None:
         """See that a restore of the reference has a reason; one of a named backup needs none."""

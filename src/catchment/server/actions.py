@@ -29,6 +29,7 @@ ACTIONS = {
     "SetSessionOptions": "Set the session's catalog or schema.",
     "CloseSession": "End the session.",
 }
+_NAME_LETTERS_MAX = 100
 _CATALOG = "catalog"
 _SCHEMA = "schema"
 
@@ -54,17 +55,18 @@ class Actions:
 
     def do(self, action: flight.Action, context: grpc.ServicerContext, call: Call) -> bytes:
         """What the action gives, empty where that is nothing."""
+        call.name = action.type[:_NAME_LETTERS_MAX]
         if action.type.startswith(shardwire.PREFIX):
             name = action.type.removeprefix(shardwire.PREFIX)
             return self._shard_calls.do(name, action.body, self._entrance.principal(context))
         known = self._known.get(action.type)
         if known is None:
-            raise NotSupportedError(f"The action {action.type[:100]} is not supported.")
+            raise NotSupportedError(f"The action {call.name} is not supported.")
         return known(action.body, context, call)
 
-    def _prepare(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
+    def _prepare(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         request = messages.body(sql.ActionCreatePreparedStatementRequest, body)
-        statement = messages.text_in(request, self._settings.server_statement_bytes_max)
+        statement = call.text = messages.text_in(request, self._settings.server_statement_bytes_max)
         with self._entrance.session(context, request.transaction_id) as session:
             prepared = session.prepare(statement, transaction=messages.transaction_in(request))
             result = sql.ActionCreatePreparedStatementResult(

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import duckdb
@@ -93,7 +94,7 @@ class Engine:
 
         With an island, it is where unqualified names count.
         """
-        generation = self.lake.generation
+        generation, require_lake = self.lake.generation, self.require_lake
         try:
             self.lake.open()
             connection = self.lake.cursor()
@@ -104,8 +105,17 @@ class Engine:
             # Rows for the queue can still be computed, and are taken.
             connection = extensions.connect()
             self.app.wall.raise_around(connection)
-            generation = LAKELESS
-        return Link(connection, generation=generation, result_bytes_max=self.settings.server_result_bytes_max)
+            generation, require_lake = LAKELESS, partial(_refuse, error.message)
+        return Link(
+            connection,
+            generation=generation,
+            result_bytes_max=self.settings.server_result_bytes_max,
+            require_lake=require_lake,
+        )
+
+    def require_lake(self) -> None:
+        """Ask the catalog for the little that shows that it is there; LakeUnavailableError where it is not."""
+        self.lake.newest_snapshot()
 
     def _confine(self, connection: duckdb.DuckDBPyConnection, island: Island) -> None:
         try:
@@ -115,3 +125,7 @@ class Engine:
             with self.reading(island.tenant), self.lake.write() as writing:
                 writing.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(island.lake, island.schema)}")
             connection.execute(island.set_path)
+
+
+def _refuse(reason: str) -> None:
+    raise LakeUnavailableError(reason)

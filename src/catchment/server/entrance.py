@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from catchment import events
 from catchment.errors import InputError, NotLoggedInError
 from catchment.server.auth import Authenticator
 from catchment.server.model import Principal, Role
@@ -39,6 +40,7 @@ class Entrance:
         session = self._by_token(header, is_forwarded=_behalf(context) is not None)
         if session is None:
             session = self._by_principal(self._principal(header, context), handle, context)
+        events.identify(session=session.shown_id, user=session.principal.name)
         try:
             with session.in_use():
                 yield session
@@ -60,7 +62,9 @@ class Entrance:
 
     def principal(self, context: grpc.ServicerContext) -> Principal:
         """Who calls, for calls that need no session."""
-        return self._principal(_authorization(context), context)
+        principal = self._principal(_authorization(context), context)
+        events.identify(user=principal.name)
+        return principal
 
     def leave(self, session: Session) -> None:
         """The client wants its session no more."""

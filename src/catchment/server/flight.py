@@ -50,13 +50,17 @@ class FlightService(grpc.GenericRpcHandler):
         """`shard` is what this server is to tenants, if it is one; `log` is told of every statement."""
         self._settings = settings
         self._log = log or StatementLog(
-            registry.engine.app.meters, slow_seconds=settings.server_slow_statement_seconds, clock=registry.engine.clock
+            registry.engine.app.meters,
+            slow_seconds=settings.server_slow_statement_seconds,
+            clock=registry.engine.clock,
+            log_sql=settings.log_sql,
         )
         self._entrance = Entrance(registry, authenticator)
         self._calls = Calls(
             statements_max=settings.server_statements_max,
             seconds_max=settings.server_statement_seconds_max,
             clock=clock,
+            log_sql=settings.log_sql,
         )
         self._actions = Actions(self._entrance, settings, shard)
         self._limits = wire.Limits(
@@ -87,7 +91,7 @@ class FlightService(grpc.GenericRpcHandler):
         self._calls.close()
 
     def _handshake(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._calls.answering(context) as call:
+        with self._calls.answering(context, "Handshake") as call:
             first = next(arriving(requests, context, call), b"")
             payload = messages.parse(flight.HandshakeRequest, first).payload
             if payload:
@@ -98,7 +102,7 @@ class FlightService(grpc.GenericRpcHandler):
             yield flight.HandshakeResponse(payload=token.encode()).SerializeToString()
 
     def _get_flight_info(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._calls.answering(context) as call:
+        with self._calls.answering(context, "GetFlightInfo") as call:
             descriptor = messages.parse(flight.FlightDescriptor, request)
             command = messages.described(descriptor)
             if isinstance(command, metadata.COMMANDS):
@@ -115,6 +119,7 @@ class FlightService(grpc.GenericRpcHandler):
                 return self._execute(command, session, call)
             case sql.CommandPreparedStatementQuery():
                 prepared = session.prepared(command.prepared_statement_handle)
+                call.text = prepared.text
                 with self._log.running(session.id, session.principal, prepared.text):
                     return prepared.execute(call)
             case _:
@@ -123,13 +128,13 @@ class FlightService(grpc.GenericRpcHandler):
     def _execute(
         self, command: sql.CommandStatementQuery | sql.CommandStatementUpdate, session: Session, call: Call
     ) -> Outcome:
-        text = messages.text_in(command, self._settings.server_statement_bytes_max)
+        text = call.text = messages.text_in(command, self._settings.server_statement_bytes_max)
         is_update = isinstance(command, sql.CommandStatementUpdate)
         with self._log.running(session.id, session.principal, text):
             return session.execute(text, call, transaction=messages.transaction_in(command), is_update=is_update)
 
     def _get_schema(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._calls.answering(context):
+        with self._calls.answering(context, "GetSchema"):
             command = messages.described(messages.parse(flight.FlightDescriptor, request))
             with self._entrance.session(context, messages.handle_in(command)) as session:
                 match command:
@@ -147,7 +152,7 @@ class FlightService(grpc.GenericRpcHandler):
                 return flight.SchemaResult(schema=wire.encode_schema(schema)).SerializeToString()
 
     def _do_get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._calls.answering(context) as call:
+        with self._calls.answering(context, "DoGet") as call:
             ticket = messages.command(messages.parse(flight.Ticket, request).ticket)
             with self._calls.slot(), self._entrance.session(context, messages.handle_in(ticket)) as session:
                 if isinstance(ticket, metadata.COMMANDS):
@@ -161,7 +166,7 @@ class FlightService(grpc.GenericRpcHandler):
                     raise InputError("This is no ticket.", hint="GetFlightInfo gives tickets.")
 
     def _do_put(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with self._calls.answering(context) as call:
+        with self._calls.answering(context, "DoPut") as call:
             arrivals = arriving(requests, context, call)
             first = wire.parse(next(arrivals, b""))
             command = messages.described(messages.parse(flight.FlightDescriptor, bytes(first.descriptor)))
@@ -180,6 +185,7 @@ class FlightService(grpc.GenericRpcHandler):
         match command:
             case sql.CommandPreparedStatementUpdate():
                 prepared = session.prepared(command.prepared_statement_handle)
+                call.text = prepared.text
                 # Not bound: another call on the same handle may come at the same time, with rows of its own.
                 rows = upload.table()
                 with self._log.running(session.id, session.principal, prepared.text):
@@ -199,12 +205,12 @@ class FlightService(grpc.GenericRpcHandler):
                 raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be put.")
 
     def _do_action(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._calls.answering(context) as call:
+        with self._calls.answering(context, "DoAction") as call:
             action = messages.parse(flight.Action, request)
             return flight.Result(body=self._actions.do(action, context, call)).SerializeToString()
 
     def _list_actions(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._calls.answering(context), self._entrance.session(context):
+        with self._calls.answering(context, "ListActions"), self._entrance.session(context):
             for name, text in ACTIONS.items():
                 yield flight.ActionType(type=name, description=text).SerializeToString()
 

@@ -16,6 +16,10 @@ from catchment.ids import TableId
 from catchment.lake.types import Column
 from catchment.server.model import Call
 
+# What DuckDB has instead of a table whose lake is away, or was when the connection was made.
+_NAMELESS = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
+# It binds names of every kind: these are the ones that are about a catalog.
+_BINDING_CATALOG = "Binder Error: Catalog "
 # DuckDB makes its vectors of 2,048 rows; the wire cuts by bytes.
 _BATCH_ROWS = 32 * 2_048
 
@@ -42,7 +46,16 @@ def python_values(column: pa.ChunkedArray) -> list[object]:
 class Link:
     """One DuckDB connection. One thread at a time, which holds `lock`."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, *, generation: int, result_bytes_max: int) -> None:
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        *,
+        generation: int,
+        result_bytes_max: int,
+        require_lake: Callable[[], None],
+    ) -> None:
+        """`require_lake` is asked where a name or a file is not found: LakeUnavailableError says why."""
+        self._require_lake = require_lake
         self.connection = connection
         self.generation = generation
         self.lock = threading.RLock()
@@ -138,6 +151,10 @@ class Link:
             except duckdb.InterruptException:
                 call.refuse_stopped()
                 raise CancelledError from None
+            except _NAMELESS as error:
+                if not isinstance(error, duckdb.BinderException) or str(error).startswith(_BINDING_CATALOG):
+                    self._require_lake()
+                raise
 
 
 class LiveResult:

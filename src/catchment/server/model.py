@@ -76,6 +76,9 @@ class Call:
     def __init__(self, *, deadline_s: float | None = None) -> None:
         """`deadline_s` is on the monotonic clock."""
         self.deadline_s = deadline_s
+        # What is asked for, and by which statement, for the log.
+        self.name = ""
+        self.text: str | None = None
         self._mutex = threading.Lock()
         self._interrupt: Callable[[], None] | None = None
         self._reason: type[CancelledError] | None = None

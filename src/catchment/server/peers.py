@@ -37,6 +37,7 @@ from catchment.server.model import Call, IfExists, IngestTarget, Outcome, Princi
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.remote import open_channel, was_never_sent
+from catchment.server.requests import carried_on
 from catchment.server.status import ERROR_HEADER
 from catchment.server.users import SHARD
 from catchment.settings import Settings
@@ -348,7 +349,7 @@ class PeerSession:
         with self._mutex:
             if self._token is None:
                 self._token = self._log_in(call)
-            return ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf)
+            return ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf, *carried_on())
 
     def _log_in(self, call: Call) -> str:
         headers = (self._behalf,) if self._basic is None else ((AUTHORIZATION, self._basic), self._behalf)

@@ -54,6 +54,10 @@ class SessionRegistry:
             self._tokens[session.id] = token
         for each in forgotten:
             self.close(each)
+        events.identify(session=session.shown_id, user=principal.name)
+        tenant = None if principal.tenant is None else str(principal.tenant)
+        role = principal.role.name.lower()
+        events.emit("session_opened", session=session.shown_id, user=principal.name, role=role, tenant=tenant)
         return session
 
     def find(self, token: str) -> Session:
@@ -82,11 +86,13 @@ class SessionRegistry:
     def close(self, session: Session) -> None:
         """End a session."""
         with self._mutex:
-            self._by_id.pop(session.id, None)
+            was_open = self._by_id.pop(session.id, None) is not None
             token = self._tokens.pop(session.id, None)
             if token is not None:
                 self._ids.pop(_digest(token), None)
         session.close()
+        if was_open:
+            events.emit("session_closed", session=session.shown_id, user=session.principal.name)
 
     def sessions(self) -> tuple[Session, ...]:
         """All sessions."""
@@ -108,7 +114,9 @@ class SessionRegistry:
             session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
             idle_s = now_s - session.touched_s
             if idle_s > self._settings.server_session_idle_seconds and not session.is_used:
-                events.emit("session_expired", session=session.id, user=session.principal.name, idle_s=round(idle_s))
+                events.emit(
+                    "session_expired", session=session.shown_id, user=session.principal.name, idle_s=round(idle_s)
+                )
                 self.close(session)
 
     def _sweep(self) -> None:
@@ -120,7 +128,7 @@ class SessionRegistry:
             try:
                 self.sweep()
             except CatchmentError as error:
-                events.emit("sweep_failed", level=logging.ERROR, reason=error.message)
+                events.emit("session_sweep_failed", level=logging.ERROR, reason=error.message)
 
 
 def _digest(token: str) -> str:

@@ -17,6 +17,7 @@ from catchment.queue.shipment import Shipment
 from catchment.server import shardwire as wire
 from catchment.server import status
 from catchment.server.protocol import flight_pb2 as flight
+from catchment.server.requests import carried_on
 from catchment.server.users import SHARD
 from catchment.settings import Settings
 from catchment.tenants.model import Positions, ShardId, TenantId
@@ -124,7 +125,7 @@ class RemoteShard:
         body = wire.pack({**values, "tenant": tenant.number}, tables)
         action = flight.Action(type=wire.PREFIX + name, body=body).SerializeToString()
         try:
-            answer = self._act(action, metadata=self._metadata, timeout=seconds)
+            answer = self._act(action, metadata=(*self._metadata, *carried_on()), timeout=seconds)
         except grpc.RpcError as error:
             self._fail(error, is_write=is_write)
         return wire.unpack(flight.Result.FromString(answer).body)[0]["result"]

@@ -5,6 +5,7 @@ stand. So DuckDB sees what the client wrote: a captured INSERT goes, columns, de
 temporary table of the target's shape, and what it returns is what is enqueued.
 """
 
+import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -25,6 +26,15 @@ _PLANS_MAX = 2_000
 _DIGITS_MAX = 6
 # Longer texts are read anew: what is remembered takes many times their length.
 _REMEMBERED_LETTERS_MAX = 2_000
+# An INSERT of constants into the queue. Such statements differ in their constants, and each of those is one word,
+# whatever it is; so what DuckDB's scanner makes of one statement holds for all that begin alike.
+_BLANK_LETTERS = " \t\n\r\f"
+_BLANKS = rf"[{_BLANK_LETTERS}]*+"
+_CONSTANT = rf"{_BLANKS}(?:NULL|TRUE|FALSE|'(?:[^'\0\ud800-\udfff]++|'')*+'|-?\d++(?:\.\d++)?){_BLANKS}"
+_ROW = rf"{_BLANKS}\({_CONSTANT}(?:,{_CONSTANT})*+\){_BLANKS}"
+_ROWS = re.compile(rf"(VALUES{_ROW}(?:,{_ROW})*+);?+{_BLANKS}", re.I | re.A)
+_BEGINNING = re.compile(rf"INSERT INTO {QUEUE}\.[\w.]+{_BLANKS}(?:\([\w \t\n\r\f,]*+\){_BLANKS})?", re.I | re.A)
+_SAMPLE = "VALUES (NULL)"
 _READS_TABLES = frozenset({"select", "from", "table", "with", "returning", "conflict", "by", "default", "as"})
 
 
@@ -111,7 +121,26 @@ Step = Plain | Capture | FreshRead | Command
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
     """The steps of a text, one for each of its statements; tables of the queue are in `schema` where none is named."""
+    constants = _constants(text, schema)
+    if constants is not None:
+        return (constants,)
     return _remembered(text, schema) if len(text) <= _REMEMBERED_LETTERS_MAX else _plan(text, schema)
+
+
+def _constants(text: str, schema: str) -> Capture | None:
+    """An INSERT of nothing but constants into the queue, planned like the last one that begins alike; else None."""
+    beginning = _BEGINNING.match(text)
+    if beginning is None or beginning.end() > _REMEMBERED_LETTERS_MAX:
+        return None
+    rows = _ROWS.fullmatch(text, beginning.end())
+    if rows is None:
+        return None
+    scanner.require_short_signs(text.encode())
+    step = _remembered(beginning[0] + _SAMPLE, schema)[0]
+    if not isinstance(step, Capture) or step.source != _SAMPLE:
+        return None
+    values = rows[1].rstrip(_BLANK_LETTERS)
+    return replace(step, source=values, after=step.after.removesuffix(_SAMPLE) + values)
 
 
 @lru_cache(maxsize=_PLANS_MAX)
@@ -246,7 +275,8 @@ def _spelled(source: bytes, tokens: tuple[Token, ...], at: int) -> str:
         while source[end : end + 2] == b'""' or source[end : end + 1] != b'"':
             end += 2 if source[end : end + 2] == b'""' else 1
         return source[start + 1 : end].replace(b'""', b'"').decode()
-    return source[start : start + len(tokens[at].text.encode())].decode()
+    # Its letters, not those of the token, which is folded: some letters grow or shrink by that.
+    return scanner.word_at(source, start)
 
 
 def _columns(source: bytes, tokens: tuple[Token, ...], at: int) -> tuple[tuple[str, ...], int]:

@@ -84,7 +84,7 @@ class FlightServer:
                 opened.callback(tenancy.close)
                 sessions.engine.tenants = tenancy
             shard = None if tenancy is None else tenancy.shard
-            log = StatementLog(app.meters, slow_seconds=settings.server_slow_statement_seconds, clock=app.clock)
+            log = _statement_log(app)
             service = FlightService(sessions, self.authenticator, settings, shard=shard, clock=app.clock, log=log)
             opened.callback(service.close)
             server = self._grpc = _grpc_server(service, settings)
@@ -112,6 +112,7 @@ class FlightServer:
     def stop(self) -> bool:
         """End gently, in the time that the settings give; False where a flush was left alone, and nothing is closed."""
         clock, seconds = self.app.clock, self._settings.server_shutdown_seconds
+        events.emit("stopping", uri=self.uri, seconds_max=seconds)
         until_s = clock.monotonic_s() + seconds
         running.withdraw(self._settings)
         if self._grpc is not None:
@@ -121,8 +122,10 @@ class FlightServer:
         winding_up.start()
         winding_up.join(max(_CLOSE_S_MIN, until_s - clock.monotonic_s()))
         if winding_up.is_alive():
+            events.emit("last_flush_left", level=logging.WARNING, uri=self.uri)
             return False
         self._opened.close()
+        events.emit("stopped", uri=self.uri)
         return True
 
     def _open_web(self, opened: ExitStack, sessions: SessionRegistry, log: StatementLog) -> WebServer | None:
@@ -154,14 +157,15 @@ class FlightServer:
     def _wind_up(self) -> None:
         if self._web is not None:
             self._web.stop()
-        if self._desk is not None:
-            self._desk.close()
-        if self._status is not None:
-            self._status.close()
         if self._sessions is not None:
             self._sessions.close_all()
         if self._settings.queue_enable:
             self.app.runtime.stop(flush=True)
+        # Who only looks comes last: a source that hangs must not cost the last flush.
+        if self._desk is not None:
+            self._desk.close()
+        if self._status is not None:
+            self._status.close()
 
     def _open(self) -> None:
         """Everything that must be there before somebody calls."""
@@ -185,6 +189,12 @@ class FlightServer:
     def _uri(self, host: str) -> str:
         scheme = "grpc" if self._settings.server_tls_certificate is None else "grpc+tls"
         return f"{scheme}://{_address(host, self.port)}"
+
+
+def _statement_log(app: App) -> StatementLog:
+    settings = app.settings
+    slow_seconds, log_sql = settings.server_slow_statement_seconds, settings.log_sql
+    return StatementLog(app.meters, slow_seconds=slow_seconds, clock=app.clock, log_sql=log_sql)
 
 
 def _grpc_server(service: FlightService, settings: Settings) -> grpc.Server:

@@ -32,6 +32,7 @@ from catchment.server.model import Call, IngestTarget, Outcome, Principal
 from catchment.server.peers import PeerSession
 from catchment.server.prepared import Prepared
 from catchment.server.rewrite import Plain, Step, plan
+from catchment.server.statementlog import shown_session
 from catchment.server.statements import Statements
 from catchment.server.transactions import Transaction, no_such_transaction
 from catchment.server.users import SHARD
@@ -51,6 +52,8 @@ class Session:
 
     def __init__(self, session_id: str, principal: Principal, engine: Engine) -> None:
         self.id = session_id
+        # Enough to tell it from others where it is shown, too little to call with.
+        self.shown_id = shown_session(session_id)
         self.principal = principal
         self.island = engine.island(principal.tenant)
         self.touched_s = engine.clock.monotonic_s()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from catchment import events
 from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.server import shardwire as wire
 from catchment.server.model import Principal, Role
@@ -60,6 +61,7 @@ class ShardCalls:
         values, tables = wire.unpack(body)
         try:
             tenant = TenantId(values["tenant"])
+            events.identify(tenant=str(tenant), move=values.get("move"))
             call = known(self._shard, tenant, values, tables)
         except (KeyError, TypeError, ValueError):
             raise wire.malformed() from None

@@ -1,11 +1,13 @@
 """What clients' statements do with the time: those that run, those that took long, and how long all of them took."""
 
+import logging
 import threading
 from collections import deque
 from datetime import timedelta
 from itertools import count
 from types import TracebackType
 
+from catchment import events
 from catchment.clock import Clock
 from catchment.meters import Meters
 from catchment.server.model import Principal
@@ -19,7 +21,9 @@ _SESSION_LETTERS = 6
 class StatementLog:
     """Statements of a server, while they run and after. Any thread may ask."""
 
-    def __init__(self, meters: Meters, *, slow_seconds: float, clock: Clock) -> None:
+    def __init__(self, meters: Meters, *, slow_seconds: float, clock: Clock, log_sql: bool = False) -> None:
+        """`log_sql` is whether the log may hold the text of statements."""
+        self._log_sql = log_sql
         self._meters = meters
         self._slow_seconds = slow_seconds
         self._clock = clock
@@ -44,7 +48,11 @@ class StatementLog:
         seconds = self._clock.monotonic_s() - statement.started_s
         self._meters.statement_seconds.observe(seconds)
         if failed:
+            # Which error it was is said once the call ends with it.
             self._meters.statements_failed.add()
+        elif events.is_logged(logging.DEBUG):
+            said = {"sql": statement.text} if self._log_sql else {}
+            events.emit("statement_finished", level=logging.DEBUG, seconds=round(seconds, 4), **said)
         if seconds >= self._slow_seconds:
             with self._mutex:
                 self._slow.appendleft(self._shown(statement, seconds))

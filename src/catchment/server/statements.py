@@ -22,6 +22,7 @@ from catchment.errors import (
 )
 from catchment.ids import TableId
 from catchment.queue import DqCoordinator
+from catchment.queue.arrivals import size_of
 from catchment.server import capture, literals, queuetables
 from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
 from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
@@ -141,9 +142,10 @@ class Statements:
         """Hand rows to the queue, now or at COMMIT."""
         session, queue = self.session, self.queue()
         limit = session.engine.settings.server_write_bytes_max
-        if rows.nbytes > limit:
+        size = size_of(rows)
+        if size > limit:
             raise LimitError(
-                f"The rows come to {rows.nbytes:,} bytes, and {limit:,} is the most for one write to the queue.",
+                f"The rows come to {size:,} bytes, and {limit:,} is the most for one write to the queue.",
                 hint="Write fewer at a time, or straight to the table.",
             )
         if not rows.num_rows:
@@ -177,7 +179,10 @@ class Statements:
             spelled = {table: self.spelled(table) for table in step.tables}
             fresh = cleanup.enter_context(self.queue().fresh(*dict.fromkeys(spelled.values())))
             link = Link(
-                fresh.connection, generation=engine.generation, result_bytes_max=engine.settings.server_result_bytes_max
+                fresh.connection,
+                generation=engine.generation,
+                result_bytes_max=engine.settings.server_result_bytes_max,
+                require_lake=engine.require_lake,
             )
             if self.session.island is not None:
                 link.run(self.session.island.set_path, call)

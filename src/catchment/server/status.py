@@ -30,6 +30,7 @@ _OURS: tuple[tuple[type[CatchmentError], grpc.StatusCode], ...] = (
     (errors.StaleRouteError, Code.ABORTED),
     (errors.SeqGapError, Code.FAILED_PRECONDITION),
     (errors.MismatchError, Code.FAILED_PRECONDITION),
+    (errors.BufferOutdatedError, Code.FAILED_PRECONDITION),
     (errors.RetryableError, Code.UNAVAILABLE),
     (errors.TimedOutError, Code.DEADLINE_EXCEEDED),
     (errors.CancelledError, Code.CANCELLED),
@@ -101,7 +102,7 @@ def of(error: Exception) -> tuple[grpc.StatusCode, str]:
     code = _code(error)
     if code is Code.INTERNAL:
         text = "".join(traceback.format_exception(error))
-        events.emit("server.failed", level=logging.ERROR, error=type(error).__name__, traceback=text)
+        events.emit("call_crashed", level=logging.ERROR, error=type(error).__name__, traceback=text)
     return code, _short(_text(error))
 
 

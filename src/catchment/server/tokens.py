@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
 def read(source: bytes) -> tuple[Token, ...]:
     """The words of a text in UTF-8, comments left out; `start` counts bytes."""
-    _require_short_signs(source)
+    require_short_signs(source)
     text = source.decode()
     tokens = _read(source, text)
     if not text.isascii():
@@ -51,7 +51,7 @@ def _read(source: bytes, text: str) -> tuple[Token, ...]:
     return tuple(_token(source, start, kind) for start, kind in duckdb.tokenize(text))
 
 
-def _require_short_signs(source: bytes) -> None:
+def require_short_signs(source: bytes) -> None:
     """While DuckDB scans, nothing else runs in this process: a few thousand plus signs would stop it for a minute."""
     for run in _SIGNS.finditer(source):
         if run[0].count(b"/*") > _COMMENTS_IN_A_ROW_MAX or _PLUSES.search(run[0]):
@@ -88,6 +88,12 @@ def calls(tokens: tuple[Token, ...]) -> Iterator[str]:
     for token, following in pairwise(tokens):
         if token.is_name and following.text == "(":
             yield token.text
+
+
+def word_at(source: bytes, start: int) -> str:
+    """The name that starts there, as it is written."""
+    word = _WORD.match(source, start)
+    return "" if word is None else word[0].decode()
 
 
 def _token(source: bytes, start: int, kind: object) -> Token:

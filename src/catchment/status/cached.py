@@ -6,12 +6,12 @@ Whoever asks waits for a moment at most. A source that hangs holds up nobody: it
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Generic, TypeVar
 
 from catchment import events
 from catchment.clock import Clock
-from catchment.errors import CatchmentError
+from catchment.errors import CatchmentError, StateError
 from catchment.status.model import Part
 
 T = TypeVar("T")
@@ -19,19 +19,51 @@ WAIT_S_MAX = 2.0
 SLOW = "its answer takes longer than anybody waits"
 
 
+class Askers:
+    """Threads that ask sources, one for each question. No end waits for one that hangs, not even the process's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mutex = threading.Lock()
+        self._is_closed = False
+        self._asking: set[Future[Any]] = set()
+
+    def submit(self, ask: Callable[[], T]) -> "Future[T]":
+        """Have a thread ask; StateError after the end."""
+        answer: Future[T] = Future()
+        with self._mutex:
+            if self._is_closed:
+                raise StateError("Nothing is asked any more: this process ends.")
+            self._asking.add(answer)
+        answer.add_done_callback(self._forget)
+        # The threads of an executor are waited for at the end of the process, however long they hang.
+        threading.Thread(target=_ask, args=(ask, answer), name=self._name, daemon=True).start()
+        return answer
+
+    def close(self) -> None:
+        """Ask no more; who is being asked gets a moment, and is left alone then."""
+        with self._mutex:
+            asking = () if self._is_closed else tuple(self._asking)
+            self._is_closed = True
+        wait(asking, timeout=WAIT_S_MAX)
+
+    def _forget(self, answer: "Future[Any]") -> None:
+        with self._mutex:
+            self._asking.discard(answer)
+
+
 class Cached(Generic[T]):
     """One part. Any thread may ask; the source is asked by one at a time."""
 
-    def __init__(
-        self, name: str, ask: Callable[[], T], *, seconds_max: float, pool: ThreadPoolExecutor, clock: Clock
-    ) -> None:
+    def __init__(self, name: str, ask: Callable[[], T], *, seconds_max: float, askers: Askers, clock: Clock) -> None:
         self._name = name
         self._ask = ask
         self._seconds_max = seconds_max
-        self._pool = pool
+        self._askers = askers
         self._clock = clock
         self._mutex = threading.Lock()
         self._asking: Future[Part[T]] | None = None
+        self._is_slow = False
         self._known: Part[T] | None = None
         self._known_s = 0.0
 
@@ -43,18 +75,22 @@ class Cached(Generic[T]):
     def read(self, *, until_s: float | None = None) -> Part[T]:
         """The part, not older than it may be, unless its source takes longer than anybody waits.
 
-        `until_s` is how long that is, on the monotonic clock; else it is a moment.
+        `until_s` is how long that is, on the monotonic clock; else it is a moment. A question that somebody has waited
+        for in vain is not waited for again.
         """
-        wait_s = WAIT_S_MAX if until_s is None else max(0.0, until_s - self._clock.monotonic_s())
         with self._mutex:
             asking = self._due()
             if asking is None and self._known is not None:
                 return self._known
-        wait([asking] if asking is not None else (), timeout=wait_s)
+            is_slow = self._is_slow
+        wait_s = WAIT_S_MAX if until_s is None else max(0.0, until_s - self._clock.monotonic_s())
+        wait([asking] if asking is not None else (), timeout=0.0 if is_slow else wait_s)
         with self._mutex:
-            if asking is not None and asking.done() and self._asking is asking:
-                self._asking = None
-                self._known, self._known_s = self._kept(asking), self._clock.monotonic_s()
+            if asking is not None and self._asking is asking:
+                self._is_slow = not asking.done()
+                if asking.done():
+                    self._asking = None
+                    self._known, self._known_s = self._kept(asking), self._clock.monotonic_s()
             return self._known or Part(self._clock.now(), unavailable=SLOW)
 
     def _due(self) -> "Future[Part[T]] | None":
@@ -62,7 +98,7 @@ class Cached(Generic[T]):
         if self._known is not None and self._clock.monotonic_s() - self._known_s < self._seconds_max:
             return None
         if self._asking is None:
-            self._asking = self._pool.submit(self._answer)
+            self._asking = self._askers.submit(self._answer)
         return self._asking
 
     def _answer(self) -> Part[T]:
@@ -78,3 +114,12 @@ class Cached(Generic[T]):
         # A bug of ours must not take the other parts along.
         events.emit("status_failed", level=logging.ERROR, part=self._name, reason=f"{type(error).__name__}: {error}")
         return Part(self._clock.now(), unavailable="it failed; the log says why")
+
+
+def _ask(ask: Callable[[], T], answer: "Future[T]") -> None:
+    try:
+        answer.set_result(ask())
+    except BaseException as error:
+        # Whoever reads the answer is told, and Python shows where it was.
+        answer.set_exception(error)
+        raise

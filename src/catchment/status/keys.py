@@ -79,11 +79,22 @@ _LEGACY = {
     "imports[].problems[].reason": "why; admins only",
 }
 _SCHEMAS = {
-    "databases[].name": "`control`, or `lake:SCHEMA`",
-    "databases[].state": "`CURRENT`, `PENDING`, or `APPLIED` where the scripts are elsewhere",
+    "databases[].name": "`control`, `lake:SCHEMA`, or the file that the project of `status_schema_project` migrates; "
+    "its folder for admins only",
+    "databases[].state": "`CURRENT`, `PENDING`, `DRIFT`, `DIVERGED` or `ERROR`, as `catchment schema status` says; "
+    "`APPLIED` where scripts and models are elsewhere, `UNCLEAR` where they cannot be read",
     "databases[].applied": "scripts that were applied",
     "databases[].pending": "scripts that were not; null where the scripts are elsewhere",
     "databases[].last": "the last that was applied",
+    "databases[].differences": "what differs between the database and its models, a line each; null where nobody "
+    "here knows the models",
+    "databases[].scripts[].script": "a script that needs somebody",
+    "databases[].scripts[].kind": "`pending`, or `diverged` where it is not what was applied",
+    "databases[].scripts[].summary": "what it says of itself in its first comment; may be empty",
+    "databases[].scripts[].statements": "how many statements it has",
+    "databases[].scripts[].text": "its SQL, or from what was applied to what it is, as a unified diff; admins only",
+    "databases[].errors": "what is wrong with the scripts or the models, a sentence each; admins only",
+    "databases[].next": "what to do, in half a sentence; null where there is nothing to do",
 }
 _TENANTS = {
     "tenants_total": "tenants",
@@ -105,6 +116,14 @@ _TENANTS = {
     "moves[].phase_age_s": "seconds since the move last changed",
     "moves[].lag_s": "how far copies of the source are behind, in seconds",
     "moves[].pause_ms": "how long its writers waited for the switch; null before it",
+    "finished[].tenant": "a tenant that has moved, or was to; the newest 20 moves that are over",
+    "finished[].move": "the move's own name",
+    "finished[].source": "from where",
+    "finished[].target": "to where",
+    "finished[].outcome": "`complete`, `aborted` or `reversed`",
+    "finished[].at": "when it ended",
+    "finished[].seconds": "how long it took",
+    "finished[].pause_ms": "how long its writers waited for the switch; null where that is not known",
 }
 _SESSIONS = {
     "sessions_total": "sessions that are open",
@@ -151,7 +170,8 @@ KEYS: dict[str, str] = {
     "home": "the home; admins only",
     "shard": "name under which the server is a shard; null where it is none",
     "serving": "whether a server answers; false where a command looked by itself",
-    "health.state": "`ok`, or `degraded` where something needs somebody; writes are taken in both",
+    "health.state": "`ok`, or `degraded` where something needs somebody; writes are taken in both, unless a reason "
+    "says that they are not",
     "health.reasons[]": "what it is, in a sentence each",
     **{f"totals.{key}": said for key, said in _TOTALS.items()},
     **{f"trend.{key}": said for key, said in _TREND.items()},

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
 from catchment.meters import Distribution
@@ -183,19 +184,37 @@ class Imports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFacts:
+    """A script that needs somebody: one that is pending, or one that is not what was applied, with the difference."""
+
+    script: str
+    kind: str
+    summary: str
+    statements: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaDatabase:
-    """A database whose schema is migrated; None where scripts are elsewhere, so that nobody here knows."""
+    """A database whose schema is migrated.
+
+    `pending` and `differences` are None where scripts and models are elsewhere, so that nobody here knows.
+    """
 
     name: str
     state: str
     applied: int
     pending: tuple[str, ...] | None
     last: str | None
+    differences: tuple[str, ...] | None = None
+    scripts: tuple[ScriptFacts, ...] = ()
+    errors: tuple[str, ...] = ()
+    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """The control database, and the schemas of the lake that have migrations."""
+    """The control database, the schemas of the lake that have migrations, and the database of the project."""
 
     databases: tuple[SchemaDatabase, ...]
 
@@ -237,13 +256,28 @@ class MoveFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedMove:
+    """A move that is over; `pause_ms` is None where nobody has kept it, or where nothing was switched."""
+
+    tenant: str
+    move: str
+    source: str
+    target: str
+    outcome: str
+    at: datetime
+    seconds: float
+    pause_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """Who lives where, and who is moving. Of many tenants, the first by number are listed."""
+    """Who lives where, who is moving, and who has moved. Of many tenants, the first by number are listed."""
 
     tenants_total: int
     shards: tuple[ShardFacts, ...]
     tenants: tuple[TenantFacts, ...]
     moves: tuple[MoveFacts, ...]
+    finished: tuple[FinishedMove, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +318,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether anything needs somebody: writes are taken in both states."""
+    """Whether anything needs somebody. Writes are taken in both states, unless a reason says that they are not."""
 
     ok: bool
     reasons: tuple[str, ...]
@@ -341,7 +375,7 @@ class Status:
             queue=_without(self.queue, _queue_for_all),
             lake=_without(self.lake, lambda lake: lake),
             legacy=_without(self.legacy, _imports_for_all),
-            schemas=_without(self.schemas, lambda schemas: schemas),
+            schemas=_without(self.schemas, _schemas_for_all),
             tenants=_without(self.tenants, lambda tenants: tenants),
             sessions=_without(self.sessions, lambda found: replace(found, sessions=(), running=(), slow=())),
         )
@@ -388,6 +422,20 @@ def _imports_for_all(found: Imports) -> Imports:
                 problems=tuple(LeafProblem(leaf=problem.leaf, reason=FOR_ADMINS) for problem in each.problems),
             )
             for each in found.imports
+        )
+    )
+
+
+def _schemas_for_all(found: Schemas) -> Schemas:
+    return Schemas(
+        databases=tuple(
+            replace(
+                each,
+                name=PurePath(each.name).name,
+                scripts=tuple(replace(script, text=FOR_ADMINS) for script in each.scripts),
+                errors=tuple(FOR_ADMINS for _ in each.errors),
+            )
+            for each in found.databases
         )
     )
 

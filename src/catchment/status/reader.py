@@ -6,18 +6,17 @@ asked by threads of the reader's own, and kept for a while: no writer ever waits
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
 from types import TracebackType
 from typing import TypeVar
 
 from catchment.app import App
-from catchment.errors import CatchmentError, StateError
+from catchment.errors import BufferHeldError, CatchmentError, DiskFullError, InputError, StateError
 from catchment.meters import Meters
 from catchment.queue.coordinator import QueueStatus
-from catchment.status import sources
-from catchment.status.cached import WAIT_S_MAX, Cached
+from catchment.status import project, schemas, sources
+from catchment.status.cached import WAIT_S_MAX, Askers, Cached
 from catchment.status.model import (
     Health,
     Imports,
@@ -39,6 +38,8 @@ _WAIT_S_DIRECT = 30.0
 # A table is late when its oldest row has waited for so many times the age at which it is flushed.
 _LATE_TIMES = 3.0
 _FULL_SHARE = 0.9
+# A process of its own reads the models, and schemas change seldom.
+_PROJECT_S_MIN = 60.0
 
 
 class StatusReader:
@@ -58,10 +59,13 @@ class StatusReader:
         self._ask_queue = queue or self._own_queue
         self._recorder = Recorder(app.meters, app.clock)
         self._window = Window(app.meters, app.clock)
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="catchment-status")
+        self._askers = Askers("catchment-status")
         self._lake: Cached[sources.LakeSeen] = self._cached("lake", lambda: sources.lake(app))
         self._legacy: Cached[Imports] = self._cached("legacy", lambda: sources.imports(app))
-        self._control: Cached[SchemaDatabase | None] = self._cached("control", lambda: sources.control(app))
+        self._control: Cached[SchemaDatabase | None] = self._cached("control", lambda: schemas.control(app))
+        self._project: Cached[SchemaDatabase | None] = self._cached(
+            "project", lambda: project.look(app.settings), seconds_min=_PROJECT_S_MIN
+        )
         self._tenants: Cached[Tenants] = self._cached("tenants", lambda: sources.tenants(app))
         self._opened = ExitStack()
         self._stopping = threading.Event()
@@ -81,44 +85,44 @@ class StatusReader:
         self._sampler.start()
 
     def close(self) -> None:
-        """Count no more; what is being asked is waited for."""
+        """Count no more; what is being asked gets a moment, and is left alone then."""
         self._stopping.set()
         if self._sampler.is_alive():
-            self._sampler.join()
-        self._pool.shutdown(cancel_futures=True)
+            self._sampler.join(WAIT_S_MAX)
+        self._askers.close()
         self._opened.close()
 
     def status(self) -> Status:
         """How everything stands."""
-        for each in (self._lake, self._legacy, self._control, self._tenants):
+        for each in (self._lake, self._legacy, self._control, self._project, self._tenants):
             each.ask()
         # All of them together: a command that is run once has the time, a server answers within a moment.
         end_s = self._clock.monotonic_s() + (_WAIT_S_DIRECT if self._sessions is None else WAIT_S_MAX)
         seen = self._lake.read(until_s=end_s)
         lake: Part[LakePart] = Part(seen.at, seen.value.lake if seen.value else None, seen.unavailable)
-        schemas = _schemas(self._control.read(until_s=end_s), seen.value)
-        queue = self._queue(lake.value)
+        own, of_project = self._control.read(until_s=end_s), self._project.read(until_s=end_s)
+        queue, trouble = self._queue(lake.value)
         return Status(
             at=self._clock.now(),
             version=version("catchment"),
             home=str(self._app.settings.home.absolute()),
             shard=self._app.settings.shard_name,
             serving=self._sessions is not None,
-            health=self._health(queue, lake),
+            health=self._health(queue, trouble, lake),
             totals=self._window.totals(),
             queue=queue,
             lake=lake,
             legacy=self._legacy.read(until_s=end_s),
-            schemas=schemas,
+            schemas=_schemas(own, of_project, seen.value),
             tenants=self._tenants.read(until_s=end_s),
             sessions=self._now(self._sessions or _no_server),
             meters=readings(self._app.meters),
             trend=self._window.trend(),
         )
 
-    def _cached(self, name: str, ask: Callable[[], T]) -> Cached[T]:
-        seconds_max = self._app.settings.status_seconds_max
-        return Cached(name, ask, seconds_max=seconds_max, pool=self._pool, clock=self._clock)
+    def _cached(self, name: str, ask: Callable[[], T], *, seconds_min: float = 0.0) -> Cached[T]:
+        seconds_max = max(seconds_min, self._app.settings.status_seconds_max)
+        return Cached(name, ask, seconds_max=seconds_max, askers=self._askers, clock=self._clock)
 
     def _now(self, ask: Callable[[], T]) -> Part[T]:
         try:
@@ -130,36 +134,55 @@ class StatusReader:
         queue = self._app.find_queue() if self._app.settings.queue_enable else None
         if queue is None:
             raise StateError("There is no buffer yet.", hint="The first write makes it.")
+        queue.require_writable()
         return queue.status()
 
-    def _queue(self, lake: LakePart | None) -> Part[Queue]:
-        def ask() -> Queue:
-            return sources.queue(
-                self._ask_queue(), lake, self._recorder, tables_max=self._app.settings.status_tables_max
-            )
+    def _queue(self, lake: LakePart | None) -> tuple[Part[Queue], str | None]:
+        """The queue; and where it cannot be asked, why that needs somebody."""
+        now = self._clock.now()
+        try:
+            tables_max = self._app.settings.status_tables_max
+            return Part(now, sources.queue(self._ask_queue(), lake, self._recorder, tables_max=tables_max)), None
+        except CatchmentError as error:
+            return Part(now, unavailable=error.message), _trouble(error)
 
-        return self._now(ask)
-
-    def _health(self, queue: Part[Queue], lake: Part[LakePart]) -> Health:
+    def _health(self, queue: Part[Queue], trouble: str | None, lake: Part[LakePart]) -> Health:
         late_s = _LATE_TIMES * self._app.settings.queue_rotate_interval_seconds
-        reasons = (*_queue_reasons(queue, late_s), *_lake_reasons(lake))
+        reasons = (*([trouble] if trouble else []), *_queue_reasons(queue, late_s), *_lake_reasons(lake))
         return Health(ok=not reasons, reasons=reasons)
 
     def _sample(self) -> None:
         while not self._stopping.wait(SAMPLE_S):
-            queue = self._queue(None).value
+            queue = self._queue(None)[0].value
             self._window.sample(buffered_rows=None if queue is None else queue.rows)
 
 
-def _schemas(control: Part[SchemaDatabase | None], lake: sources.LakeSeen | None) -> Part[Schemas]:
-    if control.unavailable is not None:
-        return Part(control.at, unavailable=control.unavailable)
-    own = () if control.value is None else (control.value,)
-    return Part(control.at, Schemas(databases=(*own, *(() if lake is None else lake.schemas))))
+def _schemas(
+    own: Part[SchemaDatabase | None], of_project: Part[SchemaDatabase | None], lake: sources.LakeSeen | None
+) -> Part[Schemas]:
+    if own.unavailable is not None:
+        return Part(own.at, unavailable=own.unavailable)
+    compared = of_project.value
+    if of_project.unavailable is not None:
+        compared = schemas.unclear("project", of_project.unavailable)
+    found = schemas.merged(own.value, compared, () if lake is None else lake.schemas)
+    return Part(own.at, Schemas(databases=found))
 
 
 def _no_server() -> Sessions:
     raise StateError("No server runs on this home.", hint="`catchment serve` starts one.")
+
+
+def _trouble(error: CatchmentError) -> str | None:
+    """Why a queue that cannot be asked needs somebody, for everybody's eyes; None where it does not."""
+    match error:
+        case InputError() | BufferHeldError():
+            # There is none yet, or another process has it.
+            return None
+        case DiskFullError():
+            return "The queue cannot take writes: no space is left on the device."
+        case _:
+            return "The queue cannot take writes."
 
 
 def _queue_reasons(part: Part[Queue], late_s: float) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Where the parts of a status come from: each function asks one source, and raises what keeps it from answering."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,9 +16,11 @@ from catchment.pipeline.legacy.place import Phase, Place
 from catchment.pipeline.legacy.plan import Options
 from catchment.pipeline.legacy.report import Status as LegacyStatus
 from catchment.queue.coordinator import QueueStatus, TableStatus
+from catchment.status import schemas
 from catchment.status.model import (
     Audit,
     Delivered,
+    FinishedMove,
     Import,
     Imports,
     LakePart,
@@ -34,12 +37,12 @@ from catchment.status.model import (
 )
 from catchment.status.recorder import Recorder
 from catchment.tenants.control import topology_of
-from catchment.tenants.model import Finalizing, Move
+from catchment.tenants.model import Complete, Finalizing, Move
 
 DELIVERIES_MAX = 20
 PROBLEMS_MAX = 20
+FINISHED_MAX = 20
 UNCLEAR = "unclear"
-_CURRENT, _PENDING, _APPLIED = "CURRENT", "PENDING", "APPLIED"
 _UNCLEAR = LegacyStatus(
     phase=Phase.IMPORTING,
     data="",
@@ -109,18 +112,8 @@ def lake(app: App) -> LakeSeen:
         )
     except LakeMissingError:
         seen = NOTHING
-    schemas = tuple(
-        SchemaDatabase(
-            name=f"{app.settings.lake_name}:{each.schema}",
-            state=_APPLIED,
-            applied=each.applied,
-            pending=None,
-            last=each.last,
-        )
-        for each in seen.migrated
-    )
     part = _lake_part(seen, audited.last(app.settings.home), tables_max=app.settings.status_tables_max)
-    return LakeSeen(lake=part, schemas=schemas)
+    return LakeSeen(lake=part, schemas=schemas.recorded(app.settings.lake_name, seen.migrated))
 
 
 def _lake_part(seen: Overview, done: Audited | None, *, tables_max: int) -> LakePart:
@@ -203,22 +196,8 @@ def _import(app: App, place: Place, options: Options) -> Import:
     )
 
 
-def control(app: App) -> SchemaDatabase | None:
-    """The control database; None where there is none, and none is made."""
-    found = ControlDatabase.examine(app.settings)
-    if not found.exists:
-        return None
-    return SchemaDatabase(
-        name="control",
-        state=_PENDING if found.pending else _CURRENT,
-        applied=len(found.applied),
-        pending=found.pending,
-        last=found.applied[-1] if found.applied else None,
-    )
-
-
 def tenants(app: App) -> Tenants:
-    """Who lives where, and who is moving, from the control database; none is made where there is none."""
+    """Who lives where, who is moving and who has moved, from the control database; none is made where there is none."""
     examined = ControlDatabase.examine(app.settings)
     if not examined.exists:
         return Tenants(tenants_total=0, shards=(), tenants=(), moves=())
@@ -226,7 +205,8 @@ def tenants(app: App) -> Tenants:
         # Opening it would upgrade it, and whoever looks must not change anything.
         raise StateError("The control database is older than this program.", hint="`catchment serve` upgrades it.")
     now = app.clock.now()
-    seen = topology_of(app.control_store.facts(), now=now)
+    facts = app.control_store.facts()
+    seen = topology_of(facts, now=now)
     lags = {shard: report.replication_lag_s for shard, report in seen.reports.items()}
     return Tenants(
         tenants_total=len(seen.assignments),
@@ -246,6 +226,7 @@ def tenants(app: App) -> Tenants:
             for each in seen.assignments[: app.settings.status_tables_max]
         ),
         moves=tuple(_move(each, now, lags.get(each.source, 0.0)) for each in seen.moves),
+        finished=_finished(facts.moves),
     )
 
 
@@ -258,8 +239,30 @@ def _move(move: Move, now: datetime, lag_s: float) -> MoveFacts:
         phase=move.state.name,
         phase_age_s=_age_s(now, move.updated_at) or 0.0,
         lag_s=lag_s,
-        pause_ms=move.state.pause_ms if isinstance(move.state, Finalizing) else None,
+        pause_ms=_pause_ms(move),
     )
+
+
+def _finished(moves: Iterable[Move]) -> tuple[FinishedMove, ...]:
+    over = [(move.finished_at, move) for move in moves if move.finished_at is not None]
+    over.sort(key=lambda each: (each[0], each[1].id), reverse=True)
+    return tuple(
+        FinishedMove(
+            tenant=str(move.tenant),
+            move=move.token,
+            source=str(move.source),
+            target=str(move.target),
+            outcome=move.outcome or "aborted",
+            at=at,
+            seconds=_age_s(at, move.created_at) or 0.0,
+            pause_ms=_pause_ms(move),
+        )
+        for at, move in over[:FINISHED_MAX]
+    )
+
+
+def _pause_ms(move: Move) -> float | None:
+    return move.state.pause_ms if isinstance(move.state, Finalizing | Complete) else None
 
 
 def _age_s(now: datetime, then: datetime | None) -> float | None:

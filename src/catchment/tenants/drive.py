@@ -139,7 +139,7 @@ def drive(
     while waiting.
     """
     run = _Drive(migration, clock, watcher or _Nobody(), gc_window_s, stop)
-    with events.listening(run.hear):
+    with events.context(tenant=str(migration.tenant)), events.listening(run.hear):
         return run.run()
 
 
@@ -340,6 +340,7 @@ class _Drive:
         if phase is not self._phase:
             self._leave()
             self._phase, self._phase_at_s = phase, self._clock.monotonic_s()
+            events.identify(phase=phase.name.lower())
             self._watcher.phase(phase)
 
     def _leave(self) -> None:

@@ -260,7 +260,7 @@ class TenantMigration:
         if is_due(move.state, Request.FINALIZE):
             source, target = self._nodes()
             advance(move.state, CaughtUp(target=target.positions(self.tenant), is_same=True))
-            self._require_same()
+            self._require_same(move)
             started_s = self._clock.monotonic_s()
             gate = source.close_gate(self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s)
             faults.reach("move.after_close")
@@ -287,7 +287,7 @@ class TenantMigration:
             )
             # All but the comparison, which reads everything.
             advance(move.state, waited)
-            self._require_same()
+            self._require_same(move)
             self._step(move, advance(move.state, waited))
             faults.reach("move.after_collect")
         self._let_go(gone=self.source_shard)
@@ -312,7 +312,7 @@ class TenantMigration:
             raise InvalidStateError(f"{self.tenant} was not moved.")
         if move.finished_at is None and is_due(move.state, Request.REVERSE):
             self._settle_all()
-            self._require_same()
+            self._require_same(move)
             source, target = self._nodes()
             gate = target.close_gate(self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s)
             faults.reach("move.after_close")
@@ -350,7 +350,7 @@ class TenantMigration:
         placement = self._control.placement(self.tenant)
         with ThreadPoolExecutor(2) as telling:
             told = [
-                telling.submit(node.settle, record)
+                telling.submit(events.carried(node.settle), record)
                 for node in self._nodes()
                 if (record := record_for(node.id, placement)) is not None
             ]
@@ -368,11 +368,12 @@ class TenantMigration:
         source, target = (self._control.shard(each) for each in (move.source, move.target))
         self._backfill.run(self.tenant, source, target, snapshot=held.snapshot, token=move.token, progress=progress)
 
-    def _require_same(self) -> None:
+    def _require_same(self, move: Move) -> None:
         compared = self.verify()
         if not compared.ok:
             raise MismatchError(f"Source and target differ: {'; '.join(compared.differences)}.")
-        events.emit("tenant_compared", tenant=str(self.tenant), tables=compared.tables, rows=compared.rows)
+        facts = {"tables": compared.tables, "rows": compared.rows}
+        events.emit("tenant_compared", tenant=str(self.tenant), move=move.token, **facts)
 
     def _copy(self, *, sync: bool) -> Copy:
         target = self._control.shard(self.target_shard)
@@ -390,6 +391,7 @@ class TenantMigration:
         move = self._control.move(self.tenant) or self._control.last_move(self.tenant)
         if move is None or (move.source, move.target) != (self.source_shard, self.target_shard):
             return None
+        events.identify(move=move.token)
         return move
 
     def _required_move(self) -> tuple[Move, int]:
@@ -400,6 +402,7 @@ class TenantMigration:
             raise InvalidStateError(
                 f"{self.tenant} is not being moved from {self.source_shard} to {self.target_shard}."
             )
+        events.identify(move=move.token)
         return move, tenant.epoch
 
     def _open_move(self) -> tuple[Move, int]:

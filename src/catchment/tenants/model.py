@@ -189,7 +189,10 @@ class DualWrite(MigrationState):
 
 @dataclass(frozen=True, slots=True)
 class Finalizing(MigrationState):
-    """The target is the home; the source is a copy until it is collected."""
+    """The target is the home; the source is a copy until it is collected.
+
+    `pause_ms` is how long writers waited at the switch. It is noted behind the switch, and is 0 until then.
+    """
 
     switched_at_ns: int
     pause_ms: float = 0.0
@@ -201,9 +204,13 @@ class Finalizing(MigrationState):
 
 @dataclass(frozen=True, slots=True)
 class Complete(MigrationState):
-    """The source has nothing of the tenant any more."""
+    """The source has nothing of the tenant any more; `pause_ms` is None where nobody has noted it."""
 
+    pause_ms: float | None = None
     name: ClassVar[str] = "Complete"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"pause_ms": self.pause_ms}
 
 
 def state_from_json(name: str, data: Mapping[str, Any]) -> MigrationState:
@@ -218,7 +225,8 @@ def state_from_json(name: str, data: Mapping[str, Any]) -> MigrationState:
         case "Finalizing":
             return Finalizing(data["switched_at_ns"], data["pause_ms"])
         case "Complete":
-            return Complete()
+            # Moves that ended under an older version kept no pause.
+            return Complete(data.get("pause_ms"))
     raise InputError(f"{name!r} is no state of a move.")
 
 

@@ -235,7 +235,7 @@ def _collect(state: MigrationState, seen: Collecting) -> Step:
     if seen.readers:
         raise NotReadyError(f"The source is still read by {seen.readers}.", readers=seen.readers)
     _require_same(seen.is_same)
-    return Step(state=Complete(), home=Side.TARGET, is_new_route=True, outcome="complete")
+    return Step(state=Complete(state.pause_ms or None), home=Side.TARGET, is_new_route=True, outcome="complete")
 
 
 def _reverse(state: MigrationState, seen: Reversing) -> Step:

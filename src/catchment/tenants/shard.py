@@ -303,7 +303,7 @@ class TenantShard:
         tables = self._queue.positions(tenant.schema)
         with lake.snapshot() as connection:
             ledger = Ledger(connection, lake.name)
-            marks = {table: ledger.join(buffer.producer(table)).seq for table in tables}
+            marks = {table: buffer.covered(table, ledger.join(buffer.producer(table)).seq) for table in tables}
             row = connection.execute(f"SELECT id FROM {sql.identifier(lake.name)}.current_snapshot()").fetchone()
         if row is None:
             raise InvariantError("The lake has no snapshot.")
@@ -445,6 +445,7 @@ class TenantShard:
                 to=(copy.shard, copy.location),
                 epoch=record.epoch,
                 clock=self._clock,
+                move=record.move,
             )
             self._shippers[record.tenant] = shipper
             shipper.start()
@@ -466,9 +467,11 @@ class TenantShard:
                     self._take_back(record, record.move, version)
                 except RetryableError as error:
                     # Only the control plane knows whether this is the home still: writers wait, or try again.
-                    events.emit("gate_waits", level=logging.WARNING, tenant=str(tenant), reason=error.message)
+                    facts = {"move": record.move, "reason": error.message}
+                    events.emit("gate_waiting", level=logging.WARNING, tenant=str(tenant), **facts)
                 except CatchmentError as error:
-                    events.emit("gate_stuck", level=logging.ERROR, tenant=str(tenant), reason=error.message)
+                    facts = {"move": record.move, "reason": error.message}
+                    events.emit("gate_stuck", level=logging.ERROR, tenant=str(tenant), **facts)
             self._stopping.wait(_TRY_AGAIN_S)
 
     def _take_back(self, record: Record, move: str, version: int) -> None:

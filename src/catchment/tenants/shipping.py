@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -48,13 +49,15 @@ class Shipper:
         to: tuple[ShardId, str],
         epoch: int,
         clock: Clock,
+        move: str | None = None,
     ) -> None:
-        """`to` is the copy's name and location."""
+        """`to` is the copy's name and location; `move` is the move for which there is a copy."""
         self._tenant = tenant
         self._queue = queue
         self._connect = connect
         self._to = to
         self._epoch = epoch
+        self._told: dict[str, Any] = {"tenant": str(tenant), "move": move, "shard": str(to[0])}
         self._clock = clock
         self._changed = threading.Condition()
         # What was just written, to be sent without reading it back; where it is missing, the log has it.
@@ -129,7 +132,7 @@ class Shipper:
 
     def _fall_behind(self, reason: str) -> None:
         if not self._is_behind:
-            events.emit("copy_behind", level=logging.WARNING, tenant=str(self._tenant), reason=reason)
+            events.emit("copy_behind", level=logging.WARNING, **self._told, reason=reason)
         self._is_behind = True
         self._error = reason
         self._waiting.clear()
@@ -185,7 +188,7 @@ class Shipper:
                 if self._is_behind and not self._lags(copy):
                     self._is_behind = False
                     self._error = None
-                    events.emit("copy_caught_up", tenant=str(self._tenant))
+                    events.emit("copy_caught_up", **self._told)
             return False
         reached = node.receive(self._tenant, parts, epoch=self._epoch)
         with self._changed:

@@ -134,6 +134,9 @@ class ModelBuffer:
             kept.rows = [row for row in kept.rows if row.seq > seq]
             kept.seq_flushed = max(kept.seq_flushed, seq)
 
+    def covered(self, table: TableId, seq: int) -> int:
+        return seq
+
     def held(self, table: TableId) -> list[Held]:
         kept = self.disk.tables.get(table)
         return [

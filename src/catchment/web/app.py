@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from catchment import events
 from catchment.clock import Clock, SystemClock
 from catchment.errors import (
     CatchmentError,
@@ -27,6 +28,7 @@ from catchment.errors import (
     NotLoggedInError,
     RetryableError,
 )
+from catchment.queue.deadletter import Retried
 from catchment.status.model import ADMIN, Status
 from catchment.web import pages
 from catchment.web.catalogue import METRICS
@@ -194,7 +196,14 @@ class Site:
         letter = form.get("letter", "")
         if not letter:
             raise InputError("Which dead letter?")
-        done = await run_in_threadpool(self._desk.retry, None if letter == "all" else [letter])
+        desk, ids = self._desk, None if letter == "all" else [letter]
+
+        def retry() -> Retried:
+            # The log says who pressed the button.
+            with events.context(user=guest.visitor.name):
+                return desk.retry(ids)
+
+        done = await run_in_threadpool(retry)
         return RedirectResponse(f"/queue?delivered={len(done.delivered)}&refused={len(done.refused)}", 303)
 
     def _form(self, request: Request, after: str, *, error: CatchmentError | None = None, name: str = "") -> Response:
@@ -278,7 +287,9 @@ async def _refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, CatchmentError):
         raise error
     code = _code(error)
-    asks = {"www-authenticate": 'Basic realm="catchment", charset="UTF-8"'} if code == 401 else {}
+    # A script of a page is told in the page; asked like this, the browser would open a window of its own.
+    is_script = request.headers.get("sec-fetch-mode", "navigate") != "navigate"
+    asks = {"www-authenticate": 'Basic realm="catchment", charset="UTF-8"'} if code == 401 and not is_script else {}
     if _wants_page(request):
         if code == 401 and request.method == "GET" and "authorization" not in request.headers:
             path = quote(_after(request.url.path), safe="")

@@ -35,7 +35,7 @@ METRICS: tuple[Declared, ...] = (
         name="catchment_healthy",
         kind="gauge",
         help="1 when nothing needs anybody, 0 when something does.",
-        read="Writes are taken at 0 too, as long as the buffer has room. `catchment status` gives the reasons.",
+        read="Writes are taken at 0 too, while buffer and disk have room. `catchment status` gives the reasons.",
         act="Read the reasons; each names the table or the part.",
         samples=lambda status: [((), float(status.health.ok))],
     ),
@@ -44,7 +44,8 @@ METRICS: tuple[Declared, ...] = (
         kind="gauge",
         labels=("part",),
         help="1 for each part of the status that could be asked, 0 for one that could not.",
-        read="A part at 0 has no metrics of its own at that time. `lake` at 0 means that the catalog is away.",
+        read="A part at 0 has no metrics of its own at that time. `lake` at 0 means that the catalog is away, `queue` "
+        "that the buffer's disk fails writes: mostly it is full.",
         act="`catchment status` gives the reason. While the lake is away, watch the buffer's bytes against its cap.",
         samples=available,
     ),

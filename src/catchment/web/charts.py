@@ -8,33 +8,44 @@ from catchment.meters import Distribution
 SPARK_WIDTH = 240.0
 SPARK_HEIGHT = 48.0
 _SPARK_MARGIN = 2.0
-BARS_WIDTH = 480.0
-BARS_HEIGHT = 96.0
-_BARS_GAP = 4.0
-_BAR_HEIGHT_MIN = 2.0
+COLUMN_WIDTH = 8.0
+COLUMNS_HEIGHT = 20.0
+_COLUMN_GAP = 2.0
+_COLUMN_HEIGHT_MIN = 1.0
+# What is there at all is seen, in hundredths of the whole.
+_SEGMENT_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spark:
-    """A line over time: `line` and `area` are SVG paths, `top` is the largest value."""
+    """A line over time: `line` and `area` are SVG paths, `low` and `top` the least and the largest value."""
 
     line: str
     area: str
+    low: float
     top: float
     has_values: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """One column: values above `low` and up to `high`, None where there is no bound."""
+class Bucket:
+    """Values above `low` and up to `high`, None where there is no bound; `part` is of the largest bucket."""
+
+    low: float
+    high: float | None
+    count: int
+    share: float
+    part: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a small chart."""
 
     x: float
     y: float
     width: float
     height: float
-    low: float
-    high: float | None
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,40 +74,55 @@ def spark(values: Sequence[float | None]) -> Spark:
     return Spark(
         line=" ".join(_line(run) for run in drawn),
         area=" ".join(_area(run) for run in drawn if len(run) > 1),
+        low=min(known, default=0.0),
         top=top,
         has_values=bool(drawn),
     )
 
 
-def bars(found: Distribution) -> tuple[Bar, ...]:
-    """Columns for the sizes that there were, and those between them."""
+def buckets(found: Distribution) -> tuple[Bucket, ...]:
+    """What there was, by size: the buckets from the first to the last that has any."""
     filled = [at for at, count in enumerate(found.counts) if count]
     if not filled:
         return ()
-    first, last = filled[0], filled[-1]
-    most, width = max(found.counts), BARS_WIDTH / (last - first + 1)
+    most, total = max(found.counts), sum(found.counts)
     return tuple(
-        Bar(
-            x=round((at - first) * width + _BARS_GAP / 2, 2),
-            y=round(BARS_HEIGHT - _height(found.counts[at], most), 2),
-            width=round(width - _BARS_GAP, 2),
-            height=round(_height(found.counts[at], most), 2),
+        Bucket(
             low=found.bounds[at - 1] if at else 0.0,
             high=found.bounds[at] if at < len(found.bounds) else None,
             count=found.counts[at],
+            share=found.counts[at] / total,
+            part=found.counts[at] / most,
         )
-        for at in range(first, last + 1)
+        for at in range(filled[0], filled[-1] + 1)
+    )
+
+
+def columns(values: Sequence[float]) -> tuple[Column, ...]:
+    """A column for each value, from the oldest to the newest."""
+    top = max(values, default=0.0)
+    heights = [
+        max(_COLUMN_HEIGHT_MIN, COLUMNS_HEIGHT * value / top) if top > 0 else _COLUMN_HEIGHT_MIN for value in values
+    ]
+    return tuple(
+        Column(
+            x=round(at * COLUMN_WIDTH, 2),
+            y=round(COLUMNS_HEIGHT - height, 2),
+            width=COLUMN_WIDTH - _COLUMN_GAP,
+            height=round(height, 2),
+        )
+        for at, height in enumerate(heights)
     )
 
 
 def segments(counts: Sequence[tuple[str, int]]) -> tuple[Segment, ...]:
-    """Parts of a whole side by side; none where there is nothing."""
+    """Parts of a whole side by side; none where there is nothing, and what is little is still seen."""
     total, x, found = sum(count for _, count in counts), 0.0, []
-    for name, count in counts:
-        if count > 0:
-            width = 100 * count / total
-            found.append(Segment(name=name, count=count, x=round(x, 2), width=round(width, 2)))
-            x += width
+    shown = [(name, count, max(_SEGMENT_MIN, 100 * count / total)) for name, count in counts if count > 0]
+    whole = sum(width for _, _, width in shown)
+    for name, count, width in shown:
+        found.append(Segment(name=name, count=count, x=round(x, 2), width=round(100 * width / whole, 2)))
+        x += 100 * width / whole
     return tuple(found)
 
 
@@ -107,8 +133,3 @@ def _line(run: Sequence[tuple[float, float]]) -> str:
 
 def _area(run: Sequence[tuple[float, float]]) -> str:
     return f"{_line(run)} L{run[-1][0]:.1f} {SPARK_HEIGHT} L{run[0][0]:.1f} {SPARK_HEIGHT} Z"
-
-
-def _height(count: int, most: int) -> float:
-    # What was seen at all is seen.
-    return max(_BAR_HEIGHT_MIN, BARS_HEIGHT * count / most) if count else 0.0

@@ -1,7 +1,6 @@
 """Dead letters as pages show them, and what a button does about them."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -10,7 +9,7 @@ from catchment.app import App
 from catchment.errors import LakeMissingError
 from catchment.queue import deadletter
 from catchment.queue.deadletter import Retried
-from catchment.status.cached import Cached
+from catchment.status.cached import Askers, Cached
 from catchment.status.model import Part
 
 LETTERS_SHOWN_MAX = 100
@@ -44,7 +43,7 @@ class LakeDesk:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="catchment-letters")
+        self._askers = Askers("catchment-letters")
         self._kept = self._cached()
 
     def letters(self) -> Part[tuple[Letter, ...]]:
@@ -60,12 +59,12 @@ class LakeDesk:
             self._kept = self._cached()
 
     def close(self) -> None:
-        """Ask no more."""
-        self._pool.shutdown(cancel_futures=True)
+        """Ask no more; a lake that hangs is not waited for."""
+        self._askers.close()
 
     def _cached(self) -> Cached[tuple[Letter, ...]]:
         seconds_max = self._app.settings.status_seconds_max
-        return Cached("letters", self._ask, seconds_max=seconds_max, pool=self._pool, clock=self._app.clock)
+        return Cached("letters", self._ask, seconds_max=seconds_max, askers=self._askers, clock=self._app.clock)
 
     def _ask(self) -> tuple[Letter, ...]:
         try:

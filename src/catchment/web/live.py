@@ -49,8 +49,16 @@ class Shared:
 class Live:
     """Everybody who listens. Its methods are for the thread that serves, but for `end`."""
 
-    def __init__(self, *, clock: Clock, listeners_max: int = LISTENERS_MAX, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        listeners_max: int = LISTENERS_MAX,
+        interval_s: float = INTERVAL_S,
+        retry_ms: int = RETRY_MS,
+    ) -> None:
         self._clock = clock
+        self._retry_ms = retry_ms
         self._listeners_max = listeners_max
         self._interval_s = interval_s
         self._ending = threading.Event()
@@ -83,7 +91,7 @@ class Live:
         """What has changed, as the lines of events: at first everything, then what is new, or a sign of life."""
         until_s = self._clock.monotonic_s() + LISTEN_S_MAX
         sent: dict[str, str] = {}
-        yield f"retry: {RETRY_MS}\n\n"
+        yield f"retry: {self._retry_ms}\n\n"
         while not self._ending.is_set() and self._clock.monotonic_s() < until_s:
             found = await run_in_threadpool(parts)
             if found is None:

@@ -6,6 +6,7 @@ not see does not reach them.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from functools import cache
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from catchment.status.cached import SLOW
 from catchment.status.model import ADMIN, FOR_ADMINS, Part, Status
@@ -25,6 +27,11 @@ STATIC: Mapping[str, str] = {
     "live.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+# Between thousands, and between a number and its unit: narrow, and never the end of a line.
+_THIN = "\u202f"
+_AGES = (("d", 86_400), ("h", 3_600), ("min", 60))
+# A part that is older says how old it is.
+STALE_S = 60.0
 PHASES = ("Idle", "PreparingTarget", "DualWrite", "Finalizing")
 
 
@@ -82,12 +89,22 @@ PAGES: tuple[Page, ...] = (
         ),
     ),
     Page("imports", "/imports", "Imports", (PagePart("imports", "Legacy imports"),)),
-    Page("schema", "/schema", "Schema", (PagePart("databases", "Databases"),)),
+    Page(
+        "schema",
+        "/schema",
+        "Schema",
+        (PagePart("databases", "Databases"), PagePart("differences", "What differs")),
+    ),
     Page(
         "tenants",
         "/tenants",
         "Tenants",
-        (PagePart("moves", "Moves"), PagePart("shards", "Shards"), PagePart("tenants", "Who lives where")),
+        (
+            PagePart("moves", "Moves under way"),
+            PagePart("shards", "Shards"),
+            PagePart("finished", "Finished moves"),
+            PagePart("tenants", "Who lives where"),
+        ),
     ),
     Page(
         "sessions",
@@ -165,7 +182,16 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        count=count, counted=counted, short=short, size=size, span=span, share=share, clock=clock
+        count=count,
+        counted=counted,
+        short=short,
+        size=size,
+        span=span,
+        share=share,
+        clock=clock,
+        ago=ago,
+        spoken=spoken,
+        breaks=breaks,
     )
     environment.globals.update(
         pages=PAGES,
@@ -174,6 +200,8 @@ def _environment() -> Environment:
         asset=_asset,
         is_slow=lambda part: part.unavailable == SLOW,
         is_hidden=lambda part: part.unavailable == FOR_ADMINS,
+        is_stale=lambda part, now: (now - part.at).total_seconds() > STALE_S,
+        show={"short": short, "span": span, "rate": lambda number: f"{short(number)}{_THIN}/s"},
     )
     return environment
 
@@ -188,21 +216,21 @@ def _asset(name: str) -> str:
 
 
 def count(number: float) -> str:
-    """1,234"""
-    return f"{number:,.0f}"
+    """1 234"""
+    return _grouped(f"{number:,.0f}")
 
 
 def counted(number: int, word: str) -> str:
     """1 file, 2 files"""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+    return f"{count(number)} {word}" if number == 1 else f"{count(number)} {word}s"
 
 
 def short(number: float) -> str:
     """987, 12.3 k, 4.5 M"""
     for unit, least in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(number) >= least:
-            return f"{number / (1e3 if unit == 'k' else least):,.1f} {unit}"
-    return f"{number:,.0f}" if number == round(number) or abs(number) >= 100 else f"{number:,.2g}"
+            return _grouped(f"{number / (1e3 if unit == 'k' else least):,.1f}") + f"{_THIN}{unit}"
+    return count(number) if number == round(number) or abs(number) >= 100 else f"{number:,.2g}"
 
 
 def size(number: float) -> str:
@@ -210,32 +238,59 @@ def size(number: float) -> str:
     left = float(number)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(left) < 1024:
-            return f"{left:,.0f} {unit}" if unit == "B" else f"{left:,.1f} {unit}"
+            return f"{left:,.0f}{_THIN}{unit}" if unit == "B" else _grouped(f"{left:,.1f}") + f"{_THIN}{unit}"
         left /= 1024
-    return f"{left:,.1f} TiB"
+    return _grouped(f"{left:,.1f}") + f"{_THIN}TiB"
 
 
 def span(seconds: float) -> str:
     """250 µs, 12 ms, 2.5 s, 3 min 20 s, 2 h 5 min, 4 d 1 h"""
     if seconds < 1:
-        return f"{seconds * 1e6:.0f} µs" if 0 < seconds < 0.001 else f"{seconds * 1e3:.3g} ms" if seconds else "0 s"
+        if seconds <= 0:
+            return f"0{_THIN}s"
+        return f"{seconds * 1e6:.0f}{_THIN}µs" if seconds < 0.001 else f"{seconds * 1e3:.3g}{_THIN}ms"
     if seconds < 60:
-        return f"{seconds:.3g} s"
+        return f"{seconds:.3g}{_THIN}s"
     whole = round(seconds)
     for unit, least, smaller, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1)):
         if whole >= least:
-            rest = whole % least // part
-            return f"{whole // least} {unit} {rest} {smaller}" if rest else f"{whole // least} {unit}"
-    return f"{whole} s"
+            rest, said = whole % least // part, f"{count(whole // least)}{_THIN}{unit}"
+            return f"{said} {rest}{_THIN}{smaller}" if rest else said
+    return f"{whole}{_THIN}s"
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """12 s ago, 3 min ago, in 16 s"""
+    seconds = round((now - at).total_seconds())
+    if seconds == 0:
+        return "now"
+    unit, length = next((each for each in _AGES if abs(seconds) >= each[1]), ("s", 1))
+    said = f"{count(abs(seconds) // length)}{_THIN}{unit}"
+    return f"{said} ago" if seconds > 0 else f"in {said}"
 
 
 def share(number: float) -> str:
     """75 %"""
     shown = f"{number:.0%}"[:-1]
     # Neither nothing nor everything, where it is neither.
-    return "< 1 %" if number > 0 and shown == "0" else "> 99 %" if number < 1 and shown == "100" else f"{shown} %"
+    said = "< 1" if number > 0 and shown == "0" else "> 99" if number < 1 and shown == "100" else shown
+    return f"{said}{_THIN}%"
 
 
 def clock(at: datetime) -> str:
     """2026-01-31 09:05:00"""
     return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def spoken(name: str) -> str:
+    """PreparingTarget as people say it: Preparing target"""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
+
+
+def breaks(name: str) -> Markup:
+    """A name that may end a line after a dot, a slash or an underscore, rather than anywhere."""
+    return Markup("<wbr>").join(re.findall(r"[^._/]*[._/]+|[^._/]+", name))
+
+
+def _grouped(number: str) -> str:
+    return number.replace(",", _THIN)

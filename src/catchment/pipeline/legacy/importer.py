@@ -147,7 +147,7 @@ class Importer:
 
     def _retire(self, unit: Unit) -> None:
         moves.retire(self._place, unit.source)
-        events.emit("legacy_leaf_imported", leaf=unit.source, bytes=unit.bytes)
+        events.emit("legacy_leaf_imported", leaf=unit.source, unit=unit.id, bytes=unit.bytes)
 
     def _mend(self, run: Run, leaves: Sequence[Leaf], failed: Mapping[str, str]) -> dict[str, Leaf]:
         """Leaves without files that turned out to be unreadable, by path, where the caller wants that."""

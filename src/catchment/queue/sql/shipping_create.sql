@@ -9,3 +9,9 @@ CREATE TABLE IF NOT EXISTS table_lives (
     life         BIGINT NOT NULL,
     seq_begun    BIGINT
 );
+
+CREATE TABLE IF NOT EXISTS unproven_tables (
+    table_schema VARCHAR NOT NULL,
+    table_name   VARCHAR NOT NULL,
+    seq_opened   BIGINT NOT NULL
+);

@@ -1,0 +1,45 @@
+"""Draws docs/pictures/demo.svg: the story that `catchment demo` tells, from a real run, as a terminal shows it."""
+
+import re
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from catchment.cli.context import Started
+from catchment.cli.demo.command import Demo
+from catchment.cli.demo.interrupts import Interrupts
+from catchment.cli.output import Output
+from catchment.settings import load_settings
+
+PICTURE = Path(__file__).parent / "pictures" / "demo.svg"
+# Rich's own form fetches a font from elsewhere; a reader's monospace will do.
+ELSEWHERE = re.compile(r"@font-face \{\{.*?\}\}\n|<!--.*?-->\n|Fira Code, ", re.DOTALL)
+FORM = ELSEWHERE.sub("", CONSOLE_SVG_FORMAT)
+
+
+class Recorded(Output):
+    """An output whose screen is a recorder. It is no terminal, so that no frames are drawn between."""
+
+    recorder = Console(record=True, width=88, file=StringIO(), highlight=False, emoji=False)
+
+    @property
+    def screen(self) -> Console:
+        return self.recorder
+
+
+def main() -> None:
+    """Run the demo, and draw it."""
+    out = Recorded(as_json=False)
+    with tempfile.TemporaryDirectory() as home:
+        Demo(Started(settings=load_settings(Path(home)), out=out, logs_json=False), Interrupts()).run(keep=False)
+    PICTURE.parent.mkdir(exist_ok=True)
+    drawn = out.recorder.export_svg(title="catchment demo", theme=MONOKAI, code_format=FORM, unique_id="demo")
+    PICTURE.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+-- Which table it is, and where DuckLake expects its files: one elsewhere is registered by its absolute path.
+SELECT t.table_id, t.table_uuid::VARCHAR, CASE WHEN NOT t.path_is_relative THEN t.path ELSE s.path || t.path END
+FROM {metadata}.ducklake_table t
+JOIN {metadata}.ducklake_schema s USING (schema_id)
+WHERE s.schema_name = ? AND t.table_name = ? AND t.end_snapshot IS NULL AND s.end_snapshot IS NULL

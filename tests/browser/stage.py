@@ -1,0 +1,71 @@
+"""`Stage`: the web on a real port, over a status that the test decides."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from urllib.parse import urlsplit
+
+from catchment.clock import SystemClock
+from catchment.queue.deadletter import Retried
+from catchment.status.model import Part, Status
+from catchment.web.app import application
+from catchment.web.letters import Letter
+from catchment.web.live import LISTENERS_MAX, Live
+from catchment.web.server import WebServer
+from tests.browser.rich_scenes import rich_letters
+from tests.page_scenes import House
+
+INTERVAL_S = 0.2
+RETRY_MS = 200
+
+
+@dataclass
+class Desk:
+    """Dead letters of a house, as of now."""
+
+    retried: list[Sequence[str] | None] = field(default_factory=list)
+
+    def letters(self) -> Part[tuple[Letter, ...]]:
+        now = SystemClock().now()
+        return Part(now, rich_letters(now))
+
+    def retry(self, ids: Sequence[str] | None) -> Retried:
+        self.retried.append(ids)
+        return Retried(delivered=tuple(ids or ()), refused={})
+
+
+@dataclass
+class Stage:
+    """Where it is, and what it shows."""
+
+    address: str
+    show: Callable[[datetime], Status]
+    house: House
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.address).port or 0
+
+
+@contextmanager
+def staged(
+    show: Callable[[datetime], Status], *, is_open: bool = True, port: int = 0, listeners_max: int = LISTENERS_MAX
+) -> Iterator[Stage]:
+    """Serve what `show` makes of the moment, to everybody as an admin, or to users only."""
+    clock = SystemClock()
+    stage = Stage("", show, House(is_open=is_open))
+    app = application(
+        lambda: stage.show(clock.now()),
+        stage.house,
+        desk=Desk(),
+        hosts=("127.0.0.1",),
+        live=Live(clock=clock, listeners_max=listeners_max, interval_s=INTERVAL_S, retry_ms=RETRY_MS),
+    )
+    web = WebServer(app, host="127.0.0.1", port=port)
+    web.start()
+    stage.address = web.address
+    try:
+        yield stage
+    finally:
+        web.stop()

@@ -1,0 +1,140 @@
+"""Requests: whose id they have, and what the log and the client are told when one fails."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, NoReturn, cast
+
+import grpc
+import pytest
+
+from catchment import events
+from catchment.errors import InputError, LimitError
+from catchment.events import Event
+from catchment.server.calls import Calls
+from catchment.server.requests import REQUEST_HEADER, carried_on, request_id
+
+GIVEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+class AbortedError(Exception):
+    """What gRPC raises when a call is aborted."""
+
+
+class Context:
+    """What a call is to gRPC, as far as it is asked."""
+
+    def __init__(self, *headers: tuple[str, str | bytes]) -> None:
+        self.headers = headers
+        self.trailers: dict[str, str] = {}
+        self.said: tuple[grpc.StatusCode, str] | None = None
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self.headers
+
+    def time_remaining(self) -> float:
+        return 60.0
+
+    def add_callback(self, _callback: Callable[[], None]) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        """Nobody is there to be cut off."""
+
+    def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        self.trailers = dict(trailers)
+
+    def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
+        self.said = (code, text)
+        raise AbortedError
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Event]]:
+    found: list[Event] = []
+    with events.listening(found.append):
+        yield found
+
+
+def _fail(context: Context, error: Exception, name: str = "GetFlightInfo", *, log_sql: bool = False) -> None:
+    with closing(Calls(statements_max=1, seconds_max=60.0, log_sql=log_sql)) as calls, pytest.raises(AbortedError):
+        _answer(calls, context, error, name)
+
+
+def _answer(calls: Calls, context: Context, error: Exception, name: str) -> None:
+    with calls.answering(cast("grpc.ServicerContext", context), name) as call:
+        call.text = "SELECT secret"
+        events.identify(session="s1", user="ada")
+        raise error
+
+
+@pytest.mark.parametrize("given", [GIVEN, "a", "7", "a.b_c:d-e", "x" * 64])
+def test_a_sane_id_is_taken_over(given: str) -> None:
+    assert request_id([("user-agent", "x"), (REQUEST_HEADER, given)]) == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\nb", "ä", '"', "-a", "../a", b"bytes"])
+def test_another_is_not_and_neither_are_two_made_ones_alike(given: str | bytes) -> None:
+    made = [request_id([(REQUEST_HEADER, given)]) for _ in range(100)]
+    assert given not in made
+    assert len(set(made)) == 100
+
+
+def test_a_made_id_is_sane_itself_so_that_other_shards_take_it_over() -> None:
+    made = request_id([])
+    assert request_id([(REQUEST_HEADER, made)]) == made
+
+
+def test_what_is_asked_of_others_for_a_request_carries_its_id_and_what_is_not_carries_none() -> None:
+    assert carried_on() == ()
+    with events.context(request="r1"):
+        assert carried_on() == ((REQUEST_HEADER, "r1"),)
+
+
+def test_the_error_and_the_log_have_the_same_id(heard: list[Event]) -> None:
+    context = Context((REQUEST_HEADER, GIVEN))
+    _fail(context, InputError("secret is no table"))
+    assert context.trailers == {"catchment-error": "InputError", REQUEST_HEADER: GIVEN}
+    (event,) = heard
+    assert (event.verb, event.facts.pop("seconds") >= 0) == ("statement_failed", True)
+    ids = {"request": GIVEN, "session": "s1", "user": "ada"}
+    assert event.facts == {**ids, "call": "GetFlightInfo", "error": "InputError", "code": "invalid_argument"}
+
+
+def test_with_the_setting_the_log_has_what_the_client_wrote(heard: list[Event]) -> None:
+    _fail(Context(), InputError("secret is no table"), log_sql=True)
+    assert (heard[0].facts["sql"], heard[0].facts["reason"]) == ("SELECT secret", "secret is no table")
+
+
+def test_a_call_that_is_no_statement_is_told_as_one_that_is_none(heard: list[Event]) -> None:
+    _fail(Context(), InputError("no"), "Handshake")
+    assert [event.verb for event in heard] == ["call_failed"]
+
+
+def test_what_nobody_foresaw_names_its_request_in_the_text_too(heard: list[Event]) -> None:
+    context = Context((REQUEST_HEADER, "r1"))
+    _fail(context, ZeroDivisionError("secret"))
+    assert context.said == (grpc.StatusCode.INTERNAL, "The server failed; its log has the details. (request r1)")
+    assert [(event.verb, event.facts["request"]) for event in heard] == [
+        ("call_crashed", "r1"),
+        ("statement_failed", "r1"),
+    ]
+    assert "secret" not in json.dumps(heard[1].facts)
+
+
+@pytest.mark.parametrize(("error", "level"), [(LimitError("too many"), "WARNING"), (InputError("no"), "INFO")])
+def test_only_the_servers_own_trouble_is_a_warning(
+    error: Exception, level: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("catchment"), "propagate", True)
+    with caplog.at_level(logging.DEBUG, logger="catchment"):
+        _fail(Context(), error)
+    (record,) = caplog.records
+    facts: dict[str, Any] = vars(record)["facts"]
+    assert (record.levelname, facts.get("reason")) == (level, "too many" if level == "WARNING" else None)
+
+
+def test_a_call_leaves_no_ids_behind() -> None:
+    _fail(Context(), InputError("no"))
+    assert events.current("request") is None
