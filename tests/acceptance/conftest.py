@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 
+from tests.acceptance.installed import Installed, Wheel, build, install
 from tests.server_scenes import ServerProcess, serving
 
 _NUMBERS = count(1)
@@ -21,3 +22,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def table() -> str:
     """The name of a table that no other test has."""
     return f"t{next(_NUMBERS)}"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    """The wheel of this checkout."""
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Wheel, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel, installed, and out of reach of the checkout."""
+    return install(wheel, tmp_path_factory.mktemp("user"))

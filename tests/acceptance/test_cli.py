@@ -63,7 +63,7 @@ def mixed(shell: Shell, delivered: Delivery) -> Delivery:
 
 @pytest.fixture(scope="module")
 def healthy(shell: Shell) -> Ended:
-    return shell.run_cold("doctor", "--prepare", "--json", "--home", shell.folder / "examined")
+    return shell.run_cold("doctor", "--json", "--home", shell.folder / "examined")
 
 
 def _parquet(folder: Path, count: int, *, start: int = 0) -> list[Path]:
@@ -330,7 +330,7 @@ def test_the_doctor_finds_this_machine_fit(healthy: Ended) -> None:
     assert healthy.code == 0, healthy.err
     assert healthy.json["ok"] is True
     assert [(check["name"], check["ok"]) for check in healthy.json["checks"]] == [
-        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "control", "archive", "spark")
+        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "control", "spark")
     ]
     assert all(check["detail"] for check in healthy.json["checks"])
     assert "ok   spark: Spark 4" in healthy.err

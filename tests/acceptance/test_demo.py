@@ -1,4 +1,4 @@
-"""`catchment demo` as a newcomer meets it: the story, what it proves, and that nothing is left running."""
+"""`catchment demo` as a newcomer meets it, from a wheel: the story, its proof, and that nothing is left running."""
 
 import os
 import re
@@ -16,6 +16,7 @@ import pytest
 
 from catchment.clock import SystemClock
 from catchment.files import FileLock
+from tests.acceptance.installed import Installed
 from tests.acceptance.shell import COMMAND, Ended, Shell
 from tests.server_scenes import wait_until
 
@@ -32,8 +33,8 @@ class Interrupted:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    return Shell(tmp_path_factory.mktemp("newcomer"))
+def shell(installed: Installed) -> Shell:
+    return Shell(installed.folder)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,10 @@ def interrupted(shell: Shell) -> Interrupted:
 
 
 @pytest.fixture(scope="module")
-def told(shell: Shell, interrupted: Interrupted) -> Ended:
-    """The demo in the folder of the one that was stopped."""
+def told(installed: Installed, interrupted: Interrupted) -> Ended:
+    """The demo in the folder of the one that was stopped, from the wheel: Spark's workers find Catchment there too."""
     assert interrupted.code
-    return shell.run_cold("demo", "--json")
+    return installed.ended("catchment", "demo", "--json")
 
 
 def _lines_until(lines: Iterator[str], text: str) -> Iterator[str]:
