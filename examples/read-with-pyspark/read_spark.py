@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from catchment.app import App
+from catchment.errors import NotSupportedError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
@@ -37,7 +38,7 @@ def read_table(spark: SparkSession, lake: Lake, table: TableId) -> DataFrame:
 def names_in(file: PastFile) -> dict[int, str]:
     """What the columns are called in the file, by the number that stays when one is renamed."""
     if file.deletes or file.is_partial:
-        raise NotImplementedError(f"{file.path} has rows that are deleted, or of later snapshots: read it with DuckDB.")
+        raise NotSupportedError(f"{file.path} has rows that are deleted, or of later snapshots: read it with DuckDB.")
     if file.names is not None:
         # It was registered as it is; the catalog keeps its names.
         return {name.field_id: name.name for name in file.names}

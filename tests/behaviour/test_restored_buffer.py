@@ -62,6 +62,19 @@ def write(queue: DqCoordinator, first: int, last: int, table: TableId = EVENTS) 
     queue.enqueue(table, event_rows(range(first, last + 1)))
 
 
+def put_back_unflushed(settings: Settings, copy: Path) -> None:
+    """Put a copy back that had flushed nothing of its ten rows; the lake has got them since, and ten more."""
+    with open_queue(settings) as queue:
+        create_table(queue.lake)
+        write(queue, 1, 10)
+    shutil.copytree(settings.queue_path, copy)
+    with open_queue(settings) as queue:
+        write(queue, 11, 20)
+        queue.force_flush_all()
+    shutil.rmtree(settings.queue_path)
+    shutil.copytree(copy, settings.queue_path)
+
+
 def fresh_ids(queue: DqCoordinator, table: TableId = EVENTS) -> list[int]:
     with queue.fresh(table) as fresh:
         return sorted(fresh.rows()["id"].to_pylist())
@@ -107,16 +120,8 @@ def test_it_is_noticed_after_restarts_too(settings: Settings, restore: Restore) 
         assert_refused(queue, 30, 15)
 
 
-def test_it_is_noticed_where_the_lake_was_away_when_the_copy_was_made(settings: Settings, tmp_path: Path) -> None:
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
-        write(queue, 1, 10)
-    shutil.copytree(settings.queue_path, tmp_path / "copy")
-    with open_queue(settings) as queue:
-        write(queue, 11, 20)
-        queue.force_flush_all()
-    shutil.rmtree(settings.queue_path)
-    shutil.copytree(tmp_path / "copy", settings.queue_path)
+def test_it_is_noticed_where_the_copy_had_flushed_nothing(settings: Settings, tmp_path: Path) -> None:
+    put_back_unflushed(settings, tmp_path / "copy")
     with open_queue(settings) as queue:
         write(queue, 21, 60)
         assert_refused(queue, 20, 0)
@@ -209,15 +214,7 @@ def test_segments_have_names_that_never_come_again_so_nothing_has_to_be_refused(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     settings = make_settings("duckdb", queue_layout="sessions")
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
-        write(queue, 1, 10)
-    shutil.copytree(settings.queue_path, tmp_path / "copy")
-    with open_queue(settings) as queue:
-        write(queue, 11, 20)
-        queue.force_flush_all()
-    shutil.rmtree(settings.queue_path)
-    shutil.copytree(tmp_path / "copy", settings.queue_path)
+    put_back_unflushed(settings, tmp_path / "copy")
     with open_queue(settings) as queue:
         write(queue, 21, 60)
         assert_whole(queue, 60)

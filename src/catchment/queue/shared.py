@@ -161,11 +161,10 @@ class SharedBuffer:
         """Nobody else can have the file open, so nothing was leased."""
 
     def flushed_through(self, table: TableId, seq: int) -> None:
-        if self._store.log(table) is None:
-            return
-        self.covered(table, seq)
         log = self._store.log(table)
-        if log is not None and seq > log.seq_last:
+        if log is None:
+            return
+        if self.covered(table, seq) > log.seq_last:
             raise InvariantError(f"The lake has {table} up to seq {seq}, the buffer only up to {log.seq_last}.")
         if self._store.unproven_from(table) is not None:
             self._alone(lambda store: store.prove(table))
