@@ -2,6 +2,8 @@
 
 import base64
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import adbc_driver_flightsql.dbapi as adbc
 import adbc_driver_manager
@@ -110,3 +112,15 @@ def test_the_driver_logs_in(running: FlightServer) -> None:
             assert cursor.fetchall() == [(1,)]
     with pytest.raises(adbc_driver_manager.Error, match=r"(?i)unauthenticated"):
         adbc.connect(running.uri, {**named, "password": "wrong horse"}, autocommit=True)
+
+
+def test_whoever_got_in_before_there_were_users_logs_in_once_there_are(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, server_port=0)
+    with server(settings) as running, closing(Client(running.uri)) as early:
+        early.update("CREATE TEMP TABLE mine AS SELECT 7 AS x")
+        early.authorization = early.token
+        assert early.query("FROM mine") == [{"x": 7}]
+        Users.from_settings(settings).add("ann", Role.ADMIN, PASSWORD)
+        refused(Code.UNAUTHENTICATED, lambda: early.query("FROM mine"))
+        early.authorization = basic("ann")
+        assert early.query("SELECT 1 AS x") == [{"x": 1}]

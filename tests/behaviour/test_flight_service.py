@@ -290,10 +290,32 @@ def test_a_session_that_nobody_can_come_back_to_is_closed_with_its_call(
     assert sessions(running) == before
 
 
-def test_a_token_that_has_expired_is_replaced_where_nobody_has_to_log_in(stranger: Client) -> None:
+def test_a_token_that_has_expired_is_replaced_where_nobody_has_to_log_in(
+    stranger: Client, running: FlightServer
+) -> None:
+    before = sessions(running)
     stranger.authorization = "Bearer nonsense"
     stranger.query("SELECT 1")
     assert stranger.token is not None
+    assert sessions(running) == before
+
+
+def test_a_stranger_who_comes_back_with_its_token_has_one_session_from_then_on(
+    client: Client, stranger: Client, running: FlightServer
+) -> None:
+    client.update("CREATE OR REPLACE TABLE came_back (x INT)")
+    before = sessions(running)
+    stranger.update("INSERT INTO duckling_queue.came_back VALUES (1)")
+    assert sessions(running) == before
+    stranger.authorization, stranger.token = stranger.token, None
+    for _ in range(3):
+        stranger.update("INSERT INTO duckling_queue.came_back VALUES (1)")
+        assert sessions(running) == before + 1
+    assert stranger.token is None
+    stranger.update("CREATE TEMP TABLE mine AS SELECT 7 AS x")
+    assert stranger.query("FROM mine") == [{"x": 7}]
+    stranger.act("CloseSession")
+    assert sessions(running) == before
 
 
 def test_handles_of_one_session_are_not_anothers(connect: Connect) -> None:

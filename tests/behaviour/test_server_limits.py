@@ -136,6 +136,19 @@ def test_sessions_are_bounded(client: Client, connect: Callable[[], Client]) -> 
         other.act("CloseSession")
 
 
+def test_sessions_that_nobody_would_miss_turn_no_client_away(client: Client, connect: Callable[[], Client]) -> None:
+    others = [connect() for _ in range(3)]
+    for other in others:
+        other.act("CloseSession")
+    for _ in range(2):
+        for other in others:
+            assert other.query("SELECT 1 AS x") == [{"x": 1}]
+    more = [connect() for _ in range(3)]
+    assert "4 is the most" in refused(OVER, connect)
+    for each in (*others, *more):
+        each.act("CloseSession")
+
+
 def test_prepared_statements_of_a_session_are_bounded(client: Client) -> None:
     handles = [client.prepare("SELECT 1").prepared_statement_handle for _ in range(3)]
     assert "3 prepared statements" in refused(OVER, client.prepare, "SELECT 1")

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zlib import crc32
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -40,7 +41,7 @@ def _replayed(folder: Path) -> list[Entry]:
 
 
 def _ids(entries: list[Entry]) -> list[int]:
-    return [n for entry in entries for n in entry.rows["id"].to_pylist()]
+    return [n for entry in entries for n in journals.read([entry])["id"].to_pylist()]
 
 
 def _store(folder: Path) -> Store:
@@ -268,6 +269,20 @@ def test_rows_lie_in_the_order_of_their_numbers_whatever_their_shapes(tmp_path: 
     store.settle()
     assert _kept(store) == [(1, 1), (2, 2), (3, 7), (4, 3), (5, 7)]
     store.close()
+
+
+def test_rows_that_are_settled_together_each_have_the_time_of_their_own_write(tmp_path: Path) -> None:
+    with closing(_store(tmp_path)) as store:
+        _write(store, 1, 1)
+        for minute, (first, count) in enumerate([(2, 2), (4, 1), (5, 3)]):
+            rows = event_rows(range(first, first + count))
+            store.write([Write(table=EVENTS, columns=EVENT_COLUMNS, rows=rows)], NOW + timedelta(minutes=minute))
+        assert not _is_settled(store)
+        store.settle()
+        assert _kept(store) == [(n, n) for n in range(1, 8)]
+    with duckdb.connect(str(tmp_path / "buffer.duckdb"), read_only=True) as file:
+        found = file.execute("SELECT dq_seq, minute(dq_at) FROM dq_events WHERE dq_seq > 1 ORDER BY 1").fetchall()
+    assert found == [(2, 0), (3, 0), (4, 1), (5, 2), (6, 2), (7, 2)]
 
 
 def test_rows_that_duckdb_might_refuse_later_are_given_to_it_now(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Rows as they arrive, in Arrow: what their columns are to DuckDB, and whether a table takes them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import duckdb
@@ -49,9 +50,19 @@ def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.T
     return table
 
 
-@lru_cache(maxsize=_SHAPES_MAX)
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     """The columns of such rows, as DuckDB itself reads them."""
+    return _columns_of(_shape(schema))
+
+
+def _shape(schema: pa.Schema) -> bytes:
+    """All of a schema, to find things by: two that differ in a column's metadata are equal to Arrow, not to DuckDB."""
+    return bytes(schema.serialize())
+
+
+@lru_cache(maxsize=_SHAPES_MAX)
+def _columns_of(shape: bytes) -> tuple[Column, ...]:
+    schema = pa.ipc.read_schema(pa.py_buffer(shape))
     if len({sql.fold(name) for name in schema.names}) != len(schema.names):
         # DuckDB would give one of them another name, which the table might have.
         raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
@@ -64,23 +75,57 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     return tuple(Column(name=row[0], type=row[1]) for row in found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What rows of one shape are to a table's columns."""
+
+    schema: pa.Schema
+    columns: tuple[Column, ...]
+    misfit: str | None
+    is_plain: bool
+    # Columns that must have values: their names in the rows, and in the table.
+    required: dict[str, str]
+
+
+# The last one of each table's columns, by their identity: hashing a schema takes longer than all that is asked of it.
+_latest: dict[int, _Fit] = {}
+
+
+def _fit(schema: pa.Schema, columns: tuple[Column, ...]) -> _Fit:
+    fit = _latest.get(id(columns))
+    if fit is None or not fit.schema.equals(schema, check_metadata=True):
+        # Held on to: as long as they are, no other columns have their identity.
+        fit = replace(_examined(_shape(schema), columns), schema=schema, columns=columns)
+        if len(_latest) >= _SHAPES_MAX:
+            _latest.clear()
+        _latest[id(columns)] = fit
+    return fit
+
+
 @lru_cache(maxsize=_SHAPES_MAX)
+def _examined(shape: bytes, columns: tuple[Column, ...]) -> _Fit:
+    schema = pa.ipc.read_schema(pa.py_buffer(shape))
+    found = {sql.fold(column.name): column.type for column in columns_of(schema)}
+    wanted = {sql.fold(column.name): column.type for column in columns}
+    names = {sql.fold(name): name for name in schema.names}
+    required = [column.name for column in columns if not column.nullable and sql.fold(column.name) in names]
+    return _Fit(
+        schema=schema,
+        columns=columns,
+        misfit=reshape.misfit(columns_of(schema), columns),
+        is_plain=found == wanted and all(field.type in _PLAIN for field in schema),
+        required={names[sql.fold(name)]: name for name in required},
+    )
+
+
 def misfit(schema: pa.Schema, columns: tuple[Column, ...]) -> str | None:
     """Why such rows cannot go into the columns unchanged, or None."""
-    return reshape.misfit(columns_of(schema), columns)
+    return _fit(schema, columns).misfit
 
 
-@lru_cache(maxsize=_SHAPES_MAX)
 def select_list(schema: pa.Schema, columns: tuple[Column, ...]) -> str:
     """Expressions that turn such rows into the columns."""
     return ", ".join(reshape.select_list(columns_of(schema), columns))
-
-
-@lru_cache(maxsize=_SHAPES_MAX)
-def _is_plain(schema: pa.Schema, columns: tuple[Column, ...]) -> bool:
-    found = {sql.fold(column.name): column.type for column in columns_of(schema)}
-    wanted = {sql.fold(column.name): column.type for column in columns}
-    return found == wanted and all(field.type in _PLAIN for field in schema)
 
 
 def are_plain(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
@@ -88,7 +133,7 @@ def are_plain(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
 
     They need no cast and no default, and their values are what their types say.
     """
-    if not _is_plain(rows.schema, columns):
+    if not _fit(rows.schema, columns).is_plain:
         return False
     try:
         rows.validate(full=True)
@@ -97,17 +142,9 @@ def are_plain(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
     return True
 
 
-@lru_cache(maxsize=_SHAPES_MAX)
-def _never_null(schema: pa.Schema, columns: tuple[Column, ...]) -> dict[str, str]:
-    """Columns that must have values: their names in such rows, and in the table."""
-    names = {sql.fold(name): name for name in schema.names}
-    required = [column.name for column in columns if not column.nullable and sql.fold(column.name) in names]
-    return {names[sql.fold(name)]: name for name in required}
-
-
 def require_values(rows: pa.Table, columns: tuple[Column, ...]) -> None:
     """Refuse NULL where it must not be: such rows could never be delivered."""
-    for name, column in _never_null(rows.schema, columns).items():
+    for name, column in _fit(rows.schema, columns).required.items():
         if rows.column(name).null_count:
             raise InputError(f"Column {column!r} is NULL in some row and must not be.")
 

@@ -22,7 +22,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,9 +34,9 @@ from catchment.settings import MIB
 SUFFIX = ".journal"
 ENTRY_BYTES_MAX = 256 * 1024
 _ENTRIES_MAX = 500
-_SHAPES_MAX = 1_000
-# A mark that a message follows, and that it has no length.
-_STREAM_END = bytes.fromhex("ffffffff00000000")
+# How each message of an Arrow stream begins: a mark, and how long what describes it is. At the end that is nothing.
+_MESSAGE = struct.Struct("<Ii")
+_STREAM_END = _MESSAGE.pack(0xFFFFFFFF, 0)
 _BYTES_MAX = MIB
 _FRAME = struct.Struct("<QII")
 _HEAD = struct.Struct("<I")
@@ -47,23 +46,33 @@ _UNREADABLE = (struct.error, ValueError, TypeError, LookupError, OSError, pa.Arr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Rows as they were acknowledged: their first number, and the Arrow stream that holds them."""
+    """Rows as they were acknowledged: their first number, how many, and the Arrow stream that holds them."""
 
     table: TableId
     seq_first: int
     at: datetime
+    count: int
     stream: pa.Buffer
 
     @classmethod
     def of(cls, table: TableId, seq_first: int, at: datetime, rows: pa.Table) -> "Entry":
-        """What `pa.ipc.new_stream` would write; its first part is the same for all rows of a shape."""
-        batches = (batch.serialize() for batch in rows.to_batches())
-        stream = pa.py_buffer(b"".join((_opening(rows.schema), *batches, _STREAM_END)))
-        return cls(table=table, seq_first=seq_first, at=at, stream=stream)
+        """What `pa.ipc.new_stream` would write."""
+        parts = (rows.schema, *rows.to_batches())
+        stream = pa.py_buffer(b"".join((*(part.serialize() for part in parts), _STREAM_END)))
+        return cls(table=table, seq_first=seq_first, at=at, count=rows.num_rows, stream=stream)
 
     @property
-    def rows(self) -> pa.Table:
-        return pa.ipc.open_stream(self.stream).read_all()
+    def shape(self) -> bytes:
+        """What the stream begins with: its columns. Those of rows that are alike are the same."""
+        size = _MESSAGE.size + _MESSAGE.unpack_from(self.stream)[1]
+        return bytes(self.stream.slice(0, size))
+
+
+def read(alike: Sequence[Entry]) -> pa.Table:
+    """The rows of entries of one shape: read as one stream, which takes a third of the time of many."""
+    shape = alike[0].shape
+    inside = (each.stream.slice(len(shape), each.stream.size - len(shape) - len(_STREAM_END)) for each in alike)
+    return pa.ipc.open_stream(b"".join((shape, *inside, _STREAM_END))).read_all()
 
 
 class Journal:
@@ -124,7 +133,7 @@ class Journal:
             found = self._read(frame.content)
             if not is_broken:
                 entries += found
-            elif any(entry.rows.num_rows and not is_settled(entry) for entry in found):
+            elif any(entry.count and not is_settled(entry) for entry in found):
                 # It was acknowledged, and so was the one that cannot be read. Had these rows been settled, then all
                 # before them too: settling takes everything there is.
                 raise BufferDamagedError(f"{self._file.path}: a frame is damaged.", path=str(self._file.path))
@@ -140,15 +149,12 @@ class Journal:
 
     def _read(self, content: bytes) -> list[Entry]:
         try:
-            entries = list(self._entries_of(content))
-            for each in entries:
-                each.rows.validate()
+            return list(self._entries_of(content))
         except _UNREADABLE as error:
             reason = " ".join(str(error).split())
             raise BufferDamagedError(
                 f"{self._file.path}: a frame cannot be read: {reason}", path=str(self._file.path)
             ) from error
-        return entries
 
     def _entries_of(self, content: bytes) -> Iterator[Entry]:
         start = _HEAD.size + _HEAD.unpack_from(content)[0]
@@ -157,7 +163,15 @@ class Journal:
             raise BufferDamagedError(f"{self._file.path} belongs to another buffer.", path=str(self._file.path))
         for schema, name, seq_first, at, size in head:
             stream = pa.py_buffer(content[start : start + size])
-            yield Entry(table=TableId(schema, name), seq_first=seq_first, at=datetime.fromisoformat(at), stream=stream)
+            rows = pa.ipc.open_stream(stream).read_all()
+            rows.validate()
+            yield Entry(
+                table=TableId(schema, name),
+                seq_first=seq_first,
+                at=datetime.fromisoformat(at),
+                count=rows.num_rows,
+                stream=stream,
+            )
             start += size
 
 
@@ -167,11 +181,6 @@ class _Frame:
     end: int
     content: bytes
     is_whole: bool
-
-
-@lru_cache(maxsize=_SHAPES_MAX)
-def _opening(schema: pa.Schema) -> bytes:
-    return bytes(schema.serialize())
 
 
 def _new_life() -> int:

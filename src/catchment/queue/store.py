@@ -34,7 +34,7 @@ from catchment.lake.types import Column
 from catchment.queue import arrivals, meta
 from catchment.queue.buffer import AT, SEQ
 from catchment.queue.failure import failing
-from catchment.queue.journal import ENTRY_BYTES_MAX, SUFFIX, Entry, Journal
+from catchment.queue.journal import ENTRY_BYTES_MAX, SUFFIX, Entry, Journal, read
 from catchment.queue.log import Log, Version
 from catchment.queue.meta import PACKAGE, Contents, Identity, Life
 from catchment.queue.writes import Numbered, Write, groups_of, news_of, numbers_of
@@ -143,7 +143,8 @@ class Store:
                 with failing(self.path), self._transaction():
                     self._insert_unsettled()
                     for each in self._numbered(writes, now, logs, ranges):
-                        self._insert([each])
+                        at = pa.scalar(meta.naive(each.at), _AT_TYPE)
+                        self._insert(each.version, each.seq_first, pa.repeat(at, each.rows.num_rows), each.rows)
                     faults.reach("queue.before_ack")
                 self._have_settled()
             with self._mutex:
@@ -496,7 +497,7 @@ class Store:
             for entry in journal.replay(self._has):
                 if self._has(entry):
                     continue
-                log, rows = self._logs.get(entry.table), entry.rows
+                log, rows = self._logs.get(entry.table), read([entry])
                 if log is None or entry.seq_first > log.seq_last + 1:
                     raise BufferDamagedError(f"{self.path} lacks rows before its journal's.", path=str(self.path))
                 self._unsettled.append(entry)
@@ -514,15 +515,16 @@ class Store:
 
     def _insert_unsettled(self) -> None:
         """Insert what only the journal has, into the versions that it was written for: those are the last ones yet."""
-        by_table: dict[TableId, list[Numbered]] = {}
+        by_table: dict[TableId, list[Entry]] = {}
         for entry in self._unsettled:
-            version = self._logs[entry.table].versions[-1]
-            numbered = Numbered(version=version, seq_first=entry.seq_first, at=entry.at, rows=entry.rows)
-            by_table.setdefault(entry.table, []).append(numbered)
-        for entries in by_table.values():
-            # Rows must lie in the order of their numbers, so only neighbours go together.
-            for _, alike in groupby(entries, key=lambda each: each.rows.schema):
-                self._insert(list(alike))
+            by_table.setdefault(entry.table, []).append(entry)
+        for table, entries in by_table.items():
+            version = self._logs[table].versions[-1]
+            # Rows must lie in the order of their numbers, so only neighbours go together; between them is no gap.
+            for _, neighbours in groupby(entries, key=lambda each: each.shape):
+                alike = list(neighbours)
+                times = [meta.naive(each.at) for each in alike for _ in range(each.count)]
+                self._insert(version, alike[0].seq_first, pa.array(times, _AT_TYPE), read(alike).combine_chunks())
 
     def _have_settled(self) -> None:
         if self._unsettled:
@@ -531,16 +533,11 @@ class Store:
             if self._journal is not None:
                 self._journal.restart()
 
-    def _insert(self, alike: Sequence[Numbered]) -> None:
-        """Insert rows of one version and one shape."""
-        version = alike[0].version
-        rows = pa.concat_tables([each.rows for each in alike]).combine_chunks() if len(alike) > 1 else alike[0].rows
+    def _insert(self, version: Version, seq_first: int, times: pa.Array, rows: pa.Table) -> None:
+        """Insert rows, which have the numbers from `seq_first` on, and the time of each."""
         expressions = arrivals.select_list(rows.schema, version.columns)
-        seqs = pa.concat_arrays([pa.arange(each.seq_first, each.seq_first + each.rows.num_rows) for each in alike])
-        at = pa.concat_arrays(
-            [pa.repeat(pa.scalar(meta.naive(each.at), _AT_TYPE), each.rows.num_rows) for each in alike]
-        )
-        numbered = rows.append_column(SEQ, seqs).append_column(AT, at)
+        seqs = pa.arange(seq_first, seq_first + rows.num_rows)
+        numbered = rows.append_column(SEQ, seqs).append_column(AT, times)
         # A bare capsule: DuckDB reads a table through a slower way.
         self._connection.register("arriving", numbered.__arrow_c_stream__())
         try:

@@ -2,7 +2,8 @@
 
 A client that logs in, or need not, gets a token in the answer's headers, and sends it in all later calls. One that does
 not is known by the handles it was given. A session of nobody in particular that is left without any is closed with its
-call; others wait for their token, and are forgotten, oldest first.
+call, and opened again, to stay, for one who comes back with its token; others wait for their token, and are forgotten,
+oldest first.
 """
 
 from collections.abc import Iterator
@@ -73,13 +74,18 @@ class Entrance:
     def _by_token(self, header: str, *, is_forwarded: bool) -> Session | None:
         if not header.startswith(_BEARER):
             return None
+        token = header[len(_BEARER) :]
         try:
-            return self._registry.find(header[len(_BEARER) :])
+            session = self._registry.find(token)
         except NotLoggedInError:
             if self._authenticator.login_required or is_forwarded:
                 raise
             # Where nobody has to log in, a token that has expired is no reason to turn a client away.
-            return None
+            return self._registry.open_again(token, self._authenticator.anonymous())
+        if session.principal.name == ANONYMOUS:
+            # Refuses, where it has to log in by now.
+            self._authenticator.anonymous()
+        return session
 
     def _by_principal(self, principal: Principal, handle: bytes, context: grpc.ServicerContext) -> Session:
         if not handle:

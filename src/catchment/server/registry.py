@@ -14,10 +14,11 @@ from catchment.server import memory
 from catchment.server.engine import Engine
 from catchment.server.model import Principal
 from catchment.server.sessions import Session
+from catchment.server.users import ANONYMOUS
 
 _SWEEP_S = 1.0
 _SWEEPS_PER_TRIM = 10
-# Tokens handed out to clients that may never come back with them.
+# Sessions that nobody may come back to, and tokens whose sessions are over.
 _UNCLAIMED_MAX = 1_000
 
 
@@ -31,18 +32,35 @@ class SessionRegistry:
         self._by_id: OrderedDict[str, Session] = OrderedDict()
         self._ids: dict[str, str] = {}
         self._tokens: dict[str, str] = {}
+        # Tokens of nobody in particular whose sessions are over, as digests, oldest first.
+        self._left: OrderedDict[str, None] = OrderedDict()
         self._stopping = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="catchment-sessions", daemon=True)
         self._sweeper.start()
 
     def open(self, principal: Principal) -> Session:
         """A new session."""
+        return self._open(Session(secrets.token_hex(8), principal, self.engine), secrets.token_urlsafe(32))
+
+    def open_again(self, token: str, principal: Principal) -> Session | None:
+        """A new session under the token of one that is over; None where no such token was handed out.
+
+        So a client whose session was closed with its call need not be given one token after the other.
+        """
+        with self._mutex:
+            if _digest(token) not in self._left:
+                return None
+            del self._left[_digest(token)]
         session = Session(secrets.token_hex(8), principal, self.engine)
-        token = secrets.token_urlsafe(32)
+        session.is_kept = session.is_replaceable = True
+        return self._open(session, token)
+
+    def _open(self, session: Session, token: str) -> Session:
+        principal = session.principal
         with self._mutex:
             if self._stopping.is_set():
                 raise LimitError("The server is going down.")
-            known = [each for each in self._by_id.values() if each.is_kept or not each.is_stateless]
+            known = [each for each in self._by_id.values() if not each.may_be_forgotten]
             if len(known) >= self._settings.server_sessions_max:
                 raise LimitError(
                     f"The server has {len(known)} sessions, and {self._settings.server_sessions_max} is the most.",
@@ -90,6 +108,10 @@ class SessionRegistry:
             token = self._tokens.pop(session.id, None)
             if token is not None:
                 self._ids.pop(_digest(token), None)
+                if session.principal.name == ANONYMOUS:
+                    self._left[_digest(token)] = None
+                    if len(self._left) > _UNCLAIMED_MAX:
+                        self._left.popitem(last=False)
         session.close()
         if was_open:
             events.emit("session_closed", session=session.shown_id, user=session.principal.name)

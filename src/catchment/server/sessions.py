@@ -59,6 +59,8 @@ class Session:
         self.touched_s = engine.clock.monotonic_s()
         # Whether the client knows its token: then the session outlives the call that made it.
         self.is_kept = False
+        # Whether its client would be given another under the same token, and not notice.
+        self.is_replaceable = False
         self._engine = engine
         self._mutex = threading.RLock()
         self._own: Link | None = None
@@ -98,6 +100,11 @@ class Session:
     def is_stateless(self) -> bool:
         """Whether nothing would be missed if it went."""
         return not (self._transactions or self._prepared or self._waiting or self._has_state or self._used)
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether it counts as little as none, where there are many: nobody has come for it, or nobody would notice."""
+        return self.is_stateless and (self.is_replaceable or not self.is_kept)
 
     def execute(
         self,

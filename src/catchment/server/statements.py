@@ -103,7 +103,9 @@ class Statements:
     def _capture(self, step: Capture, call: Call, transaction: Transaction | None, bound: pa.Table | None) -> Outcome:
         self.require(Role.WRITER, "INSERT")
         queue = self.queue()
-        step = replace(step, table=self.spelled(step.table))
+        table = self.spelled(step.table)
+        if table != step.table:
+            step = replace(step, table=table)
         rows = self._given(step, queue, bound)
         if rows is None:
             with self.link(transaction) as link, self.session.reading_lake():
