@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -523,8 +523,10 @@ class Store:
             # Rows must lie in the order of their numbers, so only neighbours go together; between them is no gap.
             for _, neighbours in groupby(entries, key=lambda each: each.shape):
                 alike = list(neighbours)
-                times = [meta.naive(each.at) for each in alike for _ in range(each.count)]
-                self._insert(version, alike[0].seq_first, pa.array(times, _AT_TYPE), read(alike).combine_chunks())
+                times = pa.array([meta.naive(each.at) for each in alike], _AT_TYPE)
+                owners = chain.from_iterable(repeat(at, each.count) for at, each in enumerate(alike))
+                at = times.take(pa.array(owners, pa.int64()))
+                self._insert(version, alike[0].seq_first, at, read(alike).combine_chunks())
 
     def _have_settled(self) -> None:
         if self._unsettled:
