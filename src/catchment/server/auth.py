@@ -85,9 +85,10 @@ class Authenticator:
     @property
     def login_required(self) -> bool:
         """Whether callers must log in. Once they must, it stays so, whatever becomes of the users."""
-        with _readable():
-            if self._required is None and self.users.all():
-                self._required = True
+        if self._required is None:
+            with _readable():
+                # Asked for every call of those who have not logged in.
+                self._required = True if self.users.are_there else None
         return bool(self._required)
 
     def anonymous(self) -> Principal:

@@ -71,6 +71,11 @@ class Users:
         """All of them, by name; none where there is no file."""
         return tuple(sorted(self._users().values(), key=lambda user: user.name))
 
+    @property
+    def are_there(self) -> bool:
+        """Whether there is any."""
+        return bool(self._users())
+
     def find(self, name: str) -> User | None:
         """The user of that name."""
         return self._users().get(name)
