@@ -153,6 +153,11 @@ class RawSession:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
+    @property
+    def token(self) -> str:
+        """What the session is known by."""
+        return dict(self._metadata)["authorization"].removeprefix("Bearer ")
+
     def begin(self) -> bytes:
         """Open a transaction; its id."""
         body = self._act("BeginTransaction", sql.ActionBeginTransactionRequest())
