@@ -151,8 +151,7 @@ def _rows_by_snapshot(connection: duckdb.DuckDBPyConnection, lake_name: str, tab
 
 
 def _hides_snapshots(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
-    where = [lake_name, table.schema, table.name]
-    columns = connection.execute(sql.statement(PACKAGE, "table_columns"), where).fetchall()
+    columns = connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}").fetchall()
     return any(sql.fold(row[0]) == "snapshot_id" for row in columns)
 
 

@@ -167,7 +167,7 @@ def _require(requirement: Precondition, target: Target) -> None:
                     f"Table {table.id} has changed since the delivery was planned.", hint="Plan and deliver again."
                 )
         case Undelivered(unit_ids=unit_ids, table_uuid=uuid):
-            there = Ledger(target.connection, target.lake_name).delivered(unit_ids, uuid)
+            there = Ledger(target.connection, target.lake_name).delivered_ids(unit_ids, uuid)
             if there:
                 raise ConflictError(f"{len(there)} of {len(unit_ids)} units were delivered meanwhile.")
         case Untouched(table=table, snapshot_id=since):

@@ -218,7 +218,7 @@ class Lake:
             return Standing(
                 table=found,
                 claim=ledger.join(producer),
-                delivered=frozenset(ledger.delivered(unit_ids, found.uuid)),
+                delivered=ledger.delivered_ids(unit_ids, found.uuid),
             )
 
     @contextmanager

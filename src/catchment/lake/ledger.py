@@ -20,7 +20,7 @@ import pyarrow as pa
 from catchment import sql
 from catchment.errors import ConflictError, FencedError, InvariantError
 from catchment.ids import ProducerId, TableId
-from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, metadata_of
 from catchment.lake.tokens import without_tokens
 
 # Seeding a producer updates this row, so that two processes cannot both insert the same producer. So does a migration.
@@ -67,9 +67,7 @@ class Ledger:
     def exists(self) -> bool:
         """Whether the lake has a ledger."""
         row = self._connection.execute(
-            "SELECT count(*) FROM duckdb_tables() "
-            "WHERE database_name = ? AND schema_name = ? AND table_name IN ('producers', 'deliveries')",
-            [self._lake, LEDGER_SCHEMA],
+            sql.statement(PACKAGE, "ledger_exists", metadata=metadata_of(self._lake))
         ).fetchone()
         return row is not None and row[0] == 2
 
@@ -140,11 +138,13 @@ class Ledger:
 
     def delivered(self, unit_ids: Iterable[str], table_uuid: str) -> dict[str, Delivery]:
         """Those of the units that the table has; a table that was dropped and made again has none."""
-        wanted = pa.table({"unit_id": pa.array(list(unit_ids), pa.string())})
-        with self._registered(wanted) as name:
-            text = f"{self._statement('ledger_deliveries')} WHERE table_uuid = ? AND unit_id IN (FROM {name})"
-            found = [_delivery(row) for row in self._connection.execute(text, [table_uuid]).fetchall()]
-        return {each.unit_id: each for each in found}
+        rows = self._of_units(self._statement("ledger_deliveries"), unit_ids, table_uuid)
+        return {each.unit_id: each for each in map(_delivery, rows)}
+
+    def delivered_ids(self, unit_ids: Iterable[str], table_uuid: str) -> frozenset[str]:
+        """The same, where nothing but their ids is wanted: every column that is read costs something."""
+        every = f"SELECT unit_id FROM {sql.qualified(self._lake, LEDGER_SCHEMA, 'deliveries')}"
+        return frozenset(str(row[0]) for row in self._of_units(every, unit_ids, table_uuid))
 
     def deliveries(self, producer: ProducerId | None = None) -> list[Delivery]:
         """Everything delivered, by producer and sequence."""
@@ -166,6 +166,13 @@ class Ledger:
             [_ROOT],
         ).fetchall()
         return [Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows]
+
+    def _of_units(self, every: str, unit_ids: Iterable[str], table_uuid: str) -> list[tuple[Any, ...]]:
+        """What a query of all deliveries gives of these units in the table."""
+        wanted = pa.table({"unit_id": pa.array(list(unit_ids), pa.string())})
+        with self._registered(wanted) as name:
+            text = f"{every} WHERE table_uuid = ? AND unit_id IN (FROM {name})"
+            return self._connection.execute(text, [table_uuid]).fetchall()
 
     @contextmanager
     def _registered(self, rows: pa.Table) -> Iterator[str]:

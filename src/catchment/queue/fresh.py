@@ -70,7 +70,7 @@ def _undelivered(
 ) -> list[Held]:
     """Those of which the lake may lack rows; the ledger is asked once for all."""
     ids = [each.parcel.id for each in held if not each.parcel.positioned]
-    delivered = Ledger(connection, lake_name).delivered(ids, target.uuid) if ids else ()
+    delivered = Ledger(connection, lake_name).delivered_ids(ids, target.uuid) if ids else ()
     return [each for each in held if each.parcel.id not in delivered]
 
 

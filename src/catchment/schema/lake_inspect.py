@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Any
 
 import duckdb
@@ -33,6 +34,7 @@ TYPES: dict[Kind, str] = {
     Kind.JSON: "JSON",
     Kind.RELATION: "BIGINT",
 }
+_CONSTANTS_MAX = 1_000
 _TEXT = r"'(?:[^']|'')*'"
 _CONSTANT = re.compile(
     rf"{_TEXT}|CAST\({_TEXT} AS [^()']+\)|[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|true|false", re.IGNORECASE
@@ -41,22 +43,20 @@ _CONSTANT = re.compile(
 
 def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
     """The tables that the models describe, as DuckLake declares them."""
-    with extensions.connect() as memory:
-        return Structure(
-            tables=tuple(
-                Table(name=table_name(model), columns=tuple(_expected(memory, model, field) for field in fields))
-                for model, fields in checked(models)
-            )
+    return Structure(
+        tables=tuple(
+            Table(name=table_name(model), columns=tuple(_expected(model, field) for field in fields))
+            for model, fields in checked(models)
         )
+    )
 
 
 def inspect(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str) -> Structure:
     """The tables of the schema, as the connection's transaction sees them."""
     found: dict[str, list[Column]] = {}
     rows = connection.execute(sql.statement("catchment.schema", "lake_columns"), [lake_name, schema]).fetchall()
-    with extensions.connect() as memory:
-        for table, *facts in rows:
-            found.setdefault(table, []).append(_column(memory, *facts))
+    for table, *facts in rows:
+        found.setdefault(table, []).append(_column(*facts))
     return Structure(tables=tuple(Table(name=name, columns=tuple(columns)) for name, columns in found.items()))
 
 
@@ -65,8 +65,7 @@ def described(
 ) -> Table:
     """A table as it was at a snapshot."""
     rows = connection.execute(f"DESCRIBE FROM {at(lake_name, schema, table, snapshot=snapshot)}").fetchall()
-    with extensions.connect() as memory:
-        columns = tuple(_column(memory, name, kind, null == "YES", default) for name, kind, null, _, default, _ in rows)
+    columns = tuple(_column(name, kind, null == "YES", default) for name, kind, null, _, default, _ in rows)
     return Table(name=table, columns=columns)
 
 
@@ -81,32 +80,37 @@ def count_rows(connection: duckdb.DuckDBPyConnection, source: str) -> int:
     return int(row[0]) if row else 0
 
 
-def _column(memory: duckdb.DuckDBPyConnection, name: str, kind: str, nullable: bool, default: str | None) -> Column:
+def _column(name: str, kind: str, nullable: bool, default: str | None) -> Column:
     normal = types.normal(kind)
-    return Column(name=name, type=normal, nullable=nullable, default=_by_value(memory, default, normal))
+    return Column(name=name, type=normal, nullable=nullable, default=_by_value(default, normal))
 
 
-def _by_value(memory: duckdb.DuckDBPyConnection, expression: str | None, kind: str) -> str | None:
+def _by_value(expression: str | None, kind: str) -> str | None:
     """The default as its value in quotes where it is a constant, as it stands where it is computed."""
     if expression is None or expression.upper() == "NULL":
         return None
-    if not _CONSTANT.fullmatch(expression):
-        return expression
-    try:
-        row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
-    except duckdb.Error:
-        # A hand has given a column a default that it cannot hold; that is its business.
-        return expression
+    return _constant(expression, kind) if _CONSTANT.fullmatch(expression) else expression
+
+
+@lru_cache(maxsize=_CONSTANTS_MAX)
+def _constant(expression: str, kind: str) -> str:
+    # Most columns have none, and an instance takes ten milliseconds to make.
+    with extensions.connect() as memory:
+        try:
+            row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
+        except duckdb.Error:
+            # A hand has given a column a default that it cannot hold; that is its business.
+            return expression
     return expression if row is None else sql.literal(row[0])
 
 
-def _expected(memory: duckdb.DuckDBPyConnection, model: type[TableRow], field: Field) -> Column:
+def _expected(model: type[TableRow], field: Field) -> Column:
     if field.name == "id":
         return Column(name="id", type="BIGINT", nullable=False)
     kind = TYPES[field.kind]
     default: str | None = None
     if field.has_default:
-        default = "NULL" if field.default is None else _by_value(memory, sql.literal(_text(model, field)), kind)
+        default = "NULL" if field.default is None else _by_value(sql.literal(_text(model, field)), kind)
     return Column(name=field.name, type=kind, nullable=field.nullable, default=default)
 
 

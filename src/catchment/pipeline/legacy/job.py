@@ -337,7 +337,7 @@ class LegacyImport:
             table = lake.find_table(name)
             if table is not None:
                 with lake.ledger() as ledger:
-                    if ledger.delivered((unit_id(name, each.leaf) for each in found), table.uuid):
+                    if ledger.delivered_ids((unit_id(name, each.leaf) for each in found), table.uuid):
                         yield str(name)
 
     def _refuse_changed(self, found: Verification) -> None:
