@@ -17,7 +17,7 @@ from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.serve import FlightServer
 from catchment.server.users import Users
 from catchment.settings import Settings
-from tests.flight_scenes import Client, refused, server
+from tests.flight_scenes import Client, refused, server, sessions
 
 Code = grpc.StatusCode
 PASSWORD = "correct horse"
@@ -122,5 +122,6 @@ def test_whoever_got_in_before_there_were_users_logs_in_once_there_are(tmp_path:
         assert early.query("FROM mine") == [{"x": 7}]
         Users.from_settings(settings).add("ann", Role.ADMIN, PASSWORD)
         refused(Code.UNAUTHENTICATED, lambda: early.query("FROM mine"))
+        assert sessions(running) == 0
         early.authorization = basic("ann")
         assert early.query("SELECT 1 AS x") == [{"x": 1}]

@@ -15,6 +15,7 @@ from catchment.server import messages, wire
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.serve import FlightServer
+from catchment.server.sessions import Session
 from catchment.settings import MIB, Settings
 from tests.flight_scenes import (
     ENDLESS,
@@ -316,6 +317,39 @@ def test_a_stranger_who_comes_back_with_its_token_has_one_session_from_then_on(
     assert stranger.query("FROM mine") == [{"x": 7}]
     stranger.act("CloseSession")
     assert sessions(running) == before
+
+
+def test_a_session_that_is_forgotten_while_a_call_of_it_arrives_is_opened_again(
+    stranger: Client, running: FlightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger.query("SELECT 1")
+    stranger.authorization, stranger.token = stranger.token, None
+    real = Session.begin_use
+    forgotten: list[Session] = []
+
+    def begin(session: Session) -> None:
+        if session.is_replaceable and not forgotten:
+            forgotten.append(session)
+            assert running._sessions is not None
+            running._sessions.close(session)
+        real(session)
+
+    monkeypatch.setattr(Session, "begin_use", begin)
+    assert stranger.query("SELECT 2 AS x") == [{"x": 2}]
+    assert len(forgotten) == 1
+    assert stranger.token is None
+    stranger.act("CloseSession")
+
+
+def test_a_handle_counts_where_the_token_beside_it_is_of_a_session_that_is_over(stranger: Client) -> None:
+    stranger.query("SELECT 1")
+    over = stranger.token
+    transaction = stranger.begin()
+    stranger.authorization = over
+    stranger.update("CREATE OR REPLACE TABLE beside (x INT)", transaction)
+    stranger.end(transaction, commit=True)
+    stranger.authorization = None
+    assert stranger.query("SELECT count(*) AS n FROM beside") == [{"n": 0}]
 
 
 def test_handles_of_one_session_are_not_anothers(connect: Connect) -> None:

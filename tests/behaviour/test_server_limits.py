@@ -145,7 +145,7 @@ def test_sessions_that_nobody_would_miss_turn_no_client_away(client: Client, con
             assert other.query("SELECT 1 AS x") == [{"x": 1}]
     more = [connect() for _ in range(3)]
     assert "4 is the most" in refused(OVER, connect)
-    for each in (*others, *more):
+    for each in (*more, *others):
         each.act("CloseSession")
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import date
 
@@ -9,13 +10,15 @@ import pyarrow as pa
 import pytest
 
 from catchment.app import App
-from catchment.errors import CancelledError, ConflictError, InputError, StateError
+from catchment.errors import CancelledError, ConflictError, InputError, LimitError, NotLoggedInError, StateError
+from catchment.server import registry as registries
 from catchment.server import statements
 from catchment.server.links import Link, TableResult
 from catchment.server.model import Call, Outcome, Principal, Role
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
 from catchment.server.transactions import Transaction
+from catchment.server.users import ANONYMOUS
 from catchment.server.watchdog import Watchdog
 from catchment.settings import Settings
 
@@ -58,6 +61,15 @@ def run(
     result = session.execute(text, call, transaction=transaction, parameters=parameters).result
     rows: list[dict[str, object]] = pa.Table.from_batches(result.batches(call), result.schema).to_pylist()
     return rows
+
+
+@contextmanager
+def closing_all(registry: SessionRegistry, sessions: list[Session]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for each in sessions:
+            registry.close(each)
 
 
 def others_can_write(registry: SessionRegistry, table: str) -> None:
@@ -273,3 +285,93 @@ def test_null_is_taken_once_the_table_takes_it(session: Session, table: str) -> 
     assert run(session, f"SELECT count(*) AS n, count(a) AS m FROM catchment_fresh.{table}_strict") == [
         {"n": 3, "m": 1}
     ]
+
+
+def test_of_sessions_that_nobody_has_come_back_to_the_oldest_are_forgotten(
+    registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 2)
+    opened = [registry.open(FOUNDER) for _ in range(3)]
+    tokens = [registry.token_of(each) for each in opened]
+    registry.find(tokens[0])
+    newest = registry.open(FOUNDER)
+    assert registry.find(tokens[0]) is opened[0]
+    with closing_all(registry, [opened[0], opened[2], newest]):
+        registry.close(registry.open(FOUNDER))
+        with pytest.raises(NotLoggedInError):
+            registry.find(tokens[1])
+        assert registry.find(tokens[2]) is opened[2]
+
+
+def test_a_token_of_nobody_opens_another_session_as_long_as_it_is_remembered(
+    registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 2)
+    nobody = Principal(ANONYMOUS, Role.ADMIN)
+    opened = [registry.open(nobody) for _ in range(3)]
+    tokens = [registry.token_of(each) for each in opened]
+    for each in opened:
+        registry.close(each)
+    assert registry.open_again(tokens[0], nobody) is None
+    again = registry.open_again(tokens[1], nobody)
+    assert again is not None
+    assert registry.open_again(tokens[1], nobody) is again
+    assert registry.find(tokens[1]) is again
+    registry.close(again)
+    founder = registry.open(FOUNDER)
+    token = registry.token_of(founder)
+    registry.close(founder)
+    assert registry.open_again(token, nobody) is None
+
+
+def test_two_calls_that_come_back_at_once_have_one_session(registry: SessionRegistry) -> None:
+    nobody = Principal(ANONYMOUS, Role.ADMIN)
+    for _ in range(20):
+        first = registry.open(nobody)
+        token = registry.token_of(first)
+        registry.close(first)
+        ready = threading.Barrier(4)
+
+        def come_back(token: str = token, ready: threading.Barrier = ready) -> Session | None:
+            ready.wait(WAIT_S)
+            return registry.open_again(token, nobody)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [each.result() for each in [pool.submit(come_back) for _ in range(4)]]
+        assert found[0] is not None
+        assert all(each is found[0] for each in found)
+        registry.close(found[0])
+
+
+def test_of_sessions_that_nobody_would_miss_the_one_heard_of_least_lately_makes_room(
+    registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = Principal(ANONYMOUS, Role.ADMIN)
+    tokens = []
+    for _ in range(3):
+        session = registry.open(nobody)
+        tokens.append(registry.token_of(session))
+        registry.close(session)
+    known = sum(not each.is_unclaimed for each in registry.sessions())
+    limited = registry._settings.model_copy(update={"server_sessions_max": known + 3})
+    monkeypatch.setattr(registry, "_settings", limited)
+    used, later, earlier = (registry.open_again(token, nobody) for token in tokens)
+    assert used is not None
+    assert later is not None
+    assert earlier is not None
+    used.begin_use()
+    assert not used.give_up()
+    later.begin_use()
+    later.end_use()
+    newcomers = []
+    for left, gone in (([used, later], earlier), ([used], later)):
+        newcomers.append(registry.open(FOUNDER))
+        newcomers[-1].is_kept = True
+        assert [each for each in registry.sessions() if each.is_replaceable] == left
+        with pytest.raises(StateError, match="over"):
+            gone.begin_use()
+    with pytest.raises(LimitError):
+        registry.open(FOUNDER)
+    used.end_use()
+    with closing_all(registry, [registry.open(FOUNDER), *newcomers]), pytest.raises(NotLoggedInError):
+        registry.find(tokens[0])

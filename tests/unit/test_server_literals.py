@@ -29,7 +29,14 @@ TEXTS = st.one_of(
         ["2024-02-30", "2024-1-1", "0000-01-01", "1900-02-29", "infinity", "epoch", "TRUE", "12", "", "''"]
     ),
     st.sampled_from(
-        ["2024-01-01 10:00", "2024-01-01T10:00:00", "2024-01-01 10:00:60", "2024-01-01 10:00:00.5", " 12 "]
+        [
+            "2024-01-01 10:00",
+            "2024-01-01T10:00:00",
+            "2024-01-01t10:00:00",
+            "2024-01-01 10:00:60",
+            "2024-01-01 10:00:00.5",
+            " 12 ",
+        ]
     ),
     st.sampled_from(
         [
@@ -104,3 +111,16 @@ def test_whatever_is_more_than_rows_of_constants_is_left_to_duckdb(source: str) 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "x"), ("a",)])
 def test_columns_that_do_not_fit_are_left_to_duckdb(names: tuple[str, ...]) -> None:
     assert literals.rows("VALUES (1, 2)", names, COLUMNS) is None
+
+
+def test_a_letter_that_duckdb_does_not_take_is_left_to_it() -> None:
+    column = Column(name="c", type="TIMESTAMP")
+    assert literals.rows("VALUES ('2024-01-01T10:00:00')", (), (column,)) is not None
+    assert literals.rows("VALUES ('2024-01-01t10:00:00')", (), (column,)) is None
+
+
+def test_very_wide_rows_are_left_to_duckdb() -> None:
+    for width, is_read in ((200, True), (201, False)):
+        columns = tuple(Column(name=f"c{n}", type="INTEGER") for n in range(width))
+        found = literals.rows(f"VALUES ({', '.join('1' * width)})", (), columns)
+        assert (found is not None) is is_read

@@ -98,7 +98,7 @@ def _constant(expression: str, kind: str) -> str:
     with extensions.connect() as memory:
         try:
             row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
-        except duckdb.Error:
+        except (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError):
             # A hand has given a column a default that it cannot hold; that is its business.
             return expression
     return expression if row is None else sql.literal(row[0])

@@ -86,9 +86,10 @@ class Authenticator:
     def login_required(self) -> bool:
         """Whether callers must log in. Once they must, it stays so, whatever becomes of the users."""
         if self._required is None:
+            # Asked for every call of those who have not logged in.
             with _readable():
-                # Asked for every call of those who have not logged in.
-                self._required = True if self.users.are_there else None
+                if self.users.are_there:
+                    self._required = True
         return bool(self._required)
 
     def anonymous(self) -> Principal:

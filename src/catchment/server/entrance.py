@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import grpc
 
 from catchment import events
-from catchment.errors import InputError, NotLoggedInError
+from catchment.errors import InputError, NotLoggedInError, StateError
 from catchment.server.auth import Authenticator
 from catchment.server.model import Principal, Role
 from catchment.server.peers import AUTHORIZATION, ON_BEHALF
@@ -37,15 +37,12 @@ class Entrance:
     @contextmanager
     def session(self, context: grpc.ServicerContext, handle: bytes = b"") -> Iterator[Session]:
         """The session of a call, whose message may hold a handle; it does not expire while the block runs."""
-        header = _authorization(context)
-        session = self._by_token(header, is_forwarded=_behalf(context) is not None)
-        if session is None:
-            session = self._by_principal(self._principal(header, context), handle, context)
+        session = self._taken(context, handle)
         events.identify(session=session.shown_id, user=session.principal.name)
         try:
-            with session.in_use():
-                yield session
+            yield session
         finally:
+            session.end_use()
             # Whoever has sent no token yet may never do. One who does gets a new session, unless it takes a password.
             if not session.is_kept and session.is_stateless:
                 if session.principal.name == ANONYMOUS:
@@ -53,13 +50,32 @@ class Entrance:
                 else:
                     session.let_go()
 
+    def _taken(self, context: grpc.ServicerContext, handle: bytes) -> Session:
+        """The session of a call, in use by it."""
+        session = self._found(context, handle)
+        try:
+            session.begin_use()
+        except StateError:
+            if not session.is_replaceable:
+                raise
+            # Forgotten in this very moment: it is opened again.
+            session = self._found(context, handle)
+            session.begin_use()
+        return session
+
+    def _found(self, context: grpc.ServicerContext, handle: bytes) -> Session:
+        header = _authorization(context)
+        found = self._by_token(header, handle, is_forwarded=_behalf(context) is not None)
+        return found or self._by_principal(header, handle, context)
+
     def log_in(self, context: grpc.ServicerContext, user: str, password: str) -> str:
         """A new session for whoever has that password; its token."""
-        return self._open(self._authenticator.login(user, password, peer_host(context)), context)
+        principal = self._authenticator.login(user, password, peer_host(context))
+        return self._hand_out_token(self._registry.open(principal), context)
 
     def log_in_by_header(self, context: grpc.ServicerContext) -> str:
         """A new session for whoever the headers name; its token."""
-        return self._open(self._principal(_authorization(context), context), context)
+        return self._hand_out_token(self._open(_authorization(context), context), context)
 
     def principal(self, context: grpc.ServicerContext) -> Principal:
         """Who calls, for calls that need no session."""
@@ -71,7 +87,7 @@ class Entrance:
         """The client wants its session no more."""
         self._registry.close(session)
 
-    def _by_token(self, header: str, *, is_forwarded: bool) -> Session | None:
+    def _by_token(self, header: str, handle: bytes, *, is_forwarded: bool) -> Session | None:
         if not header.startswith(_BEARER):
             return None
         token = header[len(_BEARER) :]
@@ -81,24 +97,27 @@ class Entrance:
             if self._authenticator.login_required or is_forwarded:
                 raise
             # Where nobody has to log in, a token that has expired is no reason to turn a client away.
-            return self._registry.open_again(token, self._authenticator.anonymous())
-        if session.principal.name == ANONYMOUS:
-            # Refuses, where it has to log in by now.
-            self._authenticator.anonymous()
+            # Where there is a handle, that counts.
+            return None if handle else self._registry.open_again(token, self._authenticator.anonymous())
+        if not session.is_logged_in and self._authenticator.login_required:
+            # It was opened before there were users.
+            self._registry.close(session)
+            raise NotLoggedInError("Log in first.", hint="Connect with a user and a password.")
         return session
 
-    def _by_principal(self, principal: Principal, handle: bytes, context: grpc.ServicerContext) -> Session:
+    def _by_principal(self, header: str, handle: bytes, context: grpc.ServicerContext) -> Session:
         if not handle:
-            session = self._registry.open(principal)
+            session = self._open(header, context)
             self._hand_out_token(session, context)
             return session
+        principal = self._principal(header, context)
         session = self._registry.by_handle(handle)
         if session.principal != principal:
             raise NotLoggedInError("The session is another user's.")
         return session
 
     def _principal(self, header: str, context: grpc.ServicerContext) -> Principal:
-        if not header or header.startswith(_BEARER):
+        if _is_anonymous(header):
             principal = self._authenticator.anonymous()
         else:
             principal = self._authenticator.login_basic(header, peer_host(context))
@@ -107,13 +126,21 @@ class Entrance:
         is_shard = principal.name in (SHARD, ANONYMOUS)
         return _on_behalf(behalf) if is_shard and behalf is not None else principal
 
-    def _open(self, principal: Principal, context: grpc.ServicerContext) -> str:
-        return self._hand_out_token(self._registry.open(principal), context)
+    def _open(self, header: str, context: grpc.ServicerContext) -> Session:
+        """A new session for whoever the header names."""
+        session = self._registry.open(self._principal(header, context))
+        session.is_logged_in = not _is_anonymous(header)
+        return session
 
     def _hand_out_token(self, session: Session, context: grpc.ServicerContext) -> str:
         token = self._registry.token_of(session)
         context.send_initial_metadata(((AUTHORIZATION, _BEARER + token),))
         return token
+
+
+def _is_anonymous(header: str) -> bool:
+    """Whether whoever calls does not say who they are; a token would have."""
+    return not header or header.startswith(_BEARER)
 
 
 def peer_host(context: grpc.ServicerContext) -> str:

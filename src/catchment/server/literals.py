@@ -22,6 +22,8 @@ _VALUES = re.compile(rf"{_BLANKS}VALUES{_BLANKS}\(", re.I)
 _NEXT_ROW = re.compile(rf"{_BLANKS},{_BLANKS}\(")
 _END = re.compile(rf"{_BLANKS}\Z")
 _SHAPES_MAX = 1_000
+# A pattern of so many columns takes some 20 ms to make.
+_COLUMNS_MAX = 200
 # So many digits go into a DOUBLE and back.
 _DIGITS_MAX = 15
 
@@ -51,7 +53,7 @@ class _Shape:
 
 def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa.Table | None:
     """The rows of a `VALUES …` for these columns, or for all; None where DuckDB has to read them."""
-    shape = _shape(names, columns)
+    shape = _shape(names, columns) if _VALUES.match(source) else None
     if shape is None:
         return None
     try:
@@ -67,13 +69,17 @@ def _shape(names: tuple[str, ...], columns: tuple[Column, ...]) -> _Shape | None
     by_name = {sql.fold(column.name): column for column in columns}
     chosen = [by_name.get(sql.fold(name)) for name in names] if names else columns
     found = [column for column in chosen if column is not None and column.type in _READERS]
-    if not found or len(found) != len(chosen) or len({column.name for column in found}) != len(found):
+    if (
+        not 0 < len(found) <= _COLUMNS_MAX
+        or len(found) != len(chosen)
+        or len({column.name for column in found}) != len(found)
+    ):
         return None
     readers = [_READERS[column.type] for column in found]
-    cells = (rf"{_BLANKS}(?:NULL|{reader.pattern}){_BLANKS}" for reader in readers)
+    cells = (rf"{_BLANKS}(?:(?i:NULL)|{reader.pattern}){_BLANKS}" for reader in readers)
     return _Shape(
         names=tuple(column.name for column in found),
-        row=re.compile(rf"{','.join(cells)}\)", re.I | re.A),
+        row=re.compile(rf"{','.join(cells)}\)", re.A),
         reads=tuple(reader.read for reader in readers),
         row_type=pa.struct([(column.name, reader.type) for column, reader in zip(found, readers, strict=True)]),
     )
@@ -136,7 +142,7 @@ _READERS = {
     **{name: _whole(type_) for name, type_ in WHOLE_NUMBERS.items()},
     "DOUBLE": _Reader(r"(-?\d+(?:\.\d+)?)", _double, pa.float64()),
     "VARCHAR": _Reader(r"'((?:[^'\0]++|'')*+)'", _text, pa.string()),
-    "BOOLEAN": _Reader(r"(TRUE|FALSE)", _boolean, pa.bool_()),
+    "BOOLEAN": _Reader(r"((?i:TRUE|FALSE))", _boolean, pa.bool_()),
     "DATE": _Reader(rf"'({_DATE})'", date.fromisoformat, pa.date32()),
     "TIMESTAMP": _Reader(rf"'({_DATE}[ T]{_TIME})'", datetime.fromisoformat, pa.timestamp("us")),
 }

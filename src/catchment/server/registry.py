@@ -5,6 +5,7 @@ import logging
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 
 from catchment import events
@@ -40,52 +41,75 @@ class SessionRegistry:
 
     def open(self, principal: Principal) -> Session:
         """A new session."""
-        return self._open(Session(secrets.token_hex(8), principal, self.engine), secrets.token_urlsafe(32))
+        session = Session(secrets.token_hex(8), principal, self.engine)
+        with self._mutex:
+            forgotten = self._admit(session, secrets.token_urlsafe(32))
+        self._have_opened(session, forgotten)
+        return session
 
     def open_again(self, token: str, principal: Principal) -> Session | None:
         """A new session under the token of one that is over; None where no such token was handed out.
 
         So a client whose session was closed with its call need not be given one token after the other.
         """
-        with self._mutex:
-            if _digest(token) not in self._left:
-                return None
-            del self._left[_digest(token)]
+        digest = _digest(token)
         session = Session(secrets.token_hex(8), principal, self.engine)
         session.is_kept = session.is_replaceable = True
-        return self._open(session, token)
-
-    def _open(self, session: Session, token: str) -> Session:
-        principal = session.principal
+        session.is_logged_in = False
         with self._mutex:
-            if self._stopping.is_set():
-                raise LimitError("The server is going down.")
-            known = [each for each in self._by_id.values() if not each.may_be_forgotten]
-            if len(known) >= self._settings.server_sessions_max:
-                raise LimitError(
-                    f"The server has {len(known)} sessions, and {self._settings.server_sessions_max} is the most.",
-                    hint="Close one, or wait for one to expire; CATCHMENT_SERVER_SESSIONS_MAX is the limit.",
-                )
-            forgotten = [each for each in self._by_id.values() if each not in known][: -_UNCLAIMED_MAX or None]
-            self._by_id[session.id] = session
-            self._ids[_digest(token)] = session.id
-            self._tokens[session.id] = token
+            if digest not in self._left:
+                # Another call of the client was faster; or nobody was ever given it.
+                return self._by_id.get(self._ids.get(digest, ""))
+            forgotten = self._admit(session, token)
+            del self._left[digest]
+        self._have_opened(session, forgotten)
+        return session
+
+    def _admit(self, session: Session, token: str) -> list[Session]:
+        """Have the session found from now on; with the mutex held.
+
+        Returns those that made room for it: they are not found any more, and are still to be ended.
+        """
+        if self._stopping.is_set():
+            raise LimitError("The server is going down.")
+        every, most = list(self._by_id.values()), self._settings.server_sessions_max
+        unclaimed = [each for each in every if each.is_unclaimed]
+        over = len(every) - len(unclaimed) + 1 - most
+        # Of those whose clients would not notice, the ones that were heard of least lately.
+        replaceable = sorted((each for each in every if each.is_replaceable and each.is_stateless), key=_touched_s)
+        if over > len(replaceable):
+            raise LimitError(
+                f"The server has {most + over - 1} sessions, and {most} is the most.",
+                hint="Close one, or wait for one to expire; CATCHMENT_SERVER_SESSIONS_MAX is the limit.",
+            )
+        wanted = [*unclaimed[:-_UNCLAIMED_MAX], *replaceable[: max(0, over)]]
+        forgotten = [each for each in wanted if each.give_up()]
         for each in forgotten:
-            self.close(each)
+            self._remove(each)
+        self._by_id[session.id] = session
+        self._ids[_digest(token)] = session.id
+        self._tokens[session.id] = token
+        return forgotten
+
+    def _have_opened(self, session: Session, forgotten: Sequence[Session]) -> None:
+        for each in forgotten:
+            # Whatever is the matter with it is no business of whoever came.
+            with suppress(CatchmentError):
+                self._end(each)
+        principal = session.principal
         events.identify(session=session.shown_id, user=principal.name)
         tenant = None if principal.tenant is None else str(principal.tenant)
         role = principal.role.name.lower()
         events.emit("session_opened", session=session.shown_id, user=principal.name, role=role, tenant=tenant)
-        return session
 
     def find(self, token: str) -> Session:
         """The session of a token."""
         with self._mutex:
             session = self._by_id.get(self._ids.get(_digest(token), ""))
-        if session is None:
-            raise NotLoggedInError("The session is over, or never was.", hint="Connect again.")
-        # Its client has come back with the token: it is known from now on.
-        session.is_kept = True
+            if session is None:
+                raise NotLoggedInError("The session is over, or never was.", hint="Connect again.")
+            # Its client has come back with the token: it is known from now on.
+            session.is_kept = True
         return session
 
     def by_handle(self, handle: bytes) -> Session:
@@ -104,16 +128,26 @@ class SessionRegistry:
     def close(self, session: Session) -> None:
         """End a session."""
         with self._mutex:
-            was_open = self._by_id.pop(session.id, None) is not None
-            token = self._tokens.pop(session.id, None)
-            if token is not None:
-                self._ids.pop(_digest(token), None)
-                if session.principal.name == ANONYMOUS:
-                    self._left[_digest(token)] = None
-                    if len(self._left) > _UNCLAIMED_MAX:
-                        self._left.popitem(last=False)
-        session.close()
+            was_open = self._remove(session)
         if was_open:
+            self._end(session)
+
+    def _remove(self, session: Session) -> bool:
+        """Have the session found no more; False where it is not. With the mutex held."""
+        token = self._tokens.pop(session.id, None)
+        if token is not None:
+            self._ids.pop(_digest(token), None)
+            if session.principal.name == ANONYMOUS:
+                self._left[_digest(token)] = None
+                if len(self._left) > _UNCLAIMED_MAX:
+                    self._left.popitem(last=False)
+        return self._by_id.pop(session.id, None) is not None
+
+    @staticmethod
+    def _end(session: Session) -> None:
+        try:
+            session.close()
+        finally:
             events.emit("session_closed", session=session.shown_id, user=session.principal.name)
 
     def sessions(self) -> tuple[Session, ...]:
@@ -151,6 +185,10 @@ class SessionRegistry:
                 self.sweep()
             except CatchmentError as error:
                 events.emit("session_sweep_failed", level=logging.ERROR, reason=error.message)
+
+
+def _touched_s(session: Session) -> float:
+    return session.touched_s
 
 
 def _digest(token: str) -> str:

@@ -61,6 +61,8 @@ class Session:
         self.is_kept = False
         # Whether its client would be given another under the same token, and not notice.
         self.is_replaceable = False
+        # Whether its client has said who it is.
+        self.is_logged_in = True
         self._engine = engine
         self._mutex = threading.RLock()
         self._own: Link | None = None
@@ -74,22 +76,23 @@ class Session:
         self._forwarding: Forwarding | None = None
         self._used = 0
         self._has_state = False
+        # Whether it takes no more calls, and whether what it had is let go of.
+        self._is_over = False
         self._is_closed = False
 
     # What the service does with a session.
 
-    @contextmanager
-    def in_use(self) -> Iterator["Session"]:
-        """Keep the session from expiring while a call is at it."""
+    def begin_use(self) -> None:
+        """Keep the session from expiring until `end_use`: a call is at it."""
         with self._mutex:
             self._refuse_closed()
             self._used += 1
-        try:
-            yield self
-        finally:
-            with self._mutex:
-                self._used -= 1
-                self.touched_s = self._engine.clock.monotonic_s()
+
+    def end_use(self) -> None:
+        """The call is over."""
+        with self._mutex:
+            self._used -= 1
+            self.touched_s = self._engine.clock.monotonic_s()
 
     @property
     def is_used(self) -> bool:
@@ -102,9 +105,15 @@ class Session:
         return not (self._transactions or self._prepared or self._waiting or self._has_state or self._used)
 
     @property
-    def may_be_forgotten(self) -> bool:
-        """Whether it counts as little as none, where there are many: nobody has come for it, or nobody would notice."""
-        return self.is_stateless and (self.is_replaceable or not self.is_kept)
+    def is_unclaimed(self) -> bool:
+        """Whether nobody may ever come back to it: it counts for nothing."""
+        return self.is_stateless and not self.is_kept
+
+    def give_up(self) -> bool:
+        """Take no more calls, unless something would be missed; `close` is still to come then."""
+        with self._mutex:
+            self._is_over = self._is_over or self.is_stateless
+            return self._is_over
 
     def execute(
         self,
@@ -425,7 +434,7 @@ class Session:
         return found
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
+        if self._is_over:
             raise StateError("The session is over.", hint="Connect again.")
 
     def find(self, transaction: bytes | None, *, join: bool = False) -> Transaction | None:
@@ -539,7 +548,7 @@ class Session:
         with self._mutex:
             if self._is_closed:
                 return
-            self._is_closed = True
+            self._is_over = self._is_closed = True
             for call in list(self._calls.values()):
                 call.cancel()
             waiting, self._waiting = self._waiting, {}
