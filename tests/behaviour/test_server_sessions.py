@@ -375,3 +375,28 @@ def test_of_sessions_that_nobody_would_miss_the_one_heard_of_least_lately_makes_
     used.end_use()
     with closing_all(registry, [registry.open(FOUNDER), *newcomers]), pytest.raises(NotLoggedInError):
         registry.find(tokens[0])
+
+
+def test_a_token_that_finds_no_room_is_remembered(registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 1)
+    nobody = Principal(ANONYMOUS, Role.ADMIN)
+    tokens = []
+    for _ in range(2):
+        session = registry.open(nobody)
+        tokens.append(registry.token_of(session))
+        registry.close(session)
+        assert registry.open_again(tokens[0], nobody) is not None
+    # One is all that is remembered now, and of those that are open one may stay.
+    known = sum(not each.is_unclaimed for each in registry.sessions())
+    limited = registry._settings.model_copy(update={"server_sessions_max": known})
+    monkeypatch.setattr(registry, "_settings", limited)
+    second = registry.open_again(tokens[1], nobody)
+    assert second is not None
+    assert [each for each in registry.sessions() if each.is_replaceable] == [second]
+    second.begin_use()
+    with pytest.raises(LimitError):
+        registry.open_again(tokens[0], nobody)
+    second.end_use()
+    first = registry.open_again(tokens[0], nobody)
+    assert first is not None
+    registry.close(first)

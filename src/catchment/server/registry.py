@@ -60,8 +60,13 @@ class SessionRegistry:
             if digest not in self._left:
                 # Another call of the client was faster; or nobody was ever given it.
                 return self._by_id.get(self._ids.get(digest, ""))
-            forgotten = self._admit(session, token)
             del self._left[digest]
+            try:
+                forgotten = self._admit(session, token)
+            except LimitError:
+                # The client may try again, and is known by the token then.
+                self._left[digest] = None
+                raise
         self._have_opened(session, forgotten)
         return session
 
