@@ -23,6 +23,7 @@ from catchment.server.watchdog import Watchdog
 from catchment.settings import Settings
 
 FOUNDER = Principal("founder", Role.ADMIN)
+NOBODY = Principal(ANONYMOUS, Role.ADMIN)
 WAIT_S = 20.0
 
 
@@ -70,6 +71,22 @@ def closing_all(registry: SessionRegistry, sessions: list[Session]) -> Iterator[
     finally:
         for each in sessions:
             registry.close(each)
+
+
+def left_tokens(registry: SessionRegistry, count: int) -> list[str]:
+    """Tokens of nobody in particular whose sessions are over."""
+    opened = [registry.open(NOBODY) for _ in range(count)]
+    tokens = [registry.token_of(each) for each in opened]
+    for each in opened:
+        registry.close(each)
+    return tokens
+
+
+def limit(registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, *, more: int) -> None:
+    """Let so many sessions more be opened than there are."""
+    known = sum(not each.is_unclaimed for each in registry.sessions())
+    limited = registry._settings.model_copy(update={"server_sessions_max": known + more})
+    monkeypatch.setattr(registry, "_settings", limited)
 
 
 def others_can_write(registry: SessionRegistry, table: str) -> None:
@@ -307,34 +324,27 @@ def test_a_token_of_nobody_opens_another_session_as_long_as_it_is_remembered(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 2)
-    nobody = Principal(ANONYMOUS, Role.ADMIN)
-    opened = [registry.open(nobody) for _ in range(3)]
-    tokens = [registry.token_of(each) for each in opened]
-    for each in opened:
-        registry.close(each)
-    assert registry.open_again(tokens[0], nobody) is None
-    again = registry.open_again(tokens[1], nobody)
+    tokens = left_tokens(registry, 3)
+    assert registry.open_again(tokens[0], NOBODY) is None
+    again = registry.open_again(tokens[1], NOBODY)
     assert again is not None
-    assert registry.open_again(tokens[1], nobody) is again
+    assert registry.open_again(tokens[1], NOBODY) is again
     assert registry.find(tokens[1]) is again
     registry.close(again)
     founder = registry.open(FOUNDER)
     token = registry.token_of(founder)
     registry.close(founder)
-    assert registry.open_again(token, nobody) is None
+    assert registry.open_again(token, NOBODY) is None
 
 
 def test_two_calls_that_come_back_at_once_have_one_session(registry: SessionRegistry) -> None:
-    nobody = Principal(ANONYMOUS, Role.ADMIN)
     for _ in range(20):
-        first = registry.open(nobody)
-        token = registry.token_of(first)
-        registry.close(first)
+        (token,) = left_tokens(registry, 1)
         ready = threading.Barrier(4)
 
         def come_back(token: str = token, ready: threading.Barrier = ready) -> Session | None:
             ready.wait(WAIT_S)
-            return registry.open_again(token, nobody)
+            return registry.open_again(token, NOBODY)
 
         with ThreadPoolExecutor(4) as pool:
             found = [each.result() for each in [pool.submit(come_back) for _ in range(4)]]
@@ -346,16 +356,9 @@ def test_two_calls_that_come_back_at_once_have_one_session(registry: SessionRegi
 def test_of_sessions_that_nobody_would_miss_the_one_heard_of_least_lately_makes_room(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody = Principal(ANONYMOUS, Role.ADMIN)
-    tokens = []
-    for _ in range(3):
-        session = registry.open(nobody)
-        tokens.append(registry.token_of(session))
-        registry.close(session)
-    known = sum(not each.is_unclaimed for each in registry.sessions())
-    limited = registry._settings.model_copy(update={"server_sessions_max": known + 3})
-    monkeypatch.setattr(registry, "_settings", limited)
-    used, later, earlier = (registry.open_again(token, nobody) for token in tokens)
+    tokens = left_tokens(registry, 3)
+    limit(registry, monkeypatch, more=3)
+    used, later, earlier = (registry.open_again(token, NOBODY) for token in tokens)
     assert used is not None
     assert later is not None
     assert earlier is not None
@@ -379,24 +382,19 @@ def test_of_sessions_that_nobody_would_miss_the_one_heard_of_least_lately_makes_
 
 def test_a_token_that_finds_no_room_is_remembered(registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 1)
-    nobody = Principal(ANONYMOUS, Role.ADMIN)
-    tokens = []
+    tokens: list[str] = []
     for _ in range(2):
-        session = registry.open(nobody)
-        tokens.append(registry.token_of(session))
-        registry.close(session)
-        assert registry.open_again(tokens[0], nobody) is not None
+        tokens += left_tokens(registry, 1)
+        assert registry.open_again(tokens[0], NOBODY) is not None
     # One is all that is remembered now, and of those that are open one may stay.
-    known = sum(not each.is_unclaimed for each in registry.sessions())
-    limited = registry._settings.model_copy(update={"server_sessions_max": known})
-    monkeypatch.setattr(registry, "_settings", limited)
-    second = registry.open_again(tokens[1], nobody)
+    limit(registry, monkeypatch, more=0)
+    second = registry.open_again(tokens[1], NOBODY)
     assert second is not None
     assert [each for each in registry.sessions() if each.is_replaceable] == [second]
     second.begin_use()
     with pytest.raises(LimitError):
-        registry.open_again(tokens[0], nobody)
+        registry.open_again(tokens[0], NOBODY)
     second.end_use()
-    first = registry.open_again(tokens[0], nobody)
+    first = registry.open_again(tokens[0], NOBODY)
     assert first is not None
     registry.close(first)

@@ -99,10 +99,13 @@ class Entrance:
             # Where nobody has to log in, a token that has expired is no reason to turn a client away.
             # Where there is a handle, that counts.
             return None if handle else self._registry.open_again(token, self._authenticator.anonymous())
-        if not session.is_logged_in and self._authenticator.login_required:
-            # It was opened before there were users.
-            self._registry.close(session)
-            raise NotLoggedInError("Log in first.", hint="Connect with a user and a password.")
+        if not session.is_logged_in:
+            try:
+                self._authenticator.anonymous()
+            except NotLoggedInError:
+                # It was opened before there were users.
+                self._registry.close(session)
+                raise
         return session
 
     def _by_principal(self, header: str, handle: bytes, context: grpc.ServicerContext) -> Session:

@@ -53,11 +53,12 @@ class _Shape:
 
 def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa.Table | None:
     """The rows of a `VALUES …` for these columns, or for all; None where DuckDB has to read them."""
-    shape = _shape(names, columns) if _VALUES.match(source) else None
-    if shape is None:
+    opening = _VALUES.match(source)
+    shape = _shape(names, columns) if opening else None
+    if opening is None or shape is None:
         return None
     try:
-        found = [dict(zip(shape.names, values, strict=True)) for values in _rows(source, shape)]
+        found = [dict(zip(shape.names, values, strict=True)) for values in _rows(source, opening, shape)]
         # A third of the time that an array for each column takes, where it is a single row.
         return pa.Table.from_struct_array(pa.array(found, shape.row_type))
     except (_LeftToDuckDbError, ValueError, OverflowError, pa.ArrowException):
@@ -85,9 +86,8 @@ def _shape(names: tuple[str, ...], columns: tuple[Column, ...]) -> _Shape | None
     )
 
 
-def _rows(source: str, shape: _Shape) -> Iterator[list[Any]]:
-    """The values of one row after the other."""
-    opening = _VALUES.match(source)
+def _rows(source: str, opening: re.Match[str] | None, shape: _Shape) -> Iterator[list[Any]]:
+    """The values of one row after the other, the first of which begins behind the opening."""
     while opening is not None and (row := shape.row.match(source, opening.end())) is not None:
         yield [None if text is None else read(text) for read, text in zip(shape.reads, row.groups(), strict=True)]
         if _END.match(source, row.end()):
