@@ -21,6 +21,8 @@ POINTS: dict[str, str] = {
     "retire.between_inputs": "one input of the unit's source is gone",
     "retire.after_unit": "the unit's source is gone; the next unit's is not",
     "deliver.before_clean": "everything is retired; the staging folder lies there",
+    "ingest.after_write": "a long stream's rows are in files in the table's folder; the catalog does not know them",
+    "ingest.after_commit": "the lake has the stream's rows; the client does not know",
     "queue.before_ack": "rows are about to be committed to the buffer, or written to its journal",
     "queue.after_ack": "rows are durable in the buffer; the writer does not know",
     "queue.after_settle": "rows of the journal are committed to the buffer's file; the journal still has them too",

@@ -16,6 +16,7 @@ from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkR
 from catchment.settings import Settings
 from tests import warm
 from tests.conftest import MakeSettings
+from tests.crash.test_ingest_kill import KILLED as INGEST
 from tests.crash.test_legacy_kill import KILLED as LEGACY
 from tests.crash.test_queue_kill import KILLED as QUEUE
 from tests.crash.test_schema_kill import KILLED as SCHEMA
@@ -23,7 +24,7 @@ from tests.crash.test_tenant_kill import KILLED as TENANTS
 from tests.repo.source_tree import ROOT
 from tests.scenes import EVENTS, NOW, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
 
-# Those of the queue, of migrations, of legacy imports and of tenants are killed in modules of their own.
+# Those of the queue, of migrations, legacy imports, tenants and long streams are killed in modules of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]
 UPKEEP = [point for point in faults.POINTS if point.startswith("upkeep.")]
 COMMITTED = (
@@ -134,4 +135,4 @@ def test_a_lake_survives_a_long_row_of_kills(catalog: str, make_settings: MakeSe
 
 
 def test_every_crash_point_is_killed_by_a_test() -> None:
-    assert {*DELIVERY, *UPKEEP, *QUEUE, *SCHEMA, *LEGACY, *TENANTS} == set(faults.POINTS)
+    assert {*DELIVERY, *UPKEEP, *QUEUE, *SCHEMA, *LEGACY, *TENANTS, *INGEST} == set(faults.POINTS)

@@ -162,7 +162,10 @@ def apply(commit: Commit, target: Target) -> None:
 def _require(requirement: Precondition, target: Target) -> None:
     match requirement:
         case TableIs(table=table):
-            if target.find_table(table.id) != table:
+            if (
+                not tables.is_as_it_was(target.connection, target.lake_name, table)
+                and target.find_table(table.id) != table
+            ):
                 raise PreconditionError(
                     f"Table {table.id} has changed since the delivery was planned.", hint="Plan and deliver again."
                 )

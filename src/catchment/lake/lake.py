@@ -267,16 +267,20 @@ class Lake:
         # A DuckDB file cannot be opened twice by one process, and takes any number of files in one go.
         alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
         with self._write(alone=alone) as connection:
-            commits.apply(
-                commit,
-                commits.Target(
-                    connection=connection,
-                    lake_name=self.name,
-                    now=self.clock.now(),
-                    find_table=lambda table: self._find_table(connection, table),
-                ),
-            )
+            self.apply(commit, connection)
             faults.reach("deliver.before_commit")
+
+    def apply(self, commit: Commit, connection: duckdb.DuckDBPyConnection) -> None:
+        """All of a commit but BEGIN and COMMIT, for whoever has a write transaction open under the commit lock."""
+        commits.apply(
+            commit,
+            commits.Target(
+                connection=connection,
+                lake_name=self.name,
+                now=self.clock.now(),
+                find_table=lambda table: self._find_table(connection, table),
+            ),
+        )
 
     @contextmanager
     def write(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -523,11 +527,14 @@ class Lake:
 
 def _options(limits: LakeLimits) -> dict[tuple[str, str | None], str]:
     # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL, and the queue does
-    # the same job better. The ledger's one-row updates are, and nobody but our own upkeep may compact it.
+    # the same job better. The ledger's one-row updates are, and nobody but our own upkeep may compact it. Parquet's
+    # version 2 and zstd's lightest level take a third off what an INSERT costs, for files as small as before.
     return {
         ("data_inlining_row_limit", None): "0",
         ("data_inlining_row_limit", LEDGER_SCHEMA): "10",
         ("auto_compact", LEDGER_SCHEMA): "false",
         ("parquet_compression", None): "zstd",
+        ("parquet_compression_level", None): "1",
+        ("parquet_version", None): "2",
         ("target_file_size", None): str(limits.target_file_bytes),
     }

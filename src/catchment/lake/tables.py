@@ -1,7 +1,7 @@
 """The lake's tables as values: columns, partitioning, order, and where their files belong."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
@@ -41,7 +41,7 @@ class SortKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the lake as the catalog describes it now."""
+    """A table of the lake as the catalog describes it now, at this version of the lake's schema."""
 
     id: TableId
     uuid: str
@@ -49,6 +49,7 @@ class Table:
     columns: tuple[Column, ...]
     partition_by: tuple[PartitionKey, ...] = ()
     sort_by: tuple[SortKey, ...] = ()
+    schema_version: int | None = field(default=None, compare=False)
 
 
 def metadata_of(lake_name: str) -> str:
@@ -81,7 +82,7 @@ def find_table(
     places = catalog.rows("table_place", table.schema, table.name)
     if not places:
         return None
-    table_id, uuid, folder = _one(places, table)
+    table_id, uuid, folder, schema_version = _one(places, table)
     try:
         columns = connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}").fetchall()
     except duckdb.CatalogException:
@@ -114,7 +115,14 @@ def find_table(
             SortKey(expression=expression, descending=direction == "DESC", nulls_first=nulls == "NULLS_FIRST")
             for expression, direction, nulls in catalog.rows("table_order", table_id)
         ),
+        schema_version=schema_version,
     )
+
+
+def is_as_it_was(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table) -> bool:
+    """Whether no table has been changed since this one was found, rows aside: the cheaper question."""
+    places = _Catalog(connection, lake_name).rows("table_place", table.id.schema, table.id.name)
+    return [(uuid, version) for _, uuid, _, version in places] == [(table.uuid, table.schema_version)]
 
 
 def changes_since(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table, snapshot_id: int) -> int:
@@ -150,10 +158,10 @@ class _Catalog:
             return frozenset()
         parents = {field: parent for field, parent, _, _ in fields}
         bounded = set()
-        for (field,) in self.rows("table_bounded", table_id):
-            while field is not None and field not in bounded:
-                bounded.add(field)
-                field = parents.get(field)
+        for (at,) in self.rows("table_bounded", table_id):
+            while at is not None and at not in bounded:
+                bounded.add(at)
+                at = parents.get(at)
         return frozenset(name for field, parent, name, _ in fields if parent is None and field not in bounded)
 
 

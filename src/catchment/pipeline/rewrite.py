@@ -1,34 +1,21 @@
 """Rewriting in a worker: read inputs of any shape that fits, write few large Parquet files in the table's shape."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from catchment import files, sql
+from catchment import files
 from catchment.errors import InvariantError
 from catchment.lake import digest
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
-from catchment.pipeline import footer, sources
+from catchment.pipeline import sources
+from catchment.pipeline.output import Output, copy, hashes, wrongly_null
 from catchment.pipeline.sources import Group
-from catchment.pipeline.work import FileFacts, Input, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
-
-# Measured on log-like rows against DuckDB's defaults: zstd at level 1 instead of 3 is an eighth faster and no larger,
-# the encodings of Parquet's version 2 another tenth faster and an eighth smaller; giving up on a dictionary at 5,000
-# values instead of 24,576 per row group saves another twentieth, and costs nothing: such columns delta-encode as small.
-_PARQUET: dict[str, sql.Value] = {
-    "FORMAT": "parquet",
-    "COMPRESSION": "zstd",
-    "COMPRESSION_LEVEL": 1,
-    "PARQUET_VERSION": "v2",
-    "DICTIONARY_SIZE_LIMIT": 5_000,
-}
-_HASH_BATCH_ROWS = 1_000_000
+from catchment.pipeline.work import FileFacts, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
 
 
 def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
@@ -65,15 +52,6 @@ class _RefusedError(Exception):
 
 # What an input can do to its reader; anything else is not the input's fault.
 _INPUT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, _RefusedError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Output:
-    path: str
-    rows: int
-    bytes: int
-    statistics: dict[str, dict[str, str]]
-    partition: dict[str, str | None]
 
 
 def _write(
@@ -118,63 +96,33 @@ def _write(
 
 def _copy(
     connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Shape, folder: Path, *, threads: int = 1
-) -> list[_Output]:
-    options = dict(_PARQUET)
-    extra = ["RETURN_STATS"]
-    place = folder
-    if shape.partition_by:
-        extra += [f"PARTITION_BY ({sql.identifiers(shape.partition_by)})", "WRITE_PARTITION_COLUMNS true"]
-    elif threads == 1:
-        options["FILE_SIZE_BYTES"] = shape.file_bytes
-    else:
-        # Splitting by size, several threads would mix up the order of the rows.
-        place = folder / "data_0.parquet"
-    listed = ", ".join([sql.options(options)[1:-1], *extra])
-    order = _order_by(shape)
+) -> list[Output]:
+    # Splitting by size, several threads would mix up the order of the rows.
+    split = bool(shape.partition_by) or threads == 1
     with sources.relation(connection, groups, shape.columns) as query:
-        rows = connection.execute(
-            f"COPY (SELECT * FROM ({query}){order}) TO {sql.literal(str(place))} ({listed})"
-        ).fetchall()
-    outputs = [_output(connection, row, shape.columns) for row in rows]
-    # DuckDB numbers the files it splits into, so that sorting by that number gives the rows back in their order.
-    return sorted((output for output in outputs if output.rows), key=lambda output: _natural(output.path))
+        return copy(
+            connection,
+            f"SELECT * FROM ({query}){_order_by(shape)}",
+            shape.columns,
+            folder if split else folder / "data_0.parquet",
+            partition_by=shape.partition_by,
+            file_bytes=shape.file_bytes if split else None,
+        )
 
 
 def _order_by(shape: Shape) -> str:
     return f" ORDER BY {', '.join(key.clause for key in shape.sort_by)}" if shape.sort_by else ""
 
 
-def _natural(path: str) -> tuple[str, int, str]:
-    name = Path(path).stem
-    number = name.rpartition("_")[2]
-    return str(Path(path).parent), int(number) if number.isdigit() else 0, name
-
-
-def _output(connection: duckdb.DuckDBPyConnection, row: tuple[Any, ...], columns: Sequence[Column]) -> _Output:
-    path, rows, size, _, statistics, partition = row
-    extremes = (facts.get(end, "") for facts in (statistics or {}).values() for end in ("min", "max"))
-    if any(has_token(extreme) for extreme in extremes):
-        before = _digest_of(connection, path, columns)
-        footer.blur(Path(path))
-        if _digest_of(connection, path, columns) != before:
-            raise InvariantError(f"{path} changed its rows when its statistics were blurred.")
-    return _Output(path=path, rows=rows, bytes=size, statistics=statistics or {}, partition=partition or {})
-
-
-def _digest_of(connection: duckdb.DuckDBPyConnection, path: str, columns: Sequence[Column]) -> str:
-    return digest.text(sum(hashes.sum().as_py() for hashes in _hashes(connection, [path], columns)))
-
-
-def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Iterable[_Output], shape: Shape) -> None:
-    required = [column.name for column in shape.columns if not column.nullable]
-    for output in outputs:
-        for name in required:
-            if _nulls(connection, output, name):
-                raise _RefusedError(f"column {name!r} is NULL in some row and must not be")
-        for value in output.partition.values():
+def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Sequence[Output], shape: Shape) -> None:
+    name = wrongly_null(connection, outputs, shape.columns)
+    if name is not None:
+        raise _RefusedError(f"column {name!r} is NULL in some row and must not be")
+    for each in outputs:
+        for value in each.partition.values():
             if value is not None and (has_token(value) or value.casefold() in _READ_AS_NULL):
                 raise _RefusedError(
-                    f"partition {output.partition} holds text that DuckLake would replace or read as NULL"
+                    f"partition {each.partition} holds text that DuckLake would replace or read as NULL"
                 )
 
 
@@ -182,46 +130,19 @@ def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Iterable[_Output], s
 _READ_AS_NULL = ("null", "__hive_default_partition__")
 
 
-def _nulls(connection: duckdb.DuckDBPyConnection, output: _Output, name: str) -> int:
-    known = output.statistics.get(sql.identifier(name), {}).get("null_count")
-    if known is not None:
-        return int(known)
-    # Nested columns have statistics for their leaves only.
-    source = f"read_parquet({sql.literal(output.path)}, hive_partitioning = false)"
-    row = connection.execute(f"SELECT count(*) FROM {source} WHERE {sql.identifier(name)} IS NULL").fetchone()
-    return int(row[0]) if row else 0
-
-
 def _rows(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group]) -> list[int]:
     return [count for group in groups for count in sources.rows(connection, group)]
 
 
 def _sums(
-    connection: duckdb.DuckDBPyConnection, outputs: Sequence[_Output], columns: Sequence[Column], rows_in: Sequence[int]
+    connection: duckdb.DuckDBPyConnection, outputs: Sequence[Output], columns: Sequence[Column], rows_in: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Digest what lies on the disk now, per file and per run of rows; runs are inputs where rows kept their order."""
     by_file, by_run = _Cut([output.rows for output in outputs]), _Cut(rows_in)
-    for hashes in _hashes(connection, [output.path for output in outputs], columns):
-        by_file.feed(hashes)
-        by_run.feed(hashes)
+    for part in hashes(connection, [output.path for output in outputs], columns):
+        by_file.feed(part)
+        by_run.feed(part)
     return by_file.sums, by_run.sums
-
-
-def _hashes(
-    connection: duckdb.DuckDBPyConnection, paths: Sequence[str], columns: Sequence[Column]
-) -> Iterator[pa.Array]:
-    if not paths:
-        return
-    written = tuple(Part(unit_id="", input=Input(uri=path, bytes=0)) for path in paths)
-    groups, failures = sources.inspect(connection, written)
-    if failures:
-        raise InvariantError(f"A file that was just written cannot be read: {failures[0].reason}")
-    with sources.relation(connection, groups, columns) as query:
-        reader = connection.execute(f"SELECT {digest.row_hash(columns)} AS h FROM ({query})").to_arrow_reader(
-            _HASH_BATCH_ROWS
-        )
-        for batch in reader:
-            yield batch.column(0)
 
 
 class _Cut:

@@ -1,5 +1,6 @@
 """Bulk ingest: a stream of rows into a table of the lake, or into the queue; all of them, or none."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from catchment.errors import (
 )
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.server import capture
+from catchment.server import bulk, capture
 from catchment.server.links import Link
 from catchment.server.model import Call, IfExists, IngestTarget, Role
 from catchment.server.rewrite import FRESH, QUEUE
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from catchment.server.sessions import Session
 
 _ROWS = "catchment_ingested"
-# A stream that ends within so many bytes is read before the lake's lock is taken: a slow client holds nobody up.
+# A stream that ends within so many bytes is a short one: what it takes to register files is more than to insert it.
+_SHORT_BYTES = 8 * 1024 * 1024
+# As much as that is read before the lake's lock is taken: a slow client holds nobody up.
 _AHEAD_BYTES = 64 * 1024 * 1024
 
 
@@ -48,14 +51,24 @@ def ingest(
         raise NotAllowedError(f"{schema} is not for clients to write to.")
     if target.catalog and sql.fold(target.catalog) not in (sql.fold(session.lake.name), "temp"):
         raise TableMissingError(f"There is no catalog {target.catalog}.", hint=f"The lake is {session.lake.name}.")
-    ahead = _read_ahead(rows)
+    ahead = _Ahead(rows)
+    if (
+        ahead.read(_SHORT_BYTES)
+        and joined is None
+        and target.if_exists is IfExists.APPEND
+        and not _is_temporary(target)
+    ):
+        fitting = bulk.fitting(session.lake, TableId(schema, target.table), rows.schema)
+        if fitting is not None:
+            return bulk.deliver(session, fitting, ahead.rows(), call)
+    ahead.read(_AHEAD_BYTES)
     with statements.link(joined) as link:
         session.has_state()
         if joined is not None:
             joined.prepare_write(call)
-            return _write(session, target, schema, ahead, link, call)
+            return _write(session, target, schema, ahead.rows(), link, call)
         with statements.committing(link, call):
-            return _write(session, target, schema, ahead, link, call)
+            return _write(session, target, schema, ahead.rows(), link, call)
 
 
 def _schema(session: "Session", target: IngestTarget) -> str:
@@ -99,25 +112,39 @@ def _gathered(rows: pa.RecordBatchReader, bytes_max: int) -> pa.Table:
     return pa.Table.from_batches(batches, schema=rows.schema)
 
 
-def _read_ahead(rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    first, size = [], 0
-    for batch in rows:
-        first.append(batch)
-        size += batch.nbytes
-        if size > _AHEAD_BYTES:
-            break
+class _Ahead:
+    """A stream of which a first part has been read."""
 
-    def all_of() -> Iterator[pa.RecordBatch]:
-        yield from first
-        yield from rows
+    def __init__(self, rows: pa.RecordBatchReader) -> None:
+        self._rest = rows
+        self._first: deque[pa.RecordBatch] = deque()
+        self._bytes = 0
 
-    return pa.RecordBatchReader.from_batches(rows.schema, all_of())
+    def read(self, size: int) -> bool:
+        """Read until more than that many bytes have come; whether they have."""
+        while self._bytes <= size:
+            try:
+                batch = self._rest.read_next_batch()
+            except StopIteration:
+                return False
+            self._first.append(batch)
+            self._bytes += batch.nbytes
+        return True
+
+    def rows(self) -> pa.RecordBatchReader:
+        """All of it, once."""
+        return pa.RecordBatchReader.from_batches(self._rest.schema, self._all())
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
+        while self._first:
+            yield self._first.popleft()
+        yield from self._rest
 
 
 def _write(
     session: "Session", target: IngestTarget, schema: str, rows: pa.RecordBatchReader, link: Link, call: Call
 ) -> int:
-    is_temporary = target.temporary or sql.fold(target.catalog or "") == "temp"
+    is_temporary = _is_temporary(target)
     catalog = "temp" if is_temporary else session.lake.name
     name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
     exists = _exists(link, catalog, schema, target.table, call)
@@ -135,6 +162,10 @@ def _write(
                 link.run(f"DROP TABLE {name}", call)
             result = link.table(f"CREATE {'TEMP ' if is_temporary else ''}TABLE {name} AS {source}", call)
     return int(result.column(0)[0].as_py())
+
+
+def _is_temporary(target: IngestTarget) -> bool:
+    return target.temporary or sql.fold(target.catalog or "") == "temp"
 
 
 def _exists(link: Link, catalog: str, schema: str, table: str, call: Call) -> bool:

@@ -67,13 +67,13 @@ class Link:
     def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
         """Run a statement to its first row; the lock is held by the caller."""
         self.settle(call)
-        with self._interruptible(call):
+        with self.interruptible(call):
             return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
 
     def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
         """Run a statement, and take its whole result; the lock is held by the caller."""
         self.settle(call)
-        with self._interruptible(call):
+        with self.interruptible(call):
             executed = (
                 self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
             )
@@ -144,7 +144,8 @@ class Link:
             self.connection.interrupt()
 
     @contextmanager
-    def _interruptible(self, call: Call) -> Iterator[None]:
+    def interruptible(self, call: Call) -> Iterator[None]:
+        """While a statement runs, which ends with the call; the lock is held by the caller."""
         with call.interruptible(self.interrupt):
             try:
                 yield

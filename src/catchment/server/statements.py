@@ -293,10 +293,16 @@ class Statements:
     @contextmanager
     def committing(self, link: Link, call: Call) -> Iterator[None]:
         """A write transaction of one statement."""
+        with self.session.changing_lake(), self.alone(link, call):
+            yield
+
+    @contextmanager
+    def alone(self, link: Link, call: Call) -> Iterator[None]:
+        """A write transaction, under the lake's commit lock."""
         lake = self.session.lake
         if link.generation != lake.generation:
             raise LakeUnavailableError("The lake is away.")
-        with self.session.changing_lake(), exclusive(lake, call):
+        with exclusive(lake, call):
             link.run("BEGIN", call)
             try:
                 yield

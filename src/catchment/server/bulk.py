@@ -1,0 +1,164 @@
+"""A long stream into a table of the lake: files while it comes, and a short transaction once it is all there.
+
+    stream ──▶ files in the table's folder ──▶ commit (register them)
+               │ ended, refused or stopped:     │ refused: they are removed
+               │ they are removed               │ unknown: they stay, and upkeep removes them if the lake has none
+               └─ killed: nothing is visible; the files are orphans
+
+The lake's commit lock is held for the transaction alone: neither a slow client nor a large table keeps others from
+writing, and several streams are written at the same time. Only rows that a table takes as they are come this way; what
+an INSERT does to others, it does better itself.
+"""
+
+import logging
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
+
+from catchment import events, faults, files, sql
+from catchment.errors import CommitUnknownError, ConflictError, InputError, PreconditionError, StorageFailedError
+from catchment.ids import TableId
+from catchment.lake import Commit, Lake, extensions, types
+from catchment.lake.attach import LakeAddress
+from catchment.lake.commit import RegisterFiles, TableIs
+from catchment.lake.staging import JobFolder, Staging
+from catchment.lake.tables import Table
+from catchment.lake.wall import Wall
+from catchment.pipeline.output import Output, copy, wrongly_null
+from catchment.queue.arrivals import columns_of
+from catchment.server.links import Link
+from catchment.server.model import Call
+from catchment.server.statements import Statements
+
+if TYPE_CHECKING:
+    from catchment.server.sessions import Session
+
+_ROWS = "catchment_stream"
+_SPILL = "files"
+
+
+class FileWriter:
+    """A DuckDB instance that writes files, and knows no lake.
+
+    In the lake's own one, the catalog's small queries would wait for threads that are busy writing, and wait busily.
+    """
+
+    def __init__(self, wall: Wall, address: LakeAddress, *, threads_max: int) -> None:
+        # Two instances must not spill into one folder.
+        self._wall = replace(wall, spill_path=wall.spill_path / _SPILL)
+        self._address = address
+        self._threads_max = threads_max
+        self._mutex = threading.Lock()
+        self._instance: duckdb.DuckDBPyConnection | None = None
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A connection to write with; the caller closes it."""
+        with self._mutex:
+            if self._instance is None:
+                instance = extensions.connect()
+                if self._threads_max:
+                    instance.execute(f"SET threads = {self._threads_max}")
+                self._wall.raise_around(instance, self._address)
+                self._instance = instance
+            return self._instance.cursor()
+
+
+def fitting(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
+    """The table, where rows of the schema go into it as they are, in any order and place."""
+    found = lake.find_table(table)
+    if found is None or found.partition_by or found.sort_by:
+        return None
+    try:
+        arriving = {sql.fold(column.name): types.normal(column.type) for column in columns_of(schema)}
+        for column in found.columns:
+            types.require_deliverable(column)
+    except InputError:
+        # The INSERT says what is the matter with them.
+        return None
+    return found if arriving == {sql.fold(column.name): column.type for column in found.columns} else None
+
+
+def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: Call) -> int:
+    """Take the rows into the table; how many they are."""
+    lake = session.lake
+    with session.changing_lake(), Staging(lake.address.data_path, clock=lake.clock).job() as job:
+        folder = job.table_folder(table.folder, 0)
+        try:
+            outputs = _write(session, table, rows, folder, call)
+            faults.reach("ingest.after_write")
+            if outputs:
+                _register(Statements(session), table, folder, outputs, job, call)
+        except CommitUnknownError:
+            # They may be the table's by now.
+            raise
+        except BaseException:
+            _clean(folder.parent, job)
+            raise
+        faults.reach("ingest.after_commit")
+    return sum(output.rows for output in outputs)
+
+
+def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder: Path, call: Call) -> list[Output]:
+    files.make_folder(folder)
+    engine = session.engine
+    with closing(engine.files.cursor()) as connection:
+        link = Link(
+            connection,
+            generation=engine.generation,
+            result_bytes_max=engine.settings.server_result_bytes_max,
+            require_lake=engine.require_lake,
+        )
+        # A bare capsule: DuckDB reads a reader through a slower way.
+        with link.registered(_ROWS, rows.__arrow_c_stream__(), call), link.interruptible(call):
+            columns = sql.identifiers(column.name for column in table.columns)
+            outputs = copy(
+                connection,
+                f"SELECT {columns} FROM {_ROWS}",
+                table.columns,
+                folder,
+                file_bytes=session.lake.limits.target_file_bytes,
+            )
+            name = wrongly_null(connection, outputs, table.columns)
+    if name is not None:
+        raise InputError(f"NOT NULL constraint failed: {table.id.name}.{name}")
+    call.refuse_stopped()
+    for output in outputs:
+        files.sync_file(Path(output.path))
+    files.sync_folders_up([folder], to=files.local_path(session.lake.address.data_path))
+    return outputs
+
+
+def _register(
+    statements: Statements, table: Table, folder: Path, outputs: list[Output], job: JobFolder, call: Call
+) -> None:
+    rows = sum(output.rows for output in outputs)
+    names = frozenset(str(Path(output.path).relative_to(folder)) for output in outputs)
+    commit = Commit(
+        message=f"ingest {rows} rows into {table.id}",
+        requires=(TableIs(table=table),),
+        changes=(RegisterFiles(table=table.id, folder=str(folder), names=names, partitioned=False),),
+        info={"job": job.job_id, "rows": rows},
+    )
+    with statements.link(None) as link:
+        statements.session.has_state()
+        with statements.alone(link, call), link.interruptible(call):
+            try:
+                statements.session.lake.apply(commit, link.connection)
+            except PreconditionError:
+                raise ConflictError(
+                    f"The table {table.id} was changed while its rows came in.", hint="Send them again."
+                ) from None
+
+
+def _clean(folder: Path, job: JobFolder) -> None:
+    try:
+        files.remove_tree(folder)
+        files.remove_tree(job.path)
+    except StorageFailedError as error:
+        # What the client is told is why its rows were not taken; what is left here goes with the next upkeep.
+        events.emit("staging_left", level=logging.WARNING, job=job.job_id, reason=error.message)

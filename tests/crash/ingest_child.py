@@ -1,0 +1,22 @@
+"""A server that is killed while it takes a long stream from a client; started by the crash tests.
+
+python -m tests.crash.ingest_child HOME POINT
+"""
+
+import sys
+from pathlib import Path
+
+from catchment import faults
+from catchment.settings import Settings
+from tests.behaviour.test_server_bulk import LONG
+from tests.flight_scenes import Client, ingest, server
+
+
+def main(home: str, point: str) -> None:
+    faults.arm(point, faults.kill)
+    with server(Settings(home=Path(home), server_port=0)) as running:
+        Client(running.uri).put(ingest("events", create=False), LONG)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
