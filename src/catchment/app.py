@@ -95,7 +95,8 @@ class App:
             return lake
 
     def _make_lake(self) -> Lake:
-        return Lake.from_settings(self.settings, clock=self.clock, wall=self.wall if self._walled else None)
+        wall = self.wall if self._walled else None
+        return Lake.from_settings(self.settings, clock=self.clock, wall=wall, stays_open=self._walled)
 
     @property
     def wall(self) -> Wall:

@@ -98,10 +98,13 @@ VERBS: dict[str, Verb] = {
     "lake_away": Verb(
         WARNING, "The lake's catalog cannot be reached; the queue takes writes all the same.", "Bring the catalog back."
     ),
-    "upkeep_step_done": Verb(INFO, "A step of upkeep is done, or would be."),
-    "staging_left": Verb(
-        WARNING, "A job's folder could not be removed; its work is done.", "Nothing: upkeep removes it.", ids=("job",)
+    "wal_not_held": Verb(
+        WARNING,
+        "The catalog's WAL comes and goes with every transaction: under load, some of them wait for a second.",
+        "See to the permissions of the catalog's folder.",
     ),
+    "upkeep_step_done": Verb(INFO, "A step of upkeep is done, or would be."),
+    "staging_left": Verb(WARNING, "A job's folder could not be removed.", "Nothing: upkeep removes it.", ids=("job",)),
     "spark_starting": Verb(INFO, "Spark starts; `log` is its own log."),
     "spark_started": Verb(INFO, "Spark is up."),
     "spark_archive_unfit": Verb(

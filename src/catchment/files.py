@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from catchment.clock import Clock
 from catchment.errors import CommitUnknownError, LockTimeoutError, StorageFailedError, StorageUnsupportedError
 
 _LOCK_POLL_S = 0.005
+# The system's `struct flock`: kind, whence, start, length, process.
+_LOCK_FORM = "hhqqi4x"
 _SYNCS_AT_ONCE_MAX = 8
 
 
@@ -340,6 +343,37 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+class SharedFile:
+    """An open file of which bytes are locked against whoever wants them alone, even within this process.
+
+    Closing it ends every other lock, of the kind that belongs to processes, that this process has on the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _failing(path):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def head(self, count: int) -> bytes:
+        """The first bytes."""
+        with _failing(self._path):
+            return os.pread(self._descriptor, count, 0)
+
+    def share(self, at: int) -> bool:
+        """Hold one byte; False where somebody has it alone, or the system or the storage has no such locks."""
+        set_lock = getattr(fcntl, "F_OFD_SETLK", None)
+        if set_lock is None:
+            return False
+        try:
+            fcntl.fcntl(self._descriptor, set_lock, struct.pack(_LOCK_FORM, fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 @contextmanager

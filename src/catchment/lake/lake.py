@@ -1,8 +1,9 @@
 """A lake that is open: reading from it, and the one way of writing to it."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -21,6 +22,7 @@ from catchment.errors import (
     InvariantError,
     LakeMissingError,
     LakeUnavailableError,
+    StorageFailedError,
 )
 from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
 from catchment.lake import commit as commits
@@ -39,6 +41,7 @@ from catchment.lake.commit import Advance, Commit, Record
 from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.locks import CommitLock, lock_for
+from catchment.lake.sqlitewal import OpenWal
 from catchment.lake.tables import LEDGER_SCHEMA, Table
 from catchment.lake.wall import Wall
 from catchment.settings import MIB, Settings
@@ -93,7 +96,9 @@ class Lake:
         clock: Clock | None = None,
         commit_lock: CommitLock | None = None,
         wall: Wall | None = None,
+        stays_open: bool = False,
     ) -> None:
+        """`stays_open` is for a process in which many threads use the lake for long."""
         self.address = address
         self.limits = limits or LakeLimits()
         self.clock: Clock = clock or SystemClock()
@@ -104,9 +109,17 @@ class Lake:
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._instance_mutex = threading.Lock()
         self._is_open = False
+        self._wal = OpenWal(address.catalog.path) if stays_open and isinstance(address.catalog, SqliteCatalog) else None
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, clock: Clock | None = None, wall: Wall | None = None) -> Self:
+    def from_settings(
+        cls,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        wall: Wall | None = None,
+        stays_open: bool = False,
+    ) -> Self:
         """The lake that the settings name; opened on first use, behind a wall where strangers' SQL will run."""
         address = LakeAddress(
             catalog=parse_catalog(settings.catalog_url.get_secret_value()),
@@ -120,7 +133,7 @@ class Lake:
             target_file_bytes=settings.lake_target_file_bytes,
             threads_max=settings.lake_threads_max,
         )
-        return cls(address, limits=limits, clock=clock, wall=wall)
+        return cls(address, limits=limits, clock=clock, wall=wall, stays_open=stays_open)
 
     def __enter__(self) -> Self:
         self.open()
@@ -145,10 +158,17 @@ class Lake:
             self._retrying(self._create_ledger)
         if create and not self._has_options():
             self._retrying(self._set_options)
+        if self._wal is not None:
+            self._hold(self._wal)
         self._is_open = True
 
     def close(self) -> None:
         """Let go of the catalog."""
+        if self._wal is not None and self._is_open:
+            self._wal.let_go()
+            with suppress(CatchmentError):
+                # Whoever opens the catalog finds nothing to recover. If it is away, somebody else will.
+                self.newest_snapshot()
         with self._instance_mutex:
             if self._instance is not None:
                 self._instance.close()
@@ -329,6 +349,15 @@ class Lake:
     def redo(self) -> Backoff:
         """How conflicting commits are redone."""
         return Backoff(attempts_max=self.limits.commit_attempts_max, first_ms=20, wait_ms_max=2_000)
+
+    def _hold(self, wal: OpenWal) -> None:
+        try:
+            if wal.hold():
+                self.newest_snapshot()
+                wal.hold_index()
+        except StorageFailedError as error:
+            # It works without.
+            events.emit("wal_not_held", level=logging.WARNING, reason=error.message)
 
     def _exists(self) -> bool:
         catalog = self.address.catalog
