@@ -5,15 +5,17 @@
 
 Every write is durable when it returns. The peers: `quack`, DuckDB's own remote protocol, over a DuckDB file, of which
 the fastest way counts; DuckLake with inlining, in process, a transaction for each row; one INSERT of the same Arrow
-rows by DuckDB in process, into a table of a lake; and our own queue in process, which shows what the server costs.
-Ratios are our rate over the peer's: above 1 means that we are faster. What is compared takes turns; medians count.
+rows by DuckDB in process, into a DuckLake as it comes, and into one whose files are encoded as ours are; and our own
+queue in process, which shows what the server costs. Ratios are our rate over the peer's: above 1 means that we are
+faster. What is compared takes turns; medians count.
 """
 
 import argparse
 import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from benchmarks.quack import quack_server
 from benchmarks.queue import Bench
 from benchmarks.rates import Rate, drive, rows_of
 from benchmarks.serving import Server, catchment_server
+from catchment.clock import SystemClock
+from catchment.lake.attach import LakeAddress, SqliteCatalog, open_connection
 from catchment.pipeline import SparkRunner
 from catchment.settings import Settings
 
@@ -32,6 +36,7 @@ SECONDS = 2.0
 ROUNDS = 3
 INGEST_ROWS = 1_000_000
 QUEUE = "duckling_queue"
+OUR_FILES = {"parquet_compression": "zstd", "parquet_compression_level": "1", "parquet_version": "2"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +68,12 @@ class Contest:
 class Contests:
     """What is measured, at one scale."""
 
-    def __init__(self, server: Server, quack: str, bench: Bench, scale: float) -> None:
+    def __init__(self, server: Server, quack: str, bench: Bench, work: Path, scale: float) -> None:
         self._server = server
         self._quack = quack
         self._bench = bench
+        self._plain = InProcess(work / "plain", {})
+        self._tuned = InProcess(work / "tuned", OUR_FILES)
         self._seconds = max(0.5, SECONDS * scale)
         self._ingest_rows = max(50_000, int(INGEST_ROWS * scale))
         self._small = rows_of(10)
@@ -118,7 +125,8 @@ class Contests:
                 self._ours("ingest, lake", clients.flight_ingest, rows=rows, schema="main", once=True),
                 self._ours("ingest, queue", clients.flight_ingest, rows=rows, once=True),
                 self._theirs("arrow", clients.quack_arrow, rows=rows, once=True),
-                Contender(side="duckdb", name="INSERT", run=self._insert),
+                Contender(side="duckdb", name="INSERT", run=lambda _: self._plain.insert(self._ingest_rows)),
+                Contender(side="our files", name="INSERT", run=lambda _: self._tuned.insert(self._ingest_rows)),
             ],
             bars=[Bar(peer="duckdb", least=0.9), Bar(peer="quack", least=3)],
         )
@@ -159,15 +167,29 @@ class Contests:
 
         return Contender(side="in process", name="enqueue", run=run)
 
-    def _insert(self, _: int) -> Rate:
-        rows = rows_of(self._ingest_rows)
-        table = self._bench.new_table(self._small)
-        with self._bench.lake.cursor() as cursor:
-            cursor.register("arrow_rows", rows.__arrow_c_stream__())
-            started = time.perf_counter()
-            cursor.execute(f"INSERT INTO {table} FROM temp.main.arrow_rows")
-            elapsed = time.perf_counter() - started
-        return Rate.of([elapsed], rows.num_rows, elapsed)
+
+class InProcess:
+    """A DuckLake with a SQLite catalog that one process has to itself, and nothing of ours in it but what is given."""
+
+    def __init__(self, work: Path, options: Mapping[str, str]) -> None:
+        address = LakeAddress(catalog=SqliteCatalog(path=work / "catalog.sqlite"), data_path=str(work / "data"))
+        self._connection = open_connection(address, clock=SystemClock(), settings={})
+        self._connection.execute(f"USE {address.name}")
+        for name, value in options.items():
+            self._connection.execute(f"CALL {address.name}.set_option(?, ?)", [name, value])
+        self._tables = 0
+
+    def insert(self, count: int) -> Rate:
+        """One INSERT of so many Arrow rows, into a new table."""
+        rows = rows_of(count)
+        self._tables += 1
+        self._connection.register("arrow_rows", rows)
+        self._connection.execute(f"CREATE TABLE t{self._tables} AS FROM temp.main.arrow_rows LIMIT 0")
+        self._connection.register("arrow_rows", rows.__arrow_c_stream__())
+        started = time.perf_counter()
+        self._connection.execute(f"INSERT INTO t{self._tables} FROM temp.main.arrow_rows")
+        elapsed = time.perf_counter() - started
+        return Rate.of([elapsed], count, elapsed)
 
 
 def measure(contest: Contest, count: int, rounds: int) -> list[dict[str, object]]:
@@ -176,6 +198,8 @@ def measure(contest: Contest, count: int, rounds: int) -> list[dict[str, object]
     found: dict[tuple[str, str], list[Rate]] = {}
     for _ in range(rounds):
         for each in contest.contenders:
+            # What one has written, the next one's syncs must not wait for.
+            os.sync()
             found.setdefault((each.side, each.name), []).append(each.run(count))
     medians = {key: sorted(rates, key=lambda rate: rate.rows_per_s)[len(rates) // 2] for key, rates in found.items()}
     best = {side: max(rate.rows_per_s for (by, _), rate in medians.items() if by == side) for side, _ in medians}
@@ -206,7 +230,7 @@ def compare(work: Path, scale: float) -> list[dict[str, object]]:
         quack_server(work / "quack.duckdb", f"CREATE TABLE t AS {LOG_LIKE.format(rows=0)}") as quack,
     ):
         bench = Bench(work / "in_process", runner)
-        contests = Contests(server, quack, bench, scale).all()
+        contests = Contests(server, quack, bench, work, scale).all()
         found = [row for contest in contests for count in CLIENTS for row in measure(contest, count, rounds)]
         bench.buffer.close()
         bench.lake.close()

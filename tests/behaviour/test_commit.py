@@ -267,3 +267,21 @@ def test_columns_come_back_as_they_were_declared(lake: Lake) -> None:
     found = lake.table(table)
     assert found.columns == (columns[0], replace(columns[1], initial="it's"), *columns[2:])
     assert [(key.column, key.transform) for key in found.partition_by] == [("b c", "identity")]
+
+
+def test_what_a_table_takes_is_remembered_until_a_table_changes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lake.find_shape(EVENTS) is None
+    create_table(lake)
+    shape = lake.find_shape(EVENTS)
+    assert shape == lake.table(EVENTS)
+    with lake.write() as connection:
+        connection.execute(f"INSERT INTO {EVENTS} (id) VALUES (1)")
+    with monkeypatch.context() as patch:
+        patch.delattr(Lake, "_find_table")
+        assert lake.find_shape(EVENTS) is shape
+    change = AddColumn(table=EVENTS, column=Column(name="more", type="INTEGER"))
+    lake.commit(Commit(message="add", changes=(change,)))
+    assert lake.find_shape(EVENTS) == lake.table(EVENTS)
+    with lake.write() as connection:
+        connection.execute(f"DROP TABLE {EVENTS}")
+    assert lake.find_shape(EVENTS) is None

@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import grpc
 import pyarrow as pa
 import pytest
 
+from catchment import files
 from catchment.errors import CommitUnknownError
-from catchment.lake import Lake
+from catchment.lake import Commit, Lake
 from catchment.lake.staging import FOLDER, job_of
 from catchment.lake.upkeep import maintain
 from catchment.server.serve import FlightServer
@@ -62,7 +65,9 @@ def lake(running: FlightServer) -> Lake:
 
 
 def _files(lake: Lake, table: str) -> list[Path]:
-    return sorted(Path(lake.address.data_path).glob(f"main/{table}/**/*.parquet"))
+    folder = Path(lake.address.data_path) / "main" / table
+    # Unlike `Path.glob`, it does not mind folders that go while it looks.
+    return sorted(folder / name for name in files.names_below(folder, ".parquet"))
 
 
 def _came_by_file(lake: Lake, table: str) -> bool:
@@ -215,6 +220,76 @@ def test_streams_are_taken_at_the_same_time(connect: Connect) -> None:
     ]
 
 
+class Line:
+    """Streams that come to their end while the lake is locked: the first waits for the lock, the others for it."""
+
+    def __init__(self, running: FlightServer, connect: Connect) -> None:
+        assert running._sessions is not None
+        self._line = running._sessions.engine.registrar._line
+        self._connect = connect
+        self._streams: list[tuple[Any, Paused]] = []
+
+    def begin(self, *tables: str) -> None:
+        """Send all but the last message of a stream into each of the tables."""
+        for table in tables:
+            stream = Paused(table)
+            self._streams.append((self._connect().upload(stream), stream))
+            assert stream.is_waiting.wait(PATIENCE_S)
+
+    def end(self) -> list[Any]:
+        """Send the rest, one after the other; the calls."""
+        for place, (_, stream) in enumerate(self._streams):
+            stream.go_on.set()
+            wait_until(partial(self._is_in_line, place), "it is in line")
+        return [call for call, _ in self._streams]
+
+    def _is_in_line(self, place: int) -> bool:
+        return self._line._is_led and len(self._line._waiting) == place
+
+
+@pytest.fixture
+def line(running: FlightServer, connect: Connect) -> Line:
+    return Line(running, connect)
+
+
+def test_streams_that_end_while_others_are_committed_share_a_transaction(
+    client: Client, lake: Lake, line: Line
+) -> None:
+    client.update("CREATE TABLE together (id BIGINT, text VARCHAR)")
+    client.update("CREATE TABLE apart (id BIGINT, text VARCHAR)")
+    line.begin("apart", "together", "together", "apart")
+    before = lake.newest_snapshot()
+    with lake.exclusive():
+        calls = line.end()
+    for call in calls:
+        call.result(timeout=PATIENCE_S)
+    assert lake.newest_snapshot() == before + 2
+    for table in ("together", "apart"):
+        assert client.query(f"SELECT count(*) AS n, sum(id)::BIGINT AS s, count(DISTINCT rowid) AS r FROM {table}") == [
+            {"n": 2 * COUNT, "s": COUNT * (COUNT - 1), "r": 2 * COUNT}
+        ]
+        assert client.query(f"SELECT count(*) AS n FROM {table} WHERE id = 77 AND text IS NOT NULL") == [{"n": 2}]
+
+
+def test_a_stream_that_cannot_be_committed_holds_back_none_that_would_share_its_transaction(
+    client: Client, lake: Lake, line: Line
+) -> None:
+    for table in ("leads", "changed", "went", "lands"):
+        client.update(f"CREATE TABLE {table} (id BIGINT, text VARCHAR)")
+    line.begin("leads", "changed", "went", "lands")
+    client.update("ALTER TABLE changed ADD COLUMN more INT")
+    with lake.exclusive():
+        leads, changed, went, lands = line.end()
+        went.cancel()
+    assert "was changed" in refused(Code.ABORTED, lambda: changed.result(timeout=PATIENCE_S))
+    for call in (leads, lands):
+        call.result(timeout=PATIENCE_S)
+    counts = [client.query(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in ("leads", "lands", "went")]
+    assert counts == [COUNT, COUNT, 0]
+    wait_until(lambda: not _files(lake, "went"), "its files are removed")
+    assert _files(lake, "changed") == []
+
+
 @pytest.mark.parametrize(
     ("table", "change"),
     [
@@ -268,14 +343,14 @@ def test_files_of_a_commit_whose_fate_is_unknown_stay(
     client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.update("CREATE TABLE unknown (id BIGINT, text VARCHAR)")
-    commit_on = lake.commit_on
+    commit = lake.commit
 
-    def lose_the_answer(connection: duckdb.DuckDBPyConnection) -> None:
-        commit_on(connection)
+    def lose_the_answer(given: Commit, *, is_locked: bool = False) -> None:
+        commit(given, is_locked=is_locked)
         raise CommitUnknownError("COMMIT failed: the answer is lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lake, "commit_on", lose_the_answer)
+        patch.setattr(lake, "commit", lose_the_answer)
         refused(Code.UNKNOWN, client.put, ingest("unknown", create=False), LONG)
     assert client.query("SELECT count(*) AS n, sum(id)::BIGINT AS s FROM unknown") == [
         {"n": COUNT, "s": COUNT * (COUNT - 1) // 2}

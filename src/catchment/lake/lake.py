@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -56,6 +56,7 @@ _CONNECTION: dict[str, sql.Value] = {
 }
 # From so many files on, one transaction is worth an instance of its own, which takes as long as they do to open.
 _FILES_ALONE_MIN = 100
+_SHAPES_MAX = 1_000
 # Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and left nothing behind.
 _CONFLICT_WORDS = ("conflict", "database is locked", "primary key", "unique", "concurrent", "serialize", "deadlock")
 
@@ -108,6 +109,8 @@ class Lake:
         self.generation = 0
         self._instance: duckdb.DuckDBPyConnection | None = None
         self._instance_mutex = threading.Lock()
+        self._shapes: dict[TableId, Table] = {}
+        self._shapes_mutex = threading.Lock()
         self._is_open = False
         self._wal = OpenWal(address.catalog.path) if stays_open and isinstance(address.catalog, SqliteCatalog) else None
 
@@ -186,6 +189,19 @@ class Lake:
         """The table as the catalog has it now, or None."""
         with self._reading() as cursor:
             return self._find_table(cursor, table)
+
+    def find_shape(self, table: TableId) -> Table | None:
+        """The same, remembered while no table is changed, rows aside; which columns have bounds may be as of then."""
+        # One at a time: of several who ask about a new table at once, one looks and the others find it.
+        with self._shapes_mutex, self._reading() as cursor:
+            known = self._shapes.pop(table, None)
+            if known is None or not tables.is_as_it_was(cursor, self.name, known):
+                known = self._find_table(cursor, table)
+            if known is not None:
+                self._shapes[table] = known
+                if len(self._shapes) > _SHAPES_MAX:
+                    del self._shapes[next(iter(self._shapes))]
+            return known
 
     def table(self, table: TableId) -> Table:
         """The table as the catalog has it now."""
@@ -282,59 +298,57 @@ class Lake:
         """
         self._retrying(lambda: self._cover(producer, table, seq))
 
-    def commit(self, commit: Commit) -> None:
-        """Apply the commit once, in one transaction; see `lake.commit` for the ways it fails."""
+    def commit(self, commit: Commit, *, is_locked: bool = False) -> None:
+        """Apply the commit once, in one transaction; see `lake.commit` for the ways it fails.
+
+        With `is_locked` it is the caller who holds the commit lock, by `exclusive`.
+        """
         # A DuckDB file cannot be opened twice by one process, and takes any number of files in one go.
         alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
-        with self._write(alone=alone) as connection:
-            self.apply(commit, connection)
+        with nullcontext() if is_locked else self.exclusive(), self._transaction(alone=alone) as connection:
+            commits.apply(
+                commit,
+                commits.Target(
+                    connection=connection,
+                    lake_name=self.name,
+                    now=self.clock.now(),
+                    find_table=lambda table: self._find_table(connection, table),
+                ),
+            )
             faults.reach("deliver.before_commit")
-
-    def apply(self, commit: Commit, connection: duckdb.DuckDBPyConnection) -> None:
-        """All of a commit but BEGIN and COMMIT, for whoever has a write transaction open under the commit lock."""
-        commits.apply(
-            commit,
-            commits.Target(
-                connection=connection,
-                lake_name=self.name,
-                now=self.clock.now(),
-                find_table=lambda table: self._find_table(connection, table),
-            ),
-        )
 
     @contextmanager
     def write(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """One write transaction under the commit lock: committed when the block ends well, else rolled back."""
-        with self._write(alone=False) as connection:
+        with self.exclusive(), self._transaction() as connection:
             yield connection
 
     @contextmanager
-    def _write(self, *, alone: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The same, on an instance that lives as long as the transaction, and has one thread, where it is `alone`.
+    def _transaction(self, *, alone: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A write transaction; on an instance that lives as long as it does, and has one thread, where it is `alone`.
 
         In SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it commits. With more threads
         than one these queries wander between them, and whoever waits keeps a core busy: it takes two to three times as
         long. The number of threads is the instance's, and readers need theirs.
         """
-        with self._commit_lock.held(self.limits.lock_timeout_s):
-            connection = self._connect(create=False, threads=1) if alone else self._bare_cursor()
+        connection = self._connect(create=False, threads=1) if alone else self._bare_cursor()
+        try:
+            started_s = self.clock.monotonic_s()
+            ledger_files = self._ledger_files()
+            self._execute(connection, "BEGIN")
             try:
-                started_s = self.clock.monotonic_s()
-                ledger_files = self._ledger_files()
-                self._execute(connection, "BEGIN")
-                try:
-                    connection.execute(f"USE {sql.identifier(self.name)}")
-                    yield connection
-                    self._refuse_overlong(started_s)
-                    self._sync_ledger(self._ledger_files() - ledger_files)
-                except BaseException as error:
-                    self._roll_back(connection, alone=alone)
-                    if isinstance(error, duckdb.Error):
-                        raise self._before_commit(error) from None
-                    raise
-                self._commit(connection, alone=alone)
-            finally:
-                connection.close()
+                connection.execute(f"USE {sql.identifier(self.name)}")
+                yield connection
+                self._refuse_overlong(started_s)
+                self._sync_ledger(self._ledger_files() - ledger_files)
+            except BaseException as error:
+                self._roll_back(connection, alone=alone)
+                if isinstance(error, duckdb.Error):
+                    raise self._before_commit(error) from None
+                raise
+            self._commit(connection, alone=alone)
+        finally:
+            connection.close()
 
     @contextmanager
     def exclusive(self, timeout_s: float | None = None) -> Iterator[None]:

@@ -19,12 +19,15 @@ from catchment.pipeline.work import Input, Part
 # Measured on log-like rows against DuckDB's defaults: zstd at level 1 instead of 3 is an eighth faster and no larger,
 # the encodings of Parquet's version 2 another tenth faster and an eighth smaller; giving up on a dictionary at 5,000
 # values instead of 24,576 per row group saves another twentieth, and costs nothing: such columns delta-encode as small.
+# Half as many rows to a group keep what is encoded below the 8 MiB from which on DuckDB's allocator asks the system for
+# every piece anew: where several threads write, that saves a seventh, for files that are half a percent larger.
 _PARQUET: dict[str, sql.Value] = {
     "FORMAT": "parquet",
     "COMPRESSION": "zstd",
     "COMPRESSION_LEVEL": 1,
     "PARQUET_VERSION": "v2",
     "DICTIONARY_SIZE_LIMIT": 5_000,
+    "ROW_GROUP_SIZE": 61_440,
 }
 _HASH_BATCH_ROWS = 1_000_000
 

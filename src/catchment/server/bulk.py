@@ -6,14 +6,15 @@
                └─ killed: nothing is visible; the files are orphans
 
 The lake's commit lock is held for the transaction alone: neither a slow client nor a large table keeps others from
-writing, and several streams are written at the same time. Only rows that a table takes as they are come this way; what
-an INSERT does to others, it does better itself.
+writing, and several streams are written at the same time. Those that end while a transaction is under way share the
+next one. Only rows that a table takes as they are come this way; what an INSERT does to others, it does better itself.
 """
 
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +32,17 @@ from catchment.lake.tables import Table
 from catchment.lake.wall import Wall
 from catchment.pipeline.output import Output, copy, wrongly_null
 from catchment.queue.arrivals import columns_of
+from catchment.queue.group import GroupCommit
 from catchment.server.links import Link
 from catchment.server.model import Call
-from catchment.server.statements import Statements
+from catchment.server.transactions import exclusive
 
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
 
 _ROWS = "catchment_stream"
 _SPILL = "files"
+_TOGETHER_MAX = 16
 
 
 class FileWriter:
@@ -68,9 +71,62 @@ class FileWriter:
             return self._instance.cursor()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A stream that is all there, as files that the lake does not know yet."""
+
+    table: Table
+    folder: Path
+    outputs: Sequence[Output]
+    job_id: str
+    call: Call
+
+    @property
+    def rows(self) -> int:
+        return sum(output.rows for output in self.outputs)
+
+    @property
+    def change(self) -> RegisterFiles:
+        """What makes the lake know them."""
+        names = frozenset(str(Path(output.path).relative_to(self.folder)) for output in self.outputs)
+        return RegisterFiles(table=self.table.id, folder=str(self.folder), names=names, partitioned=False)
+
+
+class Registrar:
+    """Makes the lake know what streams have written. Any thread may ask."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._line = GroupCommit[Written, None](self._commit, items_max=_TOGETHER_MAX)
+
+    def register(self, written: Written) -> None:
+        """Have the lake take the files, in one transaction with those of all who wait."""
+        try:
+            self._line.submit(written)
+        except PreconditionError:
+            raise ConflictError(
+                f"The table {written.table.id} was changed while its rows came in.", hint="Send them again."
+            ) from None
+
+    def _commit(self, streams: Sequence[Written]) -> Sequence[None]:
+        rows = sum(stream.rows for stream in streams)
+        tables = sorted({str(stream.table.id) for stream in streams})
+        commit = Commit(
+            message=f"ingest {rows} rows into {', '.join(tables)}",
+            requires=tuple(TableIs(table=stream.table) for stream in streams),
+            changes=tuple(stream.change for stream in streams),
+            info={"jobs": [stream.job_id for stream in streams], "rows": rows},
+        )
+        with exclusive(self._lake, streams[0].call):
+            for stream in streams:
+                stream.call.refuse_stopped()
+            self._lake.commit(commit, is_locked=True)
+        return [None] * len(streams)
+
+
 def fitting(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
     """The table, where rows of the schema go into it as they are, in any order and place."""
-    found = lake.find_table(table)
+    found = lake.find_shape(table)
     if found is None or found.partition_by or found.sort_by:
         return None
     try:
@@ -92,7 +148,8 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
             outputs = _write(session, table, rows, folder, call)
             faults.reach("ingest.after_write")
             if outputs:
-                _register(Statements(session), table, folder, outputs, job, call)
+                written = Written(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
+                session.engine.registrar.register(written)
         except CommitUnknownError:
             # They may be the table's by now.
             raise
@@ -131,28 +188,6 @@ def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder:
         files.sync_file(Path(output.path))
     files.sync_folders_up([folder], to=files.local_path(session.lake.address.data_path))
     return outputs
-
-
-def _register(
-    statements: Statements, table: Table, folder: Path, outputs: list[Output], job: JobFolder, call: Call
-) -> None:
-    rows = sum(output.rows for output in outputs)
-    names = frozenset(str(Path(output.path).relative_to(folder)) for output in outputs)
-    commit = Commit(
-        message=f"ingest {rows} rows into {table.id}",
-        requires=(TableIs(table=table),),
-        changes=(RegisterFiles(table=table.id, folder=str(folder), names=names, partitioned=False),),
-        info={"job": job.job_id, "rows": rows},
-    )
-    with statements.link(None) as link:
-        statements.session.has_state()
-        with statements.alone(link, call), link.interruptible(call):
-            try:
-                statements.session.lake.apply(commit, link.connection)
-            except PreconditionError:
-                raise ConflictError(
-                    f"The table {table.id} was changed while its rows came in.", hint="Send them again."
-                ) from None
 
 
 def _clean(folder: Path, job: JobFolder) -> None:

@@ -15,7 +15,7 @@ from catchment.errors import LakeUnavailableError, NotSupportedError
 from catchment.ids import TableId
 from catchment.lake import Lake, extensions
 from catchment.queue import DqCoordinator
-from catchment.server.bulk import FileWriter
+from catchment.server.bulk import FileWriter, Registrar
 from catchment.server.islands import Island
 from catchment.server.links import Link
 from catchment.server.model import Principal
@@ -61,6 +61,7 @@ class Engine:
         # The queue's lake works while the catalog is away; it is opened when it is first used.
         self.lake: Lake = self.queue.lake if self.queue is not None else app.lake
         self.files = FileWriter(app.wall, self.lake.address, threads_max=self.lake.limits.threads_max)
+        self.registrar = Registrar(self.lake)
         # Without one, tenants live here and nowhere else.
         self.tenants: TenantDesk | None = None
 
