@@ -32,6 +32,7 @@ from catchment.lake.lake import LakeLimits
 from catchment.lake.ledger import Ledger
 from catchment.lake.locks import CommitLock
 from catchment.lake.types import Column
+from catchment.settings import Settings
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.scenes import EVENT_COLUMNS, EVENTS, PRODUCER, create_table, once, rows_of, write_parquet
@@ -285,3 +286,16 @@ def test_what_a_table_takes_is_remembered_until_a_table_changes(lake: Lake, monk
     with lake.write() as connection:
         connection.execute(f"DROP TABLE {EVENTS}")
     assert lake.find_shape(EVENTS) is None
+
+
+def test_a_lake_that_has_its_options_is_opened_without_a_write(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Lake.from_settings(settings):
+        pass
+    told: list[LakeLimits] = []
+    monkeypatch.setattr(Lake, "_set_options", lambda lake: told.append(lake.limits))
+    with Lake.from_settings(settings):
+        assert told == []
+    with Lake.from_settings(settings.model_copy(update={"lake_target_file_bytes": 1_000_000})) as lake:
+        assert told == [lake.limits]

@@ -155,11 +155,11 @@ class Lake:
             return
         if not create and not self._exists():
             raise LakeMissingError(f"There is no lake with a ledger at {self.address.catalog}.")
-        with self.ledger() as ledger:
-            has_ledger = ledger.exists()
+        with self._reading() as cursor:
+            has_ledger, has_options = Ledger(cursor, self.name).exists(), self._has_options(cursor)
         if not has_ledger:
             self._retrying(self._create_ledger)
-        if create and not self._has_options():
+        if create and not has_options:
             self._retrying(self._set_options)
         if self._wal is not None:
             self._hold(self._wal)
@@ -419,14 +419,11 @@ class Lake:
             for (name, schema), value in _options(self.limits).items():
                 scope = "" if schema is None else f", schema => {sql.literal(schema)}"
                 set_option = f"{sql.identifier(self.name)}.set_option"
-                # DuckLake wants a unit where it is told a size, and says the number of bytes when it is asked.
-                told = f"{value} bytes" if name == "target_file_size" else value
-                connection.execute(f"CALL {set_option}({sql.literal(name)}, {sql.literal(told)}{scope})")
+                connection.execute(f"CALL {set_option}({sql.literal(name)}, {sql.literal(_told(name, value))}{scope})")
 
-    def _has_options(self) -> bool:
-        with self._reading() as cursor:
-            query = f"SELECT option_name, scope_entry, value FROM {sql.identifier(self.name)}.options()"
-            found = {(name, entry): value for name, entry, value in cursor.execute(query).fetchall()}
+    def _has_options(self, connection: duckdb.DuckDBPyConnection) -> bool:
+        query = sql.statement(tables.PACKAGE, "options", metadata=tables.metadata_of(self.name))
+        found = {(name, schema): value for name, schema, value in connection.execute(query).fetchall()}
         return found.items() >= _options(self.limits).items()
 
     def _take(self, producer: ProducerId) -> Claim:
@@ -568,6 +565,17 @@ class Lake:
             )
 
 
+def _told(name: str, kept: str) -> str:
+    """How DuckLake is told the value of an option that it keeps in another form."""
+    match name:
+        case "target_file_size":
+            return f"{kept} bytes"
+        case "parquet_version":
+            return kept.removeprefix("V")
+        case _:
+            return kept
+
+
 def _options(limits: LakeLimits) -> dict[tuple[str, str | None], str]:
     # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL, and the queue does
     # the same job better. The ledger's one-row updates are, and nobody but our own upkeep may compact it. Parquet's
@@ -578,6 +586,6 @@ def _options(limits: LakeLimits) -> dict[tuple[str, str | None], str]:
         ("auto_compact", LEDGER_SCHEMA): "false",
         ("parquet_compression", None): "zstd",
         ("parquet_compression_level", None): "1",
-        ("parquet_version", None): "2",
+        ("parquet_version", None): "V2",
         ("target_file_size", None): str(limits.target_file_bytes),
     }
