@@ -22,6 +22,7 @@ from pathlib import Path
 import duckdb
 from pydantic import SecretStr
 
+from benchmarks.encoding import ZSTD, encode
 from catchment import sql
 from catchment.clock import SystemClock
 from catchment.ids import TableId
@@ -126,6 +127,7 @@ class Bench:
         root = migration / "migrating" / "default"
         self._create(lake, next(root.rglob("*.parquet")))
         with lake.cursor() as cursor:
+            encode(cursor, lake.name, ZSTD)
             for leaf in sorted({path.parent for path in root.rglob("*.parquet")}):
                 cursor.execute(self._insert(leaf / "*.parquet"))
                 target = migration / "migrated" / "default" / leaf.relative_to(root)
@@ -137,6 +139,7 @@ class Bench:
         root = home / "data" / "default"
         self._create(lake, next(root.rglob("*.parquet")))
         with lake.cursor() as cursor:
+            encode(cursor, lake.name, ZSTD)
             cursor.execute(self._insert(root / "*" / "*" / "*" / "*" / "*.parquet"))
 
     def _insert(self, pattern: Path) -> str:

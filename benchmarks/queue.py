@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 from pydantic import SecretStr
 
+from benchmarks.encoding import ZSTD, encode
 from benchmarks.rates import Rate, drive, drive_while, rows_of
 from catchment import sql
 from catchment.clock import SystemClock
@@ -45,6 +46,8 @@ class Bench:
         self.settings = Settings(home=work, lake_catalog=SecretStr(f"sqlite:{work / 'catalog.sqlite'}"))
         self.lake = Lake.from_settings(self.settings)
         self.lake.open()
+        with self.lake.cursor() as cursor:
+            encode(cursor, self.lake.name, ZSTD)
         self.clock = SystemClock()
         self.buffer = SharedBuffer.from_settings(self.settings, clock=self.clock)
         self.pipeline = FlushPipeline(

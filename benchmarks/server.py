@@ -15,11 +15,11 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import clients
+from benchmarks import clients, encoding
 from benchmarks.growth import flat_memory
 from benchmarks.leaves import LOG_LIKE
 from benchmarks.quack import quack_server
@@ -36,7 +36,6 @@ SECONDS = 2.0
 ROUNDS = 3
 INGEST_ROWS = 1_000_000
 QUEUE = "duckling_queue"
-OUR_FILES = {"parquet_compression": "zstd", "parquet_compression_level": "1", "parquet_version": "2"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class Contests:
         self._quack = quack
         self._bench = bench
         self._plain = InProcess(work / "plain", {})
-        self._tuned = InProcess(work / "tuned", OUR_FILES)
+        self._tuned = InProcess(work / "tuned", encoding.OURS)
         self._seconds = max(0.5, SECONDS * scale)
         self._ingest_rows = max(50_000, int(INGEST_ROWS * scale))
         self._small = rows_of(10)
@@ -171,12 +170,11 @@ class Contests:
 class InProcess:
     """A DuckLake with a SQLite catalog that one process has to itself, and nothing of ours in it but what is given."""
 
-    def __init__(self, work: Path, options: Mapping[str, str]) -> None:
+    def __init__(self, work: Path, options: dict[str, str]) -> None:
         address = LakeAddress(catalog=SqliteCatalog(path=work / "catalog.sqlite"), data_path=str(work / "data"))
         self._connection = open_connection(address, clock=SystemClock(), settings={})
         self._connection.execute(f"USE {address.name}")
-        for name, value in options.items():
-            self._connection.execute(f"CALL {address.name}.set_option(?, ?)", [name, value])
+        encoding.encode(self._connection, address.name, options)
         self._tables = 0
 
     def insert(self, count: int) -> Rate:
