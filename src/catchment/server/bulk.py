@@ -22,7 +22,14 @@ import duckdb
 import pyarrow as pa
 
 from catchment import events, faults, files, sql
-from catchment.errors import CommitUnknownError, ConflictError, InputError, PreconditionError, StorageFailedError
+from catchment.errors import (
+    CommitUnknownError,
+    ConflictError,
+    InputError,
+    InvariantError,
+    PreconditionError,
+    StorageFailedError,
+)
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake, extensions, types
 from catchment.lake.attach import LakeAddress
@@ -153,8 +160,8 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
             if outputs:
                 written = Written(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
                 session.engine.registrar.register(written)
-        except CommitUnknownError:
-            # They may be the table's by now.
+        except (CommitUnknownError, InvariantError):
+            # They may be the table's by now: whoever committed them for others may not have come back to say so.
             raise
         except BaseException:
             _clean(folder.parent, job)
