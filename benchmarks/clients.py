@@ -70,6 +70,8 @@ def _client(load: Load, barrier: Barrier, answer: "Connection[Any, Any]") -> Non
     started = time.monotonic()
     latencies = _repeat(write, seconds=load.seconds, writes=load.writes)
     answer.send((started, time.monotonic(), latencies))
+    # An interpreter that ends takes a good tenth of a second of CPU, which is not to be taken from those still at it.
+    barrier.wait(_WAIT_S_MAX)
 
 
 def _repeat(write: Write, *, seconds: float, writes: int = 0) -> list[float]:

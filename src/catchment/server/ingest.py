@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from catchment.server.sessions import Session
 
 _ROWS = "catchment_ingested"
-# A stream that ends within so many bytes is a short one: what it takes to register files is more than to insert it.
-_SHORT_BYTES = 8 * 1024 * 1024
+# A stream that ends within so many bytes is a short one. At about 5 MiB, to write a file and to register it costs as
+# much CPU as an INSERT does; and the sooner a stream is known to be long, the sooner its rows are being written.
+_SHORT_BYTES = 4 * 1024 * 1024
 # As much as that is read before the lake's lock is taken: a slow client holds nobody up.
 _AHEAD_BYTES = 64 * 1024 * 1024
 
