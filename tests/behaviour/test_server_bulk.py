@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from catchment import files
-from catchment.errors import CommitUnknownError
+from catchment.errors import CommitUnknownError, InvariantError
 from catchment.lake import Commit, Lake
 from catchment.lake.staging import FOLDER, job_of
 from catchment.lake.upkeep import maintain
@@ -28,7 +28,7 @@ from tests.server_scenes import wait_until
 Code = grpc.StatusCode
 Connect = Callable[[], Client]
 
-# More than the 8 MiB of a short stream.
+# More than the 4 MiB of a short stream.
 COUNT = 40_000
 PADDING = "x" * 250
 LONG = pa.table({"id": pa.array(range(COUNT), pa.int64()), "text": [f"{n} {PADDING}" for n in range(COUNT)]})
@@ -94,6 +94,14 @@ class Paused:
         self.is_waiting.set()
         assert self.go_on.wait(PATIENCE_S)
         yield self._messages[-1]
+
+
+def _begun(client: Client, table: str) -> tuple[Any, Paused]:
+    """A stream into the table of which all but the last message is sent: the call, and what lets it go on."""
+    stream = Paused(table)
+    call = client.upload(stream)
+    assert stream.is_waiting.wait(PATIENCE_S)
+    return call, stream
 
 
 def test_rows_of_every_kind_arrive_as_they_were_sent(client: Client, lake: Lake) -> None:
@@ -197,9 +205,7 @@ def test_a_stream_that_is_damaged_late_leaves_nothing(client: Client, lake: Lake
 def test_a_slow_client_keeps_nobody_from_writing(connect: Connect, lake: Lake) -> None:
     slow, other = connect(), connect()
     slow.update("CREATE TABLE slow (id BIGINT, text VARCHAR)")
-    stream = Paused("slow")
-    call = slow.upload(stream)
-    assert stream.is_waiting.wait(PATIENCE_S)
+    call, stream = _begun(slow, "slow")
     other.update("CREATE TABLE beside (id BIGINT, text VARCHAR)")
     assert other.put(ingest("beside", create=False), LONG) == COUNT
     assert other.query("SELECT count(*) AS n FROM slow") == [{"n": 0}]
@@ -232,9 +238,7 @@ class Line:
     def begin(self, *tables: str) -> None:
         """Send all but the last message of a stream into each of the tables."""
         for table in tables:
-            stream = Paused(table)
-            self._streams.append((self._connect().upload(stream), stream))
-            assert stream.is_waiting.wait(PATIENCE_S)
+            self._streams.append(_begun(self._connect(), table))
 
     def end(self) -> list[Any]:
         """Send the rest, one after the other; the calls."""
@@ -303,9 +307,7 @@ def test_a_table_that_changes_meanwhile_takes_none_of_the_rows(
 ) -> None:
     slow, other = connect(), connect()
     slow.update(f"CREATE TABLE {table} (id BIGINT, text VARCHAR)")
-    stream = Paused(table)
-    call = slow.upload(stream)
-    assert stream.is_waiting.wait(PATIENCE_S)
+    call, stream = _begun(slow, table)
     other.update(change)
     stream.go_on.set()
     assert "was changed" in refused(Code.ABORTED, lambda: call.result(timeout=PATIENCE_S))
@@ -317,9 +319,7 @@ def test_a_table_that_changes_meanwhile_takes_none_of_the_rows(
 def test_a_change_of_another_table_is_none_of_its_business(connect: Connect) -> None:
     slow, other = connect(), connect()
     slow.update("CREATE TABLE calm (id BIGINT, text VARCHAR)")
-    stream = Paused("calm")
-    call = slow.upload(stream)
-    assert stream.is_waiting.wait(PATIENCE_S)
+    call, stream = _begun(slow, "calm")
     other.update("CREATE TABLE busy (id BIGINT)")
     other.update("INSERT INTO calm VALUES (-1, 'other')")
     stream.go_on.set()
@@ -329,9 +329,7 @@ def test_a_change_of_another_table_is_none_of_its_business(connect: Connect) -> 
 
 def test_a_client_that_gives_up_leaves_nothing(client: Client, lake: Lake) -> None:
     client.update("CREATE TABLE given_up (id BIGINT, text VARCHAR)")
-    stream = Paused("given_up")
-    call = client.upload(stream)
-    assert stream.is_waiting.wait(PATIENCE_S)
+    call, stream = _begun(client, "given_up")
     wait_until(lambda: bool(_files(lake, "given_up")), "the stream is being written")
     call.cancel()
     stream.go_on.set()
@@ -339,19 +337,26 @@ def test_a_client_that_gives_up_leaves_nothing(client: Client, lake: Lake) -> No
     assert client.query("SELECT count(*) AS n FROM given_up") == [{"n": 0}]
 
 
+@pytest.mark.parametrize(
+    ("table", "error", "code"),
+    [
+        ("unanswered", CommitUnknownError("COMMIT failed: the answer is lost"), Code.UNKNOWN),
+        ("unreported", InvariantError("Whoever committed for this thread did not come back."), Code.INTERNAL),
+    ],
+)
 def test_files_of_a_commit_whose_fate_is_unknown_stay(
-    client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch, table: str, error: Exception, code: Code
 ) -> None:
-    client.update("CREATE TABLE unknown (id BIGINT, text VARCHAR)")
+    client.update(f"CREATE TABLE {table} (id BIGINT, text VARCHAR)")
     commit = lake.commit
 
     def lose_the_answer(given: Commit, *, is_locked: bool = False) -> None:
         commit(given, is_locked=is_locked)
-        raise CommitUnknownError("COMMIT failed: the answer is lost")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(lake, "commit", lose_the_answer)
-        refused(Code.UNKNOWN, client.put, ingest("unknown", create=False), LONG)
-    assert client.query("SELECT count(*) AS n, sum(id)::BIGINT AS s FROM unknown") == [
+        refused(code, client.put, ingest(table, create=False), LONG)
+    assert client.query(f"SELECT count(*) AS n, sum(id)::BIGINT AS s FROM {table}") == [
         {"n": COUNT, "s": COUNT * (COUNT - 1) // 2}
     ]

@@ -46,7 +46,7 @@ def _write(lake: Lake, number: int) -> None:
 
 
 def test_the_wal_stays_while_the_lake_is_open_and_goes_with_it(settings: Settings) -> None:
-    with Lake.from_settings(settings, stays_open=True) as lake:
+    with Lake.from_settings(settings, holds_wal=True) as lake:
         for number in range(3):
             _write(lake, number)
             assert _numbers(lake) == list(range(number + 1))
@@ -59,7 +59,7 @@ def test_the_wal_stays_while_the_lake_is_open_and_goes_with_it(settings: Setting
 
 
 def test_other_processes_read_and_write_beside_it(settings: Settings) -> None:
-    with Lake.from_settings(settings, stays_open=True) as lake:
+    with Lake.from_settings(settings, holds_wal=True) as lake:
         _write(lake, 1)
         subprocess.run([sys.executable, "-c", _OTHER, str(settings.home)], check=True, timeout=60)
         assert _beside(settings) == {"-wal", "-shm"}
@@ -68,8 +68,8 @@ def test_other_processes_read_and_write_beside_it(settings: Settings) -> None:
 
 
 def test_lakes_of_one_catalog_come_and_go_as_they_like(settings: Settings) -> None:
-    with Lake.from_settings(settings, stays_open=True) as lake:
-        with Lake.from_settings(settings, stays_open=True) as other:
+    with Lake.from_settings(settings, holds_wal=True) as lake:
+        with Lake.from_settings(settings, holds_wal=True) as other:
             _write(other, 1)
         _write(lake, 2)
         assert _numbers(lake) == [1, 2]

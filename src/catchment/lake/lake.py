@@ -26,7 +26,7 @@ from catchment.errors import (
 )
 from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
 from catchment.lake import commit as commits
-from catchment.lake import tables
+from catchment.lake import options, tables
 from catchment.lake.attach import (
     DuckDbCatalog,
     LakeAddress,
@@ -97,9 +97,9 @@ class Lake:
         clock: Clock | None = None,
         commit_lock: CommitLock | None = None,
         wall: Wall | None = None,
-        stays_open: bool = False,
+        holds_wal: bool = False,
     ) -> None:
-        """`stays_open` is for a process in which many threads use the lake for long."""
+        """With `holds_wal` the WAL of a SQLite catalog stays open: for a process that many write through for long."""
         self.address = address
         self.limits = limits or LakeLimits()
         self.clock: Clock = clock or SystemClock()
@@ -112,7 +112,7 @@ class Lake:
         self._shapes: dict[TableId, Table] = {}
         self._shapes_mutex = threading.Lock()
         self._is_open = False
-        self._wal = OpenWal(address.catalog.path) if stays_open and isinstance(address.catalog, SqliteCatalog) else None
+        self._wal = OpenWal(address.catalog.path) if holds_wal and isinstance(address.catalog, SqliteCatalog) else None
 
     @classmethod
     def from_settings(
@@ -121,7 +121,7 @@ class Lake:
         *,
         clock: Clock | None = None,
         wall: Wall | None = None,
-        stays_open: bool = False,
+        holds_wal: bool = False,
     ) -> Self:
         """The lake that the settings name; opened on first use, behind a wall where strangers' SQL will run."""
         address = LakeAddress(
@@ -136,7 +136,7 @@ class Lake:
             target_file_bytes=settings.lake_target_file_bytes,
             threads_max=settings.lake_threads_max,
         )
-        return cls(address, limits=limits, clock=clock, wall=wall, stays_open=stays_open)
+        return cls(address, limits=limits, clock=clock, wall=wall, holds_wal=holds_wal)
 
     def __enter__(self) -> Self:
         self.open()
@@ -156,7 +156,8 @@ class Lake:
         if not create and not self._exists():
             raise LakeMissingError(f"There is no lake with a ledger at {self.address.catalog}.")
         with self._reading() as cursor:
-            has_ledger, has_options = Ledger(cursor, self.name).exists(), self._has_options(cursor)
+            has_ledger = Ledger(cursor, self.name).exists()
+            has_options = options.are_set(cursor, self.name, file_bytes=self.limits.target_file_bytes)
         if not has_ledger:
             self._retrying(self._create_ledger)
         if create and not has_options:
@@ -416,15 +417,7 @@ class Lake:
 
     def _set_options(self) -> None:
         with self.write() as connection:
-            for (name, schema), value in _options(self.limits).items():
-                scope = "" if schema is None else f", schema => {sql.literal(schema)}"
-                set_option = f"{sql.identifier(self.name)}.set_option"
-                connection.execute(f"CALL {set_option}({sql.literal(name)}, {sql.literal(_told(name, value))}{scope})")
-
-    def _has_options(self, connection: duckdb.DuckDBPyConnection) -> bool:
-        query = sql.statement(tables.PACKAGE, "options", metadata=tables.metadata_of(self.name))
-        found = {(name, schema): value for name, schema, value in connection.execute(query).fetchall()}
-        return found.items() >= _options(self.limits).items()
+            options.set_all(connection, self.name, file_bytes=self.limits.target_file_bytes)
 
     def _take(self, producer: ProducerId) -> Claim:
         with self.write() as connection:
@@ -563,29 +556,3 @@ class Lake:
                 "expiry could hide a conflict.",
                 hint="Deliver fewer units per commit, or raise CATCHMENT_LAKE_TRANSACTION_SECONDS_MAX.",
             )
-
-
-def _told(name: str, kept: str) -> str:
-    """How DuckLake is told the value of an option that it keeps in another form."""
-    match name:
-        case "target_file_size":
-            return f"{kept} bytes"
-        case "parquet_version":
-            return kept.removeprefix("V")
-        case _:
-            return kept
-
-
-def _options(limits: LakeLimits) -> dict[tuple[str, str | None], str]:
-    # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL, and the queue does
-    # the same job better. The ledger's one-row updates are, and nobody but our own upkeep may compact it. Parquet's
-    # version 2 and zstd's lightest level take a third off what an INSERT costs, for files as small as before.
-    return {
-        ("data_inlining_row_limit", None): "0",
-        ("data_inlining_row_limit", LEDGER_SCHEMA): "10",
-        ("auto_compact", LEDGER_SCHEMA): "false",
-        ("parquet_compression", None): "zstd",
-        ("parquet_compression_level", None): "1",
-        ("parquet_version", None): "V2",
-        ("target_file_size", None): str(limits.target_file_bytes),
-    }
