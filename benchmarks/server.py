@@ -218,10 +218,8 @@ def measure(contest: Contest, count: int, rounds: int) -> list[dict[str, object]
 
 def _ratio(found: Mapping[tuple[str, str], Sequence[Rate]], ours: tuple[str, str], peer: str) -> float:
     """How we compare with the fastest of the peer's ways, turn by turn."""
-    best = [
-        max(rate.rows_per_s for rate in turn)
-        for turn in zip(*(rates for (side, _), rates in found.items() if side == peer), strict=True)
-    ]
+    theirs = [rates for (side, _), rates in found.items() if side == peer]
+    best = [max(rates[turn].rows_per_s for rates in theirs) for turn in range(len(found[ours]))]
     return median(rate.rows_per_s / against for rate, against in zip(found[ours], best, strict=True))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 
 from catchment import faults, sql
 from catchment.errors import LakeUnavailableError
@@ -18,9 +19,17 @@ from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import Ack, Buffer, DqCoordinator, open_buffer
 from catchment.settings import Settings
 from catchment.testing import FakeClock, InlineRunner, ModelBuffer, ModelDisk
+from tests.conftest import CATALOGS
 from tests.scenes import EVENTS
 
 LAYOUTS = ("model", "shared", "sessions")
+# Every layout with the default catalog, and every catalog under the default layout: a buffer knows nothing of the
+# lake's catalog. All the others have their time in the long campaigns.
+LAYOUTS_AND_CATALOGS = [
+    pytest.param(layout, catalog, marks=() if layout == "shared" or catalog == "sqlite" else pytest.mark.soak)
+    for layout in LAYOUTS
+    for catalog in CATALOGS
+]
 OTHER = TableId("main", "other")
 
 MakeQueue = Callable[..., "QueueScene"]

@@ -8,6 +8,7 @@ it has nothing left to import, which takes longer than most of what it is starte
 no database, no thread of ours.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from importlib import import_module
@@ -143,12 +145,28 @@ def _warm_up() -> None:
     gc.freeze()
 
 
-def _run(order: Order) -> None:
+def _run(order: Order) -> int:
+    """How it ended, if by itself; what else may end a process is raised."""
     sys.argv = [order.target, *order.arguments]
-    if order.is_module:
-        runpy.run_module(order.target, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(order.target, run_name="__main__")
+    try:
+        if order.is_module:
+            runpy.run_module(order.target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(order.target, run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        return end.code or 0
+    return 0
+
+
+def _end(code: int) -> None:
+    """End as the interpreter would, but that it would take apart every module first, for longer than most runs take."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
@@ -158,4 +176,4 @@ if __name__ == "__main__":
     sys.stdout.flush()
     ordered = server.serve()
     if ordered is not None:
-        _run(ordered)
+        _end(_run(ordered))

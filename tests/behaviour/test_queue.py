@@ -20,6 +20,7 @@ from catchment.ids import TableId
 from catchment.queue.coordinator import DIRECT
 from catchment.queue.policy import Trigger
 from tests.buffer_scenes import (
+    LAYOUTS_AND_CATALOGS,
     OTHER,
     Killed,
     MakeQueue,
@@ -30,7 +31,6 @@ from tests.buffer_scenes import (
     events_of,
     once_each,
 )
-from tests.conftest import CATALOGS
 from tests.scenes import EVENT_COLUMNS, EVENTS, create_table
 
 NUMBERED = pytest.mark.parametrize("layout", ["model", "shared"])
@@ -95,7 +95,7 @@ def test_what_is_no_arrow_rows_is_refused_as_input(queue: QueueScene) -> None:
     assert queue.held_rows() == 0
 
 
-@pytest.mark.parametrize("catalog", CATALOGS)
+@pytest.mark.parametrize(("layout", "catalog"), LAYOUTS_AND_CATALOGS)
 def test_a_flush_delivers_every_acknowledged_row_once(catalog: str, make_queue: MakeQueue) -> None:
     queue = make_queue(catalog)
     queue.write(range(10))

@@ -9,6 +9,7 @@ from catchment import faults
 from catchment.errors import InputError, TypeConflictError
 from catchment.queue import deadletter
 from tests.buffer_scenes import (
+    LAYOUTS_AND_CATALOGS,
     OTHER,
     MakeQueue,
     QueueScene,
@@ -17,7 +18,6 @@ from tests.buffer_scenes import (
     once_each,
     watched,
 )
-from tests.conftest import CATALOGS
 from tests.scenes import EVENTS, create_table, once
 
 
@@ -36,7 +36,7 @@ def _tightened(queue: QueueScene) -> None:
     queue.sql("ALTER TABLE events ALTER COLUMN kind SET NOT NULL")
 
 
-@pytest.mark.parametrize("catalog", CATALOGS)
+@pytest.mark.parametrize(("layout", "catalog"), LAYOUTS_AND_CATALOGS)
 @pytest.mark.parametrize("point", ["deliver.after_commit", "retire.before_unit", "queue.after_retire"])
 def test_a_fresh_read_during_a_flush_has_every_row_once(point: str, catalog: str, make_queue: MakeQueue) -> None:
     queue = make_queue(catalog, queue_flush_chunk_rows=4)
@@ -110,7 +110,7 @@ def test_a_fresh_read_of_rows_that_fit_no_more_says_so(queue: QueueScene) -> Non
         queue.fresh_rows()
 
 
-@pytest.mark.parametrize("catalog", CATALOGS)
+@pytest.mark.parametrize(("layout", "catalog"), LAYOUTS_AND_CATALOGS)
 def test_only_bad_rows_are_buried_and_everything_else_goes_on(catalog: str, make_queue: MakeQueue) -> None:
     queue = make_queue(catalog, queue_flush_chunk_rows=3)
     _tightened(queue)
