@@ -164,8 +164,9 @@ def _end(code: int) -> None:
     """End as the interpreter would, but that it would take apart every module first, for longer than most runs take."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
     os._exit(code)
 
 
