@@ -1,6 +1,5 @@
 """Fixtures that the whole run shares: one Spark session, one PostgreSQL server."""
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,9 +18,6 @@ MakeSettings = Callable[..., Settings]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs the Spark session comes first: so it stays with one process of the run, and no other starts Spark."""
     items.sort(key=lambda item: "spark_runner" not in getattr(item, "fixturenames", ()))
-    # Thousands of tests and all that they import stay to the end: there is no use in looking for garbage among them.
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
