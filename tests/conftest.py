@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from catchment.absent import remember_absent
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
 from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres
+from tests.made_lakes import new_lake
 
 CATALOGS = ("duckdb", "sqlite", "postgres")
 MakeSettings = Callable[..., Settings]
@@ -23,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_per_lake() -> Iterator[None]:
     """Tests keep the cores busy by themselves, and threads that share a small statement cost nearly twice its CPU."""
+    remember_absent()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATCHMENT_LAKE_THREADS_MAX", "1")
         yield
@@ -66,12 +69,12 @@ def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Set
 @pytest.fixture
 def lake(settings: Settings) -> Iterator[Lake]:
     """An empty lake, with each kind of catalog in turn."""
-    with Lake.from_settings(settings) as lake:
+    with new_lake(settings) as lake:
         yield lake
 
 
 @pytest.fixture
 def sqlite_lake(make_settings: MakeSettings) -> Iterator[Lake]:
     """An empty lake with the default kind of catalog."""
-    with Lake.from_settings(make_settings()) as lake:
+    with new_lake(make_settings()) as lake:
         yield lake

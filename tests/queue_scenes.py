@@ -15,6 +15,7 @@ from catchment.pipeline.flush import FlushPipeline
 from catchment.queue import Buffer, DqCoordinator, open_buffer
 from catchment.settings import Settings
 from catchment.testing import InlineRunner
+from tests.made_lakes import put_lake
 from tests.scenes import EVENTS, rows_of
 
 LAYOUTS = ("shared", "sessions")
@@ -40,6 +41,14 @@ def open_queue(settings: Settings, *, clock: Clock | None = None) -> Iterator[Dq
             yield coordinator(settings, lake, buffer, clock=clock)
         finally:
             buffer.close()
+
+
+@contextmanager
+def new_queue(settings: Settings, *, clock: Clock | None = None) -> Iterator[DqCoordinator]:
+    """The same on a new lake with a table of events."""
+    put_lake(settings, events=True)
+    with open_queue(settings, clock=clock) as queue:
+        yield queue
 
 
 def event_rows(ids: Iterable[int]) -> pa.Table:

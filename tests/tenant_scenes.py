@@ -31,6 +31,7 @@ from catchment.tenants.router import TenantRouter
 from catchment.tenants.shard import Admission, TenantShard, Waits
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
+from tests.made_lakes import put_lake
 from tests.queue_scenes import open_queue
 from tests.server_scenes import wait_until
 
@@ -114,6 +115,7 @@ def two_shards(
         for shard in (A, B):
             home = folder / shard.name
             scene.store.add_shard(Shard(id=shard, region="eu", location=f"grpc://{shard}", home=str(home)))
+            put_lake(scene.settings(shard))
             scene.queues[shard] = scene.opened.enter_context(open_queue(scene.settings(shard), clock=clock))
             opened = TenantShard(
                 shard,

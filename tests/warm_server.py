@@ -27,6 +27,7 @@ from pathlib import Path
 import duckdb
 
 import catchment
+from catchment.absent import remember_absent
 from catchment.cli.main import command_line
 
 _ORDER_BYTES_MAX = 1 << 20
@@ -139,6 +140,7 @@ def _warm_up() -> None:
     command_line()
     for name in _LATER:
         import_module(name)
+    remember_absent()
     # DuckDB opens a database in memory when it is imported; without threads there is nothing that a fork would miss.
     duckdb.execute("SET threads = 1")
     gc.collect()

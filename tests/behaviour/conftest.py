@@ -12,7 +12,7 @@ from catchment.settings import Settings
 from tests.buffer_scenes import LAYOUTS, MakeQueue, QueueScene
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import MakeScene, make_scene
-from tests.scenes import create_table
+from tests.made_lakes import put_lake
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -29,9 +29,8 @@ def make_queue(layout: str, make_settings: MakeSettings) -> Iterator[MakeQueue]:
         def make(catalog: str = "duckdb", **values: object) -> QueueScene:
             kind = "sessions" if layout == "sessions" else "shared"
             settings = make_settings(catalog, queue_layout=kind, **values)
-            scene = stack.enter_context(closing(QueueScene(layout, settings)))
-            create_table(scene.lake)
-            return scene
+            put_lake(settings, events=True)
+            return stack.enter_context(closing(QueueScene(layout, settings)))
 
         yield make
 

@@ -23,6 +23,7 @@ from catchment.pipeline import Mode, ParquetFiles
 from catchment.pipeline.backfill import Backfill, BackfillReport
 from catchment.pipeline.plan import Plan
 from catchment.settings import Settings
+from tests.made_lakes import new_lake
 from tests.scenes import NOW, deliverer, once, write_parquet
 
 A = TableId("t7", "a")
@@ -90,7 +91,7 @@ def _scene(stack: ExitStack, folder: Path, catalog: str, **urls: str) -> Scene:
     for name in ("source", "target"):
         url = urls.get(name, f"{catalog}:{folder / name / 'catalog'}")
         settings = Settings(home=folder / name, lake_catalog=SecretStr(url))
-        made.append((stack.enter_context(Lake.from_settings(settings)), settings))
+        made.append((stack.enter_context(new_lake(settings)), settings))
     scene = Scene(source=made[0][0], target=made[1][0], settings=made[1][1], folder=folder)
     scene.do("CREATE SCHEMA t7", "CREATE TABLE t7.a (id BIGINT NOT NULL, kind VARCHAR DEFAULT 'none')")
     return scene

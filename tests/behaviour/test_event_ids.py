@@ -11,14 +11,14 @@ import pytest
 
 from catchment import events
 from catchment.events import NAMED_MAX, Event
-from catchment.lake import Lake
 from catchment.queue import deadletter
 from catchment.settings import Settings
 from catchment.tenants.drive import drive
 from tests import schema_scenes, tenant_scenes
 from tests.behaviour import test_server_forward
 from tests.buffer_scenes import QueueScene
-from tests.scenes import EVENTS, create_table, deliverer, event_files, rows_of, source_of
+from tests.made_lakes import new_lake
+from tests.scenes import EVENTS, deliverer, event_files, rows_of, source_of
 from tests.tenant_scenes import T7, A, B
 
 # Two shards, each with its server.
@@ -49,8 +49,7 @@ def hearing() -> Iterator[Heard]:
 def test_a_delivery_names_the_first_of_its_units_and_how_many_there_are(settings: Settings, tmp_path: Path) -> None:
     count = NAMED_MAX + 2
     source = source_of(event_files(tmp_path / "in", count))
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         with hearing() as heard:
             deliverer(lake, settings).run(source)
             job, units = heard.one("delivered")["job"], heard.one("delivered")["unit_ids"]
@@ -63,8 +62,7 @@ def test_a_delivery_names_the_first_of_its_units_and_how_many_there_are(settings
 def test_a_replay_names_the_units_that_the_ledger_has(settings: Settings, tmp_path: Path) -> None:
     units = source_of(event_files(tmp_path / "in", 2)).units()
     source = source_of(sorted((tmp_path / "in").iterdir()))
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         work = deliverer(lake, settings)
         # Not retired: the same files are there a second time.
         work.deliver(work.plan(source), lambda unit: None)

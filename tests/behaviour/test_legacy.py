@@ -39,6 +39,7 @@ from tests.legacy_scenes import (
     make_scene,
     without,
 )
+from tests.made_lakes import new_lake
 from tests.scenes import NOW, write_parquet
 
 GOOD = sorted(set(Odd) - BLOCKING)
@@ -60,7 +61,7 @@ def test_all_oddities_at_once_go_in_both_ways_on_every_catalog(
 ) -> None:
     settings = make_settings(catalog)
     tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=2, files_per_leaf=2))
-    with Lake.from_settings(settings) as lake:
+    with new_lake(settings) as lake:
         scene = make_scene(tmp_path, lake, settings, odd=GOOD, tables=tables)
         report = scene.job(Options(mode=mode), adopt_bytes_min=ADOPT_ALL).run()
         assert report.ok, report.failures

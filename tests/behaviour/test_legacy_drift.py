@@ -13,6 +13,7 @@ from catchment.settings import Settings
 from catchment.testing.legacy_tree import LegacyTable, Odd
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import ADOPT_ALL, LOG, Scene, assert_imported, leaf_of, make_scene
+from tests.made_lakes import new_lake
 
 TABLES = (LegacyTable(name=LOG, leaves=3, files_per_leaf=1, rows_per_file=10),)
 
@@ -20,7 +21,7 @@ TABLES = (LegacyTable(name=LOG, leaves=3, files_per_leaf=1, rows_per_file=10),)
 @pytest.fixture(params=["duckdb", "sqlite"])
 def scene(request: pytest.FixtureRequest, make_settings: MakeSettings, tmp_path: Path) -> Iterator[Scene]:
     settings: Settings = make_settings(request.param)
-    with Lake.from_settings(settings) as lake:
+    with new_lake(settings) as lake:
         yield make_scene(tmp_path, lake, settings, odd=[Odd.EXTRA_COLUMN], tables=TABLES)
 
 

@@ -23,7 +23,7 @@ from catchment.queue.writes import Write
 from catchment.settings import MIB
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
-from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, open_queue, segments_in
+from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
 from tests.scenes import EVENT_COLUMNS, EVENTS, create_table, once
 
 # A checkpoint drops deleted rows by whole groups of 122,880, and renumbers those after.
@@ -106,8 +106,7 @@ def test_a_session_s_file_is_sealed_with_the_rows_that_are_only_in_its_wal(
 ) -> None:
     """Moved without its `.wal`, a file opens, and is short of acknowledged rows."""
     settings = make_settings("sqlite", queue_layout="sessions")
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(10)))
         active = segments_in(settings.queue_path, "active")
         assert [path.suffix for path in active] == [".db", ".wal"]
@@ -126,8 +125,7 @@ def test_a_session_s_file_is_sealed_with_the_rows_that_are_only_in_its_wal(
 def test_an_orphan_is_sealed_with_the_rows_that_are_only_in_its_wal(make_settings: MakeSettings) -> None:
     settings = make_settings("sqlite", queue_layout="sessions")
     left = settings.queue_path.with_name("left")
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(10)))
         # What a kill would leave behind.
         shutil.copytree(settings.queue_path, left)
@@ -146,8 +144,7 @@ def test_a_force_flush_drains_all_slices_and_segments_and_ends_though_writers_go
     layout: str, make_settings: MakeSettings
 ) -> None:
     settings = make_settings("sqlite", queue_layout=layout, queue_flush_chunk_rows=10, deliver_units_per_commit_max=3)
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         for number in range(9):
             queue.enqueue(EVENTS, event_rows(range(number * 11, number * 11 + 11)), session=f"session {number}")
         later = iter(range(1_000, 2_000))
@@ -215,8 +212,7 @@ def test_a_trickle_that_never_stops_is_flushed_by_the_age_of_its_oldest_row(
 ) -> None:
     clock = FakeClock()
     settings = make_settings("sqlite", queue_layout=layout, queue_rotate_interval_seconds=300)
-    with open_queue(settings, clock=clock) as queue:
-        create_table(queue.lake)
+    with new_queue(settings, clock=clock) as queue:
         for number in range(30):
             queue.enqueue(EVENTS, event_rows([number]))
             queue.flush_stale_buffers()
@@ -241,8 +237,7 @@ def test_a_table_made_anew_with_other_columns_buries_its_old_rows_and_holds_nobo
 ) -> None:
     settings = make_settings("duckdb")
     other = TableId("main", "other")
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         create_table(queue.lake, other)
         queue.enqueue(EVENTS, event_rows(range(3)))
         queue.enqueue(other, event_rows(range(10, 12)))
@@ -258,8 +253,7 @@ def test_a_buffer_whose_commit_and_reopening_fail_says_that_the_rows_may_be_ther
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings("duckdb")
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(3)))
         buffer = queue.buffer
         assert isinstance(buffer, SharedBuffer)

@@ -13,7 +13,6 @@ from catchment import faults
 from catchment.clock import SystemClock
 from catchment.errors import BufferOutdatedError, FlushFailedError
 from catchment.ids import TableId
-from catchment.lake import Lake
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator
 from catchment.queue.shared import FILE_NAME, SharedBuffer
@@ -21,7 +20,8 @@ from catchment.queue.writes import Write
 from catchment.settings import Settings
 from tests.buffer_scenes import Killed, die
 from tests.conftest import MakeSettings
-from tests.queue_scenes import assert_drained, event_rows, ids_in, open_queue
+from tests.made_lakes import put_lake
+from tests.queue_scenes import assert_drained, event_rows, ids_in, new_queue, open_queue
 from tests.scenes import EVENT_COLUMNS, EVENTS, create_table
 
 OTHER = TableId("main", "others")
@@ -37,8 +37,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 def restore(settings: Settings, tmp_path: Path) -> Restore:
     """A lake that got rows 1 to 30 from a buffer of which an older copy comes back; that had given 1 to 10 of 15."""
     copy = tmp_path / "copy"
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         create_table(queue.lake, OTHER)
         write(queue, 1, 10)
         queue.force_flush_all()
@@ -64,8 +63,7 @@ def write(queue: DqCoordinator, first: int, last: int, table: TableId = EVENTS) 
 
 def put_back_unflushed(settings: Settings, copy: Path) -> None:
     """Put a copy back that had flushed nothing of its ten rows; the lake has got them since, and ten more."""
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         write(queue, 1, 10)
     shutil.copytree(settings.queue_path, copy)
     with open_queue(settings) as queue:
@@ -159,8 +157,7 @@ def test_two_shapes_in_the_first_write_of_a_table_do_not_hide_it(settings: Setti
 
 @pytest.mark.parametrize("point", ["deliver.after_commit", "queue.before_retire", "queue.after_retire"])
 def test_a_buffer_that_is_the_newest_goes_on_after_a_flush_that_dies(settings: Settings, point: str) -> None:
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         write(queue, 1, 40)
         with faults.armed(point, die), pytest.raises(Killed):
             queue.force_flush_all()
@@ -170,8 +167,7 @@ def test_a_buffer_that_is_the_newest_goes_on_after_a_flush_that_dies(settings: S
 
 
 def test_a_buffer_that_is_the_newest_goes_on_whenever_it_was_stopped(settings: Settings) -> None:
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    put_lake(settings, events=True)
     for last in (10, 20, 30, 40):
         with open_queue(settings) as queue:
             write(queue, last - 9, last)
@@ -180,8 +176,7 @@ def test_a_buffer_that_is_the_newest_goes_on_whenever_it_was_stopped(settings: S
 
 
 def test_what_was_proven_stays_so_when_the_file_is_opened_anew_behind_the_queue(settings: Settings) -> None:
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         write(queue, 1, 10)
         queue.force_flush_all()
         write(queue, 11, 20)
@@ -195,8 +190,7 @@ def test_what_was_proven_stays_so_when_the_file_is_opened_anew_behind_the_queue(
 
 def test_what_the_file_has_noted_as_flushed_is_its_own(settings: Settings) -> None:
     """A version that knows nothing of doubts may have flushed meanwhile."""
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         write(queue, 1, 10)
         queue.force_flush_all()
         write(queue, 11, 20)

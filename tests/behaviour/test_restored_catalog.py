@@ -13,9 +13,9 @@ from catchment.lake import Lake
 from catchment.lake.audit import AuditReport
 from catchment.settings import Settings
 from tests.conftest import MakeSettings
-from tests.queue_scenes import assert_drained, event_rows, ids_in, open_queue
+from tests.queue_scenes import assert_drained, event_rows, ids_in, new_queue, open_queue
 from tests.repo.source_tree import ROOT
-from tests.scenes import EVENTS, create_table, deliverer, source_of
+from tests.scenes import EVENTS, deliverer, source_of
 
 HOW_TO = ROOT / "docs" / "howto" / "back-up-and-restore.md"
 
@@ -41,8 +41,7 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
     """A lake that has rows 1 to 10, and a buffer that has given it 20 and holds 21 to 25."""
     settings = make_settings("sqlite")
     backup = tmp_path / "catalog.backup"
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(1, 11)))
         queue.force_flush_all()
         _copy(_catalog(settings), backup)

@@ -21,6 +21,7 @@ from catchment.schema.database import Kind
 from catchment.schema.lint import Risk
 from tests.conftest import MakeSettings
 from tests.lake_schema_scenes import LakeScene, model
+from tests.made_lakes import new_lake
 
 FIRST = "001.create_users.sql"
 USERS = model("users", {"name": str, "age": int | None})
@@ -32,7 +33,7 @@ def make(tmp_path: Path, make_settings: MakeSettings) -> Iterator[Any]:
     with ExitStack() as stack:
 
         def scene(catalog: str = "duckdb", **values: Any) -> LakeScene:
-            lake = stack.enter_context(Lake.from_settings(make_settings(catalog)))
+            lake = stack.enter_context(new_lake(make_settings(catalog)))
             return LakeScene(lake=lake, folder=tmp_path / "schema", **values)
 
         yield scene

@@ -21,8 +21,9 @@ from tests.crash.test_legacy_kill import KILLED as LEGACY
 from tests.crash.test_queue_kill import KILLED as QUEUE
 from tests.crash.test_schema_kill import KILLED as SCHEMA
 from tests.crash.test_tenant_kill import KILLED as TENANTS
+from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
-from tests.scenes import EVENTS, NOW, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
+from tests.scenes import EVENTS, NOW, assert_exactly_once, deliverer, event_files, rows_of, source_of
 
 # Those of the queue, of migrations, legacy imports, tenants and long streams are killed in modules of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]
@@ -65,8 +66,7 @@ def test_a_delivery_killed_anywhere_is_exactly_once_after_resuming(
 ) -> None:
     settings = make_settings(catalog)
     files = event_files(tmp_path / "in", UNITS)
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         _killed("deliver", settings, point, mode, files)
         # Truly mid-flight: the lake has all or nothing, and the sources are there while it has nothing.
         assert len(rows_of(lake)) == (UNITS * 10 if point in COMMITTED else 0)
@@ -91,8 +91,7 @@ def test_a_delivery_on_spark_killed_with_its_driver_is_exactly_once_after_resumi
 ) -> None:
     settings = make_settings("sqlite")
     files = event_files(tmp_path / "in", UNITS)
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         _killed("spark", settings, point, Mode.REWRITE, files)
         _resume(lake, settings, files, Mode.REWRITE, spark_runner)
         assert_exactly_once(lake, UNITS)
@@ -105,8 +104,7 @@ def test_upkeep_killed_anywhere_loses_nothing(
 ) -> None:
     settings = make_settings(catalog)
     files = event_files(tmp_path / "in", UNITS)
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         for upto in range(1, UNITS + 1):
             deliverer(lake, settings).run(source_of(files[:upto]))
         _killed("maintain", settings, point, Mode.AUTO, [])
@@ -122,8 +120,7 @@ def test_a_lake_survives_a_long_row_of_kills(catalog: str, make_settings: MakeSe
     settings = make_settings(catalog)
     files = event_files(tmp_path / "in", UNITS * 30)
     luck = random.Random(7)
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         for start in range(0, len(files), UNITS):
             some = files[start : start + UNITS]
             mode = luck.choice([Mode.REWRITE, Mode.ADOPT])

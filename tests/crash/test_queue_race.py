@@ -15,6 +15,7 @@ from catchment.settings import Settings
 from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.queue_child import command
+from tests.made_lakes import put_lake
 from tests.queue_scenes import (
     advisory_locks,
     assert_drained,
@@ -26,7 +27,7 @@ from tests.queue_scenes import (
     wait_for_locks,
 )
 from tests.repo.source_tree import ROOT
-from tests.scenes import EVENTS, create_table
+from tests.scenes import EVENTS
 
 SESSIONS = 4
 ROWS = 5
@@ -80,8 +81,7 @@ def _settings(make_settings: MakeSettings, layout: str, leases: str = "files") -
     if leases == "postgres":
         url = make_settings("postgres").catalog_url
         settings = settings.model_copy(update={"queue_lease_postgres": SecretStr(url.get_secret_value())})
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    put_lake(settings, events=True)
     return settings
 
 

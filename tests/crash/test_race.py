@@ -8,11 +8,11 @@ from typing import IO
 
 import pytest
 
-from catchment.lake import Lake
 from tests import warm
 from tests.conftest import MakeSettings
+from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
-from tests.scenes import assert_exactly_once, create_table, event_files
+from tests.scenes import assert_exactly_once, event_files
 
 
 def _say(pipe: IO[str] | None, text: str) -> None:
@@ -45,8 +45,7 @@ def test_a_unit_that_two_processes_deliver_at_once_lands_exactly_once(
 ) -> None:
     settings = make_settings(catalog)
     files = event_files(tmp_path / "in", rounds)
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         url = settings.catalog_url.get_secret_value()
         command = [sys.executable, "-m", "tests.crash.racer", str(settings.home), url, lock, *map(str, files)]
         with ExitStack() as stack:

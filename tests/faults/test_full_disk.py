@@ -24,8 +24,8 @@ from catchment.queue.store import Store
 from catchment.server import running
 from catchment.settings import MIB
 from tests.conftest import MakeSettings
-from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, open_queue
-from tests.scenes import EVENTS, create_table
+from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, new_queue
+from tests.scenes import EVENTS
 from tests.server_scenes import ServerProcess, serving
 
 SMALL, LARGE = 500, 20_000
@@ -78,8 +78,7 @@ class Writer:
 def test_once_there_is_room_the_very_next_write_goes_through_and_every_acknowledged_row_is_there(
     layout: str, rows: int, make_settings: MakeSettings
 ) -> None:
-    with open_queue(make_settings("sqlite", queue_layout=layout)) as queue:
-        create_table(queue.lake)
+    with new_queue(make_settings("sqlite", queue_layout=layout)) as queue:
         writer = Writer(queue, rows=rows)
         writer.write()
         queue.require_writable()
@@ -104,8 +103,7 @@ def test_once_there_is_room_the_very_next_write_goes_through_and_every_acknowled
 def test_every_write_to_a_full_disk_is_told_that_nothing_was_kept_or_that_this_is_not_known(
     make_settings: MakeSettings,
 ) -> None:
-    with open_queue(make_settings("sqlite")) as queue:
-        create_table(queue.lake)
+    with new_queue(make_settings("sqlite")) as queue:
         writer = Writer(queue, rows=LARGE)
         with no_file_beyond(2 * MIB):
             told = [writer.fill() for _ in range(4)]
@@ -119,8 +117,7 @@ def test_every_write_to_a_full_disk_is_told_that_nothing_was_kept_or_that_this_i
 def test_a_buffer_that_cannot_even_be_opened_anew_is_by_the_first_write_for_which_there_is_room(
     make_settings: MakeSettings,
 ) -> None:
-    with open_queue(make_settings("sqlite")) as queue:
-        create_table(queue.lake)
+    with new_queue(make_settings("sqlite")) as queue:
         large, small = Writer(queue, rows=LARGE), Writer(queue, rows=SMALL, first=10 * LARGE)
         large.write()
         # Only the journal has these: whoever opens the file has to settle them, for which there is no room.
@@ -142,8 +139,7 @@ def test_a_buffer_that_cannot_even_be_opened_anew_is_by_the_first_write_for_whic
 def test_a_write_whose_file_was_opened_anew_before_it_and_cannot_be_after_it_may_have_been_kept(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_queue(make_settings("sqlite")) as queue:
-        create_table(queue.lake)
+    with new_queue(make_settings("sqlite")) as queue:
         writer = Writer(queue, rows=SMALL)
         writer.write()
         open_file = SharedBuffer._open_file
@@ -172,8 +168,7 @@ def test_a_kill_after_the_disk_was_full_loses_nothing_that_was_acknowledged_sinc
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     settings = make_settings("sqlite")
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         writer = Writer(queue, rows=SMALL)
         with no_file_beyond(2 * MIB):
             writer.fill()
@@ -190,8 +185,7 @@ def test_a_kill_after_the_disk_was_full_loses_nothing_that_was_acknowledged_sinc
 def test_a_checkpoint_that_finds_the_disk_full_does_not_keep_the_buffer_from_its_next_write(
     make_settings: MakeSettings,
 ) -> None:
-    with open_queue(make_settings("sqlite")) as queue:
-        create_table(queue.lake)
+    with new_queue(make_settings("sqlite")) as queue:
         Writer(queue, rows=400_000).write()
     # Closed, the file has them; from now on its WAL grows, and a checkpoint has to make the file larger.
     settings = make_settings("sqlite", queue_max_db_bytes=4 * MIB)

@@ -6,11 +6,11 @@ import pytest
 
 from catchment import faults
 from catchment.errors import CommitUnknownError, ConflictError, FencedError, LakeUnavailableError
-from catchment.lake import Lake
 from catchment.pipeline import Deliverer, ParquetFiles, Retirement
 from catchment.testing import EmbeddedPostgres, InlineRunner
 from tests.conftest import MakeSettings
-from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, once, rows_of, source_of
+from tests.made_lakes import new_lake
+from tests.scenes import EVENTS, assert_exactly_once, deliverer, event_files, once, rows_of, source_of
 
 
 def test_a_commit_whose_connection_breaks_is_redone_once_the_ledger_was_asked(
@@ -18,8 +18,7 @@ def test_a_commit_whose_connection_breaks_is_redone_once_the_ledger_was_asked(
 ) -> None:
     settings = make_settings("postgres")
     conninfo = settings.catalog_url.get_secret_value().removeprefix("postgres:")
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         files = event_files(tmp_path / "in", 3)
         with faults.armed("deliver.before_commit", once(lambda: postgres.terminate_connections(conninfo))):
             report = deliverer(lake, settings).run(source_of(files))
@@ -32,8 +31,7 @@ def test_a_broken_connection_during_commit_is_not_called_a_conflict(
 ) -> None:
     settings = make_settings("postgres", lake_commit_attempts_max=1)
     conninfo = settings.catalog_url.get_secret_value().removeprefix("postgres:")
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         files = event_files(tmp_path / "in", 1)
         cut = faults.armed("deliver.before_commit", lambda: postgres.terminate_connections(conninfo))
         with cut, pytest.raises(CommitUnknownError):
@@ -50,8 +48,7 @@ def test_a_commit_that_landed_without_an_answer_is_found_in_the_ledger(
     def lose_the_answer() -> None:
         raise CommitUnknownError
 
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         with faults.armed("deliver.after_commit", once(lose_the_answer)):
             report = deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 4)))
         assert (report.delivered, report.skipped) == (4, 0)
@@ -67,8 +64,7 @@ def test_conflicts_are_redone_and_the_files_kept(catalog: str, make_settings: Ma
         if failures:
             raise failures.pop()
 
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         tasks: list[object] = []
         work = Deliverer(lake, InlineRunner(after_task=tasks.append), settings)
         with faults.armed("deliver.before_commit", fail):
@@ -85,8 +81,7 @@ def test_a_delivery_gives_up_after_a_bounded_number_of_conflicts(make_settings: 
         reached.append(1)
         raise ConflictError("always")
 
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         files = event_files(tmp_path / "in", 1)
         with faults.armed("deliver.before_commit", fail), pytest.raises(ConflictError, match="always"):
             deliverer(lake, settings).run(source_of(files))
@@ -98,8 +93,7 @@ def test_a_delivery_whose_producer_is_taken_over_stops_and_leaves_nothing(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     settings = make_settings("duckdb")
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         source = source_of(event_files(tmp_path / "in", 2))
         take_over = InlineRunner(after_task=lambda _: lake.claim(source.producer))
         with pytest.raises(FencedError):
@@ -121,8 +115,7 @@ def test_a_source_that_cannot_be_removed_is_reported_and_is_retired_by_the_next_
             raise PermissionError(13, "Permission denied")
         unlink(path, missing_ok=missing_ok)
 
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         source = ParquetFiles(files, EVENTS, retirement=Retirement.REMOVE)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", refuse)

@@ -23,8 +23,9 @@ from catchment.queue import DqCoordinator, open_buffer
 from catchment.settings import Settings
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
+from tests.made_lakes import put_lake
 from tests.queue_scenes import LAYOUTS, assert_drained, coordinator, event_rows, ids_in
-from tests.scenes import EVENTS, create_table
+from tests.scenes import EVENTS
 
 # Every call of a file operation that changes something, where `catchment.files` makes it.
 FILE_CALLS: tuple[tuple[Any, str], ...] = (
@@ -136,8 +137,7 @@ class Story:
         self._numbers = count()
         self._acked: set[int] = set()
         self._tried: set[int] = set()
-        with Lake.from_settings(settings) as lake:
-            create_table(lake)
+        put_lake(settings, events=True)
 
     def try_with(self, failing: Callable[[int], Any], nth: int) -> bool:
         """Write, flush and write again while the nth call fails; then all is well again. Says whether there was one."""

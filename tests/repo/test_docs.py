@@ -4,7 +4,6 @@ import importlib.util
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from catchment import faults, settings
 from catchment.status.keys import KEYS
 from catchment.web.catalogue import METRICS
-from catchment.web.metrics import Declared
 from tests.repo.source_tree import ROOT, SOURCE, modules
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -61,10 +59,6 @@ def _read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def _commands() -> Iterator[str]:
-    return (name for name, _ in _generator().commands())
-
-
 def _anchors(path: Path) -> set[str]:
     prose = FENCE.sub("", path.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(prose)}
@@ -79,38 +73,39 @@ def test_the_reference_holds_the_generated_pages_and_no_other() -> None:
     assert {path.name for path in REFERENCE.iterdir()} == set(_generator().pages())
 
 
-@pytest.mark.parametrize("setting", settings.declared(), ids=lambda setting: setting.name)
-def test_a_setting_is_in_the_reference_with_its_help(setting: settings.Declared) -> None:
-    lines = [line for line in _read("docs/reference/settings.md").splitlines() if f"`{setting.variable}`" in line]
-    assert any(setting.help and setting.help in line for line in lines)
+def test_a_setting_is_in_the_reference_with_its_help() -> None:
+    lines = _read("docs/reference/settings.md").splitlines()
+    for setting in settings.declared():
+        named = [line for line in lines if f"`{setting.variable}`" in line]
+        assert any(setting.help and setting.help in line for line in named), setting.name
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_metric_is_in_the_reference_with_how_to_read_it_and_what_to_do(metric: Declared) -> None:
-    _, _, section = _read("docs/reference/metrics.md").partition(f"\n## `{metric.name}`\n")
-    section = section.partition("\n## ")[0]
-    assert metric.help in section
-    assert f"**How to read it:** {metric.read}" in section
-    assert f"**What to do:** {metric.act}" in section
-    assert len(metric.read) > 10
-    assert len(metric.act) > 6
+def test_a_metric_is_in_the_reference_with_how_to_read_it_and_what_to_do() -> None:
+    for metric in METRICS:
+        _, _, section = _read("docs/reference/metrics.md").partition(f"\n## `{metric.name}`\n")
+        section = section.partition("\n## ")[0]
+        assert metric.help in section, metric.name
+        assert f"**How to read it:** {metric.read}" in section
+        assert f"**What to do:** {metric.act}" in section
+        assert len(metric.read) > 10, metric.name
+        assert len(metric.act) > 6, metric.name
 
 
-@pytest.mark.parametrize("key", list(KEYS))
-def test_a_key_of_the_status_is_in_the_reference(key: str) -> None:
-    assert f"| `{key}` | {KEYS[key]} |" in _read("docs/reference/status.md")
+def test_a_key_of_the_status_is_in_the_reference() -> None:
+    text = _read("docs/reference/status.md")
+    assert [key for key, meaning in KEYS.items() if f"| `{key}` | {meaning} |" not in text] == []
 
 
-@pytest.mark.parametrize("point", list(faults.POINTS))
-def test_a_crash_point_is_in_the_reference_and_in_the_architecture(point: str) -> None:
-    assert f"| `{point}` |" in _read("docs/reference/crash-points.md")
-    assert f"| `{point}` |" in _read("ARCHITECTURE.md")
+@pytest.mark.parametrize("name", ["docs/reference/crash-points.md", "ARCHITECTURE.md"])
+def test_a_crash_point_is_in_the_reference_and_in_the_architecture(name: str) -> None:
+    assert [point for point in faults.POINTS if f"| `{point}` |" not in _read(name)] == []
 
 
-@pytest.mark.parametrize("command", list(_commands()))
-def test_a_command_is_in_the_reference_and_in_the_readme(command: str) -> None:
-    assert f"## `{command}`\n" in _read("docs/reference/cli.md")
-    assert f"| `{command}` |" in _read("README.md")
+def test_a_command_is_in_the_reference_and_in_the_readme() -> None:
+    commands = [name for name, _ in _generator().commands()]
+    assert len(commands) > 40
+    assert [name for name in commands if f"## `{name}`\n" not in _read("docs/reference/cli.md")] == []
+    assert [name for name in commands if f"| `{name}` |" not in _read("README.md")] == []
 
 
 def test_the_code_map_has_one_line_for_every_module_and_no_other() -> None:

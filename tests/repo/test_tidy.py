@@ -3,11 +3,11 @@
 import ast
 import re
 import subprocess
-
-import pytest
+from functools import cache
+from pathlib import PurePath
 
 from catchment import faults
-from tests.repo.source_tree import ROOT, SOURCE, Module, modules
+from tests.repo.source_tree import ROOT, SOURCE, modules
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
@@ -26,49 +26,61 @@ def _tracked(*patterns: str) -> list[str]:
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
-@pytest.mark.parametrize("name", _tracked("*.py"))
-def test_modules_are_short_and_named_after_what_they_are(name: str) -> None:
-    path = ROOT / name
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= MODULE_LINES_MAX
-    assert path.stem not in VAGUE_NAMES
-    assert name == "tests/repo/test_tidy.py" or not MARKS.search(text)
+@cache
+def _python() -> dict[str, str]:
+    """Every file of Python that is tracked, product, tests and the rest, with its text."""
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in _tracked("*.py")}
 
 
-@pytest.mark.parametrize("name", _tracked("*.py"))
-def test_functions_are_short(name: str) -> None:
-    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= FUNCTION_LINES_MAX, f"{name}: {node.name} has {length} lines"
+def test_modules_are_short_and_named_after_what_they_are() -> None:
+    assert [name for name, text in _python().items() if text.count("\n") > MODULE_LINES_MAX] == []
+    assert [name for name in _python() if PurePath(name).stem in VAGUE_NAMES] == []
+    assert [name for name, text in _python().items() if MARKS.search(text)] == ["tests/repo/test_tidy.py"]
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
-def test_a_module_starts_with_a_sentence_that_says_what_it_is_for(module: Module) -> None:
-    assert ast.get_docstring(module.tree), f"{module.path} has no docstring"
+def test_functions_are_short() -> None:
+    long = [
+        f"{name}: {node.name} has {length} lines"
+        for name, text in _python().items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
-def test_public_classes_and_functions_are_described(module: Module) -> None:
-    for node in module.tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{module.name}.{node.name} has no docstring"
+def test_a_module_starts_with_a_sentence_that_says_what_it_is_for() -> None:
+    assert [module.path for module in modules() if not ast.get_docstring(module.tree)] == []
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
-def test_an_init_file_only_lists_what_is_public(module: Module) -> None:
-    if module.path.name == "__init__.py":
-        allowed = (ast.Expr, ast.ImportFrom, ast.Assign)
-        assert all(isinstance(node, allowed) for node in module.tree.body), f"{module.path} holds logic"
+def test_public_classes_and_functions_are_described() -> None:
+    mute = [
+        f"{module.name}.{node.name}"
+        for module in modules()
+        for node in module.tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert mute == []
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
-def test_no_handler_is_blind(module: Module) -> None:
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.ExceptHandler):
-            caught = "" if node.type is None else ast.unparse(node.type)
-            reraises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
-            assert caught not in ("", "Exception", "BaseException") or reraises, f"{module.path}:{node.lineno}"
+def test_an_init_file_only_lists_what_is_public() -> None:
+    allowed = (ast.Expr, ast.ImportFrom, ast.Assign)
+    inits = [module for module in modules() if module.path.name == "__init__.py"]
+    assert [each.path for each in inits if not all(isinstance(node, allowed) for node in each.tree.body)] == []
+
+
+def test_no_handler_is_blind() -> None:
+    blind = [
+        f"{module.path}:{node.lineno}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler)
+        and ("" if node.type is None else ast.unparse(node.type)) in ("", "Exception", "BaseException")
+        and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    ]
+    assert blind == []
 
 
 def test_every_crash_point_is_declared_and_reached() -> None:

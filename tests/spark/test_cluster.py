@@ -4,20 +4,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from catchment.lake import Lake
 from catchment.testing.legacy_tree import LegacyTable, Odd, Shape
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import SMALL, assert_imported, make_scene
+from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
-from tests.scenes import assert_exactly_once, create_table, event_files
+from tests.scenes import assert_exactly_once, event_files
 
 
 def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, tmp_path: Path) -> None:
     settings = make_settings("sqlite")
     files = event_files(tmp_path / "in", 8)
     files[7].write_bytes(b"damaged")
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=3, rows_per_file=20))
         odd = set(Odd) - {Odd.CONFLICT}
         scene = make_scene(tmp_path, lake, settings, tables=tables, odd=odd)

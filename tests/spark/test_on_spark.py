@@ -21,6 +21,7 @@ from catchment.pipeline.plan import Stint
 from catchment.pipeline.work import Input, Part, Shape, Task
 from catchment.settings import Settings
 from tests.conftest import MakeSettings
+from tests.made_lakes import new_lake
 from tests.scenes import (
     EVENT_COLUMNS,
     assert_exactly_once,
@@ -107,8 +108,7 @@ def test_a_task_whose_worker_is_killed_is_done_again_and_counted_once(
     make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
 ) -> None:
     settings = make_settings("duckdb")
-    with Lake.from_settings(settings) as lake:
-        create_table(lake)
+    with new_lake(settings, events=True) as lake:
         files = [write_parquet(tmp_path / "in" / f"{n}.parquet", _many(n)) for n in range(4)]
         killed: list[int] = []
         folder = Path(settings.data_path)

@@ -31,6 +31,7 @@ from catchment.ids import TableId
 from catchment.queue.segments import SessionsBuffer
 from catchment.settings import Settings
 from tests.buffer_scenes import OTHER, Killed, QueueScene, Row, assert_audited, die
+from tests.made_lakes import put_lake
 from tests.scenes import EVENTS, create_table
 
 TABLES = st.sampled_from([EVENTS, OTHER])
@@ -74,9 +75,10 @@ class QueueMachine(RuleBasedStateMachine):
             "queue_buffer_max_rows": 6,
             "queue_rotate_interval_seconds": 60,
         }
-        self.queue = QueueScene(self.layout, Settings(**values))
-        for table in (EVENTS, OTHER):
-            create_table(self.queue.lake, table)
+        settings = Settings(**values)
+        put_lake(settings, events=True)
+        self.queue = QueueScene(self.layout, settings)
+        create_table(self.queue.lake, OTHER)
 
     @rule(table=TABLES, session=SESSIONS, number=st.integers(0, 5), all_columns=st.booleans())
     def enqueue(self, table: TableId, session: str, number: int, all_columns: bool) -> None:

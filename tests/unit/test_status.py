@@ -48,7 +48,7 @@ from catchment.status.recorder import FLUSHES_MAX, Recorder
 from catchment.status.window import SAMPLE_S, WINDOW_S, Window
 from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
 from catchment.testing import FakeClock
-from tests.queue_scenes import event_rows, open_queue
+from tests.queue_scenes import event_rows, new_queue, open_queue
 from tests.scenes import EVENTS, create_table
 from tests.status_scenes import NOW, SECRET, full_status
 
@@ -318,8 +318,7 @@ def test_rows_that_the_ledger_had_before_the_buffer_knew_are_replays_skipped(
 ) -> None:
     settings = Settings(home=tmp_path)
     meters = Meters()
-    with open_queue(settings) as queue:
-        create_table(queue.lake)
+    with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(5)))
         # As by a crash between the commit and the retirement.
         monkeypatch.setattr(queue.buffer, "retire", lambda parcel: None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catchment import events
+from catchment.absent import remember_absent
 from catchment.cli.output import Output
 from catchment.errors import EXIT_NEEDS_YOU, CatchmentError, InputError
 from catchment.events import Event
@@ -68,6 +69,7 @@ def command(home: Path | None, as_json: bool, **options: object) -> Iterator[Com
         # Imported here, because it brings the pipelines along, and there are commands that do without.
         from catchment.app import App
 
+        remember_absent()
         with App(run.settings) as app:
             yield Command(app=app, out=run.out)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catchment import events
+from catchment.absent import remember_absent
 from catchment.cli.context import AsJson, Home, Started, started, telling_of_spark
 from catchment.errors import EXIT_STOPPED
 from catchment.events import Event
@@ -53,6 +54,7 @@ def serve(
         default_variable("GRPC_VERBOSITY", "NONE")
         from catchment.server.serve import FlightServer
 
+        remember_absent()
         server = FlightServer(run.settings)
         server.start()
         _say_ready(run, server)

@@ -115,14 +115,19 @@ def error_text(error: duckdb.Error, address: LakeAddress) -> str:
 
 
 def open_connection(
-    address: LakeAddress, *, clock: Clock, settings: Mapping[str, sql.Value], create: bool = True
+    address: LakeAddress,
+    *,
+    clock: Clock,
+    settings: Mapping[str, sql.Value],
+    threads: int | None = None,
+    create: bool = True,
 ) -> duckdb.DuckDBPyConnection:
     """A new DuckDB instance with the lake attached and `settings` in force; `create` makes one where there is none."""
     if any(letter in address.data_path for letter in "*?["):
         raise SettingsError(
             f"The data path {address.data_path} would be read as a pattern.", hint="Choose another name."
         )
-    connection = extensions.connect()
+    connection = extensions.connect(threads=threads)
     extensions.load(connection, "ducklake")
     match address.catalog:
         case DuckDbCatalog(path=path):

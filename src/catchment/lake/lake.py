@@ -384,10 +384,14 @@ class Lake:
         with self.ledger() as ledger:
             return ledger.exists()
 
-    def _connect(self, *, create: bool = True, **settings: sql.Value) -> duckdb.DuckDBPyConnection:
-        bound: dict[str, sql.Value] = {"threads": self.limits.threads_max} if self.limits.threads_max else {}
-        settings = {**_CONNECTION, **bound, **settings}
-        connection = open_connection(self.address, clock=self.clock, settings=settings, create=create)
+    def _connect(self, *, create: bool = True, threads: int | None = None) -> duckdb.DuckDBPyConnection:
+        connection = open_connection(
+            self.address,
+            clock=self.clock,
+            settings=_CONNECTION,
+            threads=threads or self.limits.threads_max or None,
+            create=create,
+        )
         if self._wall is not None:
             self._wall.raise_around(connection, self.address)
         return connection

@@ -102,31 +102,23 @@ class Ledger:
 
     def advance(self, claim: Claim, seq_to: int, now: datetime) -> None:
         """Move the producer's watermark from `claim.seq` to `seq_to`, or fail without effect."""
-        current = self.read(claim.producer)
-        if current is None and (claim.epoch, claim.seq) == (0, 0):
+        if (claim.epoch, claim.seq) == (0, 0) and self.read(claim.producer) is None:
             # Seeded where its first delivery leaves it: one statement less than seeding it and moving it on.
             self.seed(claim.producer, now, seq=seq_to)
             return
-        if current is None:
-            raise InvariantError(f"Producer {claim.producer} was never seeded.")
-        if current.epoch != claim.epoch:
-            raise FencedError(
-                f"Producer {claim.producer} is at epoch {current.epoch}; this process holds epoch {claim.epoch}."
-            )
-        if current.seq != claim.seq:
-            raise ConflictError(f"Producer {claim.producer} is at seq {current.seq}, not {claim.seq}.")
-        self._require_one(
-            self._connection.execute(
-                self._statement("ledger_advance"),
-                {
-                    "seq_to": seq_to,
-                    "at": _naive(now),
-                    "producer": str(claim.producer),
-                    "epoch": claim.epoch,
-                    "seq_from": claim.seq,
-                },
-            )
-        )
+        moved = self._connection.execute(
+            self._statement("ledger_advance"),
+            {
+                "seq_to": seq_to,
+                "at": _naive(now),
+                "producer": str(claim.producer),
+                "epoch": claim.epoch,
+                "seq_from": claim.seq,
+            },
+        ).fetchone()
+        if moved == (0,):
+            self._explain(claim)
+        self._require_one(moved)
 
     def record(self, deliveries: Iterable[Delivery]) -> None:
         """Append units to the audit trail."""
@@ -167,6 +159,18 @@ class Ledger:
         ).fetchall()
         return [Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows]
 
+    def _explain(self, claim: Claim) -> None:
+        """Why a claim no longer holds: whoever has it is to stop, or to look and do it again."""
+        current = self.read(claim.producer)
+        if current is None:
+            raise InvariantError(f"Producer {claim.producer} was never seeded.")
+        if current.epoch != claim.epoch:
+            raise FencedError(
+                f"Producer {claim.producer} is at epoch {current.epoch}; this process holds epoch {claim.epoch}."
+            )
+        if current.seq != claim.seq:
+            raise ConflictError(f"Producer {claim.producer} is at seq {current.seq}, not {claim.seq}.")
+
     def _of_units(self, every: str, unit_ids: Iterable[str], table_uuid: str) -> list[tuple[Any, ...]]:
         """What a query of all deliveries gives of these units in the table."""
         wanted = pa.table({"unit_id": pa.array(list(unit_ids), pa.string())})
@@ -185,7 +189,7 @@ class Ledger:
 
     def _bump(self, producer: str, now: datetime) -> None:
         parameters = {"producer": producer, "at": _naive(now)}
-        self._require_one(self._connection.execute(self._statement("ledger_claim"), parameters))
+        self._require_one(self._connection.execute(self._statement("ledger_claim"), parameters).fetchone())
 
     def _insert_producer(self, producer: str, now: datetime, *, seq: int = 0) -> None:
         self._connection.execute(
@@ -193,8 +197,7 @@ class Ledger:
             [producer, seq, _naive(now)],
         )
 
-    def _require_one(self, result: duckdb.DuckDBPyConnection) -> None:
-        row = result.fetchone()
+    def _require_one(self, row: tuple[Any, ...] | None) -> None:
         if row is None or row[0] != 1:
             raise InvariantError(f"A guarded update of the ledger affected {row and row[0]} rows instead of one.")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import duckdb
 
 from catchment import files
+from catchment.absent import remember_absent
 from catchment.pipeline import adopt, rewrite
 from catchment.pipeline.work import Mode, Task, TaskResult
 
@@ -44,13 +45,14 @@ def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
 
 def run_in_worker(task: Task) -> TaskResult:
     """Do the task in a process of Spark's own, which gives way to whoever waits for an answer on the same machine."""
-    _give_way()
+    _settle_in()
     return run(task)
 
 
 @cache
-def _give_way() -> None:
+def _settle_in() -> None:
     os.nice(_NICENESS)
+    remember_absent()
 
 
 def _connect(memory_mb: int) -> duckdb.DuckDBPyConnection:

@@ -67,7 +67,7 @@ def _columns_of(shape: bytes) -> tuple[Column, ...]:
         # DuckDB would give one of them another name, which the table might have.
         raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
     try:
-        with duckdb.connect() as connection:
+        with duckdb.connect(config={"threads": 1}) as connection:
             connection.register("arrived", schema.empty_table())
             found = connection.execute("DESCRIBE FROM arrived").fetchall()
     except (duckdb.Error, pa.ArrowException) as error:

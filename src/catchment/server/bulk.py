@@ -73,9 +73,7 @@ class FileWriter:
         """A connection to write with; the caller closes it."""
         with self._mutex:
             if self._instance is None:
-                instance = extensions.connect()
-                if self._threads_max:
-                    instance.execute(f"SET threads = {self._threads_max}")
+                instance = extensions.connect(threads=self._threads_max or None)
                 self._wall.raise_around(instance, self._address)
                 self._instance = instance
             return self._instance.cursor()

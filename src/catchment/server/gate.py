@@ -236,7 +236,7 @@ def _without_targets(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
 @cache
 def _refused_functions() -> frozenset[str]:
     """Table functions that are not known to be harmless, and are nothing else by the same name."""
-    with extensions.connect() as connection:
+    with extensions.connect(threads=1) as connection:
         for name in extensions.KNOWN:
             extensions.load(connection, name)
         found = connection.execute(
@@ -256,7 +256,7 @@ def _short_functions() -> frozenset[str]:
 @cache
 def _refused_views() -> frozenset[str]:
     """DuckDB's own views, but for those about tables and their columns."""
-    with extensions.connect() as connection:
+    with extensions.connect(threads=1) as connection:
         found = connection.execute(
             "SELECT lower(view_name) FROM duckdb_views() "
             "WHERE internal AND schema_name NOT IN ('information_schema', 'pg_catalog')"
@@ -293,7 +293,7 @@ def _relations(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], l
 
 @cache
 def _parser() -> duckdb.DuckDBPyConnection:
-    return extensions.connect()
+    return extensions.connect(threads=1)
 
 
 def duckdb_tree(text: str) -> Any:

@@ -208,6 +208,6 @@ def _type_name(told: dict[str, Any]) -> str:
 @lru_cache(maxsize=_SHAPES_MAX)
 def _typed(types: tuple[str, ...]) -> pa.Schema:
     listed = ", ".join(f"NULL::{each}" for each in types)
-    with duckdb.connect() as connection:
+    with duckdb.connect(config={"threads": 1}) as connection:
         found = connection.execute(f"SELECT {listed}").to_arrow_table().schema
     return pa.schema([pa.field(str(at + 1), field.type) for at, field in enumerate(found)])

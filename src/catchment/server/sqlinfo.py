@@ -204,7 +204,7 @@ def _transactions() -> dict[int, Value]:
 
 @cache
 def _keywords() -> list[str]:
-    with duckdb.connect() as connection:
+    with duckdb.connect(config={"threads": 1}) as connection:
         found = connection.execute("SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'")
         return sorted(name for (name,) in found.fetchall())
 

@@ -1,0 +1,91 @@
+"""Empty lakes that are copies of one: making a lake takes longer than most of what a test does with it.
+
+What a copy has of its own is what tells it from the others: where its data lies, and its identities. Lakes in
+PostgreSQL are made one by one, and so is every lake of a test that is about how lakes are made.
+"""
+
+import atexit
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import assert_never
+from uuid import uuid4
+
+import duckdb
+from pydantic import SecretStr
+
+from catchment import sql
+from catchment.clock import Clock
+from catchment.lake import Lake
+from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog
+from catchment.settings import Settings
+from tests.scenes import create_table
+
+
+def new_lake(settings: Settings, *, clock: Clock | None = None, events: bool = False) -> Lake:
+    """The lake that the settings name, empty, or with a table of events; it is there, and is to be opened."""
+    put_lake(settings, events=events)
+    return Lake.from_settings(settings, clock=clock)
+
+
+def put_lake(settings: Settings, *, events: bool = False) -> None:
+    """Have an empty lake where the settings say, with a table of events where that is asked for."""
+    address = Lake.from_settings(settings).address
+    match address.catalog:
+        case SqliteCatalog(path=path):
+            _copy(_made("sqlite", events=events), path)
+            with closing(sqlite3.connect(path)) as connection, connection:
+                for statement in _differences(address.data_path):
+                    connection.execute(statement)
+        case DuckDbCatalog(path=path):
+            _copy(_made("duckdb", events=events), path)
+            with _editor().cursor() as editor:
+                editor.execute(f"ATTACH {sql.literal(str(path))} AS made")
+                editor.execute("USE made")
+                for statement in _differences(address.data_path):
+                    editor.execute(statement)
+                editor.execute("USE memory")
+                editor.execute("DETACH made")
+        case PostgresCatalog():
+            _make(settings, events=events)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _make(settings: Settings, *, events: bool) -> None:
+    with Lake.from_settings(settings) as lake:
+        if events:
+            create_table(lake)
+
+
+@cache
+def _made(kind: str, *, events: bool) -> Path:
+    home = Path(tempfile.mkdtemp(prefix="catchment-made-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    catalog = home / f"catalog.{kind}"
+    _make(Settings(home=home, lake_catalog=SecretStr(f"{kind}:{catalog}")), events=events)
+    assert not [path for path in home.iterdir() if "wal" in path.name], "a part of the catalog is in another file"
+    return catalog
+
+
+def _copy(made: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert not path.exists()
+    shutil.copyfile(made, path)
+
+
+def _differences(data_path: str) -> tuple[str, ...]:
+    place, identity = sql.literal(f"{data_path.rstrip('/')}/"), sql.literal(str(uuid4()))
+    return (
+        f"UPDATE ducklake_metadata SET value = {place} WHERE key = 'data_path'",
+        f"UPDATE ducklake_schema SET schema_uuid = {identity} WHERE schema_name = 'main'",
+        f"UPDATE ducklake_table SET table_uuid = {identity} WHERE table_name = 'events'",
+    )
+
+
+@cache
+def _editor() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(config={"threads": 1})
