@@ -1,5 +1,6 @@
 """Fixtures that the whole run shares: one Spark session, one PostgreSQL server."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,9 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread_per_lake() -> Iterator[None]:
+def _spared_cores() -> Iterator[None]:
     """Tests keep the cores busy by themselves, and threads that share a small statement cost nearly twice its CPU."""
     remember_absent()
+    # Most of what a run of tests keeps is modules and plans of tests: looking through them often finds nothing.
+    gc.set_threshold(10_000, 20, 20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATCHMENT_LAKE_THREADS_MAX", "1")
         yield

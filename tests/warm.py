@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -105,15 +106,17 @@ class Process:
             self._line.close()
         return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Close its stdin, read what it says to its end, and wait for that."""
+    def communicate(self, timeout: float | None = None, typed: bytes = b"") -> tuple[str, str]:
+        """Give it what is typed and close its stdin, read what it says to its end, and wait for that."""
         said: dict[str, str] = {"stdout": "", "stderr": ""}
 
         def read(name: str, pipe: IO[str]) -> None:
             said[name] = pipe.read()
 
         if self.stdin is not None:
-            self.stdin.close()
+            with self.stdin as stdin, suppress(BrokenPipeError):
+                # Less than a pipe takes, so nobody waits for a process that does not read it.
+                os.write(stdin.fileno(), typed)
         pipes = [(name, pipe) for name in said if (pipe := getattr(self, name)) is not None]
         readers = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
         for reader in readers:
@@ -153,11 +156,12 @@ def run(
     timeout: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    typed: bytes = b"",
 ) -> Ended:
     """Run a process to its end; what takes longer is killed, and an error."""
-    process = Process(arguments, cwd=cwd, env=env, stdout=PIPE, stderr=PIPE)
+    process = Process(arguments, cwd=cwd, env=env, stdin=PIPE if typed else DEVNULL, stdout=PIPE, stderr=PIPE)
     try:
-        out, err = process.communicate(timeout)
+        out, err = process.communicate(timeout, typed)
     except BaseException:
         process.kill()
         process.communicate()

@@ -29,6 +29,7 @@ import duckdb
 import catchment
 from catchment.absent import remember_absent
 from catchment.cli.main import command_line
+from catchment.lake import extensions
 
 _ORDER_BYTES_MAX = 1 << 20
 # What processes import when they come to it; the commands' own modules bring the rest.
@@ -141,8 +142,12 @@ def _warm_up() -> None:
     for name in _LATER:
         import_module(name)
     remember_absent()
-    # DuckDB opens a database in memory when it is imported; without threads there is nothing that a fork would miss.
+    # DuckDB opens a database in memory when it is imported; without threads there is nothing that a fork would miss. So
+    # it is with one that loads the extensions, whose code is then there for all, and is closed again.
     duckdb.execute("SET threads = 1")
+    with extensions.connect(threads=1) as connection:
+        for name in extensions.KNOWN:
+            extensions.load(connection, name)
     gc.collect()
     gc.freeze()
 

@@ -11,6 +11,7 @@ import pytest
 from catchment.server.model import Role
 from catchment.server.users import Users, is_password
 from catchment.tenants.model import TenantId
+from tests import warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
 
 PASSWORD = "correct horse"
@@ -36,15 +37,13 @@ def ada(home: Path) -> Path:
 
 def _run(*arguments: str, home: Path, typed: str | bytes = "", **environment: str) -> Ended:
     """The command with something on its stdin."""
-    ended = subprocess.run(
+    ended = warm.run(
         [COMMAND, "user", *arguments, "--home", str(home)],
-        input=typed.encode() if isinstance(typed, str) else typed,
-        capture_output=True,
         env={"PATH": os.environ["PATH"], "COLUMNS": "200", **environment},
         timeout=60,
-        check=False,
+        typed=typed.encode() if isinstance(typed, str) else typed,
     )
-    return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
 def test_help_lists_every_command(shell: Shell) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from catchment import sql
 from catchment.errors import InputError, TypeConflictError
-from catchment.lake import reshape
+from catchment.lake import extensions, reshape
 from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
 
@@ -67,7 +67,7 @@ def _columns_of(shape: bytes) -> tuple[Column, ...]:
         # DuckDB would give one of them another name, which the table might have.
         raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
     try:
-        with duckdb.connect(config={"threads": 1}) as connection:
+        with extensions.scratch() as connection:
             connection.register("arrived", schema.empty_table())
             found = connection.execute("DESCRIBE FROM arrived").fetchall()
     except (duckdb.Error, pa.ArrowException) as error:

@@ -94,8 +94,7 @@ def _by_value(expression: str | None, kind: str) -> str | None:
 
 @lru_cache(maxsize=_CONSTANTS_MAX)
 def _constant(expression: str, kind: str) -> str:
-    # Most columns have none, and an instance takes ten milliseconds to make.
-    with extensions.connect(threads=1) as memory:
+    with extensions.scratch() as memory:
         try:
             row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
         except (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError):

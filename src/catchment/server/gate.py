@@ -256,7 +256,7 @@ def _short_functions() -> frozenset[str]:
 @cache
 def _refused_views() -> frozenset[str]:
     """DuckDB's own views, but for those about tables and their columns."""
-    with extensions.connect(threads=1) as connection:
+    with extensions.scratch() as connection:
         found = connection.execute(
             "SELECT lower(view_name) FROM duckdb_views() "
             "WHERE internal AND schema_name NOT IN ('information_schema', 'pg_catalog')"
@@ -291,14 +291,10 @@ def _relations(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], l
     return _in_sqlglot_tree(kind, text)
 
 
-@cache
-def _parser() -> duckdb.DuckDBPyConnection:
-    return extensions.connect(threads=1)
-
-
 def duckdb_tree(text: str) -> Any:
     """The query as DuckDB reads it, in JSON; None where it does not say."""
-    row = _parser().cursor().execute("SELECT json_serialize_sql(?)", [text]).fetchone()
+    with extensions.scratch() as parser:
+        row = parser.execute("SELECT json_serialize_sql(?)", [text]).fetchone()
     try:
         tree = json.loads(row[0]) if row else {"error": True}
     except RecursionError:

@@ -300,7 +300,7 @@ def _made_at(tokens: tuple[Token, ...]) -> int | None:
 @cache
 def _system_views() -> frozenset[str]:
     """DuckDB's own views: they show the tables of all."""
-    with extensions.connect(threads=1) as connection:
+    with extensions.scratch() as connection:
         found = connection.execute(
             "SELECT lower(view_name) FROM duckdb_views() WHERE internal AND schema_name <> 'information_schema'"
         ).fetchall()

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from catchment import sql
 from catchment.errors import CatchmentError, StateError
+from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.server import queuetables
 from catchment.server.gate import Kind, nodes
@@ -208,6 +209,6 @@ def _type_name(told: dict[str, Any]) -> str:
 @lru_cache(maxsize=_SHAPES_MAX)
 def _typed(types: tuple[str, ...]) -> pa.Schema:
     listed = ", ".join(f"NULL::{each}" for each in types)
-    with duckdb.connect(config={"threads": 1}) as connection:
+    with extensions.scratch() as connection:
         found = connection.execute(f"SELECT {listed}").to_arrow_table().schema
     return pa.schema([pa.field(str(at + 1), field.type) for at, field in enumerate(found)])

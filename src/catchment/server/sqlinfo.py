@@ -7,9 +7,9 @@ kind is the protocol's: limits are `int`, where 0 is "none that is known"; choic
 from functools import cache
 from importlib import metadata
 
-import duckdb
 import pyarrow as pa
 
+from catchment.lake import extensions
 from catchment.server.protocol.flight_sql_pb2 import SqlInfo
 from catchment.settings import Settings
 
@@ -204,7 +204,7 @@ def _transactions() -> dict[int, Value]:
 
 @cache
 def _keywords() -> list[str]:
-    with duckdb.connect(config={"threads": 1}) as connection:
+    with extensions.scratch() as connection:
         found = connection.execute("SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'")
         return sorted(name for (name,) in found.fetchall())
 

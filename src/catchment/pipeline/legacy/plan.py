@@ -435,7 +435,7 @@ def _uncastable(values: set[str | None], key: Column) -> frozenset[str]:
         f"WHERE TRY_CAST(v AS {key.type}) IS NULL OR TRY_CAST(v AS {wider}) <> TRY_CAST(v AS {key.type})"
     )
     try:
-        with extensions.connect() as connection:
+        with extensions.scratch() as connection:
             return frozenset(row[0] for row in connection.execute(query).fetchall())
     except duckdb.Error as error:
         raise InputError(f"Key {key.name} has type {key.type}: {error}") from None

@@ -167,7 +167,7 @@ def _canonical(table: Table, keys: Sequence[str], values: Iterable[Keys]) -> lis
     """For each key, how the lake spells the values of the folders."""
     columns = {sql.fold(column.name): column for column in table.columns}
     found: list[dict[str | None, str | None]] = []
-    with extensions.connect() as connection:
+    with extensions.scratch() as connection:
         for key, texts in zip(keys, zip(*values, strict=True), strict=True):
             known = sql.literals(sorted({text for text in texts if text is not None}))
             kind = columns[sql.fold(key)].type

@@ -34,7 +34,7 @@ def read_views(folder: Path) -> tuple[View, ...]:
     """Every view of the database in `folder`, without touching the files that it reads."""
     path = folder / DATABASE
     try:
-        with extensions.connect() as connection:
+        with extensions.connect(threads=1) as connection:
             connection.execute(f"ATTACH {sql.literal(str(path))} AS {_ATTACHED} (READ_ONLY)")
             rows = connection.execute(_COLUMNS, [_ATTACHED]).fetchall()
     except duckdb.Error as error:
