@@ -1,6 +1,5 @@
 """Fixtures that the whole run shares: one Spark session, one PostgreSQL server."""
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,8 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _spared_cores() -> Iterator[None]:
     """Tests keep the cores busy by themselves, and threads that share a small statement cost nearly twice its CPU."""
     remember_absent()
-    # Most of what a run of tests keeps is modules and plans of tests: looking through them often finds nothing.
-    gc.set_threshold(10_000, 20, 20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATCHMENT_LAKE_THREADS_MAX", "1")
         yield
