@@ -35,6 +35,7 @@ from catchment.tenants.node import Role as HomeRole
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
 from tests.flight_scenes import ENDLESS, Client, descriptor, ingest, put_messages, refused, sessions
+from tests.made_lakes import put_lake
 from tests.server_scenes import wait_until
 from tests.tenant_scenes import T7, A, B
 
@@ -72,7 +73,10 @@ class Place:
         )
 
     def start(self, shard: ShardId, secret: str | None = SECRET) -> FlightServer:
-        server = FlightServer(self.settings(shard, secret))
+        settings = self.settings(shard, secret)
+        if not settings.home.exists():
+            put_lake(settings)
+        server = FlightServer(settings)
         server.app._runner = Runner()  # type: ignore[assignment]
         server.start()
         self.servers[shard] = server
