@@ -49,7 +49,7 @@ def test_duckdb_looks_for_it_with_every_value_until_it_is_remembered(finders: Co
 def test_it_is_missing_as_before(finders: Counting) -> None:
     remember_absent()
     remember_absent()
-    assert len(sys.meta_path) == len({id(each) for each in sys.meta_path})
+    assert [type(each).__module__ for each in sys.meta_path].count("catchment.absent") == 1
     with pytest.raises(ModuleNotFoundError, match="No module named 'pandas'") as missing:
         importlib.import_module("pandas")
     assert missing.value.name == "pandas"
