@@ -68,11 +68,14 @@ class Process:
         self._line.connect(_server())
         data = json.dumps(order).encode() + b"\n"
         sent = socket.send_fds(self._line, [data], [stream for stream, _ in theirs])
-        self._line.sendall(data[sent:])
+        if sent < len(data):
+            # Where nothing is left, the process may have ended by now, and nobody be there to take nothing.
+            self._line.sendall(data[sent:])
         for stream, is_ours in theirs:
             if is_ours:
                 os.close(stream)
-        self._answers = self._line.makefile()
+        # Not a byte more than a line is read of it: of a short process both answers are there at once.
+        self._answers = self._line.makefile("rb", buffering=0)
         self.pid = int(self._answers.readline())
 
     def __enter__(self) -> Self:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -116,7 +117,8 @@ class Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            with self._running.pop(pid) as connection:
+            # Whoever ordered it may have gone without waiting; the others still need their answers.
+            with self._running.pop(pid) as connection, suppress(BrokenPipeError):
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,26 @@ def test_an_error_is_told_by_stderr_and_the_exit_code() -> None:
         out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
     assert "Expecting value" in err
+
+
+def test_one_that_ends_before_its_number_is_read_has_an_exit_code_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "orders"))
+        listener.listen()
+        monkeypatch.setattr(warm, "_server", lambda: str(tmp_path / "orders"))
+
+        def answer() -> None:
+            with listener.accept()[0] as connection, connection.makefile("rb") as orders:
+                orders.readline()
+                connection.sendall(b"4711\n3\n")
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with warm.Process(HERE) as process:
+            server.join()
+            assert (process.pid, process.wait(timeout=30)) == (4711, 3)
 
 
 def test_a_signal_ends_this_one_and_no_other() -> None:
