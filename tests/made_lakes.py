@@ -1,7 +1,7 @@
 """Empty lakes that are copies of one: making a lake takes longer than most of what a test does with it.
 
-What a copy has of its own is what tells it from the others: where its data lies, and its identities. Lakes in
-PostgreSQL are made one by one, and so is every lake of a test that is about how lakes are made.
+What a copy has of its own is what tells it from the others: where its data lies, and its identities. Every lake of a
+test that is about how lakes are made is made.
 """
 
 import atexit
@@ -15,6 +15,9 @@ from typing import assert_never
 from uuid import uuid4
 
 import duckdb
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 
 from catchment import sql
@@ -49,8 +52,11 @@ def put_lake(settings: Settings, *, events: bool = False) -> None:
                     editor.execute(statement)
                 editor.execute("USE memory")
                 editor.execute("DETACH made")
-        case PostgresCatalog():
-            _make(settings, events=events)
+        case PostgresCatalog(conninfo=conninfo):
+            _copy_database(conninfo, events=events)
+            with psycopg.connect(conninfo) as database:
+                for statement in _differences(address.data_path):
+                    database.execute(statement.encode())
         case _ as unreachable:
             assert_never(unreachable)
 
@@ -69,6 +75,30 @@ def _made(kind: str, *, events: bool) -> Path:
     _make(Settings(home=home, lake_catalog=SecretStr(f"{kind}:{catalog}")), events=events)
     assert not [path for path in home.iterdir() if "wal" in path.name], "a part of the catalog is in another file"
     return catalog
+
+
+def _copy_database(conninfo: str, *, events: bool) -> None:
+    """Have a copy of a lake where an empty database is."""
+    name = Identifier(str(conninfo_to_dict(conninfo)["dbname"]))
+    server = make_conninfo(conninfo, dbname="postgres")
+    made = _made_database(server, events=events)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(SQL("DROP DATABASE {}").format(name))
+        connection.execute(SQL("CREATE DATABASE {} TEMPLATE {}").format(name, made))
+
+
+@cache
+def _made_database(server: str, *, events: bool) -> Identifier:
+    name = f"made_{'with' if events else 'without'}_events"
+    home = Path(tempfile.mkdtemp(prefix="catchment-made-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+        catalog = f"postgres:{make_conninfo(server, dbname=name)}"
+        _make(Settings(home=home, lake_catalog=SecretStr(catalog)), events=events)
+        # What anybody is connected to cannot be copied.
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+    return Identifier(name)
 
 
 def _copy(made: Path, path: Path) -> None:

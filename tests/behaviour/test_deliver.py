@@ -9,7 +9,7 @@ import pytest
 
 from catchment import faults, sql
 from catchment.errors import InputError, PreconditionError, TypeConflictError
-from catchment.ids import TableId
+from catchment.ids import ProducerId, TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import AddColumn
 from catchment.lake.types import Column
@@ -373,6 +373,21 @@ def test_a_table_altered_under_a_delivery_stops_it_and_the_next_run_delivers(
     assert rows_of(lake) == []
     deliverer(lake, settings).run(source_of(files))
     assert_exactly_once(lake, 2)
+
+
+def test_a_unit_that_another_producer_delivers_meanwhile_is_there_once(
+    sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    create_table(sqlite_lake)
+    (file,) = event_files(tmp_path / "in", 1)
+    mine, other = Units(_unit("one", file)), Units(_unit("one", file))
+    other.producer = ProducerId("test", "units", "other")
+    work = deliverer(sqlite_lake, make_settings())
+    plan = work.plan(mine)
+    assert work.run(other).delivered == 1
+    report = work.deliver(plan, mine.retire)
+    assert (report.delivered, report.skipped) == (0, 1)
+    assert len(rows_of(sqlite_lake)) == 10
 
 
 def test_units_that_another_process_delivers_meanwhile_are_taken_out_of_the_batch(

@@ -1,5 +1,6 @@
 """A lake that tests start from is what a new one is, and is nobody else's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,25 @@ from pydantic import SecretStr
 
 from catchment.lake import Lake
 from catchment.settings import Settings
+from tests.conftest import CATALOGS, MakeSettings
 from tests.made_lakes import new_lake
 from tests.scenes import EVENTS, create_table, deliverer, event_files, rows_of, source_of
 
 _METADATA = "__ducklake_metadata_lake"
 
 
-def _settings(home: Path, catalog: str) -> Settings:
-    return Settings(home=home, lake_catalog=SecretStr(f"{catalog}:{home / 'catalog'}"))
+@pytest.fixture(params=CATALOGS)
+def make(request: pytest.FixtureRequest, tmp_path: Path, make_settings: MakeSettings) -> Callable[[str], Settings]:
+    """Settings for a lake of its own, by name, with each kind of catalog in turn."""
+
+    def make(name: str) -> Settings:
+        home = tmp_path / name
+        url = make_settings(request.param).catalog_url
+        if request.param != "postgres":
+            url = SecretStr(f"{request.param}:{home / 'catalog'}")
+        return Settings(home=home, lake_catalog=url)
+
+    return make
 
 
 def _facts(lake: Lake) -> list[list[tuple[Any, ...]]]:
@@ -32,19 +44,17 @@ def _facts(lake: Lake) -> list[list[tuple[Any, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("catalog", ["sqlite", "duckdb"])
-def test_a_copied_lake_is_as_one_that_was_made(catalog: str, tmp_path: Path) -> None:
-    with Lake.from_settings(_settings(tmp_path / "made", catalog)) as made:
+def test_a_copied_lake_is_as_one_that_was_made(make: Callable[[str], Settings], tmp_path: Path) -> None:
+    with Lake.from_settings(make("made")) as made:
         create_table(made)
-        with new_lake(_settings(tmp_path / "copied", catalog), events=True) as copied:
+        with new_lake(make("copied"), events=True) as copied:
             assert _facts(copied) == _facts(made)
             assert copied.find_table(EVENTS) is not None
             assert copied.address.data_path == str(tmp_path / "copied" / "data")
 
 
-@pytest.mark.parametrize("catalog", ["sqlite", "duckdb"])
-def test_what_is_delivered_to_one_copy_is_in_no_other(catalog: str, tmp_path: Path) -> None:
-    settings = [_settings(tmp_path / name, catalog) for name in ("one", "other")]
+def test_what_is_delivered_to_one_copy_is_in_no_other(make: Callable[[str], Settings], tmp_path: Path) -> None:
+    settings = [make(name) for name in ("one", "other")]
     with new_lake(settings[0], events=True) as one, new_lake(settings[1], events=True) as other:
         assert one.identity() != other.identity()
         assert one.table(EVENTS).uuid != other.table(EVENTS).uuid

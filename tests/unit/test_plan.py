@@ -65,7 +65,7 @@ def _plan(
     table: Table = TABLE,
 ) -> Plan:
     claim = Claim(producer=PRODUCER, epoch=0, seq=0)
-    standing = Standing(table=table, claim=claim, delivered=frozenset(delivered))
+    standing = Standing(snapshot_id=7, table=table, claim=claim, delivered=frozenset(delivered))
     return plan(standing=standing, units=units, mode=mode, bounds=bounds)
 
 

@@ -124,12 +124,16 @@ Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | Adva
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Preconditions and changes, applied in the order given. `info` becomes the snapshot's provenance, never more."""
+    """Preconditions and changes, applied in the order given. `info` becomes the snapshot's provenance, never more.
+
+    `as_of` is a snapshot at which all that is required was seen to be so: while it is the newest, nothing is asked.
+    """
 
     message: str
     changes: tuple[Change, ...]
     requires: tuple[Precondition, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
+    as_of: int | None = None
 
     @property
     def files(self) -> int:
@@ -149,8 +153,9 @@ class Target:
 
 def apply(commit: Commit, target: Target) -> None:
     """Run everything but BEGIN and COMMIT."""
-    for requirement in commit.requires:
-        _require(requirement, target)
+    if commit.as_of is None or tables.snapshot_of(target.connection, target.lake_name) != commit.as_of:
+        for requirement in commit.requires:
+            _require(requirement, target)
     for change in commit.changes:
         _change(change, target)
     target.connection.execute(

@@ -74,8 +74,9 @@ class LakeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A table, where a producer stands, and which of the units asked for the table has."""
+    """A table, where a producer stands, and which of the units asked for the table has; all as of a snapshot."""
 
+    snapshot_id: int
     table: Table
     claim: Claim
     delivered: frozenset[str]
@@ -251,8 +252,11 @@ class Lake:
         """Where a producer stands with a table, as of one moment: what a delivery is planned from."""
         with self._reading() as cursor:
             ledger = Ledger(cursor, self.name)
+            # First: what is read of the catalog's own tables may be newer than the snapshot, never older.
+            snapshot_id = tables.snapshot_of(cursor, self.name)
             found = tables.require_table(cursor, self.name, table, data_path=self.address.data_path)
             return Standing(
+                snapshot_id=snapshot_id,
                 table=found,
                 claim=ledger.join(producer),
                 delivered=ledger.delivered_ids(unit_ids, found.uuid),

@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 
 from catchment import sql
-from catchment.errors import TableMissingError
+from catchment.errors import InvariantError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import types
 from catchment.lake.types import Column
@@ -70,6 +70,14 @@ def list_uuids(connection: duckdb.DuckDBPyConnection, lake_name: str) -> dict[Ta
     """Every table with what tells it from a namesake that was dropped."""
     text = sql.statement(PACKAGE, "table_uuids", metadata=metadata_of(lake_name))
     return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text).fetchall()}
+
+
+def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
+    """The number of the snapshot that the connection's transaction sees the lake's tables at, to its end."""
+    row = connection.execute(f"SELECT id FROM {sql.identifier(lake_name)}.current_snapshot()").fetchone()
+    if row is None:
+        raise InvariantError(f"A transaction on {lake_name} is at no snapshot.")
+    return int(row[0])
 
 
 def find_table(

@@ -285,6 +285,7 @@ class BatchRun:
             message=f"deliver {len(units)} units to {names}",
             requires=tuple(requires),
             changes=tuple(changes),
+            as_of=min(share.plan.as_of for share in shares),
             info={
                 "job": self._desk.job.job_id,
                 "producers": [str(share.plan.producer) for share in shares],

@@ -70,8 +70,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired."""
+    """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired.
 
+    `as_of` is the snapshot at which the table was as `target` says, and had no other of the units.
+    """
+
+    as_of: int
     claim: Claim
     target: Table
     mode: Mode
@@ -126,6 +130,7 @@ def plan(
     )
     chunks = list(_chunks(todo, bounds))
     return Plan(
+        as_of=standing.snapshot_id,
         claim=standing.claim,
         target=table,
         mode=mode,

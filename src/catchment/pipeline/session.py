@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -72,8 +72,19 @@ class Session:
         """Stop the session and its JVM."""
         if self._spark is not None:
             self._spark.stop()
-        self._context.stop()
+            self._end_jvm()
+            return
+        with suppress(Py4JError):
+            # Where Java has died, there is nothing to stop.
+            self._context._jsc.stop()
+        self._context._jsc = None
+        # What PySpark has here to hear of accumulators from Java looks once a second whether it is to end. It ends at
+        # once when Java has gone, and says so as an error, which it is not.
+        self._context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        ending = threading.Thread(target=self._context.stop)
+        ending.start()
         self._end_jvm()
+        ending.join()
 
     def _end_jvm(self) -> None:
         self._gateway.shutdown()

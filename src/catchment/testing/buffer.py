@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -199,6 +200,11 @@ def _size(rows: Iterable[ModelRow]) -> int:
 
 def _shaped(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """The rows in the columns, as DuckDB casts them."""
-    with duckdb.connect(config={"arrow_lossless_conversion": "true"}) as connection:
+    with _caster().cursor() as connection:
         connection.register("arriving", rows)
         return connection.execute(f"SELECT {arrivals.select_list(rows.schema, columns)} FROM arriving").to_arrow_table()
+
+
+@cache
+def _caster() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(config={"arrow_lossless_conversion": "true", "threads": 1})
