@@ -24,10 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _spared_cores() -> Iterator[None]:
-    """Tests keep the cores busy by themselves, and threads that share a small statement cost nearly twice its CPU."""
+    """Tests keep the cores busy by themselves.
+
+    Threads that share a small statement cost nearly twice its CPU. A worker of Spark costs a second's before its first
+    task, which is most of what a command with little to do takes; the run's own session has two.
+    """
     remember_absent()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATCHMENT_LAKE_THREADS_MAX", "1")
+        patch.setenv("CATCHMENT_SPARK_MASTER", "local[1]")
         yield
 
 

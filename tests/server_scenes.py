@@ -18,14 +18,13 @@ from catchment.server.protocol import flight_pb2 as pb
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.settings import Settings
 from tests import warm
-from tests.acceptance.shell import COMMAND
+from tests.acceptance.shell import COMMAND, KEPT
 
 PATIENCE_S = 60.0
 # Longer than anybody has patience for, and nothing but work.
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _PAUSE_S = 0.02
-_KEPT = ("PATH", "JAVA_HOME", "PYTHONPATH", "CATCHMENT_LAKE_THREADS_MAX")
 
 
 class ServerProcess:
@@ -60,7 +59,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start it, and wait until it is ready."""
         self.home.mkdir(parents=True, exist_ok=True)
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         with (self.home / "serve.err").open("a") as err:
             process = self._process = warm.Process(
                 [COMMAND, "serve", "--port", str(self.port), "--home", self.home],

@@ -1,4 +1,4 @@
-"""A user's shell: the installed command, in a process of its own, with nothing configured but a lake's one thread.
+"""A user's shell: the installed command, in a process of its own, with nothing configured but threads and workers.
 
 The process starts warm, see `tests.warm`, unless a test wants it as cold as a user's first one is.
 """
@@ -16,7 +16,7 @@ from tests import warm
 
 COMMAND = Path(sys.executable).with_name("catchment")
 _PATIENCE_S = 300.0
-_KEPT = ("PATH", "JAVA_HOME", "PYTHONPATH", "CATCHMENT_LAKE_THREADS_MAX")
+KEPT = ("PATH", "JAVA_HOME", "PYTHONPATH", "CATCHMENT_LAKE_THREADS_MAX", "CATCHMENT_SPARK_MASTER")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Shell:
         ended = subprocess.run(
             [COMMAND, *arguments],
             cwd=self.folder,
-            env=self._environment({"CATCHMENT_LAKE_THREADS_MAX": "0"}),
+            env=self._environment({"CATCHMENT_LAKE_THREADS_MAX": "0", "CATCHMENT_SPARK_MASTER": "local[*]"}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -73,5 +73,5 @@ class Shell:
         )
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         return {**kept, "HOME": str(self.folder), "COLUMNS": "200", **more}

@@ -39,7 +39,6 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with serving(
         tmp_path_factory.mktemp("logged"),
         CATCHMENT_LOG_LEVEL="debug",
-        CATCHMENT_SPARK_MASTER="local[1]",
         DUCKLING_QUEUE_ROTATE_INTERVAL_SECONDS="86400",
     ) as running:
         yield running

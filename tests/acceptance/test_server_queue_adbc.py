@@ -234,10 +234,9 @@ def _updated(cursor: Any, statement: str) -> int:
 
 @pytest.fixture(scope="module")
 def with_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that makes tables, and whose Spark is as small as can be."""
+    """A server that makes tables, and has time to flush them when it ends."""
     with serving(
         tmp_path_factory.mktemp("flushing"),
-        CATCHMENT_SPARK_MASTER="local[1]",
         CATCHMENT_SERVER_SHUTDOWN_SECONDS="120",
         DUCKLING_QUEUE_AUTO_CREATE_TABLES="true",
     ) as running:

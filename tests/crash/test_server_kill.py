@@ -130,7 +130,6 @@ def test_no_acknowledged_row_is_lost_or_doubled_by_many_kills(clients: Clients, 
                 DUCKLING_QUEUE_BUFFER_MAX_ROWS="300",
                 DUCKLING_QUEUE_ROTATE_INTERVAL_SECONDS="2",
                 DUCKLING_QUEUE_FLUSH_INTERVAL_SECONDS="1",
-                CATCHMENT_SPARK_MASTER="local[1]",
             )
         )
         server.rows(f"CREATE TABLE {TABLE.name} (id BIGINT)", "SELECT 1")
