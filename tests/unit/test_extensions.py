@@ -92,3 +92,35 @@ def test_a_binary_whose_signature_is_not_duckdb_s_is_found_by_whoever_asks(
         pytest.raises(ExtensionMissingError, match="signature"),
     ):
         extensions.load(connection, "sqlite")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A DuckDB file with one row."""
+    path = tmp_path / "some.db"
+    with duckdb.connect(path) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 7 AS i")
+    return path
+
+
+def test_a_file_is_read_by_several_at_once_and_may_be_written_when_they_are_done(file: Path) -> None:
+    with extensions.attached(file) as one, extensions.attached(file) as other:
+        assert one.execute("FROM t").fetchall() == other.execute("FROM t").fetchall() == [(7,)]
+        with pytest.raises(duckdb.Error, match="read-only"):
+            one.execute("INSERT INTO t VALUES (8)")
+    with duckdb.connect(file) as connection:
+        connection.execute("INSERT INTO t VALUES (8)")
+    with extensions.attached(file) as again:
+        assert again.execute("SELECT sum(i) FROM t").fetchall() == [(15,)]
+
+
+def test_a_file_that_cannot_be_read_does_not_spoil_the_next(file: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.db"
+    damaged.write_bytes(b"no database" * 1_000)
+    for _ in range(2):
+        with pytest.raises(duckdb.Error), extensions.attached(damaged):
+            pass
+        with pytest.raises(ZeroDivisionError), extensions.attached(file):
+            _ = 1 / 0
+        with extensions.attached(file) as connection:
+            assert connection.execute("FROM t").fetchall() == [(7,)]

@@ -1,7 +1,10 @@
-"""DuckDB extensions, loaded from the wheels that carry them and never from the network."""
+"""DuckDB instances, and their extensions, loaded from the wheels that carry them and never from the network."""
 
 import importlib.util
 import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +16,10 @@ from catchment.errors import ExtensionMissingError
 # The wheel of an extension is named after its package, DuckDB's entry point after the extension itself.
 _ENTRY_POINTS = {"ducklake": "ducklake", "sqlite": "sqlite_scanner", "postgres": "postgres_scanner"}
 KNOWN = tuple(_ENTRY_POINTS)
+_ATTACHED = "attached"
+_IDLE_MAX = 4
+# Instances that are kept for `attached`; a deque is safe to take from and to add to by several threads.
+_idle: deque[duckdb.DuckDBPyConnection] = deque()
 
 
 def connect(*, check_signatures: bool = False, threads: int | None = None) -> duckdb.DuckDBPyConnection:
@@ -41,6 +48,33 @@ def scratch(*, threads: int | None = 1) -> duckdb.DuckDBPyConnection:
 @cache
 def _scratch(threads: int | None) -> duckdb.DuckDBPyConnection:
     return connect(threads=threads)
+
+
+@contextmanager
+def attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection for reading a DuckDB file, whose tables it has by their bare names.
+
+    Connections of one process to one file would have to agree on settings, and an instance attaches a file once: so it
+    is attached to an instance that nobody else has meanwhile. That is kept for the next file, unless something failed.
+    """
+    try:
+        connection = _idle.popleft()
+    except IndexError:
+        connection = connect(threads=1)
+        connection.execute("SET arrow_lossless_conversion = true")
+    try:
+        connection.execute(f"ATTACH {sql.literal(str(path))} AS {_ATTACHED} (READ_ONLY)")
+        connection.execute(f"USE {_ATTACHED}")
+        yield connection
+        connection.execute("USE memory")
+        connection.execute(f"DETACH {_ATTACHED}")
+    except BaseException:
+        connection.close()
+        raise
+    if len(_idle) < _IDLE_MAX:
+        _idle.append(connection)
+    else:
+        connection.close()
 
 
 def load(connection: duckdb.DuckDBPyConnection, name: str) -> None:

@@ -9,7 +9,6 @@ The timestamp is in seconds since 1970. A name is never given twice, and stays t
 
 import re
 import uuid
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from catchment import files, sql
 from catchment.clock import Clock
 from catchment.errors import CatchmentError, InvariantError, StorageFailedError
 from catchment.ids import TableId
+from catchment.lake import extensions
 from catchment.queue.buffer import AT, SEQ
 from catchment.queue.failure import failure
 from catchment.queue.log import Log
@@ -163,13 +163,8 @@ class SealedFile:
     def opened(cls, path: Path) -> Iterator["SealedFile"]:
         """Have the file open for a while."""
         try:
-            with _reader() as connection:
-                # Attached and not connected to: connections of one process to one file would have to agree on settings.
-                connection.execute(f"ATTACH {sql.literal(str(path))} AS segment (READ_ONLY)")
-                connection.execute("USE segment")
+            with extensions.attached(path) as connection:
                 yield cls(path, connection)
-                connection.execute("USE memory")
-                connection.execute("DETACH segment")
         except duckdb.Error as error:
             raise _failure(path, error) from None
 
@@ -204,36 +199,6 @@ class SealedFile:
             bytes=sample.nbytes * rows // max(1, sample.num_rows),
             oldest_at=at.replace(tzinfo=UTC) if at else None,
         )
-
-
-# Instances that nobody reads with just now: to make one takes longer than to read a small segment.
-_readers: deque[duckdb.DuckDBPyConnection] = deque()
-_READERS_IDLE_MAX = 4
-
-
-@contextmanager
-def _reader() -> Iterator[duckdb.DuckDBPyConnection]:
-    """An instance of one's own, kept for the next who reads unless something failed with it."""
-    try:
-        connection = _readers.popleft()
-    except IndexError:
-        connection = duckdb.connect(
-            config={
-                "threads": "1",
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-                "arrow_lossless_conversion": "true",
-            }
-        )
-    try:
-        yield connection
-    except BaseException:
-        connection.close()
-        raise
-    if len(_readers) < _READERS_IDLE_MAX:
-        _readers.append(connection)
-    else:
-        connection.close()
 
 
 def _failure(path: Path, error: duckdb.Error) -> CatchmentError:

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import sql
 from catchment.errors import CorruptInputError
 from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.place import DATABASE
 
-_ATTACHED = "legacy"
 # A view's columns lie in the catalog with the view. Asking the view itself would open its files.
 _COLUMNS = """
 SELECT v.view_name, c.column_name, c.data_type
 FROM duckdb_views() v
 JOIN duckdb_columns() c USING (database_name, schema_name)
-WHERE v.database_name = ? AND NOT v.internal AND c.table_name = v.view_name AND c.column_name <> 'rowid'
+WHERE v.database_name = current_database() AND NOT v.internal
+  AND c.table_name = v.view_name AND c.column_name <> 'rowid'
 ORDER BY v.view_name, c.column_index
 """
 
@@ -34,9 +33,8 @@ def read_views(folder: Path) -> tuple[View, ...]:
     """Every view of the database in `folder`, without touching the files that it reads."""
     path = folder / DATABASE
     try:
-        with extensions.connect(threads=1) as connection:
-            connection.execute(f"ATTACH {sql.literal(str(path))} AS {_ATTACHED} (READ_ONLY)")
-            rows = connection.execute(_COLUMNS, [_ATTACHED]).fetchall()
+        with extensions.attached(path) as connection:
+            rows = connection.execute(_COLUMNS).fetchall()
     except duckdb.Error as error:
         raise CorruptInputError(
             f"{path} cannot be read: {' '.join(str(error).split())}",
