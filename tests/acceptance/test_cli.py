@@ -161,6 +161,11 @@ def test_what_is_not_the_report_goes_to_stderr(delivered: Delivery) -> None:
     assert "to go into" not in delivered.ended.out
 
 
+def test_spark_ends_without_a_word(delivered: Delivery) -> None:
+    assert "Traceback" not in delivered.ended.err
+    assert "Exception" not in delivered.ended.err
+
+
 def test_delivered_files_stay_where_they_are_unless_told_otherwise(delivered: Delivery) -> None:
     assert all(path.exists() for path in delivered.files)
 
