@@ -37,17 +37,14 @@ def connect(*, check_signatures: bool = False, threads: int | None = None) -> du
     return duckdb.connect(config={**config, "allow_unsigned_extensions": str(not check_signatures).lower()})
 
 
-def scratch(*, threads: int | None = 1) -> duckdb.DuckDBPyConnection:
-    """A connection for a question that needs no lake; the caller closes it. Making an instance takes 10 ms.
-
-    It has one thread, or as many as `connect` gives it: for questions about many files.
-    """
-    return _scratch(threads).cursor()
+def scratch() -> duckdb.DuckDBPyConnection:
+    """A connection for a small question that needs no lake; the caller closes it. Making an instance takes 10 ms."""
+    return _scratch().cursor()
 
 
 @cache
-def _scratch(threads: int | None) -> duckdb.DuckDBPyConnection:
-    return connect(threads=threads)
+def _scratch() -> duckdb.DuckDBPyConnection:
+    return connect(threads=1)
 
 
 @contextmanager

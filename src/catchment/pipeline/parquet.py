@@ -51,7 +51,7 @@ class ParquetFiles:
         paths = sql.literals(map(str, self._paths))
         query = f"DESCRIBE FROM read_parquet({paths}, union_by_name = true, hive_partitioning = false)"
         try:
-            with extensions.scratch(threads=None) as connection:
+            with extensions.connect() as connection:
                 return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
         except duckdb.Error as error:
             raise CorruptInputError(f"The files' columns cannot be read: {error}") from None

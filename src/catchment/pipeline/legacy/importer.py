@@ -179,7 +179,7 @@ class Importer:
 def _is_readable(path: Path) -> bool:
     """Whether every value of the file can be read; a footer alone does not tell."""
     try:
-        with extensions.scratch(threads=None) as connection:
+        with extensions.connect() as connection:
             listed = sql.literal(glob.escape(str(path)))
             connection.execute(
                 f"SELECT sum(hash(t)) FROM read_parquet({listed}, hive_partitioning = false) t"

@@ -77,7 +77,7 @@ def _source_sums(table: Table, found: Mapping[str, Found]) -> tuple[dict[str, Su
         Part(unit_id=unit, input=source) for unit, each in found.items() for source in inputs_of(each.root, each.leaf)
     ]
     sums: defaultdict[str, Sum] = defaultdict(Sum)
-    with extensions.scratch(threads=None) as connection:
+    with extensions.connect() as connection:
         groups, failures = sources.inspect(connection, parts)
         unreadable = {failure.unit_id: sources.bare_reason(failure) for failure in failures}
         for group in groups:

@@ -55,7 +55,7 @@ def survey(root: Path, leaves: Sequence[Leaf]) -> Survey:
     """Read the footers of all files of the leaves under `root`, a bounded number at a time."""
     shapes: dict[tuple[Column, ...], tuple[list[tuple[str, str]], list[int]]] = {}
     bad: list[BadFile] = []
-    with extensions.scratch(threads=None) as connection:
+    with extensions.connect() as connection:
         for parts in _portions(root, leaves):
             groups, failures = sources.inspect(connection, [part for part, _ in parts])
             names = {part.input.uri: (leaf, Path(part.input.uri).name) for part, leaf in parts}
