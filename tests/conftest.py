@@ -1,5 +1,6 @@
 """Fixtures that the whole run shares: one Spark session, one PostgreSQL server."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from catchment.testing import EmbeddedPostgres
 from tests.made_lakes import new_lake
 
 CATALOGS = ("duckdb", "sqlite", "postgres")
+OTHER_FILE_SYSTEMS = (Path("/dev/shm"), Path("/var/tmp"))
 MakeSettings = Callable[..., Settings]
 
 
@@ -49,6 +51,16 @@ def spark_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkRunn
     home = tmp_path_factory.mktemp("spark")
     with SparkRunner(Settings(home=home, spark_master="local[2]")) as runner:
         yield runner
+
+
+@pytest.fixture
+def other_file_system(tmp_path: Path) -> Iterator[Path]:
+    """A folder that no hard link reaches from `tmp_path`, which is in memory or on a disk."""
+    others = [each for each in OTHER_FILE_SYSTEMS if each.is_dir() and each.stat().st_dev != tmp_path.stat().st_dev]
+    if not others:
+        pytest.skip("this machine has one file system only")
+    with tempfile.TemporaryDirectory(dir=others[0]) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ PATIENCE_S = 60.0
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _PAUSE_S = 0.02
+# Between two writes of a client: those that never pause take the machine from whatever they are to go on beside.
+BEAT_S = 0.02
 
 
 class ServerProcess:

@@ -33,7 +33,7 @@ from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
 from tests.made_lakes import put_lake
 from tests.queue_scenes import open_queue
-from tests.server_scenes import wait_until
+from tests.server_scenes import BEAT_S, wait_until
 
 T7 = TenantId(7)
 A, B = ShardId("a"), ShardId("b")
@@ -140,7 +140,7 @@ def events(*ids: int) -> pa.Table:
 
 
 class Writers:
-    """Threads that write single rows for a tenant, as fast as they are acknowledged, until they are stopped."""
+    """Threads that write single rows for a tenant, one after the other, until they are stopped."""
 
     def __init__(self, gateway: TenantGateway, tenant: TenantId, *, threads: int = 4) -> None:
         self.acked: set[int] = set()
@@ -168,7 +168,7 @@ class Writers:
 
     def _write(self, number: int) -> None:
         each = number * 10_000_000
-        while not self._stopping.is_set():
+        while not self._stopping.wait(BEAT_S):
             each += 1
             try:
                 self._gateway.signal_for_tenant(self._tenant, "events", events(each))

@@ -35,8 +35,8 @@ class Ended:
 class Process:
     """A command or a module of ours in a process of its own; what it has in common with `Popen` means the same.
 
-    `arguments` begin with a command that is installed beside the interpreter, or with the interpreter and `-m`. Pipes
-    are text.
+    `arguments` begin with a command that is installed beside the interpreter, or with the interpreter and `-m` or a
+    script. Pipes are text.
     """
 
     def __init__(
@@ -176,6 +176,8 @@ def _target(arguments: list[str]) -> tuple[str, bool, list[str]]:
     match arguments:
         case [program, "-m", module, *rest] if program == sys.executable:
             return module, True, rest
+        case [program, script, *rest] if program == sys.executable and script.endswith(".py"):
+            return script, False, rest
         case [program, *rest] if Path(program).parent == Path(sys.executable).parent:
             return program, False, rest
     raise AssertionError(f"nothing that starts warm: {arguments}")

@@ -352,9 +352,14 @@ def test_a_move_with_history_survives_the_death_of_its_mover_and_ends_with_every
     assert fleet.rows("a", name) == 0
 
 
+# Every point of a move is killed in `tests/crash/test_tenant_kill.py`; here, one before its decision and one after it.
 @pytest.mark.parametrize(
     "point",
-    ["move.after_replicate", "move.after_dual_write", "move.after_close", "move.after_switch", "move.after_collect"],
+    [
+        "move.after_dual_write",
+        "move.after_switch",
+        *(pytest.param(f"move.after_{what}", marks=pytest.mark.soak) for what in ("replicate", "close", "collect")),
+    ],
 )
 def test_a_move_whose_mover_was_killed_is_finished_by_running_it_again(fleet: Fleet, point: str) -> None:
     name = fleet.tenant()

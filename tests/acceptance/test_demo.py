@@ -66,11 +66,13 @@ def told(installed: Installed, interrupted: Interrupted) -> Ended:
 
 
 def _lines_until(lines: Iterator[str], text: str) -> Iterator[str]:
+    said = []
     for line in lines:
         yield line
+        said.append(line)
         if text in line:
             return
-    raise AssertionError(f"it never said {text!r}")
+    raise AssertionError(f"it never said {text!r}, but\n{''.join(said)}")
 
 
 def _is_open(uri: str) -> bool:

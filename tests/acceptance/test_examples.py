@@ -1,11 +1,11 @@
 """Every example runs as its README says and ends well."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.repo.source_tree import ROOT
 
 # What an example says at its end; most are about a lake.
@@ -25,9 +25,7 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir(
 def test_an_example_runs_as_it_is(folder: Path, tmp_path: Path) -> None:
     (script,) = folder.glob("*.py")
     assert script.name in (folder / "README.md").read_text(encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    ended = warm.run([sys.executable, script, tmp_path], cwd=ROOT, timeout=120)
     assert ended.returncode == 0, ended.stderr
     for line in SAID.get(folder.name, SAID_OF_A_LAKE):
         assert line in ended.stdout

@@ -12,7 +12,7 @@ import pytest
 
 from tests.queue_scenes import open_queue
 from tests.scenes import rows_of
-from tests.server_scenes import ServerProcess, serving, wait_until
+from tests.server_scenes import BEAT_S, ServerProcess, serving, wait_until
 
 Error = adbc_driver_manager.Error
 SHAPE = (
@@ -308,7 +308,7 @@ class Writer:
 
     def _write(self) -> None:
         with self._server.cursor() as cursor:
-            while not self.enough.is_set():
+            while not self.enough.wait(BEAT_S):
                 cursor.execute(f"{self._insert} ({self._next})")
                 self.acked.append(self._next)
                 self._next += 1

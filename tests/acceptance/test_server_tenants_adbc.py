@@ -27,7 +27,7 @@ from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
-from tests.server_scenes import ServerProcess, wait_until
+from tests.server_scenes import BEAT_S, ServerProcess, wait_until
 from tests.tenant_scenes import A, B
 
 Error = adbc_driver_manager.Error
@@ -290,7 +290,7 @@ class Clients:
         try:
             with self.tenant.cursor(shard) as cursor:
                 for number in count(first):
-                    if self.stopping.is_set():
+                    if self.stopping.wait(BEAT_S):
                         return
                     way(cursor, number)
         except Error as error:

@@ -393,7 +393,8 @@ def _crash() -> None:
         "retire.after_unit",
     ],
 )
-@pytest.mark.parametrize("times", [1, 2])
+# The second time it is in the middle of its work, the first time at its beginning.
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_run_that_was_stopped_is_finished_by_the_next(scene: Scene, point: str, times: int) -> None:
     scene.fill(0, 10, 20, 30, 40)
     scene.do("DELETE FROM t7.a WHERE id = 3", "CREATE TABLE t7.b AS SELECT 1 AS n")

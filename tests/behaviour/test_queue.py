@@ -263,9 +263,11 @@ def test_the_lake_takes_nothing_for_old_that_a_wiped_queue_is_given(queue: Queue
     assert_delivered(queue, range(8))
 
 
+# The same by SIGKILL, at more points and with writers, is `tests/crash/test_queue_kill.py`.
+@pytest.mark.soak
 @ON_DISK
 @pytest.mark.parametrize("point", ["deliver.after_commit", *(name for name in faults.POINTS if "queue." in name)])
-def test_a_queue_thatdies_anywhere_has_every_acknowledged_row_once_when_it_is_started_again(
+def test_a_queue_that_dies_anywhere_has_every_acknowledged_row_once_when_it_is_started_again(
     point: str, make_queue: MakeQueue
 ) -> None:
     queue = make_queue(queue_flush_chunk_rows=4)

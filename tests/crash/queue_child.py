@@ -2,8 +2,8 @@
 
     python -m tests.crash.queue_child {write|flush|granted|paused} SETTINGS TABLE POINT NTH
 
-`write`: two clients write and never stop, each in a session of its own; once both have rows acknowledged, everything is
-flushed, and the process kills itself when it comes to the point for the NTH time. `paused` stops there instead, and
+`write`: two clients write, each in a session of its own; once both have rows acknowledged, everything is flushed while
+they go on, and the process kills itself when it comes to the point for the NTH time. `paused` stops there instead, and
 waits to be killed. Both say on stdout what was acknowledged, after it was: `ack CLIENT FIRST LAST`.
 
 `flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is how many rows this
@@ -14,6 +14,7 @@ SETTINGS is a JSON object, with secrets in the clear.
 """
 
 import json
+import math
 import os
 import sys
 import threading
@@ -36,6 +37,8 @@ CLIENTS = 2
 CLIENT_IDS = 1_000_000
 BATCH = 3
 BATCHES_BEFORE = 6
+# How far clients go by themselves: without a bound they would leave a flush no time to come to its point.
+_BATCHES_ALONE_MAX = 3 * BATCHES_BEFORE
 # The writer itself comes to these, so they are armed while a flush stands still in the middle of its work.
 _WRITERS_POINTS = ("queue.before_ack", "queue.after_ack", "queue.after_settle")
 _FLUSH_MIDDLE = "deliver.after_place"
@@ -72,13 +75,14 @@ def hear() -> None:
 
 
 class Clients:
-    """Threads that write batches of rows until the process ends."""
+    """Threads that write batches of rows: so many by themselves, and then more as they are let go on."""
 
     def __init__(self, queue: DqCoordinator, table: TableId) -> None:
         self._queue = queue
         self._table = table
         self._acked = threading.Condition()
         self._batches = [0] * CLIENTS
+        self._batches_max: float = _BATCHES_ALONE_MAX
 
     def start(self) -> None:
         for number in range(CLIENTS):
@@ -91,12 +95,21 @@ class Clients:
 
     def wait_for_more(self) -> None:
         """Wait until some batch is acknowledged that was not yet."""
+        self.go_on()
         with self._acked:
             before = sum(self._batches)
             assert self._acked.wait_for(lambda: sum(self._batches) > before, timeout=30)
 
+    def go_on(self) -> None:
+        """Have them write until the process ends."""
+        with self._acked:
+            self._batches_max = math.inf
+            self._acked.notify_all()
+
     def _write(self, number: int) -> None:
         while True:
+            with self._acked:
+                self._acked.wait_for(lambda: self._batches[number] < self._batches_max)
             first = number * CLIENT_IDS + self._batches[number] * BATCH
             try:
                 self._queue.enqueue(self._table, event_rows(range(first, first + BATCH)), session=f"client {number}")
@@ -140,6 +153,7 @@ def _write_and_flush(settings: Settings, table: TableId, point: str, nth: int, *
 
             def stand() -> None:
                 faults.arm(point, end)
+                clients.go_on()
                 threading.Event().wait()
 
             faults.arm(_FLUSH_MIDDLE, stand)

@@ -3,7 +3,6 @@
 import random
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,22 +139,20 @@ def test_an_undo_killed_anywhere_is_finished_by_an_undo(point: str, scene: Scene
 
 
 @pytest.mark.parametrize("nth", [9])
-def test_a_move_to_another_file_system_killed_in_the_middle_is_finished(nth: int, scene: Scene) -> None:
-    memory = Path("/dev/shm")
-    if not memory.is_dir() or memory.stat().st_dev == scene.home.home.stat().st_dev:
-        pytest.skip("there is no second file system here")
-    with tempfile.TemporaryDirectory(dir=memory) as other:
-        scene.place.migration.symlink_to(other)
-        _kill(scene, "run", "legacy.between_moves", nth)
-        assert (scene.place.data / scene.place.marker).exists()
-        assert 0 < len(snapshot_tree(scene.place.migrating)) < len(scene.before)
-        assert scene.job().detect() is Phase.READY
-        assert scene.job().run().ok
-        assert_imported(scene)
-        _kill(scene, "undo", "legacy.between_moves", nth)
-        assert scene.job().detect() is Phase.UNDOING
-        scene.job().undo()
-        assert snapshot_tree(scene.home.data) == scene.before
+def test_a_move_to_another_file_system_killed_in_the_middle_is_finished(
+    nth: int, scene: Scene, other_file_system: Path
+) -> None:
+    scene.place.migration.symlink_to(other_file_system)
+    _kill(scene, "run", "legacy.between_moves", nth)
+    assert (scene.place.data / scene.place.marker).exists()
+    assert 0 < len(snapshot_tree(scene.place.migrating)) < len(scene.before)
+    assert scene.job().detect() is Phase.READY
+    assert scene.job().run().ok
+    assert_imported(scene)
+    _kill(scene, "undo", "legacy.between_moves", nth)
+    assert scene.job().detect() is Phase.UNDOING
+    scene.job().undo()
+    assert snapshot_tree(scene.home.data) == scene.before
     scene.place.migration.unlink()
 
 

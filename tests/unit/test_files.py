@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,16 +44,6 @@ def other_process(lock: FileLock) -> Iterator["subprocess.Popen[str]"]:
         assert process.stdout.readline() == "holding\n"
         yield process
         process.kill()
-
-
-@pytest.fixture
-def other_file_system(tmp_path: Path) -> Iterator[Path]:
-    """A folder that no hard link reaches from `tmp_path`."""
-    shared_memory = Path("/dev/shm")
-    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("this machine has one file system only")
-    with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
-        yield Path(folder)
 
 
 @pytest.mark.usefixtures("other_process")
