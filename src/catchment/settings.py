@@ -280,6 +280,18 @@ class Settings(BaseSettings):
         """The data path with its default filled in."""
         return self.lake_data_path or str(self.home.absolute() / "data")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # Nothing is in files of these kinds, and looking for it takes as long as all the rest.
+        return (init_settings, env_settings)
+
 
 class _Written(Settings):
     """Settings that nothing but a file says."""

@@ -60,7 +60,11 @@ class Delivery:
 
 
 class Ledger:
-    """Statements on the ledger; each method runs in whatever transaction its connection is in."""
+    """Statements on the ledger; each method runs in whatever transaction its connection is in.
+
+    They compare rows, `row(a) = row(?)`, where columns would do: by those DuckLake first asks the catalog which files
+    may hold such a value, for an UPDATE twice and two thirds of its time. Of the ledger, all of them may.
+    """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str) -> None:
         self._connection = connection
@@ -154,12 +158,11 @@ class Ledger:
 
     def producers(self) -> list[Claim]:
         """Every producer, as it stands."""
-        rows = self._connection.execute(
-            f"SELECT producer, epoch, seq FROM {sql.qualified(self._lake, LEDGER_SCHEMA, 'producers')} "
-            "WHERE producer <> ? ORDER BY producer",
-            [_ROOT],
-        ).fetchall()
-        return [Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows]
+        table = sql.qualified(self._lake, LEDGER_SCHEMA, "producers")
+        rows = self._connection.execute(f"SELECT producer, epoch, seq FROM {table} ORDER BY producer").fetchall()
+        return [
+            Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows if name != _ROOT
+        ]
 
     def _explain(self, claim: Claim) -> None:
         """Why a claim no longer holds: whoever has it is to stop, or to look and do it again."""
@@ -178,10 +181,10 @@ class Ledger:
         wanted = list(unit_ids)
         if len(wanted) <= _UNITS_FEW_MAX:
             # Planning a join with them would take as long as everything else.
-            text = f"{every} WHERE table_uuid = ? AND list_contains(?::VARCHAR[], unit_id)"
+            text = f"{every} WHERE row(table_uuid) = row(?) AND list_contains(?::VARCHAR[], unit_id)"
             return self._connection.execute(text, [table_uuid, wanted]).fetchall()
         with self._registered(pa.table({"unit_id": pa.array(wanted, pa.string())})) as name:
-            text = f"{every} WHERE table_uuid = ? AND unit_id IN (FROM {name})"
+            text = f"{every} WHERE row(table_uuid) = row(?) AND unit_id IN (FROM {name})"
             return self._connection.execute(text, [table_uuid]).fetchall()
 
     @contextmanager

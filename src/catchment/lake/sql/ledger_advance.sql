@@ -2,4 +2,4 @@
 -- so the caller requires that exactly one row was affected.
 UPDATE {lake}._catchment.producers
 SET seq = $seq_to, updated_at = $at
-WHERE producer = $producer AND epoch = $epoch AND seq = $seq_from
+WHERE row(producer, epoch, seq) = row($producer, $epoch, $seq_from)

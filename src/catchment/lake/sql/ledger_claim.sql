@@ -1,3 +1,3 @@
 UPDATE {lake}._catchment.producers
 SET epoch = epoch + 1, updated_at = $at
-WHERE producer = $producer
+WHERE row(producer) = row($producer)

@@ -1,1 +1,1 @@
-SELECT epoch, seq FROM {lake}._catchment.producers WHERE producer = ?
+SELECT epoch, seq FROM {lake}._catchment.producers WHERE row(producer) = row(?)
