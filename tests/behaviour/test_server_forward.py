@@ -82,6 +82,10 @@ class Place:
         self.servers[shard] = server
         return server
 
+    def stop(self, shard: ShardId) -> None:
+        """Stop the server that is there by now: a test may have started another."""
+        self.servers[shard].stop()
+
     def client(self, shard: ShardId, user: str = "eve") -> Client:
         """A session of a user."""
         client = Client(self.servers[shard].uri)
@@ -132,7 +136,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     with ExitStack() as opened:
         for shard in (A, B):
             server = place.start(shard)
-            opened.callback(server.stop)
+            opened.callback(place.stop, shard)
             place.store.add_shard(Shard(id=shard, region="eu", location=server.uri, home=str(tmp_path / shard.name)))
         opened.callback(place.hang_up)
         place.store.create_tenant(T7, "seven", TenantConfig(), A)
