@@ -26,7 +26,7 @@ ENDLESS = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000)
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _PAUSE_S = 0.02
 # Between two writes of a client: those that never pause take the machine from whatever they are to go on beside.
-BEAT_S = 0.02
+BEAT_S = 0.05
 
 
 class ServerProcess:

@@ -21,7 +21,7 @@ from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
 
 A, B, T7 = ShardId("a"), ShardId("b"), TenantId(7)
-ROWS, PAUSE_S = 10, 0.01
+ROWS, PAUSE_S = 10, 0.05
 
 
 @contextmanager

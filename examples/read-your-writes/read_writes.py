@@ -1,7 +1,7 @@
 """Read a table while it is written to and flushed: each read sees all that was acknowledged before it, once."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ from catchment.ids import TableId
 from catchment.settings import Settings
 
 VISITS = TableId("shop", "visits")
-WRITES, ROWS = 100, 10
+WRITES, ROWS, PAUSE_S = 100, 10, 0.02
 
 
 def main(home: Path) -> None:
@@ -37,14 +37,14 @@ def main(home: Path) -> None:
         app.queue.enqueue(VISITS, pa.table({"n": pa.array([], pa.int64())}), session="writer")
         writing = threads.submit(write)
         reads = 0
-        while not writing.done():
+        while not wait([writing], timeout=PAUSE_S).done:
             check()
             reads += 1
         with app.lake.cursor() as cursor:
             in_lake = cursor.execute("SELECT count(*) FROM shop.visits").fetchall()[0][0]
         print(f"before the flush: {check()} rows seen, {in_lake} of them in the lake")
         flushing = threads.submit(app.queue.force_flush_all)
-        while not flushing.done():
+        while not wait([flushing], timeout=PAUSE_S).done:
             check()
             reads += 1
         print(f"{reads} reads during writes and flush: none missed a row, none saw one twice")

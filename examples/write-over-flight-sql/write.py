@@ -8,7 +8,7 @@ from pathlib import Path
 
 import adbc_driver_flightsql.dbapi as flight
 
-ROWS = 1_000
+ROWS = 200
 
 
 @contextmanager

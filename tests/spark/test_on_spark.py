@@ -84,7 +84,8 @@ def _kill_the_workers_once_one_has_written(folder: Path, killed: list[int]) -> N
     deadline = threading.Event()
     timer = threading.Timer(MARKER_S_MAX, deadline.set)
     timer.start()
-    while not deadline.is_set() and not killed:
+    # Not without a pause: the task that is to be killed needs the core as well.
+    while not killed and not deadline.wait(0.002):
         if any(folder.rglob("*.parquet")):
             for pid in _workers():
                 os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ NAMES = ("kitchen", "cellar")
 TABLE = "readings"
 DEFAULT_UNIT = "celsius"
 # As often as somebody types; the machine shall have time for the rest of the story.
-_PAUSE_S = 0.03
+_PAUSE_S = 0.05
 # A write that waits for a tenant's move is answered well before.
 _ANSWER_S_MAX = 20.0
 _OLD = f"INSERT INTO duckling_queue.{TABLE} (id, sensor, celsius) VALUES (?, ?, ?)"
