@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     """Everything that can be set. Frozen: a process lives with the settings it started with."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+    _reads_environment: ClassVar[bool] = True
 
     home: Path = _setting(Path("catchment-data"), "Folder that holds everything which is not put elsewhere.")
     log_level: str = _setting("warning", "Least level that is logged.", pattern="^(debug|info|warning|error)$")
@@ -289,23 +290,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # Nothing is in files of these kinds, and looking for it takes as long as all the rest.
-        return (init_settings, env_settings)
+        # Nothing is in files of the other kinds, and looking for it takes as long as all the rest.
+        return (init_settings, env_settings) if cls._reads_environment else (init_settings,)
 
 
 class _Written(Settings):
     """Settings that nothing but a file says."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
+    _reads_environment: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
