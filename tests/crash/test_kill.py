@@ -36,12 +36,15 @@ COMMITTED = (
     "retire.after_unit",
 )
 UNITS = 6
-# Mode and catalog make a difference around the commit; the other points have theirs in the long campaigns.
-DIFFERENT = ("deliver.after_write", "deliver.after_place", "deliver.before_commit", "deliver.after_commit")
+# There mode and catalog make a difference; with another one, the other points have theirs in the long campaigns.
+AROUND_THE_COMMIT = ("deliver.after_write", "deliver.after_place", "deliver.before_commit", "deliver.after_commit")
 DELIVERED = [
-    pytest.param(point, mode, catalog, marks=() if point in DIFFERENT or not at else pytest.mark.soak)
-    for at, (mode, catalog) in enumerate(((Mode.REWRITE, "sqlite"), (Mode.ADOPT, "sqlite"), (Mode.REWRITE, "postgres")))
-    for point in DELIVERY
+    *((point, Mode.REWRITE, "sqlite") for point in DELIVERY),
+    *(
+        pytest.param(point, mode, catalog, marks=() if point in AROUND_THE_COMMIT else pytest.mark.soak)
+        for mode, catalog in ((Mode.ADOPT, "sqlite"), (Mode.REWRITE, "postgres"))
+        for point in DELIVERY
+    ),
 ]
 
 
