@@ -35,8 +35,8 @@ class Ended:
 class Process:
     """A command or a module of ours in a process of its own; what it has in common with `Popen` means the same.
 
-    `arguments` begin with a command that is installed beside the interpreter, or with the interpreter and `-m` or a
-    script. Pipes are text.
+    `arguments` begin with a command that is installed beside the interpreter, or with the interpreter and `-m`, `-c` or
+    a script. Pipes are text.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Process:
         self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
-        target, is_module, rest = _target([os.fsdecode(each) for each in arguments])
+        kind, target, rest = _target([os.fsdecode(each) for each in arguments])
         order = {
+            "kind": kind,
             "target": target,
-            "is_module": is_module,
             "arguments": rest,
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
@@ -172,14 +172,16 @@ def run(
     return Ended(process.wait(), out, err)
 
 
-def _target(arguments: list[str]) -> tuple[str, bool, list[str]]:
+def _target(arguments: list[str]) -> tuple[str, str, list[str]]:
     match arguments:
         case [program, "-m", module, *rest] if program == sys.executable:
-            return module, True, rest
+            return "module", module, rest
+        case [program, "-c", code, *rest] if program == sys.executable:
+            return "code", code, rest
         case [program, script, *rest] if program == sys.executable and script.endswith(".py"):
-            return script, False, rest
+            return "script", script, rest
         case [program, *rest] if Path(program).parent == Path(sys.executable).parent:
-            return program, False, rest
+            return "script", program, rest
     raise AssertionError(f"nothing that starts warm: {arguments}")
 
 

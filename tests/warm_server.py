@@ -53,10 +53,10 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a new process is to be: a module, or else a script."""
+    """What a new process is to be: a module, a script, or code."""
 
+    kind: str
     target: str
-    is_module: bool
     arguments: list[str]
     folder: str
     environment: dict[str, str]
@@ -156,12 +156,15 @@ def _warm_up() -> None:
 
 def _run(order: Order) -> int:
     """How it ended, if by itself; what else may end a process is raised."""
-    sys.argv = [order.target, *order.arguments]
+    sys.argv = ["-c" if order.kind == "code" else order.target, *order.arguments]
     try:
-        if order.is_module:
-            runpy.run_module(order.target, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(order.target, run_name="__main__")
+        match order.kind:
+            case "module":
+                runpy.run_module(order.target, run_name="__main__", alter_sys=True)
+            case "script":
+                runpy.run_path(order.target, run_name="__main__")
+            case _:
+                exec(compile(order.target, "<string>", "exec"), {"__name__": "__main__"})
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -16,6 +15,8 @@ from typing import Any
 import adbc_driver_flightsql.dbapi as flight
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 PASSWORD = "correct horse"
@@ -72,13 +73,12 @@ class Watched:
 @contextmanager
 def watched(home: Path, *, web_port: str = "0") -> Iterator[Watched]:
     """A server that is killed at the end."""
-    process = subprocess.Popen(
+    process = warm.Process(
         [sys.executable, "-m", "tests.web_child", str(home), web_port],
         cwd=ROOT,
         env={**os.environ, "CATCHMENT_LAKE_THREADS_MAX": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        stdin=warm.PIPE,
+        stdout=warm.PIPE,
     )
     assert process.stdout is not None
     assert process.stdin is not None

@@ -26,6 +26,7 @@ from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.router import TenantRouter
 from catchment.tenants.store import ControlStore
+from tests import warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
 from tests.server_scenes import ServerProcess, serving, wait_until
 
@@ -70,14 +71,11 @@ class Fleet:
     def kill_at(self, point: str, *arguments: str) -> None:
         """Run a command that is killed at a point."""
         kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
-        ended = subprocess.run(
+        ended = warm.run(
             [sys.executable, "-c", ARMED, point, *arguments],
             cwd=self.shell.folder,
             env={**kept, "HOME": str(self.shell.folder), **self.environment},
-            capture_output=True,
-            text=True,
             timeout=PATIENCE_S,
-            check=False,
         )
         assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr
 

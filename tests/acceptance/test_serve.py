@@ -139,7 +139,7 @@ def _pasted(served: Served, **replaced: str) -> str:
     for name, value in replaced.items():
         script = script.replace(name, value)
     assert len(lines) == 3
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    ended = warm.run([sys.executable, "-c", script], timeout=60)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -291,10 +291,10 @@ def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
 
 
 @contextmanager
-def _running(served: Served) -> Iterator[subprocess.Popen[str]]:
+def _running(served: Served) -> Iterator[warm.Process]:
     """A client that waits for a statement, which takes the only slot there is."""
     command = [sys.executable, "-c", CLIENT, served.uri, LONG]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
+    with warm.Process(command, stderr=warm.PIPE) as client:
         try:
             while not _is_busy(served):
                 assert client.poll() is None

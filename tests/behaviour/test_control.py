@@ -1,7 +1,6 @@
 """The control database: made and upgraded by the scripts of the package, whoever starts, and never downgraded."""
 
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from catchment.control.models import MODELS
 from catchment.errors import CatchmentError, ControlUnavailableError, SettingsError, StateError
 from catchment.schema import Engine, Migrate, State
 from catchment.settings import Settings
+from tests import warm
 
 SCRIPTS = sorted(path.name for path in database.SCRIPTS.iterdir())
 # A process that says that it is there, waits until it is told to go, and opens the database.
@@ -125,10 +125,7 @@ def test_two_moves_have_two_tokens(old: Home) -> None:
 
 def test_two_processes_that_start_at_once_both_come_up(old: Home) -> None:
     command = [sys.executable, "-c", STARTER, str(old.settings.home)]
-    starting = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    starting = [warm.Process(command, stdin=warm.PIPE, stdout=warm.PIPE, stderr=warm.PIPE) for _ in range(2)]
     for each in starting:
         assert each.stdout is not None
         assert each.stdout.readline() == "there\n"

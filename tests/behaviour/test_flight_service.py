@@ -1,6 +1,5 @@
 """The Flight service, by its protocol: what each call does, what is refused and how, and what a lost client leaves."""
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.serve import FlightServer
 from catchment.server.sessions import Session
 from catchment.settings import MIB, Settings
+from tests import warm
 from tests.flight_scenes import (
     ENDLESS,
     PATIENCE_S,
@@ -29,6 +29,7 @@ from tests.flight_scenes import (
     server,
     sessions,
 )
+from tests.repo.source_tree import ROOT
 
 Code = grpc.StatusCode
 Connect = Callable[[], Client]
@@ -487,11 +488,9 @@ Client(sys.argv[1]).upload(sending()).result()
 def test_half_of_an_upload_is_never_taken_for_a_whole_one(running: FlightServer, client: Client) -> None:
     client.update("CREATE OR REPLACE TABLE half (x VARCHAR)")
     for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _HALF, running.uri], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
+        process = warm.Process([sys.executable, "-c", _HALF, running.uri], cwd=ROOT, stdout=warm.PIPE)
         assert process.stdout is not None
-        assert process.stdout.readline() == b"sent\n"
+        assert process.stdout.readline() == "sent\n"
         process.kill()
         process.wait()
         process.stdout.close()

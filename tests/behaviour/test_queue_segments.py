@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +24,8 @@ from catchment.queue.lease_postgres import PostgresLeases
 from catchment.queue.segments import SessionsBuffer
 from catchment.settings import MIB
 from catchment.testing import EmbeddedPostgres, FakeClock
+from tests import warm
+from tests.repo.source_tree import ROOT
 
 EVENTS = TableId("main", "events")
 CLICKS = TableId("web", "clicks")
@@ -120,11 +121,8 @@ def _no_room() -> None:
     raise StorageFailedError("No space left on device.")
 
 
-def _run_writer(root: Path, act: str = "die") -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(root), act],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+def _run_writer(root: Path, act: str = "die") -> warm.Process:
+    return warm.Process([sys.executable, "-c", _WRITER, str(root), act], cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE)
 
 
 def test_a_segment_is_made_by_the_first_write_of_its_session(buffer: SessionsBuffer, tmp_path: Path) -> None:
@@ -547,7 +545,7 @@ def test_a_wal_that_was_left_while_a_part_was_marked_is_written_back(buffer: Ses
         "import duckdb, os, sys; connection = duckdb.connect(sys.argv[1]); "
         """connection.execute("DELETE FROM dq_meta WHERE table_name = 'events'"); os.kill(os.getpid(), 9)"""
     )
-    subprocess.run([sys.executable, "-c", code, one.path], check=False)
+    warm.run([sys.executable, "-c", code, one.path], timeout=60)
     assert len(_files(tmp_path, "sealed")) == 2
     assert _held(buffer) == []
     assert [parcel.id for parcel in buffer.parcels()] == [other.id]

@@ -1,7 +1,6 @@
 """Applying a script: with its record or not at all; what scripts may not do; others who are in the way."""
 
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ from catchment.errors import LockTimeoutError, ScriptError, StateError
 from catchment.schema.check import State
 from catchment.schema.engine import Engine
 from catchment.schema.migrate import Migrate
+from tests import warm
 from tests.repo.source_tree import ROOT
 from tests.schema_scenes import IMPATIENT, Scene, dump, scene
 
@@ -249,9 +249,7 @@ def test_two_appliers_at_once_apply_every_script_once(tmp_path: Path) -> None:
     here.path.unlink()
     here.write("004.count.sql", "CREATE TABLE counted (n); INSERT INTO counted VALUES (1);")
     command = [sys.executable, "-c", APPLIER, str(here.path)]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    started = [warm.Process(command, cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE) for _ in range(2)]
     for each in started:
         assert each.stdout is not None
         assert each.stdout.readline() == "ready\n"

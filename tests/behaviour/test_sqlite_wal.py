@@ -1,7 +1,6 @@
 """The WAL of a SQLite catalog stays while a server has the lake open, and nobody is kept from anything by that."""
 
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from catchment.files import SharedFile
 from catchment.lake import Lake
 from catchment.lake.sqlitewal import OpenWal
 from catchment.settings import Settings
+from tests import warm
 
 _OTHER = """
 import sys
@@ -61,7 +61,7 @@ def test_the_wal_stays_while_the_lake_is_open_and_goes_with_it(settings: Setting
 def test_other_processes_read_and_write_beside_it(settings: Settings) -> None:
     with Lake.from_settings(settings, holds_wal=True) as lake:
         _write(lake, 1)
-        subprocess.run([sys.executable, "-c", _OTHER, str(settings.home)], check=True, timeout=60)
+        assert warm.run([sys.executable, "-c", _OTHER, str(settings.home)], timeout=60).returncode == 0
         assert _beside(settings) == {"-wal", "-shm"}
         _write(lake, 3)
         assert _numbers(lake) == [1, 2, 3]

@@ -1,7 +1,6 @@
 """SIGKILL of the server while clients in other processes write: what was acknowledged is there exactly once."""
 
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from catchment.ids import TableId
+from tests import warm
 from tests.queue_scenes import LAYOUTS, assert_drained, ids_in, open_queue
 from tests.repo.source_tree import ROOT
 from tests.server_scenes import ServerProcess, serving, wait_until
@@ -29,12 +29,8 @@ class Clients:
         self.folder = folder
         self._first = 0
         self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.server_child"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+            warm.Process(
+                [sys.executable, "-m", "tests.crash.server_child"], cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE
             )
             for _ in BATCHES
         ]

@@ -11,7 +11,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"server"}),
     # Served beside the server, which tells it who calls.
     frozenset({"web"}),
-    frozenset({"app", "status", "doctor", "testing"}),
+    frozenset({"app", "daemon", "status", "doctor", "testing"}),
     frozenset({"pipeline", "tenants"}),
     # Catchment's own database: migrated by `schema`, and used by whoever knows of tenants and users.
     frozenset({"control"}),

@@ -79,6 +79,27 @@ def test_a_worker_keeps_its_connection_between_tasks(spark_runner: SparkRunner) 
     assert sum(len(some) for some in seen) > len(by_worker)
 
 
+def test_a_worker_starts_with_what_it_needs_imported_and_nothing_from_an_archive(spark_runner: SparkRunner) -> None:
+    def found(_: int) -> tuple[str, list[str], bool]:
+        import sys
+
+        import pyspark
+
+        from catchment import daemon
+
+        kernel = sys.modules.get("catchment.pipeline.kernel")
+        return (
+            pyspark.__file__,
+            [each for each in sys.path if each not in daemon.installed_first(sys.path)],
+            bool(kernel),
+        )
+
+    [(place, archives, is_prepared)] = spark_runner.spark.sparkContext.parallelize([1], 1).map(found).collect()
+    assert Path(place).exists(), "it is in a zip"
+    assert archives == []
+    assert is_prepared
+
+
 def _kill_the_workers_once_one_has_written(folder: Path, killed: list[int]) -> None:
     """Wait for the first file in the staging folder, then end all of Spark's Python workers, so also the busy ones."""
     deadline = threading.Event()
@@ -97,7 +118,7 @@ def _workers() -> list[int]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "pyspark.daemon" in " ".join(process.cmdline()) and not process.children():
+            if "pyspark.worker" in " ".join(process.cmdline()) and not process.children():
                 found.append(process.pid)
         except psutil.Error:
             # It ended while it was looked at.

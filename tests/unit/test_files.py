@@ -15,6 +15,7 @@ from catchment.clock import SystemClock
 from catchment.errors import LockTimeoutError, StorageFailedError, StorageUnsupportedError
 from catchment.files import FileLock
 from catchment.testing import FakeClock
+from tests import warm
 
 # Takes the lock named on its command line, says so, and holds it until its stdin is closed.
 HOLDER = """
@@ -34,11 +35,9 @@ def lock(tmp_path: Path) -> FileLock:
 
 
 @pytest.fixture
-def other_process(lock: FileLock) -> Iterator["subprocess.Popen[str]"]:
+def other_process(lock: FileLock) -> Iterator[warm.Process]:
     """A second process that holds the lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lock.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = warm.Process([sys.executable, "-c", HOLDER, str(lock.path)], stdin=warm.PIPE, stdout=warm.PIPE)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "holding\n"
@@ -64,16 +63,14 @@ def test_waiting_for_a_lock_ends_at_the_bound_with_the_lock_s_name(tmp_path: Pat
     assert 2.5 <= clock.monotonic_s() < 2.6
 
 
-def test_a_lock_is_free_once_its_holder_was_killed(lock: FileLock, other_process: "subprocess.Popen[str]") -> None:
+def test_a_lock_is_free_once_its_holder_was_killed(lock: FileLock, other_process: warm.Process) -> None:
     assert not lock.is_free()
     other_process.send_signal(signal.SIGKILL)
     assert other_process.wait() == -signal.SIGKILL
     assert lock.is_free()
 
 
-def test_who_waits_for_a_lock_gets_it_once_its_holder_was_killed(
-    lock: FileLock, other_process: "subprocess.Popen[str]"
-) -> None:
+def test_who_waits_for_a_lock_gets_it_once_its_holder_was_killed(lock: FileLock, other_process: warm.Process) -> None:
     class KillingClock(FakeClock):
         """While the lock is waited for, its holder is killed."""
 

@@ -1,6 +1,5 @@
 """Leases: one holder at a time, and none once the holder is gone; by files and by PostgreSQL alike."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from catchment.queue.lease import FileLeases, Leases, leases_for
 from catchment.queue.lease_postgres import PostgresLeases
 from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres, FakeClock
+from tests import warm
 
 Open = Callable[[], Leases]
 
@@ -94,7 +94,7 @@ def test_closing_gives_all_leases_back(open_leases: Open) -> None:
 def test_a_lease_dies_with_its_holder(open_leases: Open, place: tuple[str, str]) -> None:
     leases = open_leases()
     command = [sys.executable, "-c", _HOLDER, *place]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with warm.Process(command, stdin=warm.PIPE, stdout=warm.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         assert leases.take("a") is None

@@ -2,7 +2,6 @@
 
 import json
 import stat
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +11,11 @@ from argon2 import PasswordHasher
 
 from catchment.errors import CorruptInputError, InputError, StateError
 from catchment.server.model import Role
-from catchment.server.users import Users, is_password
+from catchment.server.users import Users, hash_of_nobody, is_password
 from catchment.settings import Settings
 from catchment.tenants.model import TenantId
 from catchment.testing import FakeClock
+from tests import warm
 
 PASSWORD = "correct horse"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -50,6 +50,15 @@ def test_a_user_is_found_again_by_whoever_reads_the_file(users: Users) -> None:
     assert (found.name, found.role, found.created_at) == ("ada", Role.WRITER, NOW)
     assert is_password(found.password_hash, PASSWORD)
     assert not is_password(found.password_hash, PASSWORD + " ")
+
+
+def test_the_hash_of_nobody_is_like_any_other_and_fits_no_password(users: Users) -> None:
+    user = users.add("ada", Role.ADMIN, PASSWORD)
+    hashes = (hash_of_nobody(), hash_of_nobody(), user.password_hash)
+    assert len({tuple(each.split("$")[:4]) for each in hashes}) == 1
+    assert len({tuple(map(len, each.split("$"))) for each in hashes}) == 1
+    assert len(set(hashes)) == 3
+    assert not any(is_password(each, password) for each in hashes[:2] for password in ("", PASSWORD))
 
 
 def test_the_file_holds_an_argon2id_hash_and_is_for_its_owner_alone(users: Users) -> None:
@@ -184,16 +193,14 @@ def test_a_password_that_was_changed_meanwhile_is_not_put_back(users: Users) -> 
 def test_two_who_add_users_at_once_lose_none(tmp_path: Path) -> None:
     path = tmp_path / "users.json"
     adding = [
-        subprocess.Popen(
-            [sys.executable, "-c", ADDER, str(path), prefix], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        warm.Process([sys.executable, "-c", ADDER, str(path), prefix], stdin=warm.PIPE, stdout=warm.PIPE)
         for prefix in ("a", "b")
     ]
     for each in adding:
         assert each.stdout is not None
         assert each.stdout.readline() == "there\n"
     for each in adding:
-        each.communicate("go\n", timeout=60)
+        each.communicate(60, b"go\n")
         assert each.returncode == 0
     assert len(Users(path).all()) == 20
 

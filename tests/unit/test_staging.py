@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -13,6 +12,7 @@ import pytest
 from catchment.lake import staging
 from catchment.lake.staging import FOLDER, JobFolder, Staging
 from catchment.testing import FakeClock
+from tests import warm
 
 # Starts a job in the data path named on its command line, says its id, and runs until its stdin is closed.
 JOB = """
@@ -72,9 +72,7 @@ def test_a_job_that_failed_is_dead_and_leaves_its_folder(area: Staging, clock: F
 
 
 def test_a_job_of_another_process_lives_until_that_is_killed(area: Staging, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", JOB, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = warm.Process([sys.executable, "-c", JOB, str(tmp_path)], stdin=warm.PIPE, stdout=warm.PIPE)
     with process:
         assert process.stdout is not None
         job_id = process.stdout.readline().strip()

@@ -156,6 +156,7 @@ def _conf(settings: Settings) -> SparkConf:
         "spark.driver.host": _LOOPBACK,
         "spark.driver.bindAddress": _LOOPBACK,
         "spark.log.level": "WARN",
+        "spark.python.daemon.module": "catchment.daemon",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.worker.reuse": "true",
         "spark.task.maxFailures": str(settings.spark_task_failures_max),

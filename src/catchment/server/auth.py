@@ -24,7 +24,7 @@ from catchment.clock import Clock, SystemClock
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, SettingsError
 from catchment.server.model import Principal, Role
 from catchment.server.tls import certificate_of
-from catchment.server.users import ANONYMOUS, LOCAL, PASSWORD_BYTES_MAX, SHARD, Users, hash_password, is_password
+from catchment.server.users import ANONYMOUS, LOCAL, PASSWORD_BYTES_MAX, SHARD, Users, hash_of_nobody, is_password
 from catchment.settings import Settings
 
 FAILURES_FREE = 5
@@ -65,8 +65,7 @@ class Authenticator:
         self._shard_secret = shard_secret
         self._required = required
         self._clock = clock or SystemClock()
-        # Takes as long as any other, and fits nothing that anybody knows.
-        self._nobody = hash_password(secrets.token_urlsafe(32))
+        self._nobody = hash_of_nobody()
         # Each takes 19 MiB.
         self._hashing = threading.BoundedSemaphore(_HASHES_AT_ONCE_MAX)
         self._mutex = threading.Lock()

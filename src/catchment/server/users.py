@@ -5,8 +5,10 @@ lose nothing, and a server that reads it meanwhile sees the old file or the new 
 an error: taken for an empty one, it would let a server believe that it has no users.
 """
 
+import base64
 import json
 import re
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from argon2.low_level import ARGON2_VERSION
 
 from catchment import files
 from catchment.clock import Clock, SystemClock
@@ -164,6 +167,14 @@ class Users:
 def hash_password(password: str) -> str:
     """The hash that is kept in place of the password."""
     return _HASHER.hash(password)
+
+
+def hash_of_nobody() -> str:
+    """A hash that fits no password that anybody knows; to compare with it takes as long as with any."""
+    lengths = (_HASHER.salt_len, _HASHER.hash_len)
+    salt, digest = (base64.b64encode(secrets.token_bytes(each)).decode().rstrip("=") for each in lengths)
+    costs = f"m={_HASHER.memory_cost},t={_HASHER.time_cost},p={_HASHER.parallelism}"
+    return f"$argon2id$v={ARGON2_VERSION}${costs}${salt}${digest}"
 
 
 def is_password(password_hash: str, password: str) -> bool:

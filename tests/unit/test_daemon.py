@@ -1,0 +1,32 @@
+"""Where Spark's Python workers import PySpark from."""
+
+from pathlib import Path
+
+import pytest
+
+from catchment.daemon import installed_first
+
+
+@pytest.fixture
+def spark_home(tmp_path: Path) -> Path:
+    """PySpark, as pip installs it."""
+    home = tmp_path / "site-packages" / "pyspark"
+    home.mkdir(parents=True)
+    (home / "__init__.py").touch()
+    return home
+
+
+def test_archives_of_the_pyspark_that_is_installed_are_left_out(spark_home: Path) -> None:
+    archives = [str(spark_home / "python" / "lib" / "pyspark.zip"), str(spark_home / "jars" / "spark-core.jar")]
+    others = ["/elsewhere/mine.zip", str(spark_home.parent)]
+    assert installed_first([*archives, *others]) == others
+
+
+def test_a_spark_from_elsewhere_brings_its_own_pyspark(spark_home: Path) -> None:
+    path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/jars/spark-core.jar", str(spark_home.parent)]
+    assert installed_first(path) == path
+
+
+def test_where_no_pyspark_is_installed_the_archive_is_all_there_is(tmp_path: Path) -> None:
+    path = ["/opt/spark/python/lib/pyspark.zip", str(tmp_path)]
+    assert installed_first(path) == path
