@@ -1,4 +1,9 @@
-"""Processes of their own that start warm: forked from one that has imported everything, in place of `subprocess`."""
+"""Processes of their own that start warm: forked from one that has imported everything, in place of `subprocess`.
+
+    python -m tests.warm ORDERS COMMAND…
+
+does so for a shell, whose streams the command has; see `stand_in`.
+"""
 
 import atexit
 import json
@@ -49,6 +54,7 @@ class Process:
         stdout: int | IO[str] = 1,
         stderr: int | IO[str] = 2,
         start_new_session: bool = False,
+        orders: str | None = None,
     ) -> None:
         self.returncode: int | None = None
         self.stdin: IO[str] | None = None
@@ -65,7 +71,7 @@ class Process:
         }
         theirs = [self._stream(name, each) for name, each in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr))]
         self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(_server())
+        self._line.connect(orders or _server())
         data = json.dumps(order).encode() + b"\n"
         sent = socket.send_fds(self._line, [data], [stream for stream, _ in theirs])
         if sent < len(data):
@@ -172,6 +178,13 @@ def run(
     return Ended(process.wait(), out, err)
 
 
+def stand_in(command: Path) -> str:
+    """A shell script to be put where the command would be."""
+    # Nothing but the standard library is there, which is soon imported; the process that it asks for has all of it.
+    client = f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -S -m {__name__}'
+    return f'#!/bin/sh\n{client} "{_server()}" "{command}" "$@"\n'
+
+
 def _target(arguments: list[str]) -> tuple[str, str, list[str]]:
     match arguments:
         case [program, "-m", module, *rest] if program == sys.executable:
@@ -208,3 +221,9 @@ def _server() -> str:
 
     atexit.register(end)
     return path
+
+
+if __name__ == "__main__":
+    where, *command = sys.argv[1:]
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    sys.exit(Process(command, env=inherited, stdin=0, orders=where).wait())

@@ -4,8 +4,9 @@
     ```python   is run by the interpreter.
     ```text     is what the block before it prints, line by line in this order; `…` stands for anything.
 
-`make` is not run: what `make demo` does has a test of its own. A block that is not run has
-`<!-- not run: the reason -->` in the line before it. Ports are the test's own.
+Commands start warm, see `tests.warm`; what stays up starts as a reader's would. `make` is not run: what `make demo`
+does has a test of its own. A block that is not run has `<!-- not run: the reason -->` in the line before it. Ports are
+the test's own.
 """
 
 import os
@@ -21,6 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from catchment.cli.main import app
+from tests import warm
 from tests.acceptance.shell import COMMAND
 from tests.repo.source_tree import ROOT
 
@@ -41,7 +43,7 @@ set -eu -o pipefail
 exec 2>&1
 make() { echo "$*" >>asked; }
 serve() {
-  coproc SERVER { exec "$@"; }
+  coproc SERVER { exec "$COLD/$@"; }
   for _ in ready web; do read -r line <&"${SERVER[0]}"; echo "$line"; done
 }
 trap '[ -z "${SERVER_PID:-}" ] || kill -9 "$SERVER_PID"' EXIT
@@ -125,7 +127,7 @@ def _checkout(folder: Path) -> None:
     (tools / "activate").write_text(f'export PATH="{tools}:$PATH"\n', encoding="utf-8")
     for tool in (COMMAND, Path(sys.executable)):
         name = "python" if tool == Path(sys.executable) else tool.name
-        (tools / name).write_text(f'#!/bin/sh\nexec "{tool}" "$@"\n', encoding="utf-8")
+        (tools / name).write_text(warm.stand_in(tool), encoding="utf-8")
         (tools / name).chmod(0o755)
 
 
@@ -170,6 +172,7 @@ def test_every_command_of_a_document_runs_as_it_stands_and_prints_what_is_shown(
         # The quickstart does so itself.
         ("" if ACTIVATE in text else f"{ACTIVATE}\n") + _script(steps, tmp_path, pages),
         tmp_path,
+        COLD=str(COMMAND.parent),
         CATCHMENT_SERVER_PORT=port,
         CATCHMENT_SERVER_WEB_PORT=web_port,
         CATCHMENT_SPARK_MASTER="local[1]",
