@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from catchment import sql
 from catchment.ids import ProducerId, TableId
-from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, has_table
 from catchment.lake.tokens import without_tokens
 
 TABLE = "dead_letters"
@@ -107,11 +107,7 @@ class DeadLetters:
 
     def _exists(self) -> bool:
         # Made with the first letter: a lake that never had one, or an older one, has no such table.
-        row = self._connection.execute(
-            "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? AND table_name = ?",
-            [self._lake, LEDGER_SCHEMA, TABLE],
-        ).fetchone()
-        return row is not None and row[0] == 1
+        return has_table(self._connection, self._lake, TableId(LEDGER_SCHEMA, TABLE))
 
     def _name(self) -> str:
         return sql.qualified(self._lake, LEDGER_SCHEMA, TABLE)

@@ -11,7 +11,7 @@ from catchment.ids import TableId
 from catchment.lake.deadletters import DeadLetters
 from catchment.lake.lake import Lake
 from catchment.lake.ledger import Delivery, Ledger
-from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, metadata_of
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, has_table, metadata_of
 
 _MIGRATIONS = "_migrations"
 
@@ -87,11 +87,7 @@ def overview(lake: Lake, *, small_bytes: int, deliveries_max: int) -> Overview:
 
 def _migrated(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[Migrated, ...]:
     # Made with the first migration of the lake.
-    found = connection.execute(
-        "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? AND table_name = ?",
-        [lake_name, LEDGER_SCHEMA, _MIGRATIONS],
-    ).fetchone()
-    if not found or not found[0]:
+    if not has_table(connection, lake_name, TableId(LEDGER_SCHEMA, _MIGRATIONS)):
         return ()
     rows = connection.execute(sql.statement(PACKAGE, "overview_migrations", lake=lake_name)).fetchall()
     return tuple(

@@ -59,11 +59,18 @@ def metadata_of(lake_name: str) -> str:
 
 def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[TableId, ...]:
     """Every user table."""
-    rows = connection.execute(
-        "SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = ? AND schema_name <> ? ORDER BY ALL",
-        [lake_name, LEDGER_SCHEMA],
-    ).fetchall()
+    wanted = {"lake": lake_name, "ledger": LEDGER_SCHEMA}
+    rows = connection.execute(sql.statement(PACKAGE, "tables_listed"), wanted).fetchall()
     return tuple(TableId(*row) for row in rows)
+
+
+def has_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
+    """Whether the connection's transaction sees the table, which is not known to be a view."""
+    try:
+        connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}")
+    except duckdb.CatalogException:
+        return False
+    return True
 
 
 def list_uuids(connection: duckdb.DuckDBPyConnection, lake_name: str) -> dict[TableId, str]:

@@ -38,10 +38,11 @@ from catchment.errors import (
     LakeMissingError,
     ScriptError,
 )
+from catchment.ids import TableId
 from catchment.lake.attach import DuckDbCatalog, LakeAddress
 from catchment.lake.lake import Lake
 from catchment.lake.ledger import Ledger
-from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.lake.tables import LEDGER_SCHEMA, has_table
 from catchment.lake.tokens import without_tokens
 from catchment.schema import ddl, lake_plan, lake_restore
 from catchment.schema.backups import KEEP, Backups
@@ -270,16 +271,16 @@ class LakeEngine:
         at = "" if snapshot is None else f" AT (VERSION => {snapshot})"
         fields = ("number", "filename", "script", "started_at", "finished_at")
         rows = connection.execute(
-            f"SELECT {', '.join(fields)} FROM {table}{at} WHERE schema_name = ? ORDER BY number", [self._schema]
+            # Compared as in the ledger, which says why.
+            f"SELECT {', '.join(fields)} FROM {table}{at} WHERE row(schema_name) = row(?) ORDER BY number",
+            [self._schema],
         ).fetchall()
         return tuple(Record(**dict(zip(fields, row, strict=True))) for row in rows)
 
     def _has_history(self, connection: duckdb.DuckDBPyConnection, snapshot: int | None) -> bool:
         """Whether a script was ever applied, to any schema."""
         if snapshot is None:
-            here = [self._lake.name, LEDGER_SCHEMA, TABLE]
-            query = "FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? AND table_name = ?"
-            return connection.execute(query, here).fetchone() is not None
+            return has_table(connection, self._lake.name, TableId(LEDGER_SCHEMA, TABLE))
         moment = Moment(connection=connection, lake=self._lake.name, schema=LEDGER_SCHEMA, snapshot=snapshot)
         return any(table.name == TABLE for table in moment.tables())
 

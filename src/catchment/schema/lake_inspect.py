@@ -54,7 +54,8 @@ def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
 def inspect(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str) -> Structure:
     """The tables of the schema, as the connection's transaction sees them."""
     found: dict[str, list[Column]] = {}
-    rows = connection.execute(sql.statement("catchment.schema", "lake_columns"), [lake_name, schema]).fetchall()
+    wanted = {"lake": lake_name, "schema": schema}
+    rows = connection.execute(sql.statement("catchment.schema", "lake_columns"), wanted).fetchall()
     for table, *facts in rows:
         found.setdefault(table, []).append(_column(*facts))
     return Structure(tables=tuple(Table(name=name, columns=tuple(columns)) for name, columns in found.items()))

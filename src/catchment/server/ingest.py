@@ -170,9 +170,11 @@ def _is_temporary(target: IngestTarget) -> bool:
 
 
 def _exists(link: Link, catalog: str, schema: str, table: str, call: Call) -> bool:
+    # Not in DuckDB's list of tables, for which DuckLake counts the rows of all of them: of columns, also of views.
     found = link.table(
-        "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND lower(schema_name) = lower(?) "
-        "AND lower(table_name) = lower(?)",
+        "SELECT 1 FROM duckdb_columns() WHERE database_name = $1 AND lower(schema_name) = lower($2) "
+        "AND lower(table_name) = lower($3) AND NOT EXISTS (FROM duckdb_views() WHERE database_name = $1 "
+        "AND lower(schema_name) = lower($2) AND lower(view_name) = lower($3)) LIMIT 1",
         call,
         [catalog, "main" if catalog == "temp" else schema, table],
     )

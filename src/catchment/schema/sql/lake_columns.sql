@@ -1,6 +1,6 @@
--- Views have columns too; a table is what the first of the two lists.
-SELECT c.table_name, c.column_name, c.data_type, c.is_nullable, c.column_default
-FROM duckdb_tables() t
-JOIN duckdb_columns() c USING (database_name, schema_name, table_name)
-WHERE database_name = ? AND schema_name = ?
-ORDER BY t.table_oid, c.column_index
+-- DuckDB's own list of tables has DuckLake count the rows of each; its list of columns does not, but has those of views.
+SELECT table_name, column_name, data_type, is_nullable, column_default
+FROM duckdb_columns()
+WHERE database_name = $lake AND schema_name = $schema
+  AND table_name NOT IN (SELECT view_name FROM duckdb_views() WHERE database_name = $lake AND schema_name = $schema)
+ORDER BY table_oid, column_index

@@ -1,12 +1,18 @@
+-- DuckDB's own list of tables has DuckLake count the rows of each; its list of columns does not, but has those of views.
+WITH views AS (
+    SELECT schema_name, view_name, internal
+    FROM duckdb_views()
+    WHERE database_name = $lake
+)
 SELECT schema_name, table_name, table_type
 FROM (
-    SELECT schema_name, table_name, 'TABLE' AS table_type
-    FROM duckdb_tables()
-    WHERE database_name = $lake
+    SELECT DISTINCT schema_name, table_name, 'TABLE' AS table_type
+    FROM duckdb_columns()
+    WHERE database_name = $lake AND (schema_name, table_name) NOT IN (SELECT (schema_name, view_name) FROM views)
     UNION ALL
     SELECT schema_name, view_name, 'VIEW'
-    FROM duckdb_views()
-    WHERE database_name = $lake AND NOT internal
+    FROM views
+    WHERE NOT internal
 )
 WHERE
     schema_name <> $ledger
