@@ -23,8 +23,9 @@ def installed_first(path: Sequence[str]) -> list[str]:
     found = PathFinder.find_spec("pyspark", [each for each in path if not each.endswith(_ARCHIVES)])
     if found is None or found.origin is None:
         return list(path)
-    spark_home = Path(found.origin).parent
-    return [each for each in path if not (each.endswith(_ARCHIVES) and Path(each).is_relative_to(spark_home))]
+    # Installers may put links there, and Spark does not see that its own place is one.
+    spark_home = Path(found.origin).resolve().parent
+    return [each for each in path if not (each.endswith(_ARCHIVES) and Path(each).resolve().is_relative_to(spark_home))]
 
 
 def main() -> None:

@@ -22,6 +22,14 @@ def test_archives_of_the_pyspark_that_is_installed_are_left_out(spark_home: Path
     assert installed_first([*archives, *others]) == others
 
 
+def test_they_are_left_out_also_where_either_is_a_link(spark_home: Path, tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "pyspark").symlink_to(spark_home)
+    for home in (spark_home, links / "pyspark"):
+        assert installed_first([str(home / "jars" / "spark-core.jar"), str(links)]) == [str(links)]
+
+
 def test_a_spark_from_elsewhere_brings_its_own_pyspark(spark_home: Path) -> None:
     path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/jars/spark-core.jar", str(spark_home.parent)]
     assert installed_first(path) == path
