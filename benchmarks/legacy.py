@@ -198,7 +198,7 @@ def _run(scale: float, catalogs: list[str], work: Path) -> list[dict[str, object
         table = LegacyTable(name=TABLE, shape=Shape.CLOUDTRAIL, leaves=leaves, rows_per_file=rows_each)
         trees[name] = make_legacy_home(work / name, tables=[table]).home
     with SparkRunner(Settings(home=work / "spark")) as runner:
-        runner.spark.sparkContext.parallelize(range(4), 4).map(_warm).collect()
+        runner.context.parallelize(range(4), 4).map(_warm).collect()
         return [row for catalog in catalogs for row in _catalog(runner, catalog, work, trees)]
 
 

@@ -133,7 +133,7 @@ def backfill_against_cp(scale: float, work: Path) -> list[dict[str, object]]:
             cursor.execute("DROP TABLE temp.made")
         there = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="catchment-bench-", dir="/dev/shm")))
         runner = stack.enter_context(SparkRunner(Settings(home=work / "spark")))
-        runner.spark.sparkContext.parallelize(range(4), 4).map(_warm).collect()
+        runner.context.parallelize(range(4), 4).map(_warm).collect()
         return _show(f"{files} files of a tenant", Copying(runner, source, work / "here", there).ways())
 
 

@@ -70,7 +70,7 @@ def test_a_worker_keeps_its_connection_between_tasks(spark_runner: SparkRunner) 
 
         return os.getpid(), id(kernel.connection_of(64))
 
-    context = spark_runner.spark.sparkContext
+    context = spark_runner.context
     seen = [context.parallelize([1, 2], 2).map(identity).collect() for _ in range(3)]
     by_worker: dict[int, set[int]] = {}
     for pid, connection in (each for some in seen for each in some):
@@ -94,7 +94,7 @@ def test_a_worker_starts_with_what_it_needs_imported_and_nothing_from_an_archive
             bool(kernel),
         )
 
-    [(place, archives, is_prepared)] = spark_runner.spark.sparkContext.parallelize([1], 1).map(found).collect()
+    [(place, archives, is_prepared)] = spark_runner.context.parallelize([1], 1).map(found).collect()
     assert Path(place).exists(), "it is in a zip"
     assert archives == []
     assert is_prepared
@@ -207,7 +207,7 @@ def test_java_maps_the_classes_that_were_prepared(spark_runner: SparkRunner) -> 
     archive = archive_path()
     if not archive.exists():
         pytest.skip(NOT_PREPARED)
-    gateway = spark_runner.spark.sparkContext._gateway
+    gateway = spark_runner.context._gateway
     assert gateway is not None
     assert str(archive) in Path(f"/proc/{gateway.proc.pid}/maps").read_text()
 

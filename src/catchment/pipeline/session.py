@@ -45,26 +45,26 @@ class Session:
             self._gateway = _launch(conf, log, log_path)
             try:
                 with _keeping_interrupts():
-                    self._context = SparkContext(conf=conf, gateway=self._gateway)
+                    self.context = SparkContext(conf=conf, gateway=self._gateway)
             except (Py4JError, PySparkException) as error:
                 self._end_jvm()
                 raise SparkFailedError(
                     f"Spark does not start: {_first_cause(str(error))}", log=str(log_path)
                 ) from error
         self._spark: SparkSession | None = None
-        events.emit("spark_started", version=self._context.version)
+        events.emit("spark_started", version=self.context.version)
 
     @property
     def spark(self) -> SparkSession:
         """The session for work of one's own; Spark's SQL takes a third of its start, and is there when asked for."""
         if self._spark is None:
-            self._spark = SparkSession(self._context)
+            self._spark = SparkSession(self.context)
         return self._spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
         """Run all tasks; SparkFailedError when one failed for good."""
         try:
-            return self._context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
+            return self.context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
         except (Py4JError, PySparkException) as error:
             raise SparkFailedError(f"Spark failed the job: {_first_cause(str(error))}") from error
 
@@ -76,12 +76,12 @@ class Session:
             return
         with suppress(Py4JError):
             # Where Java has died, there is nothing to stop.
-            self._context._jsc.stop()
-        self._context._jsc = None
+            self.context._jsc.stop()
+        self.context._jsc = None
         # What PySpark has here to hear of accumulators from Java looks once a second whether it is to end. It ends at
         # once when Java has gone, and says so as an error, which it is not.
-        self._context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
-        ending = threading.Thread(target=self._context.stop)
+        self.context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        ending = threading.Thread(target=self.context.stop)
         ending.start()
         self._end_jvm()
         ending.join()
@@ -109,7 +109,7 @@ def prepare(settings: Settings, archive: Path) -> None:
     session = Session(settings.model_copy(update={"spark_master": "local[1]", "spark_conf": conf}))
     try:
         try:
-            session._context.parallelize([0], 1).map(abs).collect()
+            session.context.parallelize([0], 1).map(abs).collect()
         finally:
             # Java writes the archive when it ends.
             session.stop()

@@ -9,6 +9,7 @@ from catchment.pipeline.work import Task, TaskResult
 from catchment.settings import Settings
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from catchment.pipeline.session import Session
@@ -46,8 +47,13 @@ class SparkRunner:
         return master.parallelism(self._settings)
 
     @property
+    def context(self) -> "SparkContext":
+        """Spark's context, started if need be: all that tasks need."""
+        return self._started().context
+
+    @property
     def spark(self) -> "SparkSession":
-        """The session itself, started if need be."""
+        """The session, for Spark's SQL, which takes longer to start than all the rest."""
         return self._started().spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
