@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from catchment.clock import SystemClock
 from catchment.lake import Lake
-from catchment.pipeline import Deliverer, Mode, ParquetFiles, SparkRunner
+from catchment.pipeline import Deliverer, Mode, ParquetFiles, SparkRunner, java
 from catchment.pipeline.legacy.job import LegacyImport
 from catchment.pipeline.legacy.place import Place
 from catchment.pipeline.legacy.plan import Options
@@ -23,7 +23,12 @@ from tests.scenes import EVENTS
 
 
 def main(home: str, catalog: str, legacy: str, *paths: str) -> None:
-    settings = Settings(home=Path(home), lake_catalog=SecretStr(catalog), spark_master="local-cluster[2,1,1024]")
+    settings = Settings(
+        home=Path(home),
+        lake_catalog=SecretStr(catalog),
+        spark_master="local-cluster[2,1,1024]",
+        spark_conf={"spark.executor.extraJavaOptions": java.driver_options()},
+    )
     files = [Path(path) for path in paths]
     with Lake.from_settings(settings) as lake, SparkRunner(settings) as runner:
         deliverer = Deliverer(lake, runner, settings)

@@ -1,10 +1,10 @@
 """The same jobs on executors that are processes of their own and share nothing with the driver but storage."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 from catchment.testing.legacy_tree import LegacyTable, Odd, Shape
+from tests import warm
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import SMALL, assert_imported, make_scene
 from tests.made_lakes import new_lake
@@ -23,9 +23,7 @@ def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, t
         # A process of its own: a Python process has room for one Spark session, and this run has one already.
         url = settings.catalog_url.get_secret_value()
         command = [sys.executable, "-m", "tests.spark.on_cluster", str(settings.home), url, str(scene.home.home)]
-        ended = subprocess.run(
-            [*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-        )
+        ended = warm.run([*command, *map(str, files)], cwd=ROOT, timeout=300)
         assert ended.returncode == 0, ended.stderr
         drivers, executors, delivered, failed, leaves, stayed = ended.stdout.split()
         assert (delivered, failed) == ("7", "1")
