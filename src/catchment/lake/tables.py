@@ -58,10 +58,9 @@ def metadata_of(lake_name: str) -> str:
 
 
 def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[TableId, ...]:
-    """Every user table."""
-    wanted = {"lake": lake_name, "ledger": LEDGER_SCHEMA}
-    rows = connection.execute(sql.statement(PACKAGE, "tables_listed"), wanted).fetchall()
-    return tuple(TableId(*row) for row in rows)
+    """Every user table that the catalog has."""
+    found = (each for each in list_uuids(connection, lake_name) if each.schema != LEDGER_SCHEMA)
+    return tuple(sorted(found, key=lambda table: (table.schema, table.name)))
 
 
 def has_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
