@@ -140,12 +140,12 @@ def test_a_task_whose_worker_is_killed_is_done_again_and_counted_once(
         killer.join()
         assert killed, "no worker was killed while it wrote: the test proved nothing"
         assert report.delivered == 4
-        assert rows_of(lake, "SELECT count(*), count(DISTINCT id) FROM events") == [(8_000_000, 8_000_000)]
+        assert rows_of(lake, "SELECT count(*), count(DISTINCT id) FROM events") == [(4_000_000, 4_000_000)]
         assert lake.audit().ok
 
 
 def _many(n: int) -> str:
-    return f"SELECT {n} * 2_000_000 + i AS id, md5(i::VARCHAR) AS kind FROM range(2_000_000) r(i)"
+    return f"SELECT {n} * 1_000_000 + i AS id, hash(i)::VARCHAR AS kind FROM range(1_000_000) r(i)"
 
 
 def test_a_twin_of_a_task_leaves_only_files_that_nobody_registers(
