@@ -1,5 +1,6 @@
 """Deliveries: what goes in comes out, whatever the inputs look like, and a bad unit harms only itself."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -405,6 +406,31 @@ def test_units_that_another_process_delivers_meanwhile_are_taken_out_of_the_batc
     report = Deliverer(lake, InlineRunner(after_task=deliver_some), settings).run(source_of(files))
     assert (report.delivered, report.skipped) == (2, 3)
     assert_exactly_once(lake, 5)
+
+
+def test_of_units_with_a_place_those_before_the_producers_are_looked_up_and_not_delivered_again(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    create_table(lake)
+    files = event_files(tmp_path / "in", 3)
+    units = [replace(_unit(f"u{n}", file), seqs=(n * 10 + 1, n * 10 + 10)) for n, file in enumerate(files)]
+    assert _run(lake, settings, *units[:2]).delivered == 2
+    plan = deliverer(lake, settings).plan(Units(*units), Mode.REWRITE)
+    assert [unit.id for unit in plan.delivered] == ["u0", "u1"]
+    assert [unit.id for batch in plan.batches for unit in batch.units] == ["u2"]
+    again = _run(lake, settings, *units)
+    assert (again.delivered, again.skipped) == (1, 2)
+    assert_exactly_once(lake, 3)
+
+
+def test_a_table_altered_between_two_deliveries_is_as_it_is_now(lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(lake)
+    for number, file in enumerate(event_files(tmp_path / "in", 2)):
+        assert _run(lake, settings, _unit(f"before {number}", file)).delivered == 1
+    lake.commit(Commit(message="more", changes=(AddColumn(table=EVENTS, column=Column(name="x", type="DATE")),)))
+    file = write_parquet(tmp_path / "new.parquet", "SELECT 99::BIGINT AS id, 'k' AS kind, DATE '2024-05-06' AS x")
+    assert _run(lake, settings, _unit("after", file)).delivered == 1
+    assert rows_of(lake, "SELECT count(*), max(x)::VARCHAR FROM events") == [(21, "2024-05-06")]
 
 
 def test_a_plan_explains_itself_and_changes_nothing(lake: Lake, settings: Settings, tmp_path: Path) -> None:

@@ -194,16 +194,8 @@ class Lake:
 
     def find_shape(self, table: TableId) -> Table | None:
         """The same, remembered while no table is changed, rows aside; which columns have bounds may be as of then."""
-        # One at a time: of several who ask about a new table at once, one looks and the others find it.
-        with self._shapes_mutex, self._reading() as cursor:
-            known = self._shapes.pop(table, None)
-            if known is None or not tables.is_as_it_was(cursor, self.name, known):
-                known = self._find_table(cursor, table)
-            if known is not None:
-                self._shapes[table] = known
-                if len(self._shapes) > _SHAPES_MAX:
-                    del self._shapes[next(iter(self._shapes))]
-            return known
+        with self._reading() as cursor:
+            return self._find_shape(cursor, table)
 
     def table(self, table: TableId) -> Table:
         """The table as the catalog has it now."""
@@ -248,18 +240,30 @@ class Lake:
             row = connection.execute(query).fetchone()
         return int(row[0]) if row else 0
 
-    def standing(self, producer: ProducerId, table: TableId, unit_ids: Iterable[str]) -> Standing:
-        """Where a producer stands with a table, as of one moment: what a delivery is planned from."""
+    def standing(
+        self,
+        producer: ProducerId,
+        table: TableId,
+        asked: Callable[[Claim], Iterable[str]],
+        *,
+        shape_only: bool = False,
+    ) -> Standing:
+        """Where a producer stands with a table, as of one moment: what a delivery is planned from.
+
+        `asked` are the units that the table may have, given where the producer stands. With `shape_only` the table is
+        as `find_shape` has it.
+        """
         with self._reading() as cursor:
             ledger = Ledger(cursor, self.name)
             # First: what is read of the catalog's own tables may be newer than the snapshot, never older.
             snapshot_id = tables.snapshot_of(cursor, self.name)
-            found = tables.require_table(cursor, self.name, table, data_path=self.address.data_path)
+            found = (self._find_shape(cursor, table) if shape_only else None) or self.table_in(cursor, table)
+            claim = ledger.join(producer)
             return Standing(
                 snapshot_id=snapshot_id,
                 table=found,
-                claim=ledger.join(producer),
-                delivered=ledger.delivered_ids(unit_ids, found.uuid),
+                claim=claim,
+                delivered=ledger.delivered_ids(asked(claim), found.uuid),
             )
 
     @contextmanager
@@ -478,6 +482,18 @@ class Lake:
                 )
             finally:
                 connection.unregister("catchment_rows")
+
+    def _find_shape(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
+        # One at a time: of several who ask about a new table at once, one looks and the others find it.
+        with self._shapes_mutex:
+            known = self._shapes.pop(table, None)
+            if known is None or not tables.is_as_it_was(connection, self.name, known):
+                known = self._find_table(connection, table)
+            if known is not None:
+                self._shapes[table] = known
+                if len(self._shapes) > _SHAPES_MAX:
+                    del self._shapes[next(iter(self._shapes))]
+            return known
 
     def _find_table(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
         return tables.find_table(connection, self.name, table, data_path=self.address.data_path)

@@ -179,6 +179,8 @@ class Ledger:
     def _of_units(self, every: str, unit_ids: Iterable[str], table_uuid: str) -> list[tuple[Any, ...]]:
         """What a query of all deliveries gives of these units in the table."""
         wanted = list(unit_ids)
+        if not wanted:
+            return []
         if len(wanted) <= _UNITS_FEW_MAX:
             # Planning a join with them would take as long as everything else.
             text = f"{every} WHERE row(table_uuid) = row(?) AND list_contains(?::VARCHAR[], unit_id)"

@@ -8,7 +8,7 @@
 A unit that fails leaves its reason in the report and its source where it is; the others go on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -106,7 +106,13 @@ class Deliverer:
 
     def plan_units(self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode) -> Plan:
         """The same for units that are known, wherever their files lie."""
-        standing = self.lake.standing(producer, table, (unit.id for unit in units))
+
+        def asked(claim: Claim) -> Iterable[str]:
+            # The ledger moves a producer on with what it delivers: what stands behind its place was never delivered.
+            return (unit.id for unit in units if unit.seqs is None or unit.seqs[0] <= claim.seq)
+
+        # A rewritten file has bounds for all its columns, whichever others have none.
+        standing = self.lake.standing(producer, table, asked, shape_only=mode is Mode.REWRITE)
         return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
     def deliver(self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None) -> Report:
