@@ -91,6 +91,12 @@ def test_a_check_makes_neither_a_lake_nor_a_file(tmp_path: Path, make_settings: 
     here.lake.close()
 
 
+def test_views_are_no_tables(plain: LakeScene) -> None:
+    plain.run("CREATE VIEW names AS SELECT name FROM users", "CREATE VIEW users_too AS FROM users")
+    assert plain.settled()
+    assert [str(table) for table in plain.lake.tables()] == ["main.users"]
+
+
 def test_a_check_makes_no_snapshot(plain: LakeScene) -> None:
     before = plain.rows("SELECT max(snapshot_id) FROM lake.snapshots()")
     plain.models = [GROWN]
