@@ -14,6 +14,7 @@ from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.serve import FlightServer
 from catchment.settings import Settings
+from catchment.testing import InlineRunner
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 # Takes hours, and can be interrupted at any moment.
@@ -126,10 +127,18 @@ class Client:
                 self.token = value
 
 
+class Runner(InlineRunner):
+    """Runs tasks in the server's own process, and has nothing to close."""
+
+    def close(self) -> None:
+        """Done."""
+
+
 @contextmanager
 def server(settings: Settings) -> Iterator[FlightServer]:
-    """A server in this process, on any port."""
+    """A server in this process, on any port. It flushes without Spark, of which a process has one session only."""
     running = FlightServer(settings)
+    running.app._runner = Runner()  # type: ignore[assignment]
     running.start()
     try:
         yield running

@@ -34,7 +34,7 @@ from catchment.tenants.model import Shard, ShardId, TenantConfig
 from catchment.tenants.node import Role as HomeRole
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
-from tests.flight_scenes import ENDLESS, Client, descriptor, ingest, put_messages, refused, sessions
+from tests.flight_scenes import ENDLESS, Client, Runner, descriptor, ingest, put_messages, refused, sessions
 from tests.made_lakes import put_lake
 from tests.server_scenes import wait_until
 from tests.tenant_scenes import T7, A, B
@@ -42,12 +42,6 @@ from tests.tenant_scenes import T7, A, B
 PASSWORD = "correct horse battery"
 SECRET = "a secret of all the shards"
 Code = grpc.StatusCode
-
-
-class Runner(InlineRunner):
-    """Runs in this process, and has nothing to close."""
-
-    def close(self) -> None: ...
 
 
 @dataclass
