@@ -127,18 +127,11 @@ class Client:
                 self.token = value
 
 
-class Runner(InlineRunner):
-    """Runs tasks in the server's own process, and has nothing to close."""
-
-    def close(self) -> None:
-        """Done."""
-
-
 @contextmanager
 def server(settings: Settings) -> Iterator[FlightServer]:
     """A server in this process, on any port. It flushes without Spark, of which a process has one session only."""
     running = FlightServer(settings)
-    running.app._runner = Runner()  # type: ignore[assignment]
+    running.app._runner = InlineRunner()  # type: ignore[assignment]
     running.start()
     try:
         yield running

@@ -34,7 +34,7 @@ from catchment.tenants.model import Shard, ShardId, TenantConfig
 from catchment.tenants.node import Role as HomeRole
 from catchment.tenants.store import ControlStore
 from catchment.testing import InlineRunner
-from tests.flight_scenes import ENDLESS, Client, Runner, descriptor, ingest, put_messages, refused, sessions
+from tests.flight_scenes import ENDLESS, Client, descriptor, ingest, put_messages, refused, sessions
 from tests.made_lakes import put_lake
 from tests.server_scenes import wait_until
 from tests.tenant_scenes import T7, A, B
@@ -71,7 +71,7 @@ class Place:
         if not settings.home.exists():
             put_lake(settings)
         server = FlightServer(settings)
-        server.app._runner = Runner()  # type: ignore[assignment]
+        server.app._runner = InlineRunner()  # type: ignore[assignment]
         server.start()
         self.servers[shard] = server
         return server
@@ -415,7 +415,7 @@ def test_a_home_that_is_away_is_unavailable_and_found_again_when_it_is_back(plac
     refused(Code.UNAVAILABLE, _insert, client)
     refused(Code.UNAVAILABLE, client.put, ingest("events"), pa.table({"id": [1]}))
     server = FlightServer(place.settings(A).model_copy(update={"server_port": port}))
-    server.app._runner = Runner()  # type: ignore[assignment]
+    server.app._runner = InlineRunner()  # type: ignore[assignment]
     server.start()
     try:
         wait_until(lambda: _is_answered(client), "the home is found again")

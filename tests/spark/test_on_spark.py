@@ -87,12 +87,10 @@ def test_a_worker_starts_with_what_it_needs_imported_and_nothing_from_an_archive
 
         from catchment import daemon
 
-        kernel = sys.modules.get("catchment.pipeline.kernel")
-        return (
-            pyspark.__file__,
-            [each for each in sys.path if each not in daemon.installed_first(sys.path)],
-            bool(kernel),
-        )
+        archives = [each for each in sys.path if each not in daemon.installed_first(sys.path)]
+        # Not of this process, which may have done a task before.
+        mapped = psutil.Process(os.getppid()).memory_maps()
+        return pyspark.__file__, archives, any("_duckdb" in each.path for each in mapped)
 
     [(place, archives, is_prepared)] = spark_runner.context.parallelize([1], 1).map(found).collect()
     assert Path(place).exists(), "it is in a zip"

@@ -64,7 +64,7 @@ def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[
 
 
 def has_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
-    """Whether the connection's transaction sees the table, which is not known to be a view."""
+    """Whether the connection's transaction sees a table of that name; a view would do as well."""
     try:
         connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}")
     except duckdb.CatalogException:

@@ -56,7 +56,7 @@ class Session:
 
     @property
     def spark(self) -> SparkSession:
-        """The session for work of one's own; Spark's SQL takes a third of its start, and is there when asked for."""
+        """The session for work of one's own. Spark's SQL, which tasks need nothing of, is there when asked for."""
         if self._spark is None:
             self._spark = SparkSession(self.context)
         return self._spark

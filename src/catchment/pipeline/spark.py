@@ -53,7 +53,7 @@ class SparkRunner:
 
     @property
     def spark(self) -> "SparkSession":
-        """The session, for Spark's SQL, which takes longer to start than all the rest."""
+        """The session, started if need be: for Spark's SQL, whose first query costs more than all the rest."""
         return self._started().spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:

@@ -20,3 +20,6 @@ class InlineRunner:
             if self._after_task is not None:
                 self._after_task(task)
         return results
+
+    def close(self) -> None:
+        """Nothing to stop."""
