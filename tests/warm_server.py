@@ -4,8 +4,8 @@
 
 An order comes on a connection of its own, as JSON, with stdin, stdout and stderr of the new process. The answer is the
 number of the process, and when it has ended, how: two lines. The new process is one of its own in every way, only that
-it has nothing left to import, which takes longer than most of what it is started for. Nothing is opened before a fork:
-no database, no thread of ours.
+it has nothing left to import, which takes longer than most of what it is started for, and that its Spark may start in a
+JVM that an earlier one had, see `tests.lent_jvm`. Nothing is opened before a fork: no database, no thread of ours.
 """
 
 import atexit
@@ -31,6 +31,7 @@ import catchment
 from catchment.absent import remember_absent
 from catchment.cli.main import command_line
 from catchment.lake import extensions
+from tests.lent_jvm import ASK, GIVE, Lender, borrow_from
 
 _ORDER_BYTES_MAX = 1 << 20
 # What processes import when they come to it; the commands' own modules bring the rest.
@@ -69,10 +70,12 @@ class Server:
     def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
+        self._path = path
         self._listener.listen()
         self._wakeup = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, socket.socket] = {}
+        self._lender = Lender()
 
     def serve(self) -> Order | None:
         """Returns in every new process, with its order; and in this one, with None, when it is to end."""
@@ -97,6 +100,11 @@ class Server:
         data, streams, _, _ = socket.recv_fds(connection, _ORDER_BYTES_MAX, 3)
         while not data.endswith(b"\n"):
             data += connection.recv(_ORDER_BYTES_MAX)
+        wanted = json.loads(data)
+        if wanted["kind"] in (ASK, GIVE):
+            with connection:
+                self._lender.answer(connection, wanted, streams)
+            return None
         pid = os.fork()
         if pid:
             for stream in streams:
@@ -104,12 +112,13 @@ class Server:
             connection.sendall(f"{pid}\n".encode())
             self._running[pid] = connection
             return None
-        order = Order(**json.loads(data))
+        order = Order(**wanted)
         # Nobody here is to close a descriptor that means something else by then.
         for each in (self._listener, connection, *self._running.values()):
             each.detach()
         self._selector.close()
         _become(order, streams)
+        borrow_from(self._path)
         return order
 
     def _reap(self) -> None:

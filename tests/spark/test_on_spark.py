@@ -3,11 +3,14 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 
 from catchment import events
@@ -22,6 +25,7 @@ from catchment.pipeline.work import Input, Part, Shape, Task
 from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.made_lakes import new_lake
+from tests.repo.source_tree import ROOT
 from tests.scenes import (
     EVENT_COLUMNS,
     assert_exactly_once,
@@ -199,6 +203,19 @@ def test_without_java_the_error_says_what_to_install(
     with pytest.raises(JavaMissingError) as caught:
         _ = SparkRunner(make_settings("sqlite")).spark
     assert "openjdk-17" in str(caught.value.hint)
+
+
+def test_a_program_that_is_submitted_takes_the_jvm_that_is_there_and_leaves_it_running(tmp_path: Path) -> None:
+    tool = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    ended = subprocess.run(
+        [tool, "--driver-java-options", java.driver_options(), ROOT / "tests" / "spark" / "submitted.py", tmp_path],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["[10]", "[20]"]), ended.stderr
 
 
 def test_java_maps_the_classes_that_were_prepared(spark_runner: SparkRunner) -> None:

@@ -32,7 +32,10 @@ _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 class Session:
-    """Spark's context together with the JVM that it brought; tasks need no more of Spark than that."""
+    """Spark's context together with its JVM; tasks need no more of Spark than that.
+
+    The JVM is started for it, unless the program runs in one already, as `spark-submit` has it.
+    """
 
     def __init__(self, settings: Settings) -> None:
         java.find_java()
@@ -69,7 +72,7 @@ class Session:
             raise SparkFailedError(f"Spark failed the job: {_first_cause(str(error))}") from error
 
     def stop(self) -> None:
-        """Stop the session and its JVM."""
+        """Stop the session, and its JVM if it has started one."""
         if self._spark is not None:
             self._spark.stop()
             self._end_jvm()
@@ -87,14 +90,18 @@ class Session:
         ending.join()
 
     def _end_jvm(self) -> None:
-        self._gateway.shutdown()
         process = self._gateway.proc
-        process.stdin.close()
-        try:
-            process.wait(timeout=_STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is None:
+            # It was there before: whoever runs this program by `spark-submit` has it end with the program.
+            self._gateway.close()
+        else:
+            self._gateway.shutdown()
+            process.stdin.close()
+            try:
+                process.wait(timeout=_STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         # PySpark remembers the gateway for the life of the process; a later session must launch its own.
         SparkContext._gateway = None
         SparkContext._jvm = None

@@ -1,0 +1,102 @@
+"""A JVM that goes from one process that starts warm to the next: each stops its Spark, and the JVM runs on.
+
+A JVM ends when nobody holds the other end of its stdin. That end goes along: a process that dies while it has a JVM
+takes it with it, as it would its own.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+
+from catchment.pipeline import session
+from catchment.settings import environment
+from tests.repo.source_tree import ROOT
+
+ASK, GIVE = "ask", "give"
+# Of the environment, what a JVM and the workers that it starts go by.
+_FELT = ("JAVA", "LD_", "PATH", "PYSPARK", "PYTHON", "SPARK", "TZ")
+_ANSWER_BYTES_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jvm:
+    """Where Java listens, and all that it was started with."""
+
+    kind: str
+    port: int
+    secret: str
+
+
+class Lender:
+    """Keeps JVMs that nobody needs at the moment, each with the end of its stdin."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[Jvm, int]] = []
+
+    def answer(self, line: socket.socket, asked: Mapping[str, Any], streams: list[int]) -> None:
+        """Take what is given, or lend one of the kind that is asked for, if there is any."""
+        fit = None
+        if asked["kind"] == GIVE:
+            self._idle.append((Jvm(**asked["jvm"]), streams[0]))
+        else:
+            fit = next((each for each in self._idle if each[0].kind == asked["of"]), None)
+        if fit is None:
+            line.sendall(b"\n")
+            return
+        self._idle.remove(fit)
+        jvm, stdin = fit
+        socket.send_fds(line, [json.dumps(asdict(jvm)).encode()], [stdin])
+        os.close(stdin)
+
+
+def borrow_from(lender: str) -> None:
+    """Have Spark start in a JVM that is lent there, from now on in this process."""
+
+    def launch(conf: SparkConf, started_with: dict[str, Any]) -> Any:
+        felt = {name: value for name, value in os.environ.items() if name.startswith(_FELT)}
+        kind = json.dumps([sorted(conf.getAll()), sorted(felt.items())])
+        said, streams = _say(lender, {"kind": ASK, "of": kind}, [])
+        if streams:
+            jvm, stdin = Jvm(**json.loads(said)), streams[0]
+            with environment(PYSPARK_GATEWAY_PORT=str(jvm.port), PYSPARK_GATEWAY_SECRET=jvm.secret):
+                gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
+        else:
+            gateway = launch_gateway(conf, {**started_with, "cwd": ROOT})  # type: ignore[no-untyped-call]
+            where = gateway.gateway_parameters
+            jvm, stdin = Jvm(kind=kind, port=where.port, secret=where.auth_token), _disowned(gateway)
+        close = gateway.close
+
+        def give_back() -> None:
+            close()
+            _say(lender, {"kind": GIVE, "jvm": asdict(jvm)}, [stdin])
+            os.close(stdin)
+
+        gateway.close = give_back
+        return gateway
+
+    vars(session)["launch_gateway"] = launch
+
+
+def _disowned(gateway: Any) -> int:
+    """The end of the stdin of a JVM that is not to be waited for here."""
+    process, gateway.proc = gateway.proc, None
+    process.returncode = 0
+    stdin = os.dup(process.stdin.fileno())
+    process.stdin.close()
+    return stdin
+
+
+def _say(lender: str, words: Mapping[str, Any], streams: list[int]) -> tuple[bytes, list[int]]:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(lender)
+        socket.send_fds(line, [json.dumps(words).encode() + b"\n"], streams)
+        said, received, _, _ = socket.recv_fds(line, _ANSWER_BYTES_MAX, 1)
+    for each in received:
+        os.set_inheritable(each, False)
+    return said, received
