@@ -17,7 +17,9 @@ from catchment.errors import (
 )
 from catchment.events import Event
 from catchment.ids import TableId
+from catchment.pipeline.flush import FlushPipeline
 from catchment.queue.coordinator import DIRECT
+from catchment.queue.flushing import TableFlush
 from catchment.queue.policy import Trigger
 from tests.buffer_scenes import (
     LAYOUTS_AND_CATALOGS,
@@ -31,7 +33,7 @@ from tests.buffer_scenes import (
     events_of,
     once_each,
 )
-from tests.scenes import EVENT_COLUMNS, EVENTS, create_table
+from tests.scenes import EVENT_COLUMNS, EVENTS, create_table, once
 
 NUMBERED = pytest.mark.parametrize("layout", ["model", "shared"])
 ON_DISK = pytest.mark.parametrize("layout", ["shared", "sessions"])
@@ -303,6 +305,21 @@ def test_rows_that_were_delivered_and_not_retired_are_only_retired(make_queue: M
     assert queue.fresh_rows() == once_each(range(7))
     assert queue.coordinator.force_flush_all().rows == 1
     assert_delivered(queue, range(7))
+
+
+@NUMBERED
+def test_rows_that_somebody_else_delivers_once_they_were_chosen_are_not_delivered_again(queue: QueueScene) -> None:
+    queue.write(range(4))
+    queue.coordinator.force_flush_all()
+    queue.write(range(4, 9))
+    pipeline, buffer = queue.coordinator.flusher, queue.coordinator.buffer
+    assert isinstance(pipeline, FlushPipeline)
+    other = FlushPipeline(pipeline._deliverer, buffer)
+    delivered: list[TableFlush] = []
+    with faults.armed("queue.after_stage", once(lambda: delivered.extend(other.flush(buffer.parcels([EVENTS]))))):
+        assert queue.coordinator.force_flush_all().rows == 0
+    assert [each.rows for each in delivered] == [5]
+    assert_delivered(queue, range(9))
 
 
 def test_at_the_cap_writes_are_pushed_back_whole_and_there_is_room_after_a_flush(make_queue: MakeQueue) -> None:

@@ -247,23 +247,25 @@ class Lake:
         asked: Callable[[Claim], Iterable[str]],
         *,
         shape_only: bool = False,
+        claim: Claim | None = None,
     ) -> Standing:
         """Where a producer stands with a table, as of one moment: what a delivery is planned from.
 
         `asked` are the units that the table may have, given where the producer stands. With `shape_only` the table is
-        as `find_shape` has it.
+        as `find_shape` has it. A `claim` that was read before is taken as it is: one that has become old is refused by
+        the commit, like any other.
         """
         with self._reading() as cursor:
             ledger = Ledger(cursor, self.name)
             # First: what is read of the catalog's own tables may be newer than the snapshot, never older.
             snapshot_id = tables.snapshot_of(cursor, self.name)
             found = (self._find_shape(cursor, table) if shape_only else None) or self.table_in(cursor, table)
-            claim = ledger.join(producer)
+            stands = claim or ledger.join(producer)
             return Standing(
                 snapshot_id=snapshot_id,
                 table=found,
-                claim=claim,
-                delivered=ledger.delivered_ids(asked(claim), found.uuid),
+                claim=stands,
+                delivered=ledger.delivered_ids(asked(stands), found.uuid),
             )
 
     @contextmanager

@@ -84,10 +84,19 @@ class Ledger:
 
     def read(self, producer: ProducerId) -> Claim | None:
         """The producer as it stands, without taking it over; None before it was seeded."""
-        rows = self._connection.execute(self._statement("ledger_read_producer"), [str(producer)]).fetchall()
-        if len(rows) > 1:
-            raise InvariantError(f"The ledger holds producer {producer} {len(rows)} times.")
-        return Claim(producer=producer, epoch=rows[0][0], seq=rows[0][1]) if rows else None
+        return self.read_all([producer]).get(producer)
+
+    def read_all(self, producers: Iterable[ProducerId]) -> dict[ProducerId, Claim]:
+        """Those of the producers that were seeded, as they stand."""
+        wanted = {str(each): each for each in producers}
+        rows = self._connection.execute(self._statement("ledger_read_producers"), [list(wanted)]).fetchall()
+        found: dict[ProducerId, Claim] = {}
+        for name, epoch, seq in rows:
+            producer = wanted[name]
+            if producer in found:
+                raise InvariantError(f"The ledger holds producer {producer} more than once.")
+            found[producer] = Claim(producer=producer, epoch=epoch, seq=seq)
+        return found
 
     def join(self, producer: ProducerId) -> Claim:
         """The producer as it stands; its first delivery seeds a new one."""

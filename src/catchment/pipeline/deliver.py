@@ -104,15 +104,20 @@ class Deliverer:
         self._refuse_own_files(units)
         return self.plan_units(units, producer=source.producer, table=source.table, mode=mode)
 
-    def plan_units(self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode) -> Plan:
-        """The same for units that are known, wherever their files lie."""
+    def plan_units(
+        self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode, claim: Claim | None = None
+    ) -> Plan:
+        """The same for units that are known, wherever their files lie; with a `claim`, where the producer stands too.
+
+        Such a claim may be older than the plan only if all units have their places in the sequence behind it.
+        """
 
         def asked(claim: Claim) -> Iterable[str]:
             # The ledger moves a producer on with what it delivers: what stands behind its place was never delivered.
             return (unit.id for unit in units if unit.seqs is None or unit.seqs[0] <= claim.seq)
 
         # A rewritten file has bounds for all its columns, whichever others have none.
-        standing = self.lake.standing(producer, table, asked, shape_only=mode is Mode.REWRITE)
+        standing = self.lake.standing(producer, table, asked, shape_only=mode is Mode.REWRITE, claim=claim)
         return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
     def deliver(self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None) -> Report:

@@ -14,7 +14,7 @@ from functools import partial
 from catchment import events, faults, files, ids
 from catchment.errors import BufferOutdatedError, CatchmentError, InputError
 from catchment.ids import TableId
-from catchment.lake import DeadLetter, deadletters
+from catchment.lake import Claim, DeadLetter, deadletters
 from catchment.lake.staging import JobFolder, Staging
 from catchment.pipeline.deliver import Deliverer, Report, Retire
 from catchment.pipeline.plan import Plan, Unit
@@ -68,12 +68,17 @@ class FlushPipeline:
         self._buffer = buffer
         # How large a table's rows become as Parquet, per byte of Arrow, learnt from its last flush.
         self._weights: dict[TableId, float] = {}
+        # Where the producers of tables stood when rows were chosen, for the plan that comes next.
+        self._claims: dict[TableId, Claim | None] = {}
 
     def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:
         # The lake may have been away when this process started.
         self._lake.open()
+        producers = {table: self._buffer.producer(table) for table in tables}
         with self._lake.ledger() as ledger:
-            claims = {table: ledger.read(self._buffer.producer(table)) for table in tables}
+            found = ledger.read_all(producers.values())
+        claims = {table: found.get(producer) for table, producer in producers.items()}
+        self._claims.update(claims)
         refused: dict[TableId, str] = {}
         for table, claim in claims.items():
             before = self._buffer.state(table)
@@ -150,11 +155,18 @@ class FlushPipeline:
             if units:
                 producer = portion.parcels[units[0].id].producer
                 try:
-                    plan = self._deliverer.plan_units(units, producer=producer, table=table, mode=Mode.REWRITE)
+                    plan = self._deliverer.plan_units(
+                        units, producer=producer, table=table, mode=Mode.REWRITE, claim=self._claim(table, units)
+                    )
                 except InputError as error:
                     portion.give_up(table, error.message)
                 else:
                     yield plan, lambda unit: portion.arrived(unit.id)
+
+    def _claim(self, table: TableId, units: Sequence[Unit]) -> Claim | None:
+        """Where the table's producer stood when the units were chosen, if they go on from there; none is used twice."""
+        claim, first = self._claims.pop(table, None), units[0].seqs
+        return claim if claim is not None and first is not None and first[0] == claim.seq + 1 else None
 
     def _retire(self, portion: _Portion) -> None:
         """Let go of what has arrived: of slices that follow each other, all with the last."""

@@ -1,1 +1,0 @@
-SELECT epoch, seq FROM {lake}._catchment.producers WHERE row(producer) = row(?)

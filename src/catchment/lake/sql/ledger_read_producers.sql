@@ -1,0 +1,1 @@
+SELECT producer, epoch, seq FROM {lake}._catchment.producers WHERE list_contains(?::VARCHAR[], producer)
