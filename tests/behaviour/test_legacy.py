@@ -4,13 +4,12 @@ import os
 from datetime import date
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from catchment import faults, files
 from catchment.errors import CorruptInputError, InputError, LockTimeoutError
 from catchment.ids import TableId
-from catchment.lake import Lake
+from catchment.lake import Lake, extensions
 from catchment.lake.types import Column
 from catchment.lake.upkeep import maintain
 from catchment.pipeline.legacy.place import Phase, Place
@@ -155,7 +154,7 @@ def _ids_of_leaf(scene: Scene, leaf: str) -> set[str]:
 
 
 def _ids(files_pattern: str) -> set[str]:
-    with duckdb.connect() as connection:
+    with extensions.scratch() as connection:
         return {row[0] for row in connection.execute(f"SELECT tp_id FROM '{files_pattern}'").fetchall()}
 
 
