@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+# Before anybody imports gRPC: it says how that is to fork, and tests start Java from the process that has it.
+import catchment.server  # noqa: F401
 from catchment.absent import remember_absent
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
