@@ -22,7 +22,7 @@ def identifier(name: str) -> str:
 
 def fold(name: str) -> str:
     """The form in which DuckDB compares names: it takes the letters of ASCII alike, and no others."""
-    return name.translate(_ASCII_LOWER)
+    return name.lower() if name.isascii() else name.translate(_ASCII_LOWER)
 
 
 def qualified(*names: str) -> str:

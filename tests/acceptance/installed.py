@@ -2,7 +2,8 @@
 
 A download of Spark for each run would be slow. So the requirements come from the environment that runs the tests, as
 links: those that the wheel's metadata asks for, theirs in turn, and nothing else. What only the tests need is not
-there, and neither is the checkout.
+there, and neither is the checkout. What `catchment doctor --prepare` has made for Java is linked as well; Java takes it
+for the jars of the place where it was made, so that is where Spark is at home.
 """
 
 import os
@@ -17,12 +18,15 @@ from email.parser import Parser
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+import pyspark
 from packaging.requirements import Requirement
 
+from catchment.pipeline import java
 from tests.acceptance.shell import Ended
 from tests.repo.source_tree import ROOT
 
 PATIENCE_S = 300.0
+SPARK_HOME = str(Path(pyspark.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Installed:
         return subprocess.Popen(
             [self.environment / "bin" / command[0], *command[1:]],
             cwd=self.folder,
-            env={**kept, "PATH": path, "HOME": str(self.folder), "COLUMNS": "200"},
+            env={**kept, "PATH": path, "HOME": str(self.folder), "COLUMNS": "200", "SPARK_HOME": SPARK_HOME},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=err,
@@ -107,6 +111,11 @@ def install(wheel: Wheel, folder: Path) -> Installed:
     found = Installed(environment, folder)
     for required in closure(wheel.requirements):
         _link(required, found.site)
+    archive = java.archive_path()
+    if archive.exists():
+        link = environment / archive.relative_to(sys.prefix)
+        link.parent.mkdir(parents=True)
+        link.symlink_to(archive)
     return found
 
 

@@ -46,7 +46,8 @@ class Table:
     ddl: str = ""
 
     def find(self, column: str) -> Column | None:
-        return next((each for each in self.columns if sql.fold(each.name) == sql.fold(column)), None)
+        wanted = sql.fold(column)
+        return next((each for each in self.columns if sql.fold(each.name) == wanted), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +57,5 @@ class Structure:
     tables: tuple[Table, ...] = ()
 
     def find(self, table: str) -> Table | None:
-        return next((each for each in self.tables if sql.fold(each.name) == sql.fold(table)), None)
+        wanted = sql.fold(table)
+        return next((each for each in self.tables if sql.fold(each.name) == wanted), None)
