@@ -19,14 +19,15 @@ from catchment.settings import environment
 from tests.repo.source_tree import ROOT
 
 ASK, GIVE = "ask", "give"
-# Of the environment, what a JVM and the workers that it starts go by.
-_FELT = ("JAVA", "LD_", "PATH", "PYSPARK", "PYTHON", "SPARK", "TZ")
+# What a JVM has for life. All else it is told anew by the next Spark, which names everything that the last one did.
+_SETTINGS = ("spark.driver.memory", "spark.driver.extraJavaOptions")
+_VARIABLES = ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", "SPARK_CONF_DIR", "SPARK_HOME", "TZ")
 _ANSWER_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jvm:
-    """Where Java listens, and all that it was started with."""
+    """Where Java listens, and for whom it would do."""
 
     kind: str
     port: int
@@ -59,8 +60,8 @@ def borrow_from(lender: str) -> None:
     """Have Spark start in a JVM that is lent there, from now on in this process."""
 
     def launch(conf: SparkConf, started_with: dict[str, Any]) -> Any:
-        felt = {name: value for name, value in os.environ.items() if name.startswith(_FELT)}
-        kind = json.dumps([sorted(conf.getAll()), sorted(felt.items())])
+        told = dict(conf.getAll())
+        kind = json.dumps([sorted(told), [told.get(each) for each in _SETTINGS], [*map(os.environ.get, _VARIABLES)]])
         said, streams = _say(lender, {"kind": ASK, "of": kind}, [])
         if streams:
             jvm, stdin = Jvm(**json.loads(said)), streams[0]
