@@ -146,6 +146,24 @@ def test_a_second_name_is_given_to_rows_that_are_on_the_disk(tmp_path: Path, mon
     assert synced == [source.stat().st_ino]
 
 
+def test_many_files_are_synced_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / str(number) for number in range(20)]
+    for path in paths:
+        path.write_text("rows")
+    synced = _record_syncs(monkeypatch)
+    assert files.sync_files(paths) == {}
+    assert sorted(synced) == sorted(path.stat().st_ino for path in paths)
+    assert all(files.link_or_copy(path, path.with_suffix(".linked"), is_synced=True) for path in paths)
+    assert len(synced) == len(paths)
+
+
+def test_of_many_files_the_one_that_cannot_be_synced_is_named(tmp_path: Path) -> None:
+    there, missing = tmp_path / "there", tmp_path / "missing"
+    there.touch()
+    failed = files.sync_files([there, missing])
+    assert {path: error.facts for path, error in failed.items()} == {missing: {"path": str(missing)}}
+
+
 def test_a_copy_is_durable_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("rows")

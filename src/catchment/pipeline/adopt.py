@@ -5,7 +5,8 @@ that it will not: same types, standard lists, no hidden NaN or NULL, no column t
 of adoption is reported as rewritable.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import duckdb
@@ -20,9 +21,20 @@ from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Format, Input, Part, Task, TaskResult, UnitFacts, UnitFailure
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """A file that can be adopted."""
+
+    part: Part
+    path: Path
+    rows: int
+    digest: str | None
+
+
 def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
     """Link the task's files; those that must not be adopted are left out and reported."""
     groups, failures = sources.inspect(connection, task.parts)
+    fit: list[_Fit] = []
     written: list[FileFacts] = []
     units: list[UnitFacts] = []
     for group in groups:
@@ -33,22 +45,27 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
                 sources.failure(part, refused or reason, rewritable=refused is None) for part in group.parts
             )
             continue
-        hidden = _hidden(connection, group, task.shape.columns)
-        counts = sources.rows(connection, group)
+        footers = _footers(connection, group, task.shape.columns)
         digests, unreadable = _digests(connection, group, task)
         failures.extend(unreadable)
-        for part, rows in zip(group.parts, counts, strict=True):
-            if part.input.uri in hidden:
-                failures.append(sources.failure(part, hidden[part.input.uri], rewritable=True))
-                continue
-            text = digests.get(part.input.uri)
-            try:
-                if rows:
-                    written.append(_link(part, task, folder, number=len(written), rows=rows, digest_text=text))
-            except StorageFailedError as error:
-                failures.append(sources.failure(part, error))
+        for part in group.parts:
+            rows, hidden = footers[part.input.uri]
+            if hidden is None:
+                path = files.local_path(part.input.uri)
+                fit.append(_Fit(part=part, path=path, rows=rows, digest=digests.get(part.input.uri)))
             else:
-                units.append(UnitFacts(unit_id=part.unit_id, rows=rows, digest=text))
+                failures.append(sources.failure(part, hidden, rewritable=True))
+    unsynced = files.sync_files([one.path for one in fit if one.rows])
+    for one in fit:
+        try:
+            if one.path in unsynced:
+                raise unsynced[one.path]
+            if one.rows:
+                written.append(_link(one, task, folder / f"{len(written):06d}.parquet"))
+        except StorageFailedError as error:
+            failures.append(sources.failure(one.part, error))
+        else:
+            units.append(UnitFacts(unit_id=one.part.unit_id, rows=one.rows, digest=one.digest))
     failures.extend(sources.changed(task.parts))
     return TaskResult(number=task.number, files=tuple(written), units=tuple(units), failures=tuple(failures))
 
@@ -112,29 +129,36 @@ def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | No
 _LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schema({})"
 
 
-def _hidden(connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]) -> dict[str, str]:
-    """Files, by uri, whose values would break a promise of the table, with the reason."""
+def _footers(
+    connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]
+) -> dict[str, tuple[int, str | None]]:
+    """The rows of each file, by uri, and the reason if its values would break a promise of the table."""
     uris = sources.paths(part.input for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
-    found: dict[str, str] = {}
-    for uri, null, token, nan, old, bare in connection.execute(_HIDDEN.format(uris=uris, required=required)).fetchall():
-        if null is not None:
-            found[uri] = f"column {null!r} may hold NULL and must not"
-        elif token is not None:
-            found[uri] = f"the statistics of column {token!r} hold text that DuckLake would replace"
-        elif nan is not None:
-            found[uri] = f"the statistics of column {nan!r} may hide NaN"
-        elif old is not None:
-            found[uri] = f"the statistics of column {old!r} are of the old kind, which orders text wrongly"
-        elif bare is not None:
-            found[uri] = f"column {bare!r} has no statistics, for which DuckLake would forget those of the table"
-    return found
+    found = connection.execute(_FOOTERS.format(uris=uris, required=required)).fetchall()
+    return {uri: (int(rows), _hidden(*suspects)) for uri, rows, *suspects in found}
+
+
+def _hidden(null: str | None, token: str | None, nan: str | None, old: str | None, bare: str | None) -> str | None:
+    """What a column's statistics hide, each given by a column that does; None where none does."""
+    if null is not None:
+        return f"column {null!r} may hold NULL and must not"
+    if token is not None:
+        return f"the statistics of column {token!r} hold text that DuckLake would replace"
+    if nan is not None:
+        return f"the statistics of column {nan!r} may hide NaN"
+    if old is not None:
+        return f"the statistics of column {old!r} are of the old kind, which orders text wrongly"
+    if bare is not None:
+        return f"column {bare!r} has no statistics, for which DuckLake would forget those of the table"
+    return None
 
 
 # DuckDB leaves a column's minimum and maximum out when it holds NaN. Other writers ignore NaN in them, and DuckLake
 # would then skip the file for a filter that NaN meets.
-_HIDDEN = """
+_FOOTERS = """
 SELECT file_name,
+       any_value(num_rows),
        any_value(path_in_schema) FILTER (
            list_contains({required}::VARCHAR[], lower(path_in_schema)) AND coalesce(stats_null_count, 1) > 0
        ),
@@ -155,7 +179,7 @@ SELECT file_name,
            type NOT IN ('FLOAT', 'DOUBLE') AND coalesce(stats_max_value, stats_max) IS NULL
            AND coalesce(stats_null_count, 0) < num_values
        )
-FROM parquet_metadata({uris}) JOIN parquet_file_metadata({uris}) USING (file_name)
+FROM parquet_file_metadata({uris}) LEFT JOIN parquet_metadata({uris}) USING (file_name)
 GROUP BY file_name
 """
 
@@ -180,22 +204,23 @@ def _digests(
     return digests, failures
 
 
-def _link(part: Part, task: Task, folder: Path, *, number: int, rows: int, digest_text: str | None) -> FileFacts:
-    target = folder / f"{number:06d}.parquet"
-    files.link_or_copy(files.local_path(part.input.uri), target)
+def _link(fit: _Fit, task: Task, target: Path) -> FileFacts:
+    files.link_or_copy(fit.path, target, is_synced=True)
     return FileFacts(
         path=str(target),
-        place=_place(part.input, task.shape.partition_by),
-        rows=rows,
+        place=_place(fit.part.input, task.shape.partition_by),
+        rows=fit.rows,
         bytes=target.stat().st_size,
-        digest=digest_text,
-        unit_ids=(part.unit_id,),
+        digest=fit.digest,
+        unit_ids=(fit.part.unit_id,),
     )
 
 
-def _place(source: Input, keys: Iterable[str]) -> str:
+def _place(source: Input, keys: Sequence[str]) -> str:
     if source.lake_file is not None:
         return source.lake_file.place
+    if not keys:
+        return "."
     wanted = {sql.fold(key): key for key in keys}
     values: dict[str, str] = {}
     for segment in PurePath(source.uri).parts[:-1]:
@@ -203,4 +228,4 @@ def _place(source: Input, keys: Iterable[str]) -> str:
         if equals and sql.fold(key) in wanted:
             # DuckLake splits a folder's name at every equals sign.
             values[sql.fold(key)] = value.replace("=", "%3D")
-    return str(PurePath(*(f"{key}={values[low]}" for low, key in wanted.items()))) if wanted else "."
+    return str(PurePath(*(f"{key}={values[low]}" for low, key in wanted.items())))
