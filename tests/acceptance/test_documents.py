@@ -24,13 +24,12 @@ from typer.testing import CliRunner
 from catchment.cli.main import app
 from tests import warm
 from tests.acceptance.shell import COMMAND
-from tests.repo.source_tree import ROOT
+from tests.repo.source_tree import ROOT, readme_commands
 
 DOCUMENTS = ("README.md", "docs/quickstart.md")
 KINDS = ("sh", "python", "text")
 NOT_RUN_MAX = 1
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+) -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
-LISTED = re.compile(r"^\| `catchment ([a-z -]+)` \|", re.M)
 PAGE = re.compile(r"<(http://127\.0\.0\.1:[^>]*)>")
 SERVE = re.compile(r"^catchment serve\b.*$", re.M)
 PORT, WEB_PORT = "4214", "4215"
@@ -195,11 +194,11 @@ def test_a_block_says_what_it_is_and_hardly_any_is_not_run(name: str) -> None:
     assert sum(block.not_run is not None for block in blocks) <= NOT_RUN_MAX
 
 
-@pytest.mark.parametrize("command", LISTED.findall(_read("README.md")))
+@pytest.mark.parametrize("command", readme_commands())
 def test_a_command_that_the_readme_lists_answers_for_help(command: str) -> None:
-    answer = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="catchment")
+    answer = CliRunner().invoke(app, [*command.split()[1:], "--help"], prog_name="catchment")
     assert answer.exit_code == 0, answer.output
-    assert f"Usage: catchment {command} " in answer.output
+    assert f"Usage: {command} " in answer.output
 
 
 def test_what_make_demo_runs_has_a_test_of_its_own() -> None:

@@ -1,6 +1,7 @@
 """The product's own source, parsed once for the tests that are about it."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,12 @@ def imports(module: Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def readme_commands() -> list[str]:
+    """The commands in README's table: a row of its own each, or in the row of their group."""
+    rows = re.findall(r"^\| `(catchment [a-z -]+)` \| (.+) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    return [f"{row} {name}".strip() for row, text in rows for name in re.findall(r"`([a-z-]+)`", text) or [""]]
 
 
 def _read(path: Path) -> Module:
