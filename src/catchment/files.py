@@ -69,6 +69,8 @@ def sync_files(paths: Sequence[Path]) -> dict[Path, StorageFailedError]:
     Returned are those that failed: once told of a lost write, the system has the next sync of the file succeed.
     """
     failed: dict[Path, StorageFailedError] = {}
+    if not paths:
+        return failed
 
     def sync_share(first: int) -> None:
         for path in paths[first::_SYNCS_AT_ONCE_MAX]:
@@ -98,10 +100,23 @@ def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
             if folder == to or to not in folder.parents:
                 break
             folder = folder.parent
+    if not found:
+        return
     # Those who wait together share one write of the file system's journal: several times as fast as one by one.
     with ThreadPoolExecutor(_SYNCS_AT_ONCE_MAX) as pool:
         for _, level in groupby(sorted(found, key=_height), key=_height):
             list(pool.map(sync_folder, level))
+
+
+@contextmanager
+def syncing_new(folders: Iterable[Path], suffix: str, *, to: Path) -> Iterator[None]:
+    """When the block ends well, make the files that came into the folders meanwhile survive a power cut."""
+    before = {folder: names_below(folder, suffix) for folder in folders}
+    yield
+    made = [folder / name for folder, there in before.items() for name in names_below(folder, suffix) - there]
+    for error in sync_files(made).values():
+        raise error
+    sync_folders_up((path.parent for path in made), to=to)
 
 
 def _height(path: Path) -> int:

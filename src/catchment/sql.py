@@ -25,6 +25,11 @@ def fold(name: str) -> str:
     return name.lower() if name.isascii() else name.translate(_ASCII_LOWER)
 
 
+def folded(expression: str) -> str:
+    """The same for an expression: DuckDB's own `lower` takes other letters alike too."""
+    return f"translate({expression}, {literal(string.ascii_uppercase)}, {literal(string.ascii_lowercase)})"
+
+
 def qualified(*names: str) -> str:
     """Names joined by dots, each quoted."""
     return ".".join(identifier(name) for name in names)

@@ -329,13 +329,17 @@ class Lake:
             faults.reach("deliver.before_commit")
 
     @contextmanager
-    def write(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """One write transaction under the commit lock: committed when the block ends well, else rolled back."""
-        with self.exclusive(), self._transaction() as connection:
+    def write(self, *, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+        """One write transaction under the commit lock: committed when the block ends well, else rolled back.
+
+        `into` is where DuckLake itself writes files meanwhile, a table's folder or a schema's: it leaves syncing them
+        to the system, and a catalog must not survive a power cut without the files that it names.
+        """
+        with self.exclusive(), self._transaction(into=into) as connection:
             yield connection
 
     @contextmanager
-    def _transaction(self, *, alone: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
+    def _transaction(self, *, alone: bool = False, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
         """A write transaction; on an instance that lives as long as it does, and has one thread, where it is `alone`.
 
         In SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it commits. With more threads
@@ -345,13 +349,15 @@ class Lake:
         connection = self._connect(create=False, threads=1) if alone else self._bare_cursor()
         try:
             started_s = self.clock.monotonic_s()
-            ledger_files = self._ledger_files()
             self._execute(connection, "BEGIN")
             try:
-                connection.execute(f"USE {sql.identifier(self.name)}")
-                yield connection
-                self._refuse_overlong(started_s)
-                self._sync_ledger(self._ledger_files() - ledger_files)
+                # DuckLake writes more than a few rows of the ledger to a file.
+                data_path = files.local_path(self.address.data_path)
+                watched = [data_path / LEDGER_SCHEMA, *([into] if into is not None else [])]
+                with files.syncing_new(watched, ".parquet", to=data_path):
+                    connection.execute(f"USE {sql.identifier(self.name)}")
+                    yield connection
+                    self._refuse_overlong(started_s)
             except BaseException as error:
                 self._roll_back(connection, alone=alone)
                 if isinstance(error, duckdb.Error):
@@ -475,7 +481,7 @@ class Lake:
         return retry(operation, policy=self.redo(), clock=self.clock, on=on)
 
     def _insert(self, table: TableId, rows: pa.Table) -> None:
-        with self.write() as connection:
+        with self.write(into=files.local_path(self.table(table).folder)) as connection:
             connection.register("catchment_rows", rows)
             try:
                 connection.execute(
@@ -560,19 +566,6 @@ class Lake:
         if any(word in text.lower() for word in _CONFLICT_WORDS):
             return ConflictError(text)
         return CommitUnknownError(f"COMMIT failed: {text}")
-
-    def _ledger_files(self) -> frozenset[str]:
-        return files.names_below(self._ledger_folder(), ".parquet")
-
-    def _ledger_folder(self) -> Path:
-        return files.local_path(self.address.data_path) / LEDGER_SCHEMA
-
-    def _sync_ledger(self, names: Iterable[str]) -> None:
-        # DuckLake writes more than a few ledger rows to a file, and leaves syncing it to the system. The ledger must
-        # survive whatever the catalog's commit survives.
-        for name in names:
-            files.sync_file(self._ledger_folder() / name)
-            files.sync_folders_up([(self._ledger_folder() / name).parent], to=files.local_path(self.address.data_path))
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s

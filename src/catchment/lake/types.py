@@ -17,12 +17,13 @@ from catchment.errors import InputError, TypeConflictError
 
 DuckDBType = sqltypes.DuckDBPyType
 
+_NESTED = ("list", "struct", "map")
 _DELIVERABLE = frozenset(
     {
         *("boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"),
         *("float", "double", "decimal", "varchar", "blob", "uuid", "date", "time"),
         *("timestamp", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
-        *("list", "struct", "map"),
+        *_NESTED,
     }
 )
 
@@ -96,6 +97,11 @@ def parse(text: str) -> DuckDBType:
 def normal(text: str) -> str:
     """DuckDB's own spelling of a type, so that equal types are equal texts."""
     return str(parse(text))
+
+
+def holds(text: str, kinds: frozenset[str]) -> bool:
+    """Whether a type is one of these kinds, or has one in it."""
+    return _holds(parse(text), kinds)
 
 
 def require_deliverable(column: Column) -> None:
@@ -199,10 +205,14 @@ def _parse(text: str) -> DuckDBType:
     return duckdb.sqltype(text)
 
 
+def _holds(kind: DuckDBType, kinds: frozenset[str]) -> bool:
+    return kind.id in kinds or (kind.id in _NESTED and any(_holds(child, kinds) for child in _children(kind)))
+
+
 def _undeliverable(kind: DuckDBType) -> DuckDBType | None:
     if kind.id not in _DELIVERABLE:
         return kind
-    if kind.id in ("list", "struct", "map"):
+    if kind.id in _NESTED:
         return next((culprit for child in _children(kind) if (culprit := _undeliverable(child)) is not None), None)
     return None
 

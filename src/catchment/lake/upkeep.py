@@ -15,11 +15,10 @@ from pathlib import Path
 import duckdb
 
 from catchment import events, faults, files, sql
-from catchment.ids import TableId
-from catchment.lake import staging, tables
+from catchment.lake import staging, tables, types
 from catchment.lake.lake import Lake
 from catchment.lake.staging import Staging
-from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, Table
 from catchment.settings import Settings
 
 _MERGED_FILES_PER_COMMIT_MAX = 8
@@ -69,8 +68,9 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> UpkeepReport:
         steps.append(step)
         events.emit("upkeep_step_done", step=step.name, subject=step.subject, count=step.count, dry_run=dry_run)
 
-    for table in lake.tables():
-        took(Step(name="merge", subject=str(table), count=selection.merge(table), unit="files"))
+    for table in map(lake.table, lake.tables()):
+        merged = selection.merge(table) if _is_mergeable(table) else 0
+        took(Step(name="merge", subject=str(table.id), count=merged, unit="files"))
     faults.reach("upkeep.after_merge")
     took(Step(name="settle", subject="ledger", count=selection.settle(), unit="rows"))
     took(Step(name="expire", subject=lake.name, count=selection.expire(now - ages.snapshot), unit="snapshots"))
@@ -88,8 +88,8 @@ class _Look:
         self._lake = lake
         self._staging = Staging(lake.address.data_path, clock=lake.clock)
 
-    def merge(self, table: TableId) -> int:
-        parameters = [table.schema, table.name, self._lake.limits.target_file_bytes]
+    def merge(self, table: Table) -> int:
+        parameters = [table.id.schema, table.id.name, self._lake.limits.target_file_bytes]
         with self._lake.cursor() as cursor:
             return _count(cursor, self._statement("upkeep_small_files"), parameters)
 
@@ -124,7 +124,7 @@ class _Look:
 class _Act(_Look):
     """Does it."""
 
-    def merge(self, table: TableId) -> int:
+    def merge(self, table: Table) -> int:
         # A few outputs per transaction, so that none is open for long however much there is to merge.
         merged = 0
         while processed := self._merge_some(table):
@@ -133,12 +133,12 @@ class _Act(_Look):
             self._lake.clock.sleep(_BETWEEN_MERGES_S)
         return merged
 
-    def _merge_some(self, table: TableId) -> int:
-        with self._lake.write() as connection:
+    def _merge_some(self, table: Table) -> int:
+        with self._lake.write(into=files.local_path(table.folder)) as connection:
             rows = connection.execute(
                 "SELECT files_processed "
                 "FROM ducklake_merge_adjacent_files(?, ?, schema => ?, max_compacted_files => ?)",
-                [self._lake.name, table.name, table.schema, _MERGED_FILES_PER_COMMIT_MAX],
+                [self._lake.name, table.id.name, table.id.schema, _MERGED_FILES_PER_COMMIT_MAX],
             ).fetchall()
         return sum(int(row[0]) for row in rows)
 
@@ -174,6 +174,14 @@ class _Act(_Look):
         for folder in {job_folder for path in orphans for job_folder in _job_folders(path)}:
             files.remove_empty_folders(folder)
         return len(orphans)
+
+
+def _is_mergeable(table: Table) -> bool:
+    """Whether rows of the table are found again once DuckLake has written them anew.
+
+    It writes filters of Bloom's, and nothing tells it not to; behind one, DuckDB finds no bytes that are not text.
+    """
+    return not any(types.holds(column.type, frozenset({"blob"})) for column in table.columns)
 
 
 def _is_abandoned(path: str, alive: frozenset[str], before: datetime) -> bool:

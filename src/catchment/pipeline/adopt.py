@@ -5,9 +5,11 @@ that it will not: same types, standard lists, no hidden NaN or NULL, no column t
 of adoption is reported as rewritable.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from urllib.parse import unquote
 
 import duckdb
 
@@ -19,6 +21,9 @@ from catchment.lake.types import Column
 from catchment.pipeline import sources
 from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Format, Input, Part, Task, TaskResult, UnitFacts, UnitFailure
+
+# What a folder is called by every writer where the key is NULL.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +51,17 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
             )
             continue
         footers = _footers(connection, group, task.shape.columns)
+        misplaced = _misplaced(connection, group, task)
         digests, unreadable = _digests(connection, group, task)
         failures.extend(unreadable)
         for part in group.parts:
             rows, hidden = footers[part.input.uri]
-            if hidden is None:
+            obstacle = misplaced.get(part.input.uri) or hidden
+            if obstacle is None:
                 path = files.local_path(part.input.uri)
                 fit.append(_Fit(part=part, path=path, rows=rows, digest=digests.get(part.input.uri)))
             else:
-                failures.append(sources.failure(part, hidden, rewritable=True))
+                failures.append(sources.failure(part, obstacle, rewritable=True))
     unsynced = files.sync_files([one.path for one in fit if one.rows])
     for one in fit:
         try:
@@ -80,8 +87,6 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
     keys_in_path = tuple(sql.fold(key) for key in first.hive_keys)
     if first.lake_file is None and keys_in_path != tuple(sql.fold(key) for key in task.shape.partition_by):
         return "its folders do not carry exactly the table's partition keys"
-    if has_token(first.uri) and first.hive_keys:
-        return "its path holds text that DuckLake would replace"
     have = {sql.fold(name): types.normal(kind) for name, kind in group.columns}
     keys = set(keys_in_path)
     want = {sql.fold(column.name): column for column in task.shape.columns}
@@ -113,11 +118,13 @@ def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | No
     """Layouts that DuckDB reads well from the file, and DuckLake wrongly once the file is registered."""
     rows = connection.execute(_LAYOUT.format(sources.paths([first]))).fetchall()
     left_out = {sql.fold(name) for name in first.without}
-    for at, (name, kind, repetition, _) in enumerate(rows):
+    for at, (name, kind, repetition, _, logical) in enumerate(rows):
         if sql.fold(name) in left_out:
             return f"it holds a column {name!r} of its own beside the one in its path"
         if kind == "INT96":
             return f"column {name!r} holds INT96 timestamps"
+        if _FOREIGN.search(logical or ""):
+            return f"column {name!r} is stored as {logical}, which no file of a lake is"
         standard = name in ("list", "key_value") and at > 0 and rows[at - 1][3] in ("LIST", "MAP", "MAP_KEY_VALUE")
         if repetition == "REPEATED" and not standard:
             return f"its list {name!r} is not in the standard layout"
@@ -126,7 +133,32 @@ def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | No
     return None
 
 
-_LAYOUT = "SELECT name, type, repetition_type, converted_type FROM parquet_schema({})"
+_LAYOUT = "SELECT name, type, repetition_type, converted_type, logical_type FROM parquet_schema({})"
+# DuckDB reads them as TIME and FLOAT, and DuckLake refuses to register them as such.
+_FOREIGN = re.compile(r"Float16Type|TimeType.*MILLIS=M")
+
+
+def _misplaced(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> dict[str, str]:
+    """Files, by uri, whose folders hold a value that DuckLake would not take for the table's, with the reason."""
+    keys = {sql.fold(key) for key in group.parts[0].input.hive_keys}
+    kinds = {sql.fold(column.name): column.type for column in task.shape.columns if sql.fold(column.name) in keys}
+    found: dict[str, str] = {}
+    for part in group.parts:
+        if keys and has_token(part.input.uri):
+            found[part.input.uri] = "its path holds text that DuckLake would replace"
+        for key, value in _values_in_path(part.input.uri, keys).items():
+            text = unquote(value)
+            if key in kinds and text != _NO_VALUE and not _is_one(connection, text, kinds[key]):
+                found[part.input.uri] = f"its folder says {key}={value}, which is no {kinds[key]}"
+    return found
+
+
+def _is_one(connection: duckdb.DuckDBPyConnection, text: str, kind: str) -> bool:
+    """Whether the text can be read as a value of that type."""
+    if types.parse(kind).id == "varchar":
+        return True
+    row = connection.execute(f"SELECT TRY_CAST(? AS {kind}) IS NOT NULL", [text]).fetchone()
+    return row == (True,)
 
 
 def _footers(
@@ -135,7 +167,9 @@ def _footers(
     """The rows of each file, by uri, and the reason if its values would break a promise of the table."""
     uris = sources.paths(part.input for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
-    found = connection.execute(_FOOTERS.format(uris=uris, required=required)).fetchall()
+    found = connection.execute(
+        _FOOTERS.format(uris=uris, required=required, folded=sql.folded("path_in_schema"))
+    ).fetchall()
     return {uri: (int(rows), _hidden(*suspects)) for uri, rows, *suspects in found}
 
 
@@ -160,7 +194,7 @@ _FOOTERS = """
 SELECT file_name,
        any_value(num_rows),
        any_value(path_in_schema) FILTER (
-           list_contains({required}::VARCHAR[], lower(path_in_schema)) AND coalesce(stats_null_count, 1) > 0
+           list_contains({required}::VARCHAR[], {folded}) AND coalesce(stats_null_count, 1) > 0
        ),
        any_value(path_in_schema) FILTER (
            type = 'BYTE_ARRAY' AND regexp_matches(
@@ -222,10 +256,12 @@ def _place(source: Input, keys: Sequence[str]) -> str:
     if not keys:
         return "."
     wanted = {sql.fold(key): key for key in keys}
-    values: dict[str, str] = {}
-    for segment in PurePath(source.uri).parts[:-1]:
-        key, equals, value = segment.partition("=")
-        if equals and sql.fold(key) in wanted:
-            # DuckLake splits a folder's name at every equals sign.
-            values[sql.fold(key)] = value.replace("=", "%3D")
-    return str(PurePath(*(f"{key}={values[low]}" for low, key in wanted.items())))
+    values = _values_in_path(source.uri, wanted)
+    # DuckLake splits a folder's name at every equals sign.
+    return str(PurePath(*(f"{key}={values[low].replace('=', '%3D')}" for low, key in wanted.items())))
+
+
+def _values_in_path(uri: str, keys: Container[str]) -> dict[str, str]:
+    """What the names of the folders say of these keys, as it stands there."""
+    pairs = (segment.partition("=") for segment in PurePath(uri).parts[:-1])
+    return {sql.fold(key): value for key, equals, value in pairs if equals and sql.fold(key) in keys}

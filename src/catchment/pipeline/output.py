@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from catchment import sql
 from catchment.errors import InvariantError
-from catchment.lake import digest
+from catchment.lake import digest, types
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
 from catchment.pipeline import footer, sources
@@ -26,6 +26,8 @@ _PARQUET: dict[str, sql.Value] = {
     "PARQUET_VERSION": "v2",
     "DICTIONARY_SIZE_LIMIT": 5_000,
 }
+# With a filter of Bloom's on a column, DuckDB finds no bytes that are not text, and no -0.0 when it is asked for 0.0.
+_UNFILTERABLE = frozenset({"blob", "float", "double"})
 _HASH_BATCH_ROWS = 1_000_000
 
 
@@ -55,6 +57,8 @@ def copy(
     `place` is a folder where the rows are split, by `partition_by` or into files of about `file_bytes`; else a file.
     """
     options = dict(_PARQUET)
+    if any(types.holds(column.type, _UNFILTERABLE) for column in columns):
+        options["WRITE_BLOOM_FILTER"] = False
     extra = ["RETURN_STATS"]
     if partition_by:
         extra += [f"PARTITION_BY ({sql.identifiers(partition_by)})", "WRITE_PARTITION_COLUMNS true"]

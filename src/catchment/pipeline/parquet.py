@@ -1,5 +1,6 @@
 """Parquet files as a source: each file is a unit, known by its path, size and time of change."""
 
+import glob
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -48,7 +49,7 @@ class ParquetFiles:
 
     def columns(self) -> tuple[Column, ...]:
         """The columns of all files together, for a table that is to hold them."""
-        paths = sql.literals(map(str, self._paths))
+        paths = sql.literals(glob.escape(str(path)) for path in self._paths)
         query = f"DESCRIBE FROM read_parquet({paths}, union_by_name = true, hive_partitioning = false)"
         try:
             with extensions.connect() as connection:

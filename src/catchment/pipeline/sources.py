@@ -164,12 +164,28 @@ def _described(
         with _Opened(connection) as opened:
             found = connection.execute(f"DESCRIBE FROM {opened.scan(parts[:1])}").fetchall()
             obstacle = lakefile.obstacle(connection, parts[0].input)
+            finer = _finer(connection, parts[0].input)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         failures.extend(failure(part, error) for part in parts)
     else:
+        if finer is not None:
+            reason = f"column {finer!r} holds times in nanoseconds, and a lake keeps microseconds"
+            failures.extend(failure(part, reason) for part in parts)
+            return
         left_out = {sql.fold(name) for name in parts[0].input.without}
         columns = tuple((row[0], row[1]) for row in found if sql.fold(row[0]) not in left_out)
         yield Group(parts=parts, columns=columns, obstacle=obstacle)
+
+
+def _finer(connection: duckdb.DuckDBPyConnection, source: Input) -> str | None:
+    """A column whose values DuckDB would cut without a word."""
+    if source.format is not Format.PARQUET:
+        return None
+    row = connection.execute(_NANOSECONDS.format(paths([source]))).fetchone()
+    return None if row is None else str(row[0])
+
+
+_NANOSECONDS = "SELECT name FROM parquet_schema({}) WHERE logical_type LIKE 'TimeType%NANOS=N%'"
 
 
 def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from catchment import events, sql
+from catchment import events, files, sql
 from catchment.errors import InputError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import DeadLetter, Lake, reshape
@@ -74,7 +74,7 @@ def _named(lake: Lake, ids: Sequence[str] | None) -> list[DeadLetter]:
 
 def _deliver(lake: Lake, letters: Sequence[DeadLetter]) -> None:
     rows = pa.concat_tables([letter.content() for letter in letters])
-    with lake.write() as connection:
+    with lake.write(into=files.local_path(lake.table(letters[0].table).folder)) as connection:
         target = lake.table_in(connection, letters[0].table)
         columns = arrivals.columns_of(rows.schema)
         reason = reshape.misfit(columns, target.columns)

@@ -242,19 +242,13 @@ class LakeEngine:
         """One transaction of the lake, with the schema in use; what it puts on the disk stays there."""
         started_s = self._lake.clock.monotonic_s()
         folder = files.local_path(self._lake.address.data_path) / self._schema
-        there = files.names_below(folder, ".parquet")
-        with self._lake.write() as connection:
+        with self._lake.write(into=folder) as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(self._lake.name, self._schema)}")
             connection.execute(f"USE {sql.qualified(self._lake.name, self._schema)}")
             yield connection
             connection.execute(
                 f"CALL {sql.identifier(self._lake.name)}.set_commit_message('catchment', ?)", [without_tokens(message)]
             )
-            # DuckLake leaves syncing to the system; a record must not survive without the rows that it tells of.
-            made = [folder / path for path in files.names_below(folder, ".parquet") - there]
-            for path in made:
-                files.sync_file(path)
-            files.sync_folders_up((path.parent for path in made), to=folder.parent)
             elapsed_s = self._lake.clock.monotonic_s() - started_s
             if elapsed_s > self._lake.limits.transaction_s_max:
                 # The lake would call it a conflict, and it would be tried again to no avail.
