@@ -170,6 +170,8 @@ class FlushFailedError(RetryableError):
 class SparkFailedError(RetryableError):
     """Spark gave up on the job; nothing of it was committed."""
 
+    default_hint = "spark.log in the home tells more; `catchment doctor` tries Spark by itself."
+
 
 class CommitUnknownError(CatchmentError):
     """The connection failed during COMMIT: the commit may or may not have landed."""

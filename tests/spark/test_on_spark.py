@@ -205,6 +205,28 @@ def test_without_java_the_error_says_what_to_install(
     assert "openjdk-17" in str(caught.value.hint)
 
 
+def test_a_jvm_is_never_left_behind_and_one_that_has_gone_is_started_anew(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.spark.lost_jvm", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stderr == ""
+    assert ended.returncode == 0
+
+
+def test_a_second_session_in_a_process_is_refused_and_the_first_goes_on(
+    spark_runner: SparkRunner, make_settings: MakeSettings
+) -> None:
+    spark_runner.context.parallelize([1], 1).sum()
+    with pytest.raises(SparkFailedError, match="room for one"):
+        _ = SparkRunner(make_settings()).context
+    assert spark_runner.context.parallelize([1, 2], 1).sum() == 3
+
+
 def test_a_program_that_is_submitted_takes_the_jvm_that_is_there_and_leaves_it_running(tmp_path: Path) -> None:
     tool = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     ended = subprocess.run(

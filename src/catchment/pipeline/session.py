@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from types import FrameType
+from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 from py4j.protocol import Py4JError
@@ -25,10 +27,14 @@ from catchment.pipeline.master import master_that_retries
 from catchment.pipeline.work import Task, TaskResult
 from catchment.settings import Settings, environment
 
+T = TypeVar("T")
+
 _LOOPBACK = "127.0.0.1"
 _STOP_S_MAX = 30
-_LOG_TAIL_LINES = 5
+_GONE = "its JVM has gone"
 _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+# What Python says of an error, or Java of it and of what it came from.
+_ERROR = re.compile(r"(?:: |Caused by: |Exception in thread \S+ )?([\w.$]+(?:Error|Exception)\b.*: .+)")
 
 
 class Session:
@@ -39,23 +45,39 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         java.find_java()
+        if SparkContext._active_spark_context is not None:
+            raise SparkFailedError(
+                "This process has a Spark session of its own, and there is room for one.", hint="Stop it first."
+            )
         log_path = settings.home / "spark.log"
         files.make_folder(log_path.parent)
         events.emit("spark_starting", master=settings.spark_master, log=str(log_path))
         with log_path.open("wb") as log, environment(SPARK_LOCAL_IP=_LOOPBACK, PYSPARK_PYTHON=sys.executable):
             # The JVM writes to the log, not to the user's terminal.
             conf = _conf(settings)
-            self._gateway = _launch(conf, log, log_path)
             try:
-                with _keeping_interrupts():
+                with _holding_interrupts():
+                    self._gateway = _launch(conf, log, log_path)
                     self.context = SparkContext(conf=conf, gateway=self._gateway)
+                    # It hears when Java has gone, and would print that as an error of its own.
+                    self.context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
             except (Py4JError, PySparkException) as error:
+                # Java is asked what the error says, so before it ends.
+                reason = _reason(error)
                 self._end_jvm()
-                raise SparkFailedError(
-                    f"Spark does not start: {_first_cause(str(error))}", log=str(log_path)
-                ) from error
+                raise SparkFailedError(f"Spark does not start: {reason}", log=str(log_path)) from error
+            except KeyboardInterrupt:
+                self._end_jvm()
+                raise
+        self._log, self._master = str(log_path), settings.spark_master
         self._spark: SparkSession | None = None
+        self._caller = ThreadPoolExecutor(1, thread_name_prefix="catchment-spark")
         events.emit("spark_started", version=self.context.version)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its JVM runs, as far as that can be known: one that somebody else started is taken to."""
+        return self._gateway.proc is None or self._gateway.proc.poll() is None
 
     @property
     def spark(self) -> SparkSession:
@@ -67,44 +89,77 @@ class Session:
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
         """Run all tasks; SparkFailedError when one failed for good."""
         try:
-            return self.context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
-        except (Py4JError, PySparkException) as error:
-            raise SparkFailedError(f"Spark failed the job: {_first_cause(str(error))}") from error
+            return self._undisturbed(lambda: self._collect(tasks))
+        except (Py4JError, PySparkException, OSError) as error:
+            # A JVM that has gone is an OSError, of the connection to it.
+            reason = _reason(error) if self.is_alive else _GONE
+            raise SparkFailedError(f"Spark failed the job: {reason}", log=self._log) from error
+
+    def probe(self) -> str:
+        """Have a worker do a little, and say who did it."""
+        try:
+            total = self._undisturbed(lambda: self.context.parallelize(range(100), 1).sum())
+        except (Py4JError, PySparkException, OSError) as error:
+            raise SparkFailedError(f"Spark does no work: {_reason(error)}", log=self._log) from error
+        return f"Spark {self.context.version} on {self._master} counts to {total}"
 
     def stop(self) -> None:
-        """Stop the session, and its JVM if it has started one."""
+        """Stop the session, and its JVM if it has started one; also one that has gone."""
+        self._caller.shutdown()
         if self._spark is not None:
-            self._spark.stop()
+            with suppress(Py4JError, OSError):
+                self._spark.stop()
             self._end_jvm()
             return
-        with suppress(Py4JError):
-            # Where Java has died, there is nothing to stop.
+        with suppress(Py4JError, OSError):
             self.context._jsc.stop()
         self.context._jsc = None
-        # What PySpark has here to hear of accumulators from Java looks once a second whether it is to end. It ends at
-        # once when Java has gone, and says so as an error, which it is not.
-        self.context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
-        ending = threading.Thread(target=self.context.stop)
+        # What PySpark has here to hear of accumulators from Java looks once a second whether it is to end; it ends at
+        # once when Java has gone.
+        ending = threading.Thread(target=self._forget)
         ending.start()
         self._end_jvm()
         ending.join()
+
+    def _collect(self, tasks: Sequence[Task]) -> list[TaskResult]:
+        return self.context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
+
+    def _undisturbed(self, job: Callable[[], T]) -> T:
+        """Do the job where Ctrl-C does not come: it would break off what is being said to Java, and be logged there."""
+        if threading.current_thread() is not threading.main_thread():
+            return job()
+        doing = self._caller.submit(job)
+        try:
+            return doing.result()
+        except KeyboardInterrupt:
+            with suppress(Py4JError, OSError):
+                self.context.cancelAllJobs()
+            with suppress(Py4JError, PySparkException, OSError):
+                doing.result()
+            raise
+
+    def _forget(self) -> None:
+        with suppress(Py4JError, OSError):
+            self.context.stop()
 
     def _end_jvm(self) -> None:
         process = self._gateway.proc
         if process is None:
             # It was there before: whoever runs this program by `spark-submit` has it end with the program.
             self._gateway.close()
-        else:
-            self._gateway.shutdown()
+        elif process.returncode is None:
+            with suppress(Py4JError, OSError):
+                self._gateway.shutdown()
             process.stdin.close()
             try:
                 process.wait(timeout=_STOP_S_MAX)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        # PySpark remembers the gateway for the life of the process; a later session must launch its own.
+        # PySpark remembers them for the life of the process; a later session must launch its own.
         SparkContext._gateway = None
         SparkContext._jvm = None
+        SparkContext._active_spark_context = None
 
 
 def prepare(settings: Settings, archive: Path) -> None:
@@ -130,14 +185,23 @@ def prepare(settings: Settings, archive: Path) -> None:
 
 
 @contextmanager
-def _keeping_interrupts() -> Iterator[None]:
-    """Keep PySpark from deciding what Ctrl-C does: its own handler cancels every job, also one that is to finish."""
-    handler = signal.getsignal(signal.SIGINT)
+def _holding_interrupts() -> Iterator[None]:
+    """Have Ctrl-C wait until the block ends, and do what it did before.
+
+    A JVM whose start nobody waits for any more never ends. And once it has started, PySpark would have Ctrl-C cancel
+    every job, also one that is to finish.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[FrameType | None] = []
+    handler = signal.signal(signal.SIGINT, lambda _, frame: came.append(frame))
     try:
         yield
     finally:
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+    if came and callable(handler):
+        handler(signal.SIGINT, came[0])
 
 
 def _launch(conf: SparkConf, log: IO[bytes], log_path: Path) -> Any:
@@ -148,8 +212,8 @@ def _launch(conf: SparkConf, log: IO[bytes], log_path: Path) -> Any:
             # A damaged archive ends Java before it can say so.
             events.emit("spark_archive_unfit", level=logging.WARNING, archive=str(java.archive_path()))
             return _launch(conf.set(_DRIVER_OPTIONS, java.OPTIONS), log, log_path)
-        tail = log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        raise SparkFailedError(f"Spark's JVM does not start: {' '.join(tail)}", log=str(log_path)) from error
+        reason = _first_cause(log_path.read_text(encoding="utf-8", errors="replace"))
+        raise SparkFailedError(f"Spark's JVM does not start: {reason}", log=str(log_path)) from error
 
 
 def _conf(settings: Settings) -> SparkConf:
@@ -176,7 +240,15 @@ def _conf(settings: Settings) -> SparkConf:
     return conf
 
 
+def _reason(error: Exception) -> str:
+    try:
+        return _first_cause(str(error))
+    except (Py4JError, OSError):
+        # Java knows what its errors say.
+        return _GONE
+
+
 def _first_cause(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: .+", line)]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
     return (errors or lines or ["unknown"])[-1 if errors else 0][:500]

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from catchment.errors import SparkFailedError
 from catchment.pipeline import master
 from catchment.pipeline.work import Task, TaskResult
 from catchment.settings import Settings
@@ -57,14 +58,31 @@ class SparkRunner:
         return self._started().spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        return self._started().run(tasks) if tasks else []
+        if not tasks:
+            return []
+        session = self._started()
+        try:
+            return session.run(tasks)
+        except SparkFailedError:
+            if not session.is_alive:
+                # Whoever runs the next tasks finds none, and starts another.
+                self._let_go(session)
+            raise
+
+    def probe(self) -> str:
+        """Have a worker do a little, and say who did it; SparkFailedError when it cannot."""
+        return self._started().probe()
 
     def close(self) -> None:
         """Stop the session and its JVM."""
+        if self._session is not None:
+            self._let_go(self._session)
+
+    def _let_go(self, session: "Session") -> None:
         with self._mutex:
-            if self._session is not None:
-                self._session.stop()
+            if self._session is session:
                 self._session = None
+                session.stop()
 
     def _started(self) -> "Session":
         from catchment.pipeline.session import Session
