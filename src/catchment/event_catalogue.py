@@ -104,6 +104,11 @@ VERBS: dict[str, Verb] = {
         "See to the permissions of the catalog's folder.",
     ),
     "upkeep_step_done": Verb(INFO, "A step of upkeep is done, or would be."),
+    "upkeep_step_failed": Verb(
+        WARNING,
+        "A table's files could not be merged; the other tables were seen to.",
+        "Look at the file that `reason` names; `catchment lake audit` tells of every one.",
+    ),
     "staging_left": Verb(WARNING, "A job's folder could not be removed.", "Nothing: upkeep removes it.", ids=("job",)),
     "spark_starting": Verb(INFO, "Spark starts; `log` is its own log."),
     "spark_started": Verb(INFO, "Spark is up."),

@@ -91,6 +91,28 @@ def test_a_dropped_table_is_a_note(delivered: Lake) -> None:
     assert "was dropped" in report.notes[0]
 
 
+def test_a_renamed_table_is_audited_under_its_new_name(delivered: Lake) -> None:
+    _tamper(delivered, "ALTER TABLE events RENAME TO happenings")
+    assert (delivered.audit().ok, delivered.audit().notes) == (True, ())
+    _tamper(delivered, "UPDATE _catchment.deliveries SET rows = rows - 1 WHERE seq_first = 1")
+    assert {finding.detail.partition(" ")[0] for finding in delivered.audit().findings} == {"main.happenings"}
+
+
+def test_a_file_that_is_gone_or_another_is_found_though_the_catalog_has_its_rows(delivered: Lake) -> None:
+    first, _ = sorted(Path(delivered.address.data_path, "main", "events").rglob("*.parquet"))
+    first.write_bytes(b"")
+    assert _kinds(delivered) == {"file_changed"}
+    first.unlink()
+    (finding,) = delivered.audit().findings
+    assert (finding.kind, str(first) in finding.detail) == ("file_missing", True)
+
+
+def test_a_file_that_is_registered_twice_is_found(delivered: Lake) -> None:
+    first, _ = sorted(Path(delivered.address.data_path, "main", "events").rglob("*.parquet"))
+    _tamper(delivered, f"CALL ducklake_add_data_files('lake', 'events', '{first}')")
+    assert _kinds(delivered) == {"file_twice"}
+
+
 def test_one_producer_can_be_audited_by_itself(delivered: Lake) -> None:
     everything = delivered.audit()
     (producer,) = _claims(delivered)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from catchment import faults
+from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.lake.staging import Staging
 from catchment.lake.upkeep import Ages, UpkeepReport, maintain
@@ -55,6 +56,26 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(lake: Lake, settings
     assert _counts(looked)["settle"] == _counts(done)["settle"] > 0
     assert _counts(looked)["expire"] > 0
     assert _counts(maintain(lake, YEAR, dry_run=True))["settle"] == 0
+
+
+def test_a_file_that_cannot_be_read_keeps_upkeep_from_its_own_table_only(
+    sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    files = event_files(tmp_path / "in", 3)
+    bad, good = TableId("main", "bad"), TableId("main", "good")
+    for table in (bad, good):
+        create_table(sqlite_lake, table)
+        for upto in range(1, 4):
+            deliverer(sqlite_lake, make_settings()).run(source_of(files[:upto], table))
+    next(Path(sqlite_lake.address.data_path, "main", "bad").rglob("*.parquet")).write_bytes(b"")
+    report = maintain(sqlite_lake, NOW)
+    assert not report.ok
+    assert [(step.name, step.subject, step.count, step.error is None) for step in report.steps[:2]] == [
+        ("merge", "main.bad", 0, False),
+        ("merge", "main.good", 3, True),
+    ]
+    assert [step.name for step in report.steps[2:]] == ["settle", "expire", "clean", "orphans"]
+    assert {finding.kind for finding in sqlite_lake.audit().findings} == {"file_changed"}
 
 
 def test_the_ledger_is_settled_but_never_compacted(lake: Lake, settings: Settings, tmp_path: Path) -> None:

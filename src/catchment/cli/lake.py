@@ -89,6 +89,8 @@ def maintain(
     with command(home, as_json) as run:
         report = run.app.maintain(dry_run=dry_run)
         run.out.value(report, _upkeep_lines(report))
+        if not report.ok:
+            raise typer.Exit(EXIT_FAILED)
 
 
 def create_table(app: App, source: ParquetFiles, partition_by: tuple[str, ...] = ()) -> None:
@@ -127,6 +129,8 @@ def _fields(report: AuditReport) -> dict[str, object]:
 def _upkeep_lines(report: UpkeepReport) -> Iterator[str]:
     for step in report.steps:
         yield f"{step.name:8} {step.subject:24} {step.count:6} {step.unit}"
+        if step.error is not None:
+            yield f"Failed: {step.error}"
     if not report.done:
         yield "Nothing was changed."
 

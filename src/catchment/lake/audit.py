@@ -1,7 +1,8 @@
 """The audit: proof, from the ledger and the tables alone, that every unit was delivered exactly once.
 
-For each producer: no unit twice, no gap and no overlap in the sequence, the watermark where the deliveries end; and
-for each delivering snapshot, as many rows in the table as its units recorded.
+For each producer: no unit twice, no gap and no overlap in the sequence, the watermark where the deliveries end. For
+each table that was delivered to: every file of it there, once, and as long as it was, and for each delivering snapshot
+as many rows as its units recorded. DuckLake knows the rows of a file without opening it.
 """
 
 from collections import Counter, defaultdict
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from catchment import sql
+from catchment import files, sql
 from catchment.errors import InputError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import tables
@@ -52,7 +53,9 @@ class AuditReport:
         return not self.findings
 
 
-def audit(connection: duckdb.DuckDBPyConnection, lake_name: str, producer: ProducerId | None = None) -> AuditReport:
+def audit(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, producer: ProducerId | None = None, *, data_path: str
+) -> AuditReport:
     """Audit one producer, or all, in the transaction that the connection is in: one snapshot of the lake."""
     ledger = Ledger(connection, lake_name)
     claims = [claim for claim in ledger.producers() if producer in (None, claim.producer)]
@@ -60,7 +63,7 @@ def audit(connection: duckdb.DuckDBPyConnection, lake_name: str, producer: Produ
         raise InputError(f"The ledger has no producer {producer}.", hint="Without --producer all are listed.")
     # Rows are compared per snapshot, which several producers may share in a table: read all deliveries.
     deliveries = ledger.deliveries()
-    findings, notes = _audit_rows(connection, lake_name, deliveries)
+    findings, notes = _audit_tables(connection, lake_name, deliveries, data_path=data_path)
     mine: defaultdict[ProducerId, list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         mine[delivery.producer].append(delivery)
@@ -103,37 +106,76 @@ def _audit_sequence(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Deli
             )
 
 
-def _audit_rows(
-    connection: duckdb.DuckDBPyConnection, lake_name: str, deliveries: Iterable[Delivery]
+def _audit_tables(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, deliveries: Iterable[Delivery], *, data_path: str
 ) -> tuple[list[Finding], list[str]]:
     findings: list[Finding] = []
     notes: list[str] = []
-    by_table: defaultdict[tuple[TableId, str], defaultdict[int, list[Delivery]]]
-    by_table = defaultdict(lambda: defaultdict(list))
+    by_table: defaultdict[str, list[Delivery]] = defaultdict(list)
     for each in deliveries:
-        by_table[each.table, each.table_uuid][each.snapshot_id or 0].append(each)
-    existing = tables.list_uuids(connection, lake_name)
+        by_table[each.table_uuid].append(each)
+    # By what tells it from a namesake: it may have been renamed since.
+    names = {uuid: table for table, uuid in tables.list_uuids(connection, lake_name).items()}
+    damages = _damages(connection, lake_name, data_path)
     oldest = _oldest_snapshot(connection, lake_name)
-    for (table, uuid), snapshots in sorted(by_table.items()):
-        if existing.get(table) != uuid:
-            notes.append(f"{table} was dropped; {sum(map(len, snapshots.values()))} units of it cannot be compared.")
-            continue
-        if _hides_snapshots(connection, lake_name, table):
+    for uuid, units in sorted(by_table.items(), key=lambda each: each[1][0].table):
+        table = names.get(uuid)
+        if table is None:
+            notes.append(f"{units[0].table} was dropped; {len(units)} units of it cannot be compared.")
+        elif uuid in damages:
+            producers = sorted({str(each.producer) for each in units})
+            findings.extend(
+                Finding(kind=kind, producer=name, detail=f"{table}: {detail}")
+                for kind, detail in damages[uuid]
+                for name in producers
+            )
+        elif _hides_snapshots(connection, lake_name, table):
             notes.append(f"{table} has a column snapshot_id of its own; its rows cannot be compared.")
-            continue
-        live = _rows_by_snapshot(connection, lake_name, table)
-        sums = {snapshot: sum(each.rows for each in units) for snapshot, units in snapshots.items()}
-        # Where none are missing nobody needs to know, and the answer takes as long as counting them.
-        is_short = any(live.get(snapshot, 0) < recorded for snapshot, recorded in sums.items())
-        short = _Shortfall(changed=is_short and _was_changed(connection, lake_name, table), oldest=oldest)
-        for snapshot, units in snapshots.items():
-            recorded, there = sums[snapshot], live.get(snapshot, 0)
-            detail = f"{table} has {there} rows of snapshot {snapshot}, its {len(units)} units recorded {recorded}"
-            if there > recorded or (there < recorded and short.is_fault(snapshot)):
-                names = sorted({str(each.producer) for each in units})
-                findings.extend(Finding(kind="rows", producer=name, detail=detail) for name in names)
-            elif there < recorded:
-                notes.append(f"{detail}: rows were deleted or rewritten since.")
+        else:
+            found, noted = _audit_rows(connection, lake_name, table, units, oldest=oldest)
+            findings.extend(found)
+            notes.extend(noted)
+    return findings, notes
+
+
+def _damages(connection: duckdb.DuckDBPyConnection, lake_name: str, data_path: str) -> dict[str, list[tuple[str, str]]]:
+    """What is wrong with files of tables, by the tables' uuids, each with its kind."""
+    text = sql.statement(PACKAGE, "audit_files", metadata=tables.metadata_of(lake_name))
+    found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    seen: set[tuple[str, str]] = set()
+    for uuid, path, size in connection.execute(text).fetchall():
+        there = files.local_path(data_path) / path
+        if (uuid, path) in seen:
+            found[uuid].append(("file_twice", f"{there} is in it more than once"))
+        elif not there.exists():
+            found[uuid].append(("file_missing", f"{there} is not there"))
+        elif (now := files.size_of(there)) != size:
+            found[uuid].append(("file_changed", f"{there} has {now} bytes, and had {size}"))
+        seen.add((uuid, path))
+    return found
+
+
+def _audit_rows(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, units: Iterable[Delivery], *, oldest: int
+) -> tuple[list[Finding], list[str]]:
+    findings: list[Finding] = []
+    notes: list[str] = []
+    snapshots: defaultdict[int, list[Delivery]] = defaultdict(list)
+    for each in units:
+        snapshots[each.snapshot_id or 0].append(each)
+    live = _rows_by_snapshot(connection, lake_name, table)
+    sums = {snapshot: sum(each.rows for each in brought) for snapshot, brought in snapshots.items()}
+    # Where none are missing nobody needs to know, and the answer takes as long as counting them.
+    is_short = any(live.get(snapshot, 0) < recorded for snapshot, recorded in sums.items())
+    short = _Shortfall(changed=is_short and _was_changed(connection, lake_name, table), oldest=oldest)
+    for snapshot, brought in snapshots.items():
+        recorded, there = sums[snapshot], live.get(snapshot, 0)
+        detail = f"{table} has {there} rows of snapshot {snapshot}, its {len(brought)} units recorded {recorded}"
+        if there > recorded or (there < recorded and short.is_fault(snapshot)):
+            names = sorted({str(each.producer) for each in brought})
+            findings.extend(Finding(kind="rows", producer=name, detail=detail) for name in names)
+        elif there < recorded:
+            notes.append(f"{detail}: rows were deleted or rewritten since.")
     return findings, notes
 
 

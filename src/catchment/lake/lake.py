@@ -291,7 +291,7 @@ class Lake:
     def audit(self, producer: ProducerId | None = None) -> AuditReport:
         """Prove from ledger and tables that every unit was delivered exactly once."""
         with self._reading() as cursor:
-            return audit(cursor, self.name, producer)
+            return audit(cursor, self.name, producer, data_path=self.address.data_path)
 
     def join(self, producer: ProducerId) -> Claim:
         """The producer as it stands, shared with all who joined it; its first delivery seeds a new one."""

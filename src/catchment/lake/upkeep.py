@@ -7,14 +7,17 @@ looked for last.
     merge ──▶ settle the ledger ──▶ expire ──▶ clean ──▶ orphans
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from catchment import events, faults, files, sql
+from catchment.errors import InputError, LakeUnavailableError, StorageFailedError
 from catchment.lake import staging, tables, types
 from catchment.lake.lake import Lake
 from catchment.lake.staging import Staging
@@ -42,12 +45,13 @@ class Ages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step did, or would do: how many of what."""
+    """What one step did, or would do: how many of what; `error` is why it did not get to its end."""
 
     name: str
     subject: str
     count: int
     unit: str
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,10 @@ class UpkeepReport:
 
     done: bool
     steps: tuple[Step, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(step.error is None for step in self.steps)
 
 
 def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> UpkeepReport:
@@ -66,11 +74,14 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> UpkeepReport:
 
     def took(step: Step) -> None:
         steps.append(step)
-        events.emit("upkeep_step_done", step=step.name, subject=step.subject, count=step.count, dry_run=dry_run)
+        facts: dict[str, Any] = {"step": step.name, "subject": step.subject, "count": step.count, "dry_run": dry_run}
+        if step.error is None:
+            events.emit("upkeep_step_done", **facts)
+        else:
+            events.emit("upkeep_step_failed", level=logging.WARNING, reason=step.error, **facts)
 
     for table in map(lake.table, lake.tables()):
-        merged = selection.merge(table) if _is_mergeable(table) else 0
-        took(Step(name="merge", subject=str(table.id), count=merged, unit="files"))
+        took(_merge(selection, table))
     faults.reach("upkeep.after_merge")
     took(Step(name="settle", subject="ledger", count=selection.settle(), unit="rows"))
     took(Step(name="expire", subject=lake.name, count=selection.expire(now - ages.snapshot), unit="snapshots"))
@@ -79,6 +90,16 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> UpkeepReport:
     faults.reach("upkeep.after_clean")
     took(Step(name="orphans", subject=lake.name, count=selection.orphans(now - ages.orphan), unit="files"))
     return UpkeepReport(done=not dry_run, steps=tuple(steps))
+
+
+def _merge(selection: "_Look", table: Table) -> Step:
+    """Merge the table's files; one that cannot be read is no reason to leave the other tables alone."""
+    count, reason = 0, None
+    try:
+        count = selection.merge(table) if _is_mergeable(table) else 0
+    except (InputError, LakeUnavailableError, StorageFailedError) as error:
+        reason = error.message
+    return Step(name="merge", subject=str(table.id), count=count, unit="files", error=reason)
 
 
 class _Look:
