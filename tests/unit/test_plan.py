@@ -170,9 +170,18 @@ def test_nothing_to_deliver_is_a_plan_without_commits() -> None:
 
 @pytest.mark.parametrize("delivered", [[], ["unit-0001"]], ids=["new", "delivered already"])
 def test_two_units_of_one_id_are_refused(delivered: list[str]) -> None:
+    unit = _unit(1, [1])
     with pytest.raises(InputError, match="in the delivery twice") as raised:
-        _plan([_unit(1, [1]), _unit(1, [1])], delivered=delivered)
+        _plan([_unit(2, [1]), unit, unit], delivered=delivered)
+    assert raised.value.message.startswith(f"{unit.inputs[0].uri} is ")
     assert raised.value.hint == "Name every file once."
+
+
+def test_a_file_that_is_there_under_two_names_is_named() -> None:
+    unit = _unit(1, [1])
+    other = replace(unit, source="other", inputs=(replace(unit.inputs[0], uri="/other"),))
+    with pytest.raises(InputError, match=f"^{unit.source} is in the delivery twice"):
+        _plan([unit, other])
 
 
 def test_a_plan_writes_in_the_shape_of_the_table() -> None:
@@ -205,7 +214,7 @@ def test_a_plan_explains_itself() -> None:
     units = [_unit(1, [20_000_000]), _unit(2, [1_000_000, 500_000]), _unit(3, [1_000_000]), _unit(4, [1])]
     assert list(_plan(units, delivered=["unit-0004"], bounds=bounds).explain()) == [
         "3 units with 22.5 MB to go into main.events.",
-        "1 unit in the lake already, only to be retired.",
+        "1 unit in the lake already, not to be delivered again.",
         "1 file (20.0 MB) to be adopted, by 1 Spark task.",
         "3 files (2.5 MB) to be rewritten into files of a good size, by 2 Spark tasks.",
         "All in 2 transactions.",

@@ -1,5 +1,6 @@
 """Planning a delivery: which units go how, in which tasks and commits. Pure: no file is touched, no session started."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -94,7 +95,7 @@ class Plan:
         size = _megabytes(unit.bytes for unit in units)
         yield f"{counted(len(units), 'unit')} with {size} to go into {self.target.id}."
         if self.delivered:
-            yield f"{counted(len(self.delivered), 'unit')} in the lake already, only to be retired."
+            yield f"{counted(len(self.delivered), 'unit')} in the lake already, not to be delivered again."
         for mode, verb in ((Mode.ADOPT, "to be adopted"), (Mode.REWRITE, "to be rewritten into files of a good size")):
             some = [stint for stint in stints if stint.mode is mode]
             if some:
@@ -121,7 +122,7 @@ def plan(
     todo = [unit for unit in units if unit.id not in standing.delivered]
     uris = [each.uri for unit in units for each in unit.inputs if each.format is Format.PARQUET]
     if len({unit.id for unit in units}) != len(units) or len(set(uris)) != len(uris):
-        raise InputError("The same file is in the delivery twice.", hint="Name every file once.")
+        raise InputError(f"{_twice(units, uris)} is in the delivery twice.", hint="Name every file once.")
     shape = Shape(
         columns=table.columns,
         partition_by=tuple(key.column for key in table.partition_by),
@@ -138,6 +139,13 @@ def plan(
         batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, mode, bounds)) for chunk in chunks),
         delivered=tuple(unit for unit in units if unit.id in standing.delivered),
     )
+
+
+def _twice(units: Sequence[Unit], uris: Sequence[str]) -> str:
+    """The first file that is there twice, under one name or under two."""
+    several = [uri for uri, count in Counter(uris).items() if count > 1]
+    ids = Counter(unit.id for unit in units)
+    return next(iter(several or [unit.source for unit in units if ids[unit.id] > 1]))
 
 
 def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
