@@ -126,12 +126,16 @@ class App:
         """What delivers into the lake."""
         return Deliverer(self.lake, self.runner, self.settings)
 
+    def planner(self) -> Deliverer:
+        """The same for plans alone: the lake is neither made nor opened for it."""
+        return Deliverer(self._lake or self._make_lake(), self.runner, self.settings)
+
     def legacy_import(self, place: Place, options: Options) -> LegacyImport:
         """An import of legacy Parquet; the lake is made when it starts to deliver, Spark when it has work."""
         return LegacyImport(
             place,
             options,
-            find_lake=self._find_lake,
+            find_lake=self.find_lake,
             deliverer=lambda: Deliverer(
                 self.lake,
                 self.runner,
@@ -152,7 +156,8 @@ class App:
         catalog = parse_catalog(self.settings.catalog_url.get_secret_value())
         return (self.settings.home, *(() if isinstance(catalog, PostgresCatalog) else (catalog.path,)))
 
-    def _find_lake(self) -> Lake | None:
+    def find_lake(self) -> Lake | None:
+        """The lake, opened; None where there is none."""
         try:
             return self.existing_lake
         except LakeMissingError:

@@ -1,18 +1,19 @@
 """`catchment lake`: deliver into the lake, prove it, keep it in shape."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from catchment.app import App
-from catchment.cli.context import AsJson, Home, command
-from catchment.errors import EXIT_FAILED, InputError, LakeMissingError
+from catchment.cli.context import AsJson, Command, Home, command
+from catchment.cli.output import Output
+from catchment.errors import EXIT_FAILED, InputError
 from catchment.ids import ProducerId, TableId
-from catchment.lake import AuditReport, Commit, UpkeepReport
-from catchment.lake.commit import CreateTable
-from catchment.pipeline import Mode, ParquetFiles, Plan, Report, Retirement
+from catchment.lake import AuditReport, UpkeepReport
+from catchment.lake.commit import CreateTable, refuse_ledger
+from catchment.pipeline import Mode, ParquetFiles, Plan, Report, Retirement, target
+from catchment.pipeline.parquet import find_files, hive_keys
 from catchment.pipeline.plan import counted
 
 group = typer.Typer(help="Deliver into the lake, audit it, keep it in shape.", no_args_is_help=True)
@@ -21,7 +22,7 @@ group = typer.Typer(help="Deliver into the lake, audit it, keep it in shape.", n
 @group.command()
 def deliver(
     table: Annotated[str, typer.Argument(help="`table` or `schema.table`.")],
-    paths: Annotated[list[Path], typer.Argument(help="Parquet files, or folders that hold some.")],
+    paths: Annotated[list[str], typer.Argument(help="Parquet files, or folders that hold some.")],
     *,
     mode: Annotated[Mode, typer.Option(help="Adopt files as they are, rewrite them, or judge by size.")] = Mode.AUTO,
     retire: Annotated[Retirement, typer.Option(help="What becomes of a delivered file.")] = Retirement.KEEP,
@@ -34,18 +35,20 @@ def deliver(
 ) -> None:
     """Deliver Parquet files into a table, each exactly once, however often this is run."""
     with command(home, as_json) as run:
-        source = ParquetFiles(_parquet_files(paths), TableId.parse(table), retirement=retire)
-        if not _has_table(run.app, source.table, create=create and not dry_run):
-            if not create:
-                raise InputError(
-                    f"The lake has no table {source.table}.", hint="Add --create to make it from the files."
-                )
+        files, wanted, keys = find_files(paths), TableId.parse(table), _names(partition_by)
+        refuse_ledger(wanted)
+        _remark(run.out, files)
+        lake = run.app.find_lake()
+        found = None if lake is None else target.find_table(lake, wanted)
+        if found is not None:
+            target.require_partitioning(found, keys)
+        else:
+            change = _draft(wanted, files, keys, create=create)
             if dry_run:
-                columns = [f"{column.name} {column.type}" for column in source.columns()]
-                run.out.value({"create": columns}, [f"Table {source.table} would be created: {', '.join(columns)}."])
+                _show_new(run, change, files, mode)
                 return
-            keys = tuple(key.strip() for key in partition_by.split(",") if key.strip())
-            create_table(run.app, source, keys)
+            found = target.make_table(run.app.lake, change)
+        source = ParquetFiles(files, found.id, retirement=retire)
         deliverer = run.app.deliverer()
         plan = deliverer.plan(source, mode)
         if dry_run:
@@ -93,12 +96,6 @@ def maintain(
             raise typer.Exit(EXIT_FAILED)
 
 
-def create_table(app: App, source: ParquetFiles, partition_by: tuple[str, ...] = ()) -> None:
-    """Make the table that the files need."""
-    change = CreateTable(table=source.table, columns=source.columns(), partition_by=partition_by)
-    app.lake.commit(Commit(message=f"create {source.table}", changes=(change,)))
-
-
 def report_lines(report: Report) -> Iterator[str]:
     """A delivery's report, for a person."""
     yield (
@@ -135,12 +132,44 @@ def _upkeep_lines(report: UpkeepReport) -> Iterator[str]:
         yield "Nothing was changed."
 
 
-def _has_table(app: App, table: TableId, *, create: bool) -> bool:
-    try:
-        lake = app.lake if create else app.existing_lake
-    except LakeMissingError:
-        return False
-    return lake.find_table(table) is not None
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    if "" in names:
+        raise InputError(f"--partition-by {text!r} has an empty name in it.", hint="Write it as `day,kind`.")
+    return names
+
+
+def _remark(out: Output, files: Sequence[Path]) -> None:
+    if not files:
+        out.say("There is no Parquet file at the paths given.")
+    keys = hive_keys(files)
+    if keys:
+        out.say(
+            f"Folders such as `{keys[0]}=…` are not read as columns. "
+            f"`catchment legacy plan --tree DIR --keys {','.join(keys)}` imports such a tree with them."
+        )
+
+
+def _draft(wanted: TableId, files: Sequence[Path], keys: tuple[str, ...], *, create: bool) -> CreateTable:
+    if not create:
+        raise InputError(f"The lake has no table {wanted}.", hint="Add --create to make it from the files.")
+    if not files:
+        raise InputError(
+            f"The lake has no table {wanted}, and there is no Parquet file to make it from.",
+            hint="Name files, or folders that hold some.",
+        )
+    return target.draft(ParquetFiles(files, wanted), keys)
+
+
+def _show_new(run: Command, change: CreateTable, files: Sequence[Path], mode: Mode) -> None:
+    """The plan of a delivery into a table that is not there yet."""
+    plan = run.app.planner().plan_new(ParquetFiles(files, change.table), target.drafted(change), mode)
+    columns = [f"{column.name} {column.type}" for column in change.columns]
+    split = f", partitioned by {', '.join(change.partition_by)}" if change.partition_by else ""
+    run.out.value(
+        {"create": columns, "partition_by": change.partition_by, **_plan_facts(plan)},
+        [f"Table {change.table} would be created: {', '.join(columns)}{split}.", *plan.explain()],
+    )
 
 
 def _plan_facts(plan: Plan) -> dict[str, object]:
@@ -157,13 +186,3 @@ def _plan_facts(plan: Plan) -> dict[str, object]:
             for stint in batch.stints
         ],
     }
-
-
-def _parquet_files(paths: list[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        below = (each for each in path.rglob("*.parquet") if each.is_file())
-        found.extend(sorted(below) if path.is_dir() else [path])
-    if not found:
-        raise InputError("There is no Parquet file at the paths given.", hint="Name files, or folders that hold some.")
-    return found

@@ -15,7 +15,7 @@ from typing import Protocol
 from catchment import events, faults, files
 from catchment.errors import CatchmentError, InputError, StorageFailedError
 from catchment.ids import ProducerId, TableId
-from catchment.lake import Claim, Lake
+from catchment.lake import Claim, Lake, Standing, Table
 from catchment.lake.staging import Staging
 from catchment.pipeline.batch import BatchRun, Desk, Share, Tally
 from catchment.pipeline.plan import Bounds, Plan, Unit, plan
@@ -103,6 +103,14 @@ class Deliverer:
         units = source.units()
         self._refuse_own_files(units)
         return self.plan_units(units, producer=source.producer, table=source.table, mode=mode)
+
+    def plan_new(self, source: Source, table: Table, mode: Mode = Mode.AUTO) -> Plan:
+        """The same for a table that is still to be made, in a lake that need not be there."""
+        units = source.units()
+        self._refuse_own_files(units)
+        claim = Claim(producer=source.producer, epoch=0, seq=0)
+        standing = Standing(snapshot_id=0, table=table, claim=claim, delivered=frozenset())
+        return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
     def plan_units(
         self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode, claim: Claim | None = None

@@ -1,14 +1,16 @@
 """Parquet files as a source: each file is a unit, known by its path, size and time of change."""
 
 import glob
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import duckdb
 
 from catchment import faults, files, ids, sql
-from catchment.errors import CorruptInputError, InputError
+from catchment.errors import CorruptInputError, InputError, StorageUnsupportedError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import extensions
 from catchment.lake.types import Column
@@ -48,14 +50,24 @@ class ParquetFiles:
                 faults.reach("retire.between_inputs")
 
     def columns(self) -> tuple[Column, ...]:
-        """The columns of all files together, for a table that is to hold them."""
-        paths = sql.literals(glob.escape(str(path)) for path in self._paths)
-        query = f"DESCRIBE FROM read_parquet({paths}, union_by_name = true, hive_partitioning = false)"
-        try:
-            with extensions.connect() as connection:
-                return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
-        except duckdb.Error as error:
-            raise CorruptInputError(f"The files' columns cannot be read: {error}") from None
+        """The columns of all files together, for a table that is to hold them; of those that can be read."""
+        with extensions.connect() as connection:
+            try:
+                return _columns(connection, self._paths)
+            except duckdb.Error:
+                problems: list[str] = []
+                readable = list(_readable(connection, self._paths, problems))
+            if not readable:
+                raise CorruptInputError(
+                    f"No file can be read to make {self.table} from. {problems[0]}",
+                    hint="Are they Parquet files, and written to the end?",
+                )
+            try:
+                return _columns(connection, readable)
+            except duckdb.Error as error:
+                raise CorruptInputError(
+                    f"The files' columns cannot be read: {_said(error)}", hint="Is somebody still writing them?"
+                ) from None
 
     def _unit(self, path: Path, real: str) -> Unit:
         if not files.is_text(str(path)):
@@ -63,7 +75,7 @@ class ParquetFiles:
         try:
             facts = path.stat()
         except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+            raise _unreadable(str(path), error) from None
         return Unit(
             id=ids.unit_id(KIND, str(self.table), real, facts.st_size, facts.st_mtime_ns),
             source=str(path),
@@ -77,3 +89,88 @@ def _facts(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return facts.st_size, facts.st_mtime_ns
+
+
+def find_files(arguments: Sequence[str]) -> list[Path]:
+    """The files that are named, and those below the folders that are; each folder's in the order of their names."""
+    found: list[Path] = []
+    for argument in arguments:
+        if not argument:
+            raise InputError("A path is empty.", hint="Name a file, or a folder; `.` is the one that you are in.")
+        path = Path(argument)
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except OSError as error:
+            raise _unreadable(argument, error) from None
+        found.extend(sorted(_below(path)) if is_folder else [path])
+    return found
+
+
+def hive_keys(paths: Iterable[Path]) -> tuple[str, ...]:
+    """The keys of the `key=value` folders that the files lie in, from the top."""
+    folders = {folder: None for path in paths for folder in path.parts[:-1]}
+    return tuple(dict.fromkeys(key for key, _, value in (f.partition("=") for f in folders) if key and value))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        # What somebody has removed meanwhile holds nothing; what cannot be read may hold anything.
+        if not isinstance(error, FileNotFoundError):
+            raise _unreadable(str(error.filename), error) from None
+
+    for root, _, names in os.walk(folder, onerror=refuse):
+        for name in names:
+            if name.endswith(".parquet") and _is_file(path := Path(root, name)):
+                yield path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unreadable(str(path), error) from None
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    scheme, is_url, _ = path.partition("://")
+    if is_url:
+        return StorageUnsupportedError(
+            f"{path} cannot be read: {scheme}:// storage is not supported.",
+            hint="Use a local path or a mounted file system.",
+        )
+    if not isinstance(error, FileNotFoundError):
+        hint = "May this user read it?"
+    elif glob.has_magic(path):
+        hint = "The shell has found nothing for the pattern. Is it right, and is there anything yet?"
+    else:
+        hint = "Is the path right? One without a slash in front counts from the folder that you are in."
+    return InputError(f"{path} cannot be read: {error.strerror}.", hint=hint)
+
+
+def _columns(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> tuple[Column, ...]:
+    # Escaped, because DuckDB takes a plain path for a pattern.
+    listed = sql.literals(glob.escape(str(path)) for path in paths)
+    query = f"DESCRIBE FROM read_parquet({listed}, union_by_name = true, hive_partitioning = false)"
+    return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
+
+
+def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path], problems: list[str]) -> Iterator[Path]:
+    """Those of the files whose columns can be read; halved until a bad one stands alone, since most are good."""
+    try:
+        _columns(connection, paths)
+    except duckdb.Error as error:
+        if len(paths) == 1:
+            problems.append(f"{paths[0]}: {_said(error)}")
+            return
+        middle = len(paths) // 2
+        yield from _readable(connection, paths[:middle], problems)
+        yield from _readable(connection, paths[middle:], problems)
+    else:
+        yield from paths
+
+
+def _said(error: duckdb.Error) -> str:
+    """What DuckDB says in one line, without the statement that it quotes."""
+    return " ".join(str(error).partition("LINE 1:")[0].split())
