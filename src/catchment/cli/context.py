@@ -23,7 +23,20 @@ from catchment.settings import Settings, load_settings
 if TYPE_CHECKING:
     from catchment.app import App
 
-Home = Annotated[Path | None, typer.Option("--home", help="Folder that holds everything; default CATCHMENT_HOME.")]
+
+def named_folder(text: str) -> Path:
+    """A folder as an option names it. An empty one is a variable that was not set, and not the current folder."""
+    if not text:
+        raise typer.BadParameter("it is empty. Name a folder, or leave the option out.")
+    return Path(text)
+
+
+Home = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", parser=named_folder, metavar="PATH", help="Folder that holds everything; default CATCHMENT_HOME."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 
 

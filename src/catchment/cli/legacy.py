@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from catchment import sql
-from catchment.cli.context import AsJson, Command, agree, command, stopping_gently, telling_of_spark
+from catchment.cli.context import AsJson, Command, agree, command, named_folder, stopping_gently, telling_of_spark
 from catchment.cli.progress import showing_progress
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError, InputError, StateError
 from catchment.ids import DEFAULT_SCHEMA
@@ -41,13 +41,24 @@ group = typer.Typer(
 
 Home = Annotated[
     Path | None,
-    typer.Option("--home", help="Tailpipe's home; default ~/.tailpipe. The lake's own home is --lake-home."),
+    typer.Option(
+        "--home",
+        parser=named_folder,
+        metavar="PATH",
+        help="Tailpipe's home; default ~/.tailpipe. The lake's own home is --lake-home.",
+    ),
 ]
 Workspace = Annotated[
     str | None, typer.Option(help="The workspace in `data/`; needed only where there are several.", show_default=False)
 ]
 TreeFolder = Annotated[
-    Path | None, typer.Option("--tree", help="Any folder of hive folders, instead of a Tailpipe home; needs --keys.")
+    Path | None,
+    typer.Option(
+        "--tree",
+        parser=named_folder,
+        metavar="PATH",
+        help="Any folder of hive folders, instead of a Tailpipe home; needs --keys.",
+    ),
 ]
 Keys = Annotated[
     str | None, typer.Option(help="With --tree: the folders' keys from the top, such as `region,day:DATE`.")
@@ -55,7 +66,13 @@ Keys = Annotated[
 TableName = Annotated[str | None, typer.Option(help="With --tree: the table; default the folder's name.")]
 Schema = Annotated[str, typer.Option(help="Schema of the lake that the tables are in.")]
 LakeHome = Annotated[
-    Path | None, typer.Option("--lake-home", help="Folder that holds everything of Catchment; default CATCHMENT_HOME.")
+    Path | None,
+    typer.Option(
+        "--lake-home",
+        parser=named_folder,
+        metavar="PATH",
+        help="Folder that holds everything of Catchment; default CATCHMENT_HOME.",
+    ),
 ]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="Adopt files as they are, rewrite them, or judge by size.")]
 PartitionBy = Annotated[

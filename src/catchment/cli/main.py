@@ -1,19 +1,25 @@
 """The `catchment` command."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 from typer.main import get_command, get_group
 
 from catchment.cli.context import AsJson, Home, command
-from catchment.errors import EXIT_NEEDS_YOU
+from catchment.cli.output import Output, give_up_stdout, is_of_output
+from catchment.errors import EXIT_NEEDS_YOU, InputError, StorageFailedError
 from catchment.settings import FILE_NAME, declared
 
 # Each is a module beside this one, imported when it is asked for: `catchment schema` needs no pipeline.
 _PARTS = ("demo", "status", "lake", "queue", "legacy", "schema", "serve", "user", "tenant", "shard")
+# The key under which a context knows whether stdout is to hold JSON.
+_AS_JSON = "catchment.as_json"
 _STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": "markdown",
@@ -24,6 +30,21 @@ _SETTINGS = "\n\n".join(
     + (f" [default: {each.default}]" if each.default else "")
     for each in declared()
 )
+
+
+@contextmanager
+def _usage_told(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, have stdout hold a wrong use of the command line too; else it is shown with the usage."""
+    try:
+        yield
+    except TyperException as error:
+        if not as_json:
+            raise
+        context = getattr(error, "ctx", None)
+        called = "catchment" if context is None else context.command_path
+        told = InputError(error.format_message(), hint=f"`{called} --help` shows how it is called.")
+        Output(as_json=True).error(told)
+        raise typer.Exit(error.exit_code) from None
 
 
 class CommandLine(TyperGroup):
@@ -41,6 +62,19 @@ class CommandLine(TyperGroup):
         """Import every part."""
         for part in _PARTS:
             self._load(part)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read what stands before the command's name; a wrong use is told as every other error is."""
+        as_json = "--json" in args
+        with _usage_told(as_json=as_json):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_AS_JSON] = as_json
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the rest, and run the command."""
+        with _usage_told(as_json=ctx.meta[_AS_JSON]):
+            return super().invoke(ctx)
 
     def _load(self, part: str) -> None:
         if part not in self.commands:
@@ -112,7 +146,18 @@ def command_line() -> CommandLine:
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    except OSError as error:
+        if not is_of_output(error):
+            raise
+        give_up_stdout()
+        told = StorageFailedError(
+            f"The output cannot be written: {error.strerror}.",
+            hint="Is there room where stdout goes? Then run it again.",
+        )
+        Output(as_json=False).error(told)
+        raise SystemExit(told.exit_code) from None
 
 
 def _load(part: str) -> TyperCommand | TyperGroup:

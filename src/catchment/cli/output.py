@@ -1,10 +1,13 @@
 """The only place that prints: data on stdout, as text or JSON, and everything else on stderr."""
 
 import dataclasses
+import errno
 import getpass
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -87,6 +90,17 @@ class Output:
         sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
         # Whoever waits for it may wait for a command that goes on.
         sys.stdout.flush()
+
+
+def is_of_output(error: OSError) -> bool:
+    """Whether it says that stdout takes no more: files have names, and their errors are told as ours."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def give_up_stdout() -> None:
+    """Drop what stdout holds: the interpreter would fail at it once more when it ends."""
+    with suppress(OSError), Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from catchment.cli import moves
-from catchment.cli.context import AsJson, Command, Home, agree, command
+from catchment.cli.context import AsJson, Command, Home, agree, command, named_folder
 from catchment.cli.moves import Desk
 from catchment.errors import (
     EXIT_FAILED,
@@ -52,7 +52,13 @@ def add(
         str | None, typer.Option(help="The region that it is in; default `default`.", show_default=False)
     ] = None,
     home: Annotated[
-        Path | None, typer.Option("--home", help="The shard's own home, on all hosts alike; default CATCHMENT_HOME.")
+        Path | None,
+        typer.Option(
+            "--home",
+            parser=named_folder,
+            metavar="PATH",
+            help="The shard's own home, on all hosts alike; default CATCHMENT_HOME.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
