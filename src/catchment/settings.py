@@ -27,6 +27,10 @@ MIB = 1024 * 1024
 SERVER_PORT = 4214
 WEB_PORT = 4215
 PORT_MAX = 65_535
+# More than a century: the calendar has room for it, and nothing is meant to be kept for longer.
+HOURS_MAX = 1_000_000
+# Databases that DuckDB has by itself in every instance, and what it takes for a schema of its own.
+_LAKE_NAMES_TAKEN = ("main", "temp", "system", "memory", "pg_catalog", "information_schema")
 
 
 def _setting(default: Any, text: str, *, unit: str | None = None, **bounds: Any) -> Any:
@@ -66,10 +70,18 @@ class Settings(BaseSettings):
         0, "Threads of DuckDB in a process that opens the lake; 0 is one per core.", unit="threads", ge=0, le=1024
     )
     lake_snapshot_keep_hours: float = _setting(
-        168, "Age at which upkeep expires snapshots; must exceed the longest transaction tenfold.", unit="hours", gt=0
+        168,
+        "Age at which upkeep expires snapshots; must exceed the longest transaction tenfold.",
+        unit="hours",
+        gt=0,
+        le=HOURS_MAX,
     )
     lake_orphan_keep_hours: float = _setting(
-        48, "Age at which upkeep deletes files that no snapshot and no running job knows.", unit="hours", gt=0
+        48,
+        "Age at which upkeep deletes files that no snapshot and no running job knows.",
+        unit="hours",
+        gt=0,
+        le=HOURS_MAX,
     )
 
     control_db: SecretStr | None = _setting(
@@ -145,7 +157,7 @@ class Settings(BaseSettings):
     )
     queue_auto_create_tables: bool = _setting(False, "Create a missing table from the first rows written to it.")
     queue_flushed_keep_hours: float = _setting(
-        72, "How long a session's file is kept after the lake has it.", unit="hours", ge=0
+        72, "How long a session's file is kept after the lake has it.", unit="hours", ge=0, le=HOURS_MAX
     )
     queue_retry_seconds_max: float = _setting(
         300, "Longest wait between two tries of a flush that fails.", unit="seconds", gt=0
@@ -229,6 +241,12 @@ class Settings(BaseSettings):
         given = values.get("spark_conf")
         if isinstance(given, str):
             pairs = [pair.partition("=") for pair in given.split(",") if pair.strip()]
+            bare = [number for number, (_, is_pair, _) in enumerate(pairs, 1) if not is_pair]
+            if bare:
+                # Not quoted: it may be the rest of a secret with a comma in it.
+                raise ValueError(
+                    f"spark_conf holds `key=value` pairs with commas between, and pair {bare[0]} has no `=`"
+                )
             values["spark_conf"] = {key.strip(): value.strip() for key, _, value in pairs}
         return values
 
@@ -237,6 +255,8 @@ class Settings(BaseSettings):
         foreign = [key for key in self.spark_conf if not key.startswith("spark.")]
         if foreign:
             raise ValueError(f"spark_conf holds only `spark.*` keys, not {', '.join(foreign)}")
+        if self.lake_name.lower() in _LAKE_NAMES_TAKEN:
+            raise ValueError(f"lake_name must not be {self.lake_name!r}, which DuckDB has taken")
         if self.queue_target_catalog not in (None, self.lake_name):
             raise ValueError(f"queue_target_catalog must be the lake's name, {self.lake_name!r}, or be left out")
         if isinstance(self.server_web_port, int) and not 0 <= self.server_web_port <= PORT_MAX:
@@ -423,13 +443,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         hint = f"Is {path.parent} a folder, and may this user read {path.name}?"
         raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}.") from None
+        hint = "Write `name = value` in each line, with text in quotation marks."
+        raise SettingsError(f"{path} is not valid TOML: {error}.", hint=hint) from None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     values = _read_toml(path)
     for name in values:
-        if name not in Settings.model_fields or name == "home":
+        if name == "home":
+            raise SettingsError(
+                f"{path} sets 'home', which it lies in.", hint="CATCHMENT_HOME sets the home, or --home does."
+            )
+        if name not in Settings.model_fields:
             raise SettingsError(
                 f"{path} sets {name!r}, which is no setting.", hint=_nearest(name, Settings.model_fields)
             )

@@ -131,7 +131,9 @@ def test_what_resembles_no_setting_is_refused_with_where_to_find_them(monkeypatc
 
 def test_the_file_cannot_move_the_home_that_it_lies_in(home: Path) -> None:
     _write(home, 'home = "/elsewhere"')
-    assert "'home'" in _refused(home).message
+    error = _refused(home)
+    assert "'home'" in error.message
+    assert error.hint == "CATCHMENT_HOME sets the home, or --home does."
 
 
 @pytest.mark.parametrize("name", [*NUMBERS, "log_level", "log_json", "lake_name"])
@@ -160,6 +162,23 @@ def test_a_number_out_of_bounds_is_named(name: str, value: int, home: Path) -> N
     assert f"{name}: " in _refused(home).message
 
 
+@pytest.mark.parametrize("name", ["lake_snapshot_keep_hours", "lake_orphan_keep_hours", "queue_flushed_keep_hours"])
+@pytest.mark.parametrize("value", ["inf", "1e300", "1000001", "nan"])
+def test_an_age_that_the_calendar_has_no_room_for_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLES[name], value)
+    message = _refused().message
+    assert f"{name}: " in message
+    assert value == "nan" or "less than or equal to 1000000" in message
+
+
+@pytest.mark.parametrize("name", ["main", "temp", "SYSTEM", "memory", "pg_catalog", "information_schema"])
+def test_a_lake_s_name_that_duckdb_has_taken_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_LAKE_NAME", name)
+    assert f"lake_name must not be '{name}'" in _refused().message
+
+
 def test_all_wrong_values_are_named_at_once(home: Path) -> None:
     _write(home, 'log_level = "loud"\nspark_driver_memory_mb = 1')
     message = _refused(home).message
@@ -170,7 +189,9 @@ def test_all_wrong_values_are_named_at_once(home: Path) -> None:
 @pytest.mark.parametrize("content", [b"log_level = ", b"\xff\xfe"], ids=["not TOML", "not UTF-8"])
 def test_a_file_that_cannot_be_read_is_named(content: bytes, home: Path) -> None:
     (home / settings.FILE_NAME).write_bytes(content)
-    assert str(home / settings.FILE_NAME) in _refused(home).message
+    error = _refused(home)
+    assert str(home / settings.FILE_NAME) in error.message
+    assert "with text in quotation marks" in (error.hint or "")
 
 
 def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -192,6 +213,13 @@ def test_spark_settings_come_as_a_table_whose_values_may_hold_commas(home: Path)
 def test_spark_settings_in_the_file_may_be_pairs_too(home: Path) -> None:
     _write(home, 'spark_conf = "spark.a=1"')
     assert load_settings(home).spark_conf == {"spark.a": "1"}
+
+
+def test_spark_settings_without_a_value_are_refused_and_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_SPARK_CONF", f"spark.a=1,{SECRET}")
+    message = _refused().message
+    assert "pair 2 has no `=`" in message
+    assert SECRET not in message
 
 
 def test_spark_settings_that_are_not_spark_s_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
