@@ -1,22 +1,26 @@
 """What Catchment needs of a machine, checked one by one, each with what to do about it."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 
 from catchment import files
 from catchment.control import ControlDatabase
-from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError
+from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError, StorageFailedError
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.pipeline import SparkRunner
 from catchment.pipeline.java import archive_path, find_java
+from catchment.pipeline.plan import counted
 from catchment.settings import Settings
 
 _PYTHON_MIN = (3, 11)
 _FREE_BYTES_MIN = 2 * 1024**3
+_IS_RIGHT = "Is {} right, is what it names up, and may this user read and write it?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +39,24 @@ def examine(settings: Settings, *, prepare: bool = False) -> Iterator[Check]:
     yield _check("java", _java)
     yield _check("extensions", _extensions)
     yield _check("disk", lambda: _disk(settings))
-    yield _check("lake", lambda: _lake(settings))
-    yield _check("control", lambda: str(ControlDatabase.examine(settings)))
+    yield _check("lake", lambda: _lake(settings), hint=_IS_RIGHT.format("CATCHMENT_LAKE_CATALOG"))
+    yield _check("control", lambda: _control(settings), hint=_IS_RIGHT.format("CATCHMENT_CONTROL_DB"))
     if prepare:
         yield _check("archive", lambda: _prepare(settings))
-    yield _check("spark", lambda: _spark(settings))
+    log = f"Spark's log says more: {settings.home.absolute() / 'spark.log'}."
+    yield _check("spark", lambda: _spark(settings), hint=log)
 
 
-def _check(name: str, look: Callable[[], str]) -> Check:
+def _check(name: str, look: Callable[[], str], *, hint: str | None = None) -> Check:
+    """What came of a look; `hint` is for an error that has none, or that would have the doctor asked again."""
     try:
         return Check(name=name, ok=True, detail=look())
     except CatchmentError as error:
-        return Check(name=name, ok=False, detail=error.message, hint=error.hint)
+        asks_again = error.hint is None or "catchment doctor" in error.hint
+        return Check(name=name, ok=False, detail=error.message, hint=hint if asks_again else error.hint)
+    except OSError as error:
+        detail = f"{error.filename or name}: {error.strerror or error}."
+        return Check(name=name, ok=False, detail=detail, hint=StorageFailedError.default_hint)
 
 
 def _python() -> Check:
@@ -89,11 +99,31 @@ def _lake(settings: Settings) -> str:
     lake = Lake.from_settings(settings)
     try:
         lake.open(create=False)
-        return f"{len(lake.tables())} tables at {lake.address.catalog}"
+        return f"{counted(len(lake.tables()), 'table')} at {lake.address.catalog}"
     except LakeMissingError:
+        places = [] if isinstance(catalog, PostgresCatalog) else [catalog.path.parent]
+        _require_writable(*places, files.local_path(settings.data_path))
         return f"none yet; it will be made at {catalog}"
     finally:
         lake.close()
+
+
+def _control(settings: Settings) -> str:
+    status = ControlDatabase.examine(settings)
+    if not status.exists and settings.control_url.get_secret_value().startswith("sqlite:"):
+        _require_writable(Path(status.place).parent)
+    return str(status)
+
+
+def _require_writable(*places: Path) -> None:
+    """Refuse a place where this user can make nothing; nothing is made to find out."""
+    for place in places:
+        folder = next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageFailedError(
+                f"{folder} is no folder that this user may write to.",
+                hint="Give this user the right to, or set another place: --home, or CATCHMENT_HOME.",
+            )
 
 
 def _prepare(settings: Settings) -> str:

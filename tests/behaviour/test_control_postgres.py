@@ -81,7 +81,7 @@ def test_a_second_start_changes_nothing(server: Server) -> None:
     server.open()
     assert server.run("SELECT * FROM catchment._migrations") == before
     assert [row[1] for row in before] == SCRIPTS
-    assert str(ControlDatabase.examine(server.settings)).endswith("current, 1 scripts applied")
+    assert str(ControlDatabase.examine(server.settings)).endswith("current, 1 script applied")
 
 
 def test_all_who_start_at_once_come_up(server: Server) -> None:

@@ -40,7 +40,7 @@ class ControlStatus:
         if self.pending:
             step = "backs it up and upgrades it" if self.is_backed_up else "upgrades it"
             return f"{self.place}: {', '.join(self.pending)} pending; the next start {step}"
-        return f"{self.place}: current, {len(self.applied)} scripts applied"
+        return f"{self.place}: current, {len(self.applied)} script{'' if len(self.applied) == 1 else 's'} applied"
 
 
 class ControlEngine(Protocol):

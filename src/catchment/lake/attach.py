@@ -1,5 +1,6 @@
 """Where a lake is, and the ATTACH that opens it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,13 +168,20 @@ def _target(catalog: Catalog) -> tuple[str, dict[str, sql.Value]]:
             assert_never(unreachable)
 
 
+def _elsewhere(text: str, address: LakeAddress) -> SettingsError:
+    # DuckDB's own text goes on with an option of ATTACH, which nobody can give here.
+    kept = re.search(r'existing data path in the catalog "([^"]*)"', text)
+    where = f"in {kept[1]}" if kept else "elsewhere"
+    return SettingsError(
+        f"The lake at {address.catalog} keeps its data {where}, not in {address.data_path}.",
+        hint="Set CATCHMENT_LAKE_DATA_PATH to the folder that the lake was made with.",
+    )
+
+
 def _attach_error(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
     text = error_text(error, address)
-    if "does not match existing data path" in text or "DATA_PATH" in text:
-        return SettingsError(
-            f"The lake at {address.catalog} keeps its data elsewhere than {address.data_path}: {text}",
-            hint="Set CATCHMENT_LAKE_DATA_PATH to the folder that the lake was made with.",
-        )
+    if "does not match existing data path" in text:
+        return _elsewhere(text, address)
     if "creating a new DuckLake is explicitly disabled" in text:
         return LakeMissingError(f"There is no lake at {address.catalog}.")
     if "database is locked" in text or "already exists" in text or "duplicate key" in text:

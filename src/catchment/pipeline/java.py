@@ -31,7 +31,13 @@ def find_java() -> Java:
     """The Java that Spark would use, or an error that says what to install."""
     home = settings.java_home()
     path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if path is None or not Path(path).exists():
+    if home and not shutil.which(str(path)):
+        raise JavaMissingError(
+            f"Spark needs Java {VERSION_MIN} or newer; JAVA_HOME is {home}, where there is no Java.",
+            hint="Set JAVA_HOME to the folder of one, or unset it to have the `java` of PATH. "
+            "Install a Java runtime where there is none: `apt-get install openjdk-17-jre-headless`.",
+        )
+    if path is None:
         raise JavaMissingError("Spark needs Java 17 or newer, and there is no Java on this machine.")
     try:
         answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_ANSWER_S_MAX, check=True)
