@@ -368,7 +368,9 @@ def settings_of(home: Path) -> Settings:
     try:
         return _Written(**{**_read_file(home / FILE_NAME), "home": home})
     except ValidationError as error:
-        raise SettingsError(f"Wrong settings in {home / FILE_NAME}: {_problems(error)}.") from None
+        raise SettingsError(
+            f"Wrong settings in {home / FILE_NAME}: {_problems(error)}.", hint="`catchment --help` lists the settings."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,6 +197,14 @@ def test_what_a_table_cannot_be_partitioned_by_is_refused_and_nothing_is_made(
     assert not home.exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["run", "dry run"])
+def test_what_the_plan_refuses_leaves_no_table_behind(options: tuple[str, ...], home: Path, inbox: Path) -> None:
+    (inbox / "link.parquet").symlink_to(inbox / "00000.parquet")
+    code, error = _json(home, "events", inbox, "--create", *options)
+    assert (code, home.exists()) == (2, False)
+    assert str(inbox / "link.parquet") in error["message"]
+
+
 def test_a_partitioning_that_is_not_the_tables_own_is_refused(home: Path, inbox: Path) -> None:
     _made(home, partition_by=("kind",))
     assert _json(home, "events", inbox, "--partition-by", "Kind", "--dry-run")[0] == 0

@@ -180,7 +180,7 @@ def test_two_units_of_one_id_are_refused(delivered: list[str]) -> None:
 def test_a_file_that_is_there_under_two_names_is_named() -> None:
     unit = _unit(1, [1])
     other = replace(unit, source="other", inputs=(replace(unit.inputs[0], uri="/other"),))
-    with pytest.raises(InputError, match=f"^{unit.source} is in the delivery twice"):
+    with pytest.raises(InputError, match=f"^{unit.source} and other are one file"):
         _plan([unit, other])
 
 

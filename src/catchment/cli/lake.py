@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from catchment.cli.context import AsJson, Command, Home, command
+from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output
 from catchment.errors import EXIT_FAILED, InputError
 from catchment.ids import ProducerId, TableId
@@ -44,8 +44,10 @@ def deliver(
             target.require_partitioning(found, keys)
         else:
             change = _draft(wanted, files, keys, create=create)
+            # Planned before it is made: what the plan refuses leaves no table behind.
+            plan = run.app.planner().plan_new(ParquetFiles(files, wanted), target.drafted(change), mode)
             if dry_run:
-                _show_new(run, change, files, mode)
+                _show_new(run.out, change, plan)
                 return
             found = target.make_table(run.app.lake, change)
         source = ParquetFiles(files, found.id, retirement=retire)
@@ -161,12 +163,11 @@ def _draft(wanted: TableId, files: Sequence[Path], keys: tuple[str, ...], *, cre
     return target.draft(ParquetFiles(files, wanted), keys)
 
 
-def _show_new(run: Command, change: CreateTable, files: Sequence[Path], mode: Mode) -> None:
+def _show_new(out: Output, change: CreateTable, plan: Plan) -> None:
     """The plan of a delivery into a table that is not there yet."""
-    plan = run.app.planner().plan_new(ParquetFiles(files, change.table), target.drafted(change), mode)
     columns = [f"{column.name} {column.type}" for column in change.columns]
     split = f", partitioned by {', '.join(change.partition_by)}" if change.partition_by else ""
-    run.out.value(
+    out.value(
         {"create": columns, "partition_by": change.partition_by, **_plan_facts(plan)},
         [f"Table {change.table} would be created: {', '.join(columns)}{split}.", *plan.explain()],
     )

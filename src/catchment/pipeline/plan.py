@@ -122,7 +122,7 @@ def plan(
     todo = [unit for unit in units if unit.id not in standing.delivered]
     uris = [each.uri for unit in units for each in unit.inputs if each.format is Format.PARQUET]
     if len({unit.id for unit in units}) != len(units) or len(set(uris)) != len(uris):
-        raise InputError(f"{_twice(units, uris)} is in the delivery twice.", hint="Name every file once.")
+        raise InputError(_twice(units, uris), hint="Name every file once.")
     shape = Shape(
         columns=table.columns,
         partition_by=tuple(key.column for key in table.partition_by),
@@ -142,10 +142,14 @@ def plan(
 
 
 def _twice(units: Sequence[Unit], uris: Sequence[str]) -> str:
-    """The first file that is there twice, under one name or under two."""
-    several = [uri for uri, count in Counter(uris).items() if count > 1]
+    """Which file is there twice: under one name, or under two, as a link is."""
+    same = [uri for uri, count in Counter(uris).items() if count > 1]
+    if same:
+        return f"{same[0]} is in the delivery twice."
     ids = Counter(unit.id for unit in units)
-    return next(iter(several or [unit.source for unit in units if ids[unit.id] > 1]))
+    first = next(unit.id for unit in units if ids[unit.id] > 1)
+    names = [unit.source for unit in units if unit.id == first]
+    return f"{names[0]} and {names[1]} are one file, which is in the delivery twice."
 
 
 def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:

@@ -39,11 +39,12 @@ def drafted(change: CreateTable) -> Table:
 def make_table(lake: Lake, change: CreateTable) -> Table:
     """The table, made if it is still missing, and named as the catalog names it."""
     found = find_table(lake, change.table)
-    if found is None:
-        lake.commit(Commit(message=f"create {change.table}", changes=(change,)))
-        # A schema that is there already keeps its own spelling.
-        found = find_table(lake, change.table)
-    return found or lake.table(change.table)
+    if found is not None:
+        require_partitioning(found, change.partition_by)
+        return found
+    lake.commit(Commit(message=f"create {change.table}", changes=(change,)))
+    # A schema that is there already keeps its own spelling.
+    return find_table(lake, change.table) or lake.table(change.table)
 
 
 def require_partitioning(table: Table, partition_by: Sequence[str]) -> None:
