@@ -21,6 +21,7 @@
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
     ├── CancelledError            the one who asked wants it no more; nothing of it was kept
     │   └── TimedOutError
+    ├── StoppedError              somebody pressed Ctrl-C: what was committed stays
     ├── FencedError               another process has taken over this producer: stop
     ├── InputError                the caller must change what was given; nothing was written
     │   ├── SettingsError
@@ -187,6 +188,13 @@ class TimedOutError(CancelledError):
     """The statement took longer than it may; nothing of it was kept."""
 
     default_hint = "CATCHMENT_SERVER_STATEMENT_SECONDS_MAX is how long a statement may take."
+
+
+class StoppedError(CatchmentError):
+    """Stopped by Ctrl-C."""
+
+    exit_code = EXIT_STOPPED
+    default_hint = "What was committed stays, and the same command may be run again."
 
 
 class FencedError(CatchmentError):

@@ -5,9 +5,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from catchment.cli.context import started
 from catchment.cli.main import app, main
+from catchment.errors import EXIT_STOPPED
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,17 @@ def test_a_wrong_use_is_one_json_value_where_json_is_asked_for(arguments: list[s
     assert said in shown["message"]
     assert "--help` shows how it is called." in shown["hint"]
     assert said in ended.stderr
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), RuntimeError("Query interrupted")])
+def test_ctrl_c_is_one_error_also_in_the_midst_of_a_statement_of_duckdb(
+    raised: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, started(tmp_path, as_json=True):
+        raise raised
+    assert ended.value.exit_code == EXIT_STOPPED
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["error"], shown["message"]) == ("StoppedError", "Stopped by Ctrl-C.")
 
 
 def test_a_wrong_use_is_shown_with_the_usage_to_a_person() -> None:

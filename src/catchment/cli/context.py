@@ -16,7 +16,7 @@ import typer
 from catchment import events
 from catchment.absent import remember_absent
 from catchment.cli.output import Output
-from catchment.errors import EXIT_NEEDS_YOU, CatchmentError, InputError
+from catchment.errors import EXIT_NEEDS_YOU, CatchmentError, InputError, StoppedError
 from catchment.events import Event
 from catchment.settings import Settings, load_settings
 
@@ -73,6 +73,13 @@ def started(home: Path | None, as_json: bool, **options: object) -> Iterator[Sta
     except CatchmentError as error:
         out.error(error)
         raise typer.Exit(error.exit_code) from None
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # In the midst of a statement, DuckDB makes an error of its own of Ctrl-C.
+        if isinstance(error, RuntimeError) and str(error) != "Query interrupted":
+            raise
+        stopped = StoppedError()
+        out.error(stopped)
+        raise typer.Exit(stopped.exit_code) from None
 
 
 @contextmanager
