@@ -52,6 +52,11 @@ def _lost(settings: Settings, task: Task) -> None:
         with pytest.raises(SparkFailedError, match="its JVM has gone"):
             runner.run([task])
         assert len(runner.run([task])) == 1
+        # As it does by itself when its cluster does not answer any more.
+        runner.context._jsc.stop()
+        with pytest.raises(SparkFailedError, match="stopped SparkContext"):
+            runner.run([task])
+        assert len(runner.run([task])) == 1
     assert not _jvms()
 
 

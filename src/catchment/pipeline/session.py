@@ -76,8 +76,11 @@ class Session:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its JVM runs, as far as that can be known: one that somebody else started is taken to."""
-        return self._gateway.proc is None or self._gateway.proc.poll() is None
+        """Whether it can still do anything: a context stops by itself when its cluster is gone for good."""
+        try:
+            return self._has_jvm() and not self.context._jsc.sc().isStopped()
+        except (Py4JError, OSError):
+            return False
 
     @property
     def spark(self) -> SparkSession:
@@ -92,7 +95,7 @@ class Session:
             return self._undisturbed(lambda: self._collect(tasks))
         except (Py4JError, PySparkException, OSError) as error:
             # A JVM that has gone is an OSError, of the connection to it.
-            reason = _reason(error) if self.is_alive else _GONE
+            reason = _reason(error) if self._has_jvm() else _GONE
             raise SparkFailedError(f"Spark failed the job: {reason}", log=self._log) from error
 
     def probe(self) -> str:
@@ -120,6 +123,10 @@ class Session:
         ending.start()
         self._end_jvm()
         ending.join()
+
+    def _has_jvm(self) -> bool:
+        """Whether its JVM runs, as far as that can be known: one that somebody else started is taken to."""
+        return self._gateway.proc is None or self._gateway.proc.poll() is None
 
     def _collect(self, tasks: Sequence[Task]) -> list[TaskResult]:
         return self.context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
