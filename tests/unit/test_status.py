@@ -351,6 +351,14 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
     assert not home.exists()
 
 
+def test_a_control_database_that_cannot_be_asked_needs_somebody(tmp_path: Path) -> None:
+    (tmp_path / "control.sqlite").write_bytes(b"this is no database" * 1_000)
+    with App(Settings(home=tmp_path)) as app:
+        status = _status(app)
+    assert status.schemas.unavailable
+    assert status.health.reasons == ("The control database cannot be asked.",)
+
+
 def test_a_lake_that_cannot_be_asked_takes_nothing_else_along(tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").write_bytes(b"this is no catalog" * 1_000)
     with App(Settings(home=tmp_path)) as app:

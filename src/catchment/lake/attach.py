@@ -186,4 +186,10 @@ def _attach_error(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
         return LakeMissingError(f"There is no lake at {address.catalog}.")
     if "database is locked" in text or "already exists" in text or "duplicate key" in text:
         return ConflictError(f"Another process is opening the lake at {address.catalog}: {text}")
+    if "already attached by database" in text:
+        # DuckDB holds on to a file of which it failed to write the log.
+        return LakeUnavailableError(
+            f"The lake at {address.catalog} cannot be opened again by this process: {text}",
+            hint="Start the process anew. Nothing that was committed is lost.",
+        )
     return LakeUnavailableError(f"The lake at {address.catalog} cannot be opened: {text}")

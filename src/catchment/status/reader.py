@@ -108,7 +108,7 @@ class StatusReader:
             home=str(self._app.settings.home.absolute()),
             shard=self._app.settings.shard_name,
             serving=self._sessions is not None,
-            health=self._health(queue, trouble, lake),
+            health=self._health(queue, trouble, lake, own),
             totals=self._window.totals(),
             queue=queue,
             lake=lake,
@@ -146,10 +146,14 @@ class StatusReader:
         except CatchmentError as error:
             return Part(now, unavailable=error.message), _trouble(error)
 
-    def _health(self, queue: Part[Queue], trouble: str | None, lake: Part[LakePart]) -> Health:
+    def _health(
+        self, queue: Part[Queue], trouble: str | None, lake: Part[LakePart], control: Part[SchemaDatabase | None]
+    ) -> Health:
         late_s = _LATE_TIMES * self._app.settings.queue_rotate_interval_seconds
-        reasons = (*([trouble] if trouble else []), *_queue_reasons(queue, late_s), *_lake_reasons(lake))
-        return Health(ok=not reasons, reasons=reasons)
+        reasons = [*([trouble] if trouble else []), *_queue_reasons(queue, late_s), *_lake_reasons(lake)]
+        if control.unavailable is not None:
+            reasons.append("The control database cannot be asked.")
+        return Health(ok=not reasons, reasons=tuple(reasons))
 
     def _sample(self) -> None:
         while not self._stopping.wait(SAMPLE_S):
