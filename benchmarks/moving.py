@@ -60,28 +60,24 @@ class Bench:
         return self._timed("(a) INSERT per leaf", paths, lambda table: self._insert(table, [[path] for path in paths]))
 
     def single(self, paths: list[Path]) -> Way:
-        return self._median("(b) one INSERT", paths, lambda table: self._insert(table, [paths]))
+        return self._timed("(b) one INSERT", paths, lambda table: self._insert(table, [paths]))
 
     def single_as_ours(self, paths: list[Path]) -> Way:
         with self._lake.cursor() as cursor:
             encode(cursor, self._lake.name, OURS)
-            way = self._median("(e) the same, lighter", paths, lambda table: self._insert(table, [paths]))
+            way = self._timed("(e) the same, lighter", paths, lambda table: self._insert(table, [paths]))
             encode(cursor, self._lake.name, ZSTD)
         return way
 
     def rewrite(self, paths: list[Path]) -> Way:
-        return self._median("(c) rewrite", paths, lambda table: self._deliver(table, paths, Mode.REWRITE))
+        return self._timed("(c) rewrite", paths, lambda table: self._deliver(table, paths, Mode.REWRITE))
 
     def adopt(self, paths: list[Path]) -> Way:
-        return self._median("(d) adopt", paths, lambda table: self._deliver(table, paths, Mode.ADOPT))
+        return self._timed("(d) adopt", paths, lambda table: self._deliver(table, paths, Mode.ADOPT))
 
     def bare(self, paths: list[Path], mode: Mode) -> None:
         """Deliver, and compare nothing."""
         self._deliver(self._new_table(paths), paths, mode)
-
-    def _median(self, name: str, paths: list[Path], move: Callable[[TableId], Report | None]) -> Way:
-        runs = sorted((self._timed(name, paths, move) for _ in range(REPEATS)), key=lambda way: way.seconds)
-        return runs[REPEATS // 2]
 
     def _timed(self, name: str, paths: list[Path], move: Callable[[TableId], Report | None]) -> Way:
         table = self._new_table(paths)
@@ -128,6 +124,12 @@ class Bench:
         return int(row[0]) if row else 0
 
 
+def _in_turns(paths: list[Path], *ways: Callable[[list[Path]], Way]) -> list[Way]:
+    """The median of each way; they take turns, so that a slow minute of the machine is one for all of them."""
+    turns = [[way(paths) for way in ways] for _ in range(REPEATS)]
+    return [sorted(runs, key=lambda way: way.seconds)[REPEATS // 2] for runs in zip(*turns, strict=True)]
+
+
 def _show(title: str, ways: list[Way], bars: dict[str, dict[str, float]]) -> list[dict[str, object]]:
     print(f"\n{title}")
     print(f"  {'way':22}{'seconds':>9}{'files':>8}{'commit':>9}{'x (a)':>9}{'x (b)':>9}   bars")
@@ -171,12 +173,12 @@ def _run(scale: float, catalogs: list[str], work: Path) -> list[dict[str, object
                 if catalog == "duckdb":
                     bars["(d)"] = {"(a)": 10.0, "(b)": 1.2}
                 some = small[: counts[2]]
-                ways = [bench.per_leaf(some), bench.single(some), bench.rewrite(some), bench.adopt(some)]
-                ways.append(bench.single_as_ours(some))
+                turns = (bench.single, bench.rewrite, bench.adopt, bench.single_as_ours)
+                ways = [bench.per_leaf(some), *_in_turns(some, *turns)]
                 rows += _show(f"{len(some)} leaves of {SMALL_ROWS} rows, {catalog} catalog", ways, bars)
                 print(f"  adopting costs {ways[3].commit_s / len(some) * 1000:.2f} ms of commit per file")
                 if catalog == catalogs[0]:
-                    ways = [bench.single(large), bench.rewrite(large), bench.adopt(large), bench.single_as_ours(large)]
+                    ways = _in_turns(large, *turns)
                     title = f"{len(large)} leaves of {LARGE_ROWS:,} rows, {catalog} catalog"
                     rows += _show(title, ways, {"(d)": {"(b)": 30.0}})
                     rows += _flat(bench, small, counts)
@@ -198,9 +200,8 @@ def _flat(bench: Bench, small: list[Path], counts: list[int]) -> list[dict[str, 
     print("\nMilliseconds per leaf, by number of leaves")
     rows: list[dict[str, object]] = []
     for count in counts:
-        per_leaf = {
-            way.name: way.seconds / count * 1000 for way in (bench.rewrite(small[:count]), bench.adopt(small[:count]))
-        }
+        ways = _in_turns(small[:count], bench.rewrite, bench.adopt)
+        per_leaf = {way.name: way.seconds / count * 1000 for way in ways}
         print(f"  {count:6}" + "".join(f"   {name} {value:6.2f}" for name, value in per_leaf.items()))
         rows.append({"title": "ms per leaf", "leaves": count, **per_leaf})
     return rows
