@@ -118,7 +118,7 @@ def _control(settings: Settings) -> str:
 def _require_writable(*places: Path) -> None:
     """Refuse a place where this user can make nothing; nothing is made to find out."""
     for place in places:
-        folder = next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())
+        folder = files.nearest(place)
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise StorageFailedError(
                 f"{folder} is no folder that this user may write to.",

@@ -258,7 +258,7 @@ def size_of(path: Path) -> int:
 
 def free_bytes(path: Path) -> int:
     """Room left on the file system that holds `path`, or will hold it once it exists."""
-    return shutil.disk_usage(_existing(path)).free
+    return shutil.disk_usage(nearest(path)).free
 
 
 def process_started(pid: int) -> str | None:
@@ -273,10 +273,11 @@ def process_started(pid: int) -> str | None:
 
 def same_device(one: Path, other: Path) -> bool:
     """Whether two paths lie, or will lie, on one file system."""
-    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+    return nearest(one).stat().st_dev == nearest(other).stat().st_dev
 
 
-def _existing(path: Path) -> Path:
+def nearest(path: Path) -> Path:
+    """The path, or the closest folder above it that is there."""
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
 
 

@@ -6,7 +6,7 @@ as many rows as its units recorded. DuckLake knows the rows of a file without op
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import duckdb
@@ -116,7 +116,7 @@ def _audit_tables(
         by_table[each.table_uuid].append(each)
     # By what tells it from a namesake: it may have been renamed since.
     names = {uuid: table for table, uuid in tables.list_uuids(connection, lake_name).items()}
-    damages = _damages(connection, lake_name, data_path)
+    damages = _damages(connection, lake_name, by_table, data_path=data_path)
     oldest = _oldest_snapshot(connection, lake_name)
     for uuid, units in sorted(by_table.items(), key=lambda each: each[1][0].table):
         table = names.get(uuid)
@@ -138,12 +138,16 @@ def _audit_tables(
     return findings, notes
 
 
-def _damages(connection: duckdb.DuckDBPyConnection, lake_name: str, data_path: str) -> dict[str, list[tuple[str, str]]]:
-    """What is wrong with files of tables, by the tables' uuids, each with its kind."""
+def _damages(
+    connection: duckdb.DuckDBPyConnection, lake_name: str, wanted: Container[str], *, data_path: str
+) -> dict[str, list[tuple[str, str]]]:
+    """What is wrong with files of the wanted tables, by the tables' uuids, each with its kind."""
     text = sql.statement(PACKAGE, "audit_files", metadata=tables.metadata_of(lake_name))
     found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for uuid, path, size in connection.execute(text).fetchall():
+        if uuid not in wanted:
+            continue
         there = files.local_path(data_path) / path
         if (uuid, path) in seen:
             found[uuid].append(("file_twice", f"{there} is in it more than once"))

@@ -6,7 +6,7 @@ of adoption is reported as rewritable.
 """
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import unquote
@@ -31,9 +31,12 @@ class _Fit:
     """A file that can be adopted."""
 
     part: Part
-    path: Path
     rows: int
     digest: str | None
+
+    @property
+    def path(self) -> Path:
+        return files.local_path(self.part.input.uri)
 
 
 def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
@@ -58,15 +61,15 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
             rows, hidden = footers[part.input.uri]
             obstacle = misplaced.get(part.input.uri) or hidden
             if obstacle is None:
-                path = files.local_path(part.input.uri)
-                fit.append(_Fit(part=part, path=path, rows=rows, digest=digests.get(part.input.uri)))
+                fit.append(_Fit(part=part, rows=rows, digest=digests.get(part.input.uri)))
             else:
                 failures.append(sources.failure(part, obstacle, rewritable=True))
     unsynced = files.sync_files([one.path for one in fit if one.rows])
     for one in fit:
+        if one.path in unsynced:
+            failures.append(sources.failure(one.part, unsynced[one.path]))
+            continue
         try:
-            if one.path in unsynced:
-                raise unsynced[one.path]
             if one.rows:
                 written.append(_link(one, task, folder / f"{len(written):06d}.parquet"))
         except StorageFailedError as error:
@@ -141,24 +144,27 @@ _FOREIGN = re.compile(r"Float16Type|TimeType.*MILLIS=M")
 def _misplaced(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> dict[str, str]:
     """Files, by uri, whose folders hold a value that DuckLake would not take for the table's, with the reason."""
     keys = {sql.fold(key) for key in group.parts[0].input.hive_keys}
-    kinds = {sql.fold(column.name): column.type for column in task.shape.columns if sql.fold(column.name) in keys}
-    found: dict[str, str] = {}
-    for part in group.parts:
-        if keys and has_token(part.input.uri):
-            found[part.input.uri] = "its path holds text that DuckLake would replace"
-        for key, value in _values_in_path(part.input.uri, keys).items():
-            text = unquote(value)
-            if key in kinds and text != _NO_VALUE and not _is_one(connection, text, kinds[key]):
-                found[part.input.uri] = f"its folder says {key}={value}, which is no {kinds[key]}"
+    if not keys:
+        return {}
+    uris = [part.input.uri for part in group.parts]
+    found = {uri: "its path holds text that DuckLake would replace" for uri in uris if has_token(uri)}
+    values = {uri: _values_in_path(uri, keys) for uri in uris}
+    for column in task.shape.columns:
+        key = sql.fold(column.name)
+        if key in keys:
+            wrong = _no_values(connection, {each[key] for each in values.values()}, column.type)
+            reasons = {text: f"its folder says {key}={text}, which is no {column.type}" for text in wrong}
+            found |= {uri: reasons[each[key]] for uri, each in values.items() if each[key] in wrong}
     return found
 
 
-def _is_one(connection: duckdb.DuckDBPyConnection, text: str, kind: str) -> bool:
-    """Whether the text can be read as a value of that type."""
-    if types.parse(kind).id == "varchar":
-        return True
-    row = connection.execute(f"SELECT TRY_CAST(? AS {kind}) IS NOT NULL", [text]).fetchone()
-    return row == (True,)
+def _no_values(connection: duckdb.DuckDBPyConnection, texts: Iterable[str], kind: str) -> set[str]:
+    """Those of the texts, as they stand in a path, that cannot be read as a value of that type."""
+    meant = {text: unquote(text) for text in texts}
+    listed = sql.literals(sorted(set(meant.values()) - {_NO_VALUE}))
+    query = f"SELECT text FROM (SELECT unnest({listed}::VARCHAR[]) AS text) WHERE TRY_CAST(text AS {kind}) IS NULL"
+    wrong = {text for (text,) in connection.execute(query).fetchall()}
+    return {text for text, value in meant.items() if value in wrong}
 
 
 def _footers(

@@ -1,6 +1,7 @@
 """Reading inputs in a worker: which files can be read, whether their columns fit, and the relation that unites them."""
 
 import glob
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from catchment.pipeline import lakefile
 from catchment.pipeline.work import Format, Input, Part, UnitFailure
 
 URI = "catchment__uri"
+_STATEMENT = re.compile(r"LINE \d+:.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,8 @@ _NANOSECONDS = "SELECT name FROM parquet_schema({}) WHERE logical_type LIKE 'Tim
 
 def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
     """The part's unit cannot be delivered, with the path in the reason."""
-    reason = " ".join(str(error).split())
+    # DuckDB goes on with the statement, which is ours.
+    reason = " ".join(_STATEMENT.sub("", str(error)).split())
     return UnitFailure(
         unit_id=part.unit_id, path=part.input.uri, reason=f"{part.input.uri}: {reason}", rewritable=rewritable
     )
