@@ -9,13 +9,14 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import faults, files, ids, sql
+from catchment import faults, files, ids
 from catchment.errors import CorruptInputError, InputError, StorageUnsupportedError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import extensions
 from catchment.lake.types import Column
+from catchment.pipeline import sources
 from catchment.pipeline.plan import Unit
-from catchment.pipeline.work import Input
+from catchment.pipeline.work import Input, Part
 
 KIND = "parquet"
 
@@ -52,21 +53,23 @@ class ParquetFiles:
     def columns(self) -> tuple[Column, ...]:
         """The columns of all files together, for a table that is to hold them; of those that can be read."""
         with extensions.connect() as connection:
-            try:
-                return _columns(connection, self._paths)
-            except duckdb.Error:
-                problems: list[str] = []
-                readable = list(_readable(connection, self._paths, problems))
-            if not readable:
+            parts = [Part(unit_id="", input=Input(uri=str(path), bytes=0)) for path in self._paths]
+            groups, failures = sources.inspect(connection, parts)
+            if not groups:
                 raise CorruptInputError(
-                    f"No file can be read to make {self.table} from. {problems[0]}",
+                    f"No file can be read to make {self.table} from. {failures[0].reason}",
                     hint="Are they Parquet files, and written to the end?",
                 )
+            # In the order of the files: the first one's columns come first.
+            readable = {part.input.uri for group in groups for part in group.parts}
+            listed = sources.paths(part.input for part in parts if part.input.uri in readable)
+            query = f"DESCRIBE FROM read_parquet({listed}, union_by_name = true, hive_partitioning = false)"
             try:
-                return _columns(connection, readable)
+                return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
             except duckdb.Error as error:
                 raise CorruptInputError(
-                    f"The files' columns cannot be read: {_said(error)}", hint="Is somebody still writing them?"
+                    f"The files' columns cannot be read together: {sources.said(error)}",
+                    hint="Is somebody still writing them?",
                 ) from None
 
     def _unit(self, path: Path, real: str) -> Unit:
@@ -147,30 +150,3 @@ def _unreadable(path: str, error: OSError) -> InputError:
     else:
         hint = "Is the path right? One without a slash in front counts from the folder that you are in."
     return InputError(f"{path} cannot be read: {error.strerror}.", hint=hint)
-
-
-def _columns(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> tuple[Column, ...]:
-    # Escaped, because DuckDB takes a plain path for a pattern.
-    listed = sql.literals(glob.escape(str(path)) for path in paths)
-    query = f"DESCRIBE FROM read_parquet({listed}, union_by_name = true, hive_partitioning = false)"
-    return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
-
-
-def _readable(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path], problems: list[str]) -> Iterator[Path]:
-    """Those of the files whose columns can be read; halved until a bad one stands alone, since most are good."""
-    try:
-        _columns(connection, paths)
-    except duckdb.Error as error:
-        if len(paths) == 1:
-            problems.append(f"{paths[0]}: {_said(error)}")
-            return
-        middle = len(paths) // 2
-        yield from _readable(connection, paths[:middle], problems)
-        yield from _readable(connection, paths[middle:], problems)
-    else:
-        yield from paths
-
-
-def _said(error: duckdb.Error) -> str:
-    """What DuckDB says in one line, without the statement that it quotes."""
-    return " ".join(str(error).partition("LINE 1:")[0].split())

@@ -192,11 +192,14 @@ _NANOSECONDS = "SELECT name FROM parquet_schema({}) WHERE logical_type LIKE 'Tim
 
 def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
     """The part's unit cannot be delivered, with the path in the reason."""
-    # DuckDB goes on with the statement, which is ours.
-    reason = " ".join(_STATEMENT.sub("", str(error)).split())
     return UnitFailure(
-        unit_id=part.unit_id, path=part.input.uri, reason=f"{part.input.uri}: {reason}", rewritable=rewritable
+        unit_id=part.unit_id, path=part.input.uri, reason=f"{part.input.uri}: {said(error)}", rewritable=rewritable
     )
+
+
+def said(error: Exception | str) -> str:
+    """What an error says, in one line; DuckDB goes on with the statement, which is ours."""
+    return " ".join(_STATEMENT.sub("", str(error)).split())
 
 
 def bare_reason(of: UnitFailure) -> str:
