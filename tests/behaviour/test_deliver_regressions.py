@@ -153,6 +153,15 @@ def test_a_folder_that_names_no_value_of_the_key_fails_its_own_file(
     assert rows_of(sqlite_lake, "SELECT v FROM events ORDER BY v") == [(0,), (2,)]
 
 
+def test_the_reason_of_a_failed_file_quotes_no_statement(sqlite_lake: Lake, settings: Settings, tmp_path: Path) -> None:
+    create_table(sqlite_lake, columns=(Column(name="k", type="BIGINT"), Column(name="v", type="BIGINT")))
+    path = write_parquet(tmp_path / "k=abc" / "a.parquet", "SELECT 1::BIGINT AS v")
+    unit = Unit(id="u", source="u", inputs=(Input(uri=str(path), bytes=1, hive_keys=("k",)),))
+    (failure,) = deliverer(sqlite_lake, settings).run(Units(unit), mode=Mode.REWRITE).failures
+    assert "Could not convert string 'abc'" in failure.reason
+    assert "SELECT" not in failure.reason
+
+
 @pytest.mark.parametrize("name", ["Ä", "ID", "é"])
 def test_a_column_that_must_not_be_null_is_known_whatever_letters_its_name_has(
     name: str, sqlite_lake: Lake, settings: Settings, tmp_path: Path
