@@ -45,7 +45,8 @@ def deliver(
         else:
             change = _draft(wanted, files, keys, create=create)
             # Planned before it is made: what the plan refuses leaves no table behind.
-            plan = run.app.planner().plan_new(ParquetFiles(files, wanted), target.drafted(change), mode)
+            drafted = target.drafted(change, encrypted=lake is not None and lake.is_encrypted())
+            plan = run.app.planner().plan_new(ParquetFiles(files, wanted), drafted, mode)
             if dry_run:
                 _show_new(run.out, change, plan)
                 return

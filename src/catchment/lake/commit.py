@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import duckdb
 
 from catchment import files, sql
-from catchment.errors import ConflictError, InputError, InvariantError, PreconditionError
+from catchment.errors import ConflictError, InputError, InvariantError, NotSupportedError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import tables, types
 from catchment.lake.deadletters import DeadLetter, DeadLetters
@@ -217,6 +217,15 @@ def refuse_ledger(table: TableId) -> None:
         raise InputError(f"{table} belongs to Catchment's ledger.", hint="Choose a table in another schema.")
 
 
+def refuse_encrypted(table: TableId, *, encrypted: bool) -> None:
+    """Refuse a table of an encrypted lake: a plain file that is registered there makes it unreadable."""
+    if encrypted:
+        raise NotSupportedError(
+            f"{table} is in an encrypted lake, into which files cannot be registered.",
+            hint="INSERT the rows with a client of the lake, or use a lake that is not encrypted.",
+        )
+
+
 def _create_table(change: CreateTable, target: Target) -> None:
     for column in change.columns:
         types.require_deliverable(column)
@@ -236,6 +245,8 @@ def _register(change: RegisterFiles, target: Target) -> None:
     if found != change.names:
         strays, lost = len(found - change.names), len(change.names - found)
         raise InvariantError(f"{change.folder} holds {strays} files that nobody wrote, and lacks {lost}.")
+    if tables.is_encrypted(target.connection, target.lake_name):
+        raise InvariantError(f"Plain files were to be registered in an encrypted lake, for {change.table}.")
     target.connection.execute(
         "CALL ducklake_add_data_files(?, ?, ?, schema => ?, hive_partitioning => ?, allow_missing => ?)",
         [

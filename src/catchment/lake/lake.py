@@ -233,6 +233,11 @@ class Lake:
             row = connection.execute(query).fetchone()
         return str(row[0]) if row else ""
 
+    def is_encrypted(self) -> bool:
+        """Whether the lake encrypts its data files."""
+        with self._reading() as connection:
+            return tables.is_encrypted(connection, self.name)
+
     def newest_snapshot(self) -> int:
         """The number of the lake's newest snapshot."""
         with self._reading() as connection:

@@ -41,7 +41,10 @@ class SortKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the lake as the catalog describes it now, at this version of the lake's schema."""
+    """A table of the lake as the catalog describes it now, at this version of the lake's schema.
+
+    `encrypted` says that the lake encrypts its data files, each with a key of its own in the catalog.
+    """
 
     id: TableId
     uuid: str
@@ -49,6 +52,7 @@ class Table:
     columns: tuple[Column, ...]
     partition_by: tuple[PartitionKey, ...] = ()
     sort_by: tuple[SortKey, ...] = ()
+    encrypted: bool = False
     schema_version: int | None = field(default=None, compare=False)
 
 
@@ -86,6 +90,12 @@ def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
     return int(row[0])
 
 
+def is_encrypted(connection: duckdb.DuckDBPyConnection, lake_name: str) -> bool:
+    """Whether the lake encrypts its data files; decided when it is made, and never changed."""
+    query = f"SELECT value FROM {metadata_of(lake_name)}.ducklake_metadata WHERE key = 'encrypted'"
+    return connection.execute(query).fetchall() == [("true",)]
+
+
 def find_table(
     connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str
 ) -> Table | None:
@@ -96,7 +106,7 @@ def find_table(
     places = catalog.rows("table_place", table.schema, table.name)
     if not places:
         return None
-    table_id, uuid, folder, schema_version = _one(places, table)
+    table_id, uuid, folder, schema_version, encrypted = _one(places, table)
     try:
         columns = connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}").fetchall()
     except duckdb.CatalogException:
@@ -129,6 +139,7 @@ def find_table(
             SortKey(expression=expression, descending=direction == "DESC", nulls_first=nulls == "NULLS_FIRST")
             for expression, direction, nulls in catalog.rows("table_order", table_id)
         ),
+        encrypted=bool(encrypted),
         schema_version=schema_version,
     )
 
@@ -136,7 +147,7 @@ def find_table(
 def is_as_it_was(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table) -> bool:
     """Whether no table has been changed since this one was found, rows aside: the cheaper question."""
     places = _Catalog(connection, lake_name).rows("table_place", table.id.schema, table.id.name)
-    return [(uuid, version) for _, uuid, _, version in places] == [(table.uuid, table.schema_version)]
+    return [(uuid, version) for _, uuid, _, version, _ in places] == [(table.uuid, table.schema_version)]
 
 
 def changes_since(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table, snapshot_id: int) -> int:

@@ -23,7 +23,17 @@ from catchment.backoff import retry
 from catchment.errors import ConflictError, InputError
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Claim, Commit, Delivery, Lake, Table, tables, types
-from catchment.lake.commit import Advance, Change, CreateTable, DropTable, Precondition, Record, TableIs, Undelivered
+from catchment.lake.commit import (
+    Advance,
+    Change,
+    CreateTable,
+    DropTable,
+    Precondition,
+    Record,
+    TableIs,
+    Undelivered,
+    refuse_encrypted,
+)
 from catchment.lake.ledger import Ledger
 from catchment.lake.past import PastFile, PastTable, differences, has_snapshot, schema_at
 from catchment.lake.tokens import has_token
@@ -181,6 +191,7 @@ class Backfill:
     def _copy(self, past: PastTable, snapshot: int, token: str) -> TableCopy:
         table = past.table
         refuse_transforms(table)
+        refuse_encrypted(table.id, encrypted=self._target.is_encrypted())
         for column in table.columns:
             types.require_deliverable(column)
         producer = ProducerId(KIND, str(table.id), token)

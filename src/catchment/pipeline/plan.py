@@ -8,7 +8,7 @@ from itertools import accumulate
 from catchment.errors import InputError
 from catchment.ids import ProducerId
 from catchment.lake import Claim, DeadLetter, Standing, Table, types
-from catchment.lake.commit import refuse_ledger
+from catchment.lake.commit import refuse_encrypted, refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
 from catchment.settings import MIB
 
@@ -116,6 +116,7 @@ def plan(
     """Decide everything that can be decided before the first file is read."""
     table = standing.table
     refuse_ledger(table.id)
+    refuse_encrypted(table.id, encrypted=table.encrypted)
     refuse_transforms(table)
     for column in table.columns:
         types.require_deliverable(column)

@@ -30,10 +30,10 @@ def draft(source: ParquetFiles, partition_by: Sequence[str] = ()) -> CreateTable
     return CreateTable(table=source.table, columns=columns, partition_by=_among(columns, partition_by))
 
 
-def drafted(change: CreateTable) -> Table:
-    """The table as it will be, as far as a plan needs it."""
+def drafted(change: CreateTable, *, encrypted: bool) -> Table:
+    """The table as it will be in a lake that is `encrypted` or not, as far as a plan needs it."""
     keys = tuple(PartitionKey(column=name) for name in change.partition_by)
-    return Table(id=change.table, uuid="", folder="", columns=change.columns, partition_by=keys)
+    return Table(id=change.table, uuid="", folder="", columns=change.columns, partition_by=keys, encrypted=encrypted)
 
 
 def make_table(lake: Lake, change: CreateTable) -> Table:

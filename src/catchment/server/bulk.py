@@ -135,7 +135,7 @@ class Registrar:
 def fitting(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
     """The table, where rows of the schema go into it as they are, in any order and place."""
     found = lake.find_shape(table)
-    if found is None or found.partition_by or found.sort_by:
+    if found is None or found.partition_by or found.sort_by or found.encrypted:
         return None
     try:
         arriving = {sql.fold(column.name): types.normal(column.type) for column in columns_of(schema)}
