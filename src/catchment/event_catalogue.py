@@ -179,8 +179,14 @@ VERBS: dict[str, Verb] = {
     ),
     "segment_not_sealed": Verb(
         WARNING,
-        "A file could not be sealed; its session goes on writing it.",
+        "A file could not be sealed; it is tried again, and its session, if it has one, goes on writing it.",
         "Read the reason: is the disk full?",
+        ids=("segment",),
+    ),
+    "segment_given_up": Verb(
+        ERROR,
+        "A file whose disk failed cannot be opened again; the session goes on in another one, and a sweep takes this.",
+        "Read the reason, and look for it in `catchment queue status`.",
         ids=("segment",),
     ),
     "dead_letters_retried": Verb(INFO, "Somebody tried dead letters again.", ids=("user", "letter_ids")),

@@ -4,58 +4,35 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pytest
 
 from catchment import events, faults
 from catchment.clock import SystemClock
 from catchment.errors import BufferHeldError, LakeUnavailableError, StorageFailedError
-from catchment.ids import TableId
-from catchment.lake.types import Column
 from catchment.queue.buffer import SEQ, Parcel
-from catchment.queue.lease import FileLeases, Lease
+from catchment.queue.lease import Lease
 from catchment.queue.lease_postgres import PostgresLeases
 from catchment.queue.segments import SessionsBuffer
-from catchment.settings import MIB
 from catchment.testing import EmbeddedPostgres, FakeClock
 from tests import warm
-from tests.repo.source_tree import ROOT
-
-EVENTS = TableId("main", "events")
-CLICKS = TableId("web", "clicks")
-COLUMNS = (Column(name="id", type="BIGINT"), Column(name="text", type="VARCHAR"))
-NARROW = COLUMNS[:1]
-
-Make = Callable[..., SessionsBuffer]
-
-_WRITER = """
-import os, signal, sys
-from pathlib import Path
-from catchment.clock import SystemClock
-from catchment.settings import Settings
-from tests.behaviour.test_queue_segments import COLUMNS, EVENTS, rows
-from catchment.queue.segments import SessionsBuffer
-home, act = sys.argv[1:]
-buffer = SessionsBuffer.from_settings(Settings(home=Path(home), queue_root=Path(home)), clock=SystemClock())
-for number in range(5):
-    buffer.append(EVENTS, COLUMNS, rows(number * 10, 10), session="dead")
-if act == "lease":
-    buffer.seal()
-    print(len(buffer.parcels()), flush=True)
-    sys.stdin.read()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def rows(first: int, count: int = 1) -> pa.Table:
-    numbers = list(range(first, first + count))
-    return pa.table({"id": pa.array(numbers, pa.int64()), "text": [f"row {number}" for number in numbers]})
+from tests.segment_scenes import (
+    CLICKS,
+    COLUMNS,
+    EVENTS,
+    NARROW,
+    Make,
+    buffers,
+    files_in,
+    held_ids,
+    ids_of,
+    no_room,
+    rows,
+    run_writer,
+)
 
 
 @pytest.fixture
@@ -65,42 +42,13 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def make(tmp_path: Path, clock: FakeClock) -> Iterator[Make]:
-    """Opens the buffer of the test's root, as one more process would."""
-    made: list[SessionsBuffer] = []
-
-    def make_buffer(**values: Any) -> SessionsBuffer:
-        given: dict[str, Any] = {
-            "rotate_size_bytes": 100 * MIB,
-            "rotate_interval": timedelta(seconds=300),
-            "keep_flushed": timedelta(days=3),
-            "checkpoint_bytes": 512 * MIB,
-            "leases": FileLeases(tmp_path, clock),
-            "clock": clock,
-            **values,
-        }
-        made.append(SessionsBuffer(tmp_path, **given))
-        return made[-1]
-
-    yield make_buffer
-    for each in made:
-        each.close()
+    with buffers(tmp_path, clock) as make_buffer:
+        yield make_buffer
 
 
 @pytest.fixture
 def buffer(make: Make) -> SessionsBuffer:
     return make()
-
-
-def _files(root: Path, state: str) -> list[Path]:
-    return sorted((root / state).iterdir())
-
-
-def _ids(parcels: list[Parcel], buffer: SessionsBuffer) -> list[int]:
-    return sorted(number for parcel in parcels for number in buffer.read(parcel)["id"].to_pylist())
-
-
-def _held(buffer: SessionsBuffer, table: TableId = EVENTS) -> list[int]:
-    return sorted(number for each in buffer.held(table) for number in each.rows["id"].to_pylist())
 
 
 def _one_sealed(buffer: SessionsBuffer) -> Parcel:
@@ -117,17 +65,9 @@ def _two_sealed(buffer: SessionsBuffer) -> list[Parcel]:
     return buffer.parcels()
 
 
-def _no_room() -> None:
-    raise StorageFailedError("No space left on device.")
-
-
-def _run_writer(root: Path, act: str = "die") -> warm.Process:
-    return warm.Process([sys.executable, "-c", _WRITER, str(root), act], cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE)
-
-
 def test_a_segment_is_made_by_the_first_write_of_its_session(buffer: SessionsBuffer, tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.iterdir()) if path.is_dir()] == ["active", "flushed", "sealed"]
-    assert not _files(tmp_path, "active")
+    assert not files_in(tmp_path, "active")
     assert buffer.columns(EVENTS, "one") is None
     ack = buffer.append(EVENTS, COLUMNS, rows(1, 2), session="one")
     again = buffer.append(EVENTS, COLUMNS, rows(3), session="one")
@@ -136,7 +76,7 @@ def test_a_segment_is_made_by_the_first_write_of_its_session(buffer: SessionsBuf
     assert ack.source == again.source != other.source
     assert other.seq_first == 1
     assert buffer.columns(EVENTS, "one") == COLUMNS
-    names = [path.name for path in _files(tmp_path, "active") if path.suffix == ".db"]
+    names = [path.name for path in files_in(tmp_path, "active") if path.suffix == ".db"]
     assert {name.split("_")[2] for name in names} == {ack.source, other.source}
 
 
@@ -155,9 +95,9 @@ def test_the_incarnation_is_made_once_for_all_processes(make: Make, tmp_path: Pa
 def test_a_segment_that_is_big_enough_is_sealed(make: Make, tmp_path: Path) -> None:
     buffer = make(rotate_size_bytes=64 * 1024)
     acks = [buffer.append(EVENTS, COLUMNS, rows(at * 500, 500), session="one") for at in range(20)]
-    assert len(_files(tmp_path, "sealed")) >= 2
-    assert len({ack.source for ack in acks}) == len(_files(tmp_path, "sealed")) + bool(_files(tmp_path, "active"))
-    assert _held(buffer) == list(range(10_000))
+    assert len(files_in(tmp_path, "sealed")) >= 2
+    assert len({ack.source for ack in acks}) == len(files_in(tmp_path, "sealed")) + bool(files_in(tmp_path, "active"))
+    assert held_ids(buffer) == list(range(10_000))
     assert sum(state.rows for state in buffer.tables()) == 10_000
     state = buffer.state(EVENTS)
     assert state is not None
@@ -170,11 +110,11 @@ def test_the_oldest_row_makes_a_segment_due(buffer: SessionsBuffer, clock: FakeC
         buffer.append(EVENTS, COLUMNS, rows(number), session="one")
         clock.advance(59)
         buffer.sweep()
-        assert not _files(tmp_path, "sealed")
+        assert not files_in(tmp_path, "sealed")
     clock.advance(6)
     buffer.sweep()
-    assert len(_files(tmp_path, "sealed")) == 1
-    assert not _files(tmp_path, "active")
+    assert len(files_in(tmp_path, "sealed")) == 1
+    assert not files_in(tmp_path, "active")
 
 
 def test_a_session_that_ends_has_its_segment_sealed_and_another_has_not(buffer: SessionsBuffer, tmp_path: Path) -> None:
@@ -183,8 +123,8 @@ def test_a_session_that_ends_has_its_segment_sealed_and_another_has_not(buffer: 
     buffer.end_session("one")
     buffer.end_session("one")
     buffer.end_session("never seen")
-    assert [ended.source in path.name for path in _files(tmp_path, "sealed")] == [True]
-    assert _ids(buffer.parcels(), buffer) == [1]
+    assert [ended.source in path.name for path in files_in(tmp_path, "sealed")] == [True]
+    assert ids_of(buffer.parcels(), buffer) == [1]
     assert buffer.append(EVENTS, COLUMNS, rows(3), session="one").source != ended.source
 
 
@@ -193,18 +133,18 @@ def test_force_seals_every_segment_that_holds_rows(buffer: SessionsBuffer, tmp_p
         buffer.append(EVENTS, COLUMNS, rows(ord(session)), session=session)
     buffer.append(EVENTS, COLUMNS, rows(0, 0), session="empty")
     buffer.seal()
-    assert len(_files(tmp_path, "sealed")) == 3
-    assert len([path for path in _files(tmp_path, "active") if path.suffix == ".db"]) == 1
+    assert len(files_in(tmp_path, "sealed")) == 3
+    assert len([path for path in files_in(tmp_path, "active") if path.suffix == ".db"]) == 1
     buffer.end_session("empty")
-    assert not _files(tmp_path, "active")
-    assert len(_files(tmp_path, "sealed")) == 3
+    assert not files_in(tmp_path, "active")
+    assert len(files_in(tmp_path, "sealed")) == 3
 
 
 def test_a_sealed_file_alone_holds_every_row(buffer: SessionsBuffer, tmp_path: Path) -> None:
     for number in range(20):
         buffer.append(EVENTS, COLUMNS, rows(number), session="one")
     buffer.seal()
-    (sealed,) = _files(tmp_path, "sealed")
+    (sealed,) = files_in(tmp_path, "sealed")
     assert sealed.suffix == ".db"
     copy = tmp_path / "copy.db"
     shutil.copy(sealed, copy)
@@ -216,7 +156,7 @@ def test_a_sealed_file_alone_holds_every_row(buffer: SessionsBuffer, tmp_path: P
 
 def test_what_cannot_be_sealed_is_written_on(buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path) -> None:
     first = buffer.append(EVENTS, COLUMNS, rows(1), session="one")
-    with faults.armed("queue.before_seal", _no_room):
+    with faults.armed("queue.before_seal", no_room):
         with pytest.raises(StorageFailedError):
             buffer.seal()
         buffer.end_session("one")
@@ -224,20 +164,20 @@ def test_what_cannot_be_sealed_is_written_on(buffer: SessionsBuffer, clock: Fake
         buffer.sweep()
         second = buffer.append(EVENTS, COLUMNS, rows(2), session="one")
     assert (second.source, second.seq_first) == (first.source, 2)
-    assert not _files(tmp_path, "sealed")
+    assert not files_in(tmp_path, "sealed")
     buffer.sweep()
-    assert _ids(buffer.parcels(), buffer) == [1, 2]
+    assert ids_of(buffer.parcels(), buffer) == [1, 2]
 
 
 def test_a_rotation_that_fails_is_tried_now_and_then(make: Make, clock: FakeClock, tmp_path: Path) -> None:
     tries = []
 
-    def no_room() -> None:
+    def count_and_refuse() -> None:
         tries.append(1)
-        _no_room()
+        no_room()
 
     buffer = make(rotate_size_bytes=1)
-    with faults.armed("queue.before_seal", no_room):
+    with faults.armed("queue.before_seal", count_and_refuse):
         for number in range(5):
             buffer.append(EVENTS, COLUMNS, rows(number), session="one")
         assert len(tries) == 1
@@ -246,8 +186,8 @@ def test_a_rotation_that_fails_is_tried_now_and_then(make: Make, clock: FakeCloc
         assert len(tries) == 2
     clock.advance(11)
     buffer.append(EVENTS, COLUMNS, rows(6), session="one")
-    assert len(_files(tmp_path, "sealed")) == 1
-    assert _held(buffer) == list(range(7))
+    assert len(files_in(tmp_path, "sealed")) == 1
+    assert held_ids(buffer) == list(range(7))
 
 
 def test_no_write_is_lost_or_missed_while_segments_rotate_under_it(make: Make) -> None:
@@ -266,13 +206,13 @@ def test_no_write_is_lost_or_missed_while_segments_rotate_under_it(make: Make) -
         thread.start()
     while any(thread.is_alive() for thread in threads):
         before = set(acked)
-        held = _held(buffer)
+        held = held_ids(buffer)
         assert before <= set(held)
         assert len(held) == len(set(held))
         buffer.seal()
     assert len(set(places)) == 120
     buffer.seal()
-    assert _ids(buffer.parcels(), buffer) == list(range(120))
+    assert ids_of(buffer.parcels(), buffer) == list(range(120))
 
 
 def test_rows_are_held_once_while_their_segment_moves(buffer: SessionsBuffer) -> None:
@@ -292,7 +232,7 @@ def test_rows_are_held_once_while_their_segment_moves(buffer: SessionsBuffer) ->
     (parcel,) = buffer.parcels()
     assert parcel.id == sealed.parcel.id
     assert buffer.read(parcel).schema.names == ["id", "text"]
-    assert _held(buffer) == [1, 2, 3]
+    assert held_ids(buffer) == [1, 2, 3]
     buffer.retire(parcel)
     assert buffer.held(EVENTS) == []
     assert buffer.tables() == ()
@@ -301,21 +241,21 @@ def test_rows_are_held_once_while_their_segment_moves(buffer: SessionsBuffer) ->
 
 
 def test_an_orphan_with_a_live_wal_is_sealed_with_all_its_rows(make: Make, tmp_path: Path) -> None:
-    with _run_writer(tmp_path) as child:
+    with run_writer(tmp_path) as child:
         child.communicate()
     assert child.returncode == -9
-    assert [path.suffix for path in _files(tmp_path, "active")] == [".db", ".wal"]
+    assert [path.suffix for path in files_in(tmp_path, "active")] == [".db", ".wal"]
     buffer = make()
-    assert not _files(tmp_path, "active")
-    assert [path.suffix for path in _files(tmp_path, "sealed")] == [".db"]
-    assert _ids(buffer.parcels(), buffer) == list(range(50))
+    assert not files_in(tmp_path, "active")
+    assert [path.suffix for path in files_in(tmp_path, "sealed")] == [".db"]
+    assert ids_of(buffer.parcels(), buffer) == list(range(50))
     assert buffer.set_aside() == ()
 
 
 def test_a_damaged_orphan_is_set_aside_with_its_wal_and_nothing_is_deleted(make: Make, tmp_path: Path) -> None:
-    with _run_writer(tmp_path) as child:
+    with run_writer(tmp_path) as child:
         child.communicate()
-    path, wal = _files(tmp_path, "active")
+    path, wal = files_in(tmp_path, "active")
     path.write_bytes(b"damaged" * 1_000)
     kept = wal.read_bytes()
     buffer = make()
@@ -323,7 +263,7 @@ def test_a_damaged_orphan_is_set_aside_with_its_wal_and_nothing_is_deleted(make:
     assert lost.path.read_bytes() == b"damaged" * 1_000
     assert lost.path.with_name(wal.name).read_bytes() == kept
     assert "not a valid DuckDB database file" in lost.reason
-    assert not _files(tmp_path, "active")
+    assert not files_in(tmp_path, "active")
     assert not list((tmp_path / "leases").iterdir())
     assert buffer.append(EVENTS, COLUMNS, rows(1), session="one").rows == 1
 
@@ -332,7 +272,7 @@ def test_a_damaged_sealed_file_is_set_aside_and_holds_nothing_back(buffer: Sessi
     for session in "ab":
         buffer.append(EVENTS, COLUMNS, rows(ord(session)), session=session)
     buffer.seal()
-    damaged, _ = _files(tmp_path, "sealed")
+    damaged, _ = files_in(tmp_path, "sealed")
     damaged.write_bytes(b"damaged" * 1_000)
     assert len(buffer.held(EVENTS)) == 1
     assert len(buffer.parcels()) == 1
@@ -345,7 +285,7 @@ def test_a_file_that_was_only_being_made_is_removed(make: Make, tmp_path: Path) 
     name = "duckling_queue_0f8fad5b-d9cb-469f-a165-70867728950e_5.db"
     (tmp_path / "active" / name).touch()
     buffer.sweep()
-    assert not _files(tmp_path, "active")
+    assert not files_in(tmp_path, "active")
     assert buffer.set_aside() == ()
 
 
@@ -355,7 +295,7 @@ def test_a_live_segment_is_no_orphan_to_anybody(make: Make, tmp_path: Path) -> N
     theirs.sweep()
     mine.sweep()
     make()
-    assert not _files(tmp_path, "sealed")
+    assert not files_in(tmp_path, "sealed")
     assert mine.append(EVENTS, COLUMNS, rows(2), session="one").seq_first == 2
 
 
@@ -381,13 +321,13 @@ def test_parcels_are_one_holders_until_they_are_released(make: Make) -> None:
 
 def test_parcels_of_a_holder_that_died_go_to_the_next(make: Make, tmp_path: Path) -> None:
     buffer = make()
-    with _run_writer(tmp_path, "lease") as child:
+    with run_writer(tmp_path, "lease") as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "1\n"
         assert buffer.parcels() == []
-        assert _held(buffer) == list(range(50))
+        assert held_ids(buffer) == list(range(50))
         child.communicate()
-    assert _ids(buffer.parcels(), buffer) == list(range(50))
+    assert ids_of(buffer.parcels(), buffer) == list(range(50))
 
 
 def test_hosts_share_a_root_through_postgres(make: Make, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
@@ -395,7 +335,7 @@ def test_hosts_share_a_root_through_postgres(make: Make, postgres: EmbeddedPostg
     mine, theirs = make(leases=PostgresLeases(conninfo)), make(leases=PostgresLeases(conninfo))
     mine.append(EVENTS, COLUMNS, rows(1), session="one")
     theirs.sweep()
-    assert not _files(tmp_path, "sealed")
+    assert not files_in(tmp_path, "sealed")
     mine.seal()
     (parcel,) = mine.parcels()
     assert theirs.parcels() == []
@@ -403,7 +343,7 @@ def test_hosts_share_a_root_through_postgres(make: Make, postgres: EmbeddedPostg
     assert theirs.parcels() == [parcel]
     theirs.retire(parcel)
     mine.retire(parcel)
-    assert len(_files(tmp_path, "flushed")) == 1
+    assert len(files_in(tmp_path, "flushed")) == 1
 
 
 def test_a_lost_lease_is_taken_again_by_the_sweep(make: Make, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
@@ -411,13 +351,13 @@ def test_a_lost_lease_is_taken_again_by_the_sweep(make: Make, postgres: Embedded
     leases = PostgresLeases(conninfo)
     buffer = make(leases=leases)
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
-    (name,) = {path.name.removesuffix(".wal") for path in _files(tmp_path, "active")}
+    (name,) = {path.name.removesuffix(".wal") for path in files_in(tmp_path, "active")}
     postgres.terminate_connections(conninfo)
     buffer.sweep()
     other = PostgresLeases(conninfo)
     assert other.take(name) is None
     other.close()
-    assert not _files(tmp_path, "sealed")
+    assert not files_in(tmp_path, "sealed")
 
 
 class _NoLeases:
@@ -438,10 +378,10 @@ def test_writes_are_taken_while_the_server_of_the_leases_is_away(make: Make, tmp
     with pytest.raises(LakeUnavailableError):
         make(leases=_NoLeases()).sweep()
     buffer.seal()
-    assert len(_files(tmp_path, "sealed")) == 1
+    assert len(files_in(tmp_path, "sealed")) == 1
     with pytest.raises(LakeUnavailableError):
         buffer.parcels()
-    assert _held(buffer) == [1]
+    assert held_ids(buffer) == [1]
 
 
 def test_the_last_table_that_is_retired_moves_the_file(buffer: SessionsBuffer, tmp_path: Path) -> None:
@@ -457,15 +397,15 @@ def test_the_last_table_that_is_retired_moves_the_file(buffer: SessionsBuffer, t
     assert one.source == clicks.source
     buffer.retire(one)
     buffer.retire(one)
-    (path,) = _files(tmp_path, "sealed")
+    (path,) = files_in(tmp_path, "sealed")
     with duckdb.connect(str(path), read_only=True) as connection:
         names = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     assert {"__dq_flushed_dq_events", "dq_web.clicks"} <= names
     assert [state.table for state in buffer.tables()] == [CLICKS]
-    assert _held(buffer) == []
+    assert held_ids(buffer) == []
     buffer.retire(clicks)
-    assert not _files(tmp_path, "sealed")
-    assert [path.suffix for path in _files(tmp_path, "flushed")] == [".db"]
+    assert not files_in(tmp_path, "sealed")
+    assert [path.suffix for path in files_in(tmp_path, "flushed")] == [".db"]
     buffer.retire(one)
     buffer.retire(clicks)
     buffer.release(clicks)
@@ -479,10 +419,10 @@ def test_nobody_writes_a_file_while_tasks_read_another_part_of_it(buffer: Sessio
         task.execute(f"ATTACH '{staged[1].path}' AS file (READ_ONLY)")
         buffer.retire(one)
         assert task.execute('SELECT id FROM file."dq_web.clicks"').fetchall() == [(2,)]
-        assert _held(buffer) == []
+        assert held_ids(buffer) == []
         assert [state.table for state in buffer.tables()] == [CLICKS]
     buffer.retire(other)
-    assert len(_files(tmp_path, "flushed")) == 1
+    assert len(files_in(tmp_path, "flushed")) == 1
 
 
 def test_what_was_delivered_beside_a_failure_is_marked_at_the_release(make: Make, tmp_path: Path) -> None:
@@ -506,10 +446,10 @@ def test_versions_of_a_table_come_apart_oldest_first(buffer: SessionsBuffer, tmp
     assert len({parcel.id for parcel in parcels}) == 3
     assert [buffer.read(parcel).schema.names for parcel in parcels] == [["id"], ["id", "text"], ["id"]]
     buffer.retire(parcels[1])
-    assert _held(buffer) == [1, 2, 4]
+    assert held_ids(buffer) == [1, 2, 4]
     buffer.retire(parcels[0])
     buffer.retire(parcels[2])
-    assert len(_files(tmp_path, "flushed")) == 1
+    assert len(files_in(tmp_path, "flushed")) == 1
 
 
 def test_segments_are_handed_out_in_the_order_of_their_time(buffer: SessionsBuffer, clock: FakeClock) -> None:
@@ -529,12 +469,12 @@ def test_a_file_that_was_marked_before_a_crash_is_moved_by_the_next_look(make: M
     parcel = _one_sealed(buffer)
     with faults.armed("queue.before_flushed", crash), pytest.raises(KeyboardInterrupt):
         buffer.retire(parcel)
-    assert len(_files(tmp_path, "sealed")) == 1
+    assert len(files_in(tmp_path, "sealed")) == 1
     buffer.close()
     other = make()
     assert other.tables() == ()
     assert other.parcels() == []
-    assert len(_files(tmp_path, "flushed")) == 1
+    assert len(files_in(tmp_path, "flushed")) == 1
 
 
 def test_a_wal_that_was_left_while_a_part_was_marked_is_written_back(buffer: SessionsBuffer, tmp_path: Path) -> None:
@@ -546,35 +486,35 @@ def test_a_wal_that_was_left_while_a_part_was_marked_is_written_back(buffer: Ses
         """connection.execute("DELETE FROM dq_meta WHERE table_name = 'events'"); os.kill(os.getpid(), 9)"""
     )
     warm.run([sys.executable, "-c", code, one.path], timeout=60)
-    assert len(_files(tmp_path, "sealed")) == 2
-    assert _held(buffer) == []
+    assert len(files_in(tmp_path, "sealed")) == 2
+    assert held_ids(buffer) == []
     assert [parcel.id for parcel in buffer.parcels()] == [other.id]
-    assert len(_files(tmp_path, "sealed")) == 1
+    assert len(files_in(tmp_path, "sealed")) == 1
 
 
 def test_flushed_files_are_removed_once_they_are_old(buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path) -> None:
     buffer.retire(_one_sealed(buffer))
-    (path,) = _files(tmp_path, "flushed")
+    (path,) = files_in(tmp_path, "flushed")
     os.utime(path, (clock.now().timestamp(),) * 2)
     clock.advance(3 * 86_400 - 1)
     buffer.sweep()
-    assert _files(tmp_path, "flushed") == [path]
+    assert files_in(tmp_path, "flushed") == [path]
     clock.advance(1)
     buffer.sweep()
-    assert _files(tmp_path, "flushed") == []
+    assert files_in(tmp_path, "flushed") == []
     assert list((tmp_path / "leases").iterdir()) == []
 
 
 def test_a_file_that_stays_open_elsewhere_is_refused(buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path) -> None:
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.seal()
-    (path,) = _files(tmp_path, "sealed")
+    (path,) = files_in(tmp_path, "sealed")
     with duckdb.connect(str(path)):
         with pytest.raises(BufferHeldError):
             buffer.held(EVENTS)
         assert clock.slept_s
         assert buffer.parcels() == []
-    assert _held(buffer) == [1]
+    assert held_ids(buffer) == [1]
     assert len(buffer.parcels()) == 1
 
 
@@ -583,16 +523,16 @@ def test_closing_seals_what_holds_rows_and_leaves_nothing_active(make: Make, tmp
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.append(EVENTS, COLUMNS, rows(0, 0), session="empty")
     buffer.close()
-    assert not _files(tmp_path, "active")
+    assert not files_in(tmp_path, "active")
     other = make()
-    assert _ids(other.parcels(), other) == [1]
+    assert ids_of(other.parcels(), other) == [1]
 
 
 def test_closing_leaves_what_cannot_be_sealed_to_the_next(make: Make, tmp_path: Path) -> None:
     buffer = make()
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
-    with faults.armed("queue.before_seal", _no_room):
+    with faults.armed("queue.before_seal", no_room):
         buffer.close()
-    assert len(_files(tmp_path, "active")) == 1
+    assert len(files_in(tmp_path, "active")) == 1
     other = make()
-    assert _ids(other.parcels(), other) == [1]
+    assert ids_of(other.parcels(), other) == [1]

@@ -155,7 +155,9 @@ def test_two_processes_that_both_hold_the_lease_of_a_file_deliver_it_once(make_s
 
 
 @pytest.mark.parametrize("leases", LEASES)
-def test_a_lease_dies_with_its_holder(leases: str, make_settings: MakeSettings) -> None:
+def test_a_lease_dies_with_its_holder_and_a_forced_flush_brings_in_what_it_wrote(
+    leases: str, make_settings: MakeSettings
+) -> None:
     settings = _settings(make_settings, "sessions", leases)
     secret = settings.queue_lease_postgres
     with ExitStack() as stack:
@@ -173,9 +175,9 @@ def test_a_lease_dies_with_its_holder(leases: str, make_settings: MakeSettings) 
         acked = child.kill()
         if secret is not None:
             wait_for_locks(secret.get_secret_value().removeprefix("postgres:"))
-        queue.buffer.sweep()
-        assert segments_in(settings.queue_path, "active") == []
+        assert segments_in(settings.queue_path, "active") == active
         queue.force_flush_all()
+        assert segments_in(settings.queue_path, "active") == []
         found = ids_in(queue.lake)
         assert len(found) == len(set(found))
         assert acked <= set(found)

@@ -17,14 +17,14 @@ from adbc_driver_manager import OperationalError
 from prometheus_client.parser import text_string_to_metric_families
 
 from catchment.clock import SystemClock
-from catchment.errors import CommitUnknownError, DiskFullError
+from catchment.errors import CommitUnknownError, DiskFullError, StorageFailedError
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.queue.shared import SharedBuffer
 from catchment.queue.store import Store
 from catchment.server import running
-from catchment.settings import MIB
+from catchment.settings import MIB, Settings
 from tests.conftest import MakeSettings
-from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, new_queue
+from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, segments_in
 from tests.scenes import EVENTS
 from tests.server_scenes import ServerProcess, serving
 
@@ -73,6 +73,18 @@ class Writer:
                 return error
 
 
+def _fresh(queue: DqCoordinator) -> set[int]:
+    """The ids that a fresh read sees, each once."""
+    with queue.fresh(EVENTS) as fresh:
+        found = fresh.rows()["id"].to_pylist()
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def _names(settings: Settings, *folders: str) -> list[str]:
+    return [path.name for path in segments_in(settings.queue_path, *folders)]
+
+
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_once_there_is_room_the_very_next_write_goes_through_and_every_acknowledged_row_is_there(
@@ -86,18 +98,69 @@ def test_once_there_is_room_the_very_next_write_goes_through_and_every_acknowled
             writer.fill()
             with pytest.raises(DiskFullError, match="cannot take writes: No space is left on the device"):
                 queue.require_writable()
-            if layout == "shared":
-                # What is buffered can still be asked for.
-                assert sum(each.state.rows for each in queue.status().tables) == len(writer.acked)
+            # What is buffered can still be asked for.
+            assert sum(each.state.rows for each in queue.status().tables) == len(writer.acked)
+            assert writer.acked <= _fresh(queue) <= writer.acked | writer.unknown
+        assert writer.acked <= _fresh(queue) <= writer.acked | writer.unknown
         writer.write()
         queue.require_writable()
-        # A session's file that was given up belongs to whoever sweeps next.
-        queue.buffer.sweep()
         queue.force_flush_all()
         found = ids_in(queue.lake)
         assert len(found) == len(set(found))
         assert writer.acked <= set(found) <= writer.acked | writer.unknown
         assert_drained(queue)
+
+
+def test_a_session_goes_on_in_its_file_while_the_disk_is_full_and_after_it(make_settings: MakeSettings) -> None:
+    settings = make_settings("sqlite", queue_layout="sessions")
+    with new_queue(settings) as queue:
+        writer = Writer(queue, rows=LARGE)
+        writer.write()
+        file, *_ = segments_in(settings.queue_path, "active")
+        with no_file_beyond(2 * MIB):
+            told = [writer.fill() for _ in range(4)]
+            # The file says that none of the rows was kept, and no try left another file.
+            assert {type(each) for each in told} == {DiskFullError}
+            assert {each.removesuffix(".wal") for each in _names(settings, "active")} == {file.name}
+            with pytest.raises(StorageFailedError, match="1 segments cannot be sealed now"):
+                queue.force_flush_all()
+            assert _fresh(queue) == writer.acked
+        writer.write()
+        assert {each.removesuffix(".wal") for each in _names(settings, "active")} == {file.name}
+        queue.force_flush_all()
+        assert _names(settings, "active", "sealed") == []
+        assert set(ids_in(queue.lake)) == writer.acked
+        assert_drained(queue)
+
+
+def test_a_session_whose_first_file_finds_no_room_leaves_none_and_gets_one_later(make_settings: MakeSettings) -> None:
+    settings = make_settings("sqlite", queue_layout="sessions")
+    with new_queue(settings) as queue:
+        writer = Writer(queue, rows=SMALL)
+        # The lake is on the same disk, and is asked before the limit.
+        queue.columns(EVENTS)
+        with no_file_beyond(64):
+            assert {type(writer.fill()) for _ in range(3)} == {DiskFullError}
+            assert _names(settings, "active", "leases") == []
+        writer.write()
+        assert _fresh(queue) == writer.acked
+        queue.force_flush_all()
+        assert set(ids_in(queue.lake)) == writer.acked
+
+
+def test_a_session_that_ends_on_a_full_disk_is_sealed_by_a_sweep_once_there_is_room(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings("sqlite", queue_layout="sessions")
+    with new_queue(settings) as queue:
+        writer = Writer(queue, rows=LARGE)
+        with no_file_beyond(2 * MIB):
+            writer.fill()
+            queue.end_session("default")
+            assert _fresh(queue) == writer.acked
+        queue.buffer.sweep()
+        assert _names(settings, "active") == []
+        assert _fresh(queue) == writer.acked
 
 
 def test_every_write_to_a_full_disk_is_told_that_nothing_was_kept_or_that_this_is_not_known(

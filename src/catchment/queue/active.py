@@ -5,8 +5,8 @@ Orphans are active segments too, of a process that died; they are sealed here li
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,14 +18,14 @@ from catchment.clock import Clock
 from catchment.errors import (
     BufferDamagedError,
     BufferHeldError,
-    CommitUnknownError,
+    CatchmentError,
     LakeUnavailableError,
     StorageFailedError,
 )
 from catchment.ids import TableId
 from catchment.lake.types import Column
 from catchment.meters import Meters
-from catchment.queue import aside
+from catchment.queue import aside, failure
 from catchment.queue.group import GroupCommit
 from catchment.queue.layout import Layout, Part, SegmentName, State, parts_of, wal_of
 from catchment.queue.lease import Lease, Leases
@@ -46,6 +46,8 @@ class Segment:
         # None while the server of the leases is away. Meanwhile DuckDB's own lock keeps other processes from the file.
         self.lease = lease
         self.seal_again_at: datetime | None = None
+        # DuckDB does nothing more with the file until it is opened again; what the store knows of its rows still holds.
+        self.is_given_up = False
 
     def parts(self, table: TableId | None = None) -> list[Part]:
         if table is not None:
@@ -89,6 +91,8 @@ class ActiveSegments:
         # never be one of ours, for DuckDB would open it a second time in the same process.
         self._own: set[SegmentName] = set()
         self._mutex = threading.Lock()
+        # One thread adopts at a time: a flush that is forced during a sweep must find sealed what the sweep adopts.
+        self._adopting = threading.Lock()
 
     def create(self, session: str) -> Segment:
         name = SegmentName.new(self._clock)
@@ -98,6 +102,10 @@ class ActiveSegments:
         try:
             return Segment(name, self.open(self._layout.path(State.ACTIVE, name), session), lease)
         except BaseException:
+            # No row was acknowledged in it, and a full disk must not get one more empty file with every try.
+            with suppress(StorageFailedError):
+                self._layout.remove(name, State.ACTIVE)
+                self._leases.forget(str(name))
             self._disown(name, lease)
             raise
 
@@ -138,7 +146,7 @@ class ActiveSegments:
         return True
 
     def discard(self, segment: Segment) -> None:
-        """Delete a segment that never got a row."""
+        """Delete a segment that holds no row."""
         segment.store.close()
         self._layout.remove(segment.name, State.ACTIVE)
         self._leases.forget(str(segment.name))
@@ -150,19 +158,29 @@ class ActiveSegments:
             segment.store.close()
         self._disown(segment.name, segment.lease)
 
-    def adopt_orphans(self) -> None:
-        """Seal what nobody owns any more."""
-        listed = self._layout.names(State.ACTIVE)
-        # Looked up after the listing: whatever of ours was listed is in here, or has moved.
-        with self._mutex:
-            own = set(self._own)
-        for name in listed:
-            lease = None if name in own else self._leases.take(str(name))
-            if lease is not None:
-                try:
-                    self._adopt(name)
-                finally:
-                    lease.release()
+    def adopt_orphans(self) -> list[SegmentName]:
+        """Seal what nobody owns any more; return what cannot be sealed now, which the next call tries again."""
+        with self._adopting:
+            listed = self._layout.names(State.ACTIVE)
+            # Looked up after the listing: whatever of ours was listed is in here, or has moved.
+            with self._mutex:
+                own = set(self._own)
+            return [name for name in listed if name not in own and not self._try_to_adopt(name)]
+
+    def _try_to_adopt(self, name: SegmentName) -> bool:
+        """Seal the orphan; False if its disk refuses. One whose lease another process has is not an orphan."""
+        lease = self._leases.take(str(name))
+        if lease is None:
+            return True
+        try:
+            self._adopt(name)
+        except (StorageFailedError, BufferDamagedError) as error:
+            # The others must not wait for it.
+            events.emit("segment_not_sealed", level=logging.WARNING, segment=str(name), reason=error.message)
+            return False
+        finally:
+            lease.release()
+        return True
 
     def _adopt(self, name: SegmentName) -> None:
         path = self._layout.path(State.ACTIVE, name)
@@ -194,19 +212,42 @@ class ActiveSegments:
             self._layout.advance(name, State.ACTIVE)
             events.emit("segment_adopted", segment=str(name))
 
-    def _reopen(self, segment: Segment, reason: str) -> bool:
-        """Let the session go on after a seal that failed; False where the file cannot even be opened."""
-        events.emit("segment_not_sealed", level=logging.WARNING, segment=str(segment.name), reason=reason)
+    def open_again(self, segment: Segment) -> bool:
+        """Open a file again that DuckDB gave up, with all rows that were acknowledged in it.
+
+        False if it is damaged or another process has it: then it is an orphan, which the sweeps take care of.
+        StorageFailedError if the disk refuses; the next call tries again.
+        """
         with suppress(StorageFailedError, BufferDamagedError):
             segment.store.close()
         try:
+            if not self._still_has(segment):
+                raise BufferHeldError(f"{segment.name} belongs to another process.")
             segment.store = self.open(self._layout.path(State.ACTIVE, segment.name))
-        except (StorageFailedError, BufferDamagedError, BufferHeldError):
-            # The session's next file takes its rows, and this one is an orphan, which the sweeps take care of.
+        except (BufferDamagedError, BufferHeldError) as error:
+            events.emit("segment_given_up", level=logging.ERROR, segment=str(segment.name), reason=error.message)
             self._disown(segment.name, segment.lease)
             return False
-        segment.seal_again_at = self._clock.now() + _SEAL_AGAIN_AFTER
+        segment.is_given_up = False
         return True
+
+    def _still_has(self, segment: Segment) -> bool:
+        """Whether the file is still this process's: while it is closed, only the lease keeps others from it."""
+        if segment.lease is None or not segment.lease.is_held():
+            segment.lease = self.lease(segment.name)
+        # One whose lease was lost for a moment may have been sealed by another process; opening would make a new file.
+        return segment.lease is not None and self._layout.holds(State.ACTIVE, segment.name)
+
+    def _reopen(self, segment: Segment, reason: str) -> bool:
+        """Have the session go on after a seal that failed; False if the file is not its any more."""
+        events.emit("segment_not_sealed", level=logging.WARNING, segment=str(segment.name), reason=reason)
+        segment.seal_again_at = self._clock.now() + _SEAL_AGAIN_AFTER
+        segment.is_given_up = True
+        try:
+            return self.open_again(segment)
+        except StorageFailedError:
+            # Whoever uses it next opens it.
+            return True
 
     def _disown(self, name: SegmentName, lease: Lease | None) -> None:
         if lease is not None:
@@ -259,13 +300,14 @@ class Writer:
         found: dict[SegmentName, list[tuple[Part, pa.Table]]] = {}
 
         def look() -> None:
-            segment = self._segment
+            segment = self._opened()
             log = segment.store.log(table) if segment else None
             if segment is not None and log is not None:
-                found[segment.name] = [
-                    (part, segment.store.read(version, first, last).read_all())
-                    for part, (version, first, last) in zip(parts_of(log), log.ranges(), strict=True)
-                ]
+                with _noticing(segment):
+                    found[segment.name] = [
+                        (part, segment.store.read(version, first, last).read_all())
+                        for part, (version, first, last) in zip(parts_of(log), log.ranges(), strict=True)
+                    ]
 
         self._group.exclusively(look)
         return found
@@ -287,7 +329,11 @@ class Writer:
         """Seal the segment, or remove it where it is empty, and take no more writes; False where that failed."""
 
         def finish() -> None:
-            segment = self._segment
+            try:
+                # Only an open one can tell whether it holds rows: a commit that failed may have kept some.
+                segment = self._opened()
+            except StorageFailedError:
+                return
             if segment is not None and segment.holds_rows():
                 self._seal(segment)
             elif segment is not None:
@@ -327,20 +373,53 @@ class Writer:
         self._group.exclusively(leave)
 
     def _seal(self, segment: Segment) -> None:
-        if self._segments.seal(segment):
+        with suppress(StorageFailedError):
+            if self._opened() is segment and self._segments.seal(segment):
+                self._segment = None
+
+    def _opened(self) -> Segment | None:
+        """The segment, opened again if DuckDB gave it up; None if there is none, or none any more."""
+        segment = self._segment
+        if segment is not None and segment.is_given_up and not self._segments.open_again(segment):
             self._segment = None
+        return self._segment
 
     def _commit(self, writes: Sequence[Write]) -> list[Place | None]:
         if self._over:
             return [None] * len(writes)
-        if self._segment is None:
-            self._segment = self._segments.create(self._session)
-        segment = self._segment
+        segment = self._opened()
+        if segment is None:
+            segment = self._segment = self._segments.create(self._session)
+        store = segment.store
         try:
-            ranges = segment.store.write(writes, self._clock.now())
-        except (BufferDamagedError, CommitUnknownError):
-            # DuckDB gives up a file whose disk failed it. A sweep seals what it has; the next write gets a new one.
-            self._segments.abandon(segment)
-            self._segment = None
+            with _noticing(segment):
+                ranges = store.write(writes, self._clock.now())
+        except CatchmentError as error:
+            if segment.is_given_up and self._has_none(writes, store):
+                raise failure.refusal(store.path.parent, error) from error
             raise
         return [Place(source=segment.name.uuid, seq_first=first, seq_last=last) for first, last in ranges]
+
+    def _has_none(self, writes: Sequence[Write], store: Store) -> bool:
+        """Whether the file, opened again, has none of the rows; if it cannot be opened now, that is not known."""
+        with suppress(StorageFailedError):
+            segment = self._opened()
+            return segment is not None and all(
+                _seq_last(segment.store, write.table) == _seq_last(store, write.table) for write in writes
+            )
+        return False
+
+
+def _seq_last(store: Store, table: TableId) -> int:
+    log = store.log(table)
+    return log.seq_last if log else 0
+
+
+@contextmanager
+def _noticing(segment: Segment) -> Iterator[None]:
+    """See whether DuckDB gives up the segment's file, as it does when its disk fails it."""
+    try:
+        yield
+    except CatchmentError as error:
+        segment.is_given_up = segment.is_given_up or failure.is_given_up(error)
+        raise

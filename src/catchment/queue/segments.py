@@ -141,9 +141,11 @@ class SessionsBuffer:
         return _state(table, active, sealed) if known else None
 
     def seal(self) -> None:
-        failed = [writer for writer in self._current_writers() if not writer.rotate(Segment.holds_rows)]
+        failed = sum(not writer.rotate(Segment.holds_rows) for writer in self._current_writers())
+        # What processes left that died is acknowledged too, and so is what a session of ours could not keep.
+        failed += len(self._segments.adopt_orphans())
         if failed:
-            raise StorageFailedError(f"{len(failed)} segments cannot be sealed; their sessions go on writing them.")
+            raise StorageFailedError(f"{failed} segments cannot be sealed now; no row of them is lost.")
 
     def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
         found: list[Parcel] = []
