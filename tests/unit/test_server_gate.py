@@ -7,8 +7,9 @@ import pytest
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
 from catchment.server import tokens
-from catchment.server.gate import Kind, Verdict, judge, parse, require_harmless_path
+from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
 from catchment.server.model import Principal, Role
+from catchment.server.syntax import parse
 
 
 def judged(text: str, role: Role = Role.ADMIN) -> Verdict:

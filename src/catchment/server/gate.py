@@ -3,14 +3,10 @@
 The wall is DuckDB's own: the instance that clients share may open files in the lake's data folder and nowhere else, and
 its settings are locked. The gate closes what that leaves open: extensions that open files by themselves, the lake's
 metadata, raw files in the data folder, and functions that name a file, a query or an address in memory. It lets
-through what it knows and refuses the rest, by DuckDB's own scanner and parser where these tell, by sqlglot's where
-DuckDB shows nothing of its parse.
+through what it knows and refuses the rest. What a statement names is found as `syntax` says.
 """
 
-import json
-import logging
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -18,18 +14,15 @@ from itertools import pairwise
 from typing import Any
 
 import duckdb
-import sqlglot
 from duckdb import StatementType
-from sqlglot import TokenType, exp
+from sqlglot import exp
 
-from catchment.errors import InputError, NotAllowedError, NotSupportedError
+from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.lake import extensions
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server.model import Principal, Role
-from catchment.server.tokens import Token, calls, read
-
-# It would tell the log of every statement that it cannot parse, and quote it.
-logging.getLogger("sqlglot").setLevel(logging.ERROR)
+from catchment.server.syntax import explained, function_name, nodes, parse, query_tree, refuse_texts_as_tables
+from catchment.server.tokens import Token, calls
 
 _TABLE_FUNCTIONS = frozenset(
     {
@@ -51,8 +44,6 @@ _DUCKLAKE = "ducklake_"
 _BEFORE_TARGETS = frozenset({"into", "table", "exists"})
 _OWN_DATABASE = "memory"
 _PATH = re.compile(r"[/\\*?\[:]|\.(parquet|csv|tsv|json|jsonl|ndjson|db|duckdb|sqlite|arrow|txt|gz|zst|xlsx)$", re.I)
-# What DuckDB reads as a file wherever a table could stand.
-_FILE = re.compile(rb"\.(parquet|csv|tsv|json|jsonl|ndjson|db|duckdb|ddb|sqlite|arrow|txt|xlsx)\b", re.I)
 _CREATABLE = frozenset({"table", "view", "schema"})
 _CREATE_HOW = frozenset({"or", "replace", "temp", "temporary", "local", "global", "recursive", "persistent"})
 _VERDICTS_MAX = 2_000
@@ -60,18 +51,6 @@ _VERDICTS_MAX = 2_000
 _REMEMBERED_LETTERS_MAX = 2_000
 _SET_PATH = re.compile(r"SET\s+(schema|search_path)\s*(=|\sTO\s)\s*('[^']*'|[\w.]+)", re.I)
 _SET_VARIABLE = ["set", "variable"]
-_BEFORE_TABLES = frozenset(
-    {
-        *("from", "join", "into", "update", "using", "lateral", "table", "only"),
-        *("describe", "desc", "show", "summarize", "pivot", "pivot_wider", "unpivot", "pivot_longer"),
-    }
-)
-_QUOTED_KINDS = frozenset(
-    {
-        *(TokenType.STRING, TokenType.RAW_STRING, TokenType.HEREDOC_STRING, TokenType.NATIONAL_STRING),
-        *(TokenType.UNICODE_STRING, TokenType.BYTE_STRING, TokenType.HEX_STRING, TokenType.BIT_STRING),
-    }
-)
 # Words without which no table but the target is named.
 _NAMES_TABLES = frozenset(
     {"select", "from", "table", "with", "join", "using", "pivot", "unpivot", "describe", "show", "summarize", "desc"}
@@ -153,10 +132,10 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Verdict
     if names_only_its_target(kind, tokens):
         _refuse_table(_target(tokens))
     else:
-        if kind != StatementType.SELECT:
-            _refuse_files(text.encode(), tokens)
+        if kind not in (StatementType.SELECT, StatementType.EXPLAIN):
+            refuse_texts_as_tables(text, tokens)
             _refuse_calls(tokens, _short_functions())
-        tables, functions = _relations(kind, text)
+        tables, functions = _relations(kind, text, tokens)
         for table in tables:
             _refuse_table(table)
         for function in functions:
@@ -190,19 +169,12 @@ def _require_creatable(tokens: tuple[Token, ...]) -> None:
 def _target(tokens: tuple[Token, ...]) -> tuple[str, ...]:
     """The name that an INSERT goes to, in its parts."""
     at = next((i for i, token in enumerate(tokens) if token.text == "into"), len(tokens)) + 1
+    if not any(token.is_name for token in tokens[at : at + 1]):
+        raise NotAllowedError("The target of the INSERT is not a name.")
     end = at + 1
     while end + 1 < len(tokens) and tokens[end].text == ".":
         end += 2
     return tuple(token.text for token in tokens[at:end:2])
-
-
-def _refuse_files(source: bytes, tokens: tuple[Token, ...]) -> None:
-    """No text that names a file stands where only a table can: sqlglot does not see all of these."""
-    ends = [*(token.start for token in tokens[1:]), len(source)]
-    for last, token, end in zip(tokens, tokens[1:], ends[1:], strict=False):
-        is_text = last.is_name and last.text in _BEFORE_TABLES and (token.is_string or token.is_quoted)
-        if is_text and _FILE.search(source[token.start : end]):
-            raise NotAllowedError("Clients read tables, and no files.")
 
 
 def _refuse_names(tokens: tuple[Token, ...]) -> None:
@@ -282,24 +254,17 @@ def _refuse_table(parts: tuple[str, ...]) -> None:
         raise NotAllowedError(f"{name} is not for clients of a server.")
 
 
-def _relations(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], list[str]]:
+def _relations(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> tuple[list[tuple[str, ...]], list[str]]:
     """The tables and table functions that the statement names."""
-    if kind == StatementType.SELECT:
-        tree = duckdb_tree(text)
-        if tree is not None:
-            return _in_duckdb_tree(tree)
-    return _in_sqlglot_tree(kind, text)
-
-
-def duckdb_tree(text: str) -> Any:
-    """The query as DuckDB reads it, in JSON; None where it does not say."""
-    with extensions.scratch() as parser:
-        row = parser.execute("SELECT json_serialize_sql(?)", [text]).fetchone()
-    try:
-        tree = json.loads(row[0]) if row else {"error": True}
-    except RecursionError:
-        raise InputError("The statement is nested too deeply.") from None
-    return None if tree["error"] else tree
+    if kind not in (StatementType.SELECT, StatementType.EXPLAIN):
+        return _in_sqlglot_tree(text)
+    tree = query_tree(explained(text), tokens)
+    if tree is not None:
+        return _in_duckdb_tree(tree)
+    if kind == StatementType.EXPLAIN:
+        # EXPLAIN ANALYZE runs what it explains.
+        raise NotAllowedError("EXPLAIN is for queries.")
+    raise NotSupportedError("The query is of a form that the server cannot check.", hint="PIVOT … ON … IN (…)")
 
 
 def _in_duckdb_tree(tree: Any) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -317,25 +282,10 @@ def _in_duckdb_tree(tree: Any) -> tuple[list[tuple[str, ...]], list[str]]:
     return tables, functions
 
 
-def nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a tree of JSON."""
-    waiting = [tree]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield each
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
-
-
-def _in_sqlglot_tree(kind: StatementType, text: str) -> tuple[list[tuple[str, ...]], list[str]]:
+def _in_sqlglot_tree(text: str) -> tuple[list[tuple[str, ...]], list[str]]:
     tables: list[tuple[str, ...]] = []
     functions: list[str] = []
     for tree in parse(text):
-        if kind == StatementType.EXPLAIN and not isinstance(tree, exp.Query):
-            # EXPLAIN ANALYZE runs what it explains.
-            raise NotAllowedError("EXPLAIN is for queries.")
         for node in tree.walk():
             if isinstance(node, exp.Table):
                 if isinstance(node.this, exp.Func):
@@ -345,53 +295,3 @@ def _in_sqlglot_tree(kind: StatementType, text: str) -> tuple[list[tuple[str, ..
             elif isinstance(node, exp.Lateral):
                 functions.extend(function_name(each) for each in node.this.find_all(exp.Func, bfs=False))
     return tables, functions
-
-
-def function_name(function: exp.Func) -> str:
-    """The name that a function is called by."""
-    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).casefold()
-
-
-def parse(text: str) -> list[exp.Expr]:
-    """The statement as sqlglot reads it; InputError where it reads nothing in it."""
-    body = explained(text)
-    dialect = sqlglot.Dialect.get_or_raise("duckdb")
-    try:
-        words = dialect.tokenize(body)
-        _require_agreement(body, words)
-        trees = [tree for tree in dialect.parser().parse(words, body) if tree is not None]
-    except (sqlglot.ParseError, sqlglot.errors.TokenError, RecursionError) as error:
-        first = str(error).partition("\n")[0]
-        raise InputError(f"The statement cannot be understood: {first}") from None
-    if not trees or any(isinstance(tree, exp.Command) for tree in trees):
-        raise NotAllowedError("The statement is of a kind that clients of a server cannot use.")
-    return trees
-
-
-def _require_agreement(text: str, words: list[sqlglot.Token]) -> None:
-    """See that sqlglot's scanner sees the words and texts that DuckDB's does, each where it begins."""
-    source = text.encode()
-    places = range(len(source) + 1) if text.isascii() else _places(text)
-    seen = bytearray(len(text) + 1)
-    for word in words:
-        seen[word.start : word.end + 1] = b"\1" * (word.end + 1 - word.start)
-    quoted = {word.start for word in words if word.token_type in _QUOTED_KINDS or text[word.start] == '"'}
-    tokens = read(source)
-    if quoted != {places[t.start] for t in tokens if t.is_string or t.is_quoted} or any(
-        not seen[places[t.start]] for t in tokens if t.is_name
-    ):
-        raise InputError("The statement cannot be understood: its texts and comments are not clear.")
-
-
-def _places(text: str) -> list[int]:
-    """For each byte, the letter that it belongs to."""
-    return [at for at, letter in enumerate(f"{text} ") for _ in letter.encode()]
-
-
-_EXPLAIN: Callable[[str], re.Match[str] | None] = re.compile(r"\s*EXPLAIN(\s+ANALYZE)?\s", re.I).match
-
-
-def explained(text: str) -> str:
-    """What an EXPLAIN is about, where it stands: sqlglot does not look into it."""
-    found = _EXPLAIN(text)
-    return " " * found.end() + text[found.end() :] if found else text

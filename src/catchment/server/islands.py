@@ -22,7 +22,8 @@ from catchment import sql
 from catchment.errors import CatchmentError, NotAllowedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import extensions
-from catchment.server.gate import duckdb_tree, explained, function_name, names_only_its_target, nodes, parse
+from catchment.server.gate import names_only_its_target
+from catchment.server.syntax import explained, function_name, nodes, parse, query_tree
 from catchment.server.tokens import Token
 from catchment.tenants.model import TenantId
 
@@ -163,7 +164,7 @@ def _remembered(island: Island, kind: StatementType, text: str, tokens: tuple[To
 def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: str | None) -> None:
     if kind == StatementType.TRANSACTION:
         return
-    tree = duckdb_tree(explained(text)) if kind in (StatementType.SELECT, StatementType.EXPLAIN) else None
+    tree = query_tree(explained(text), tokens) if kind in (StatementType.SELECT, StatementType.EXPLAIN) else None
     if tree is not None:
         _examine_tree(island, tree, fresh)
         return

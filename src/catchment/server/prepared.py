@@ -13,12 +13,13 @@ from catchment.errors import CatchmentError, StateError
 from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.server import queuetables
-from catchment.server.gate import Kind, nodes
+from catchment.server.gate import Kind
 from catchment.server.links import Link, Parameters, by_place_or_name
 from catchment.server.model import Call, Outcome
 from catchment.server.peers import Facts
 from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Plain, Step
 from catchment.server.statements import Statements
+from catchment.server.syntax import nodes
 
 if TYPE_CHECKING:
     from catchment.server.sessions import Session

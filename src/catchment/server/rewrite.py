@@ -16,7 +16,7 @@ from catchment import sql
 from catchment.errors import InputError, NotSupportedError
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.server import tokens as scanner
-from catchment.server.gate import parse
+from catchment.server.syntax import parse
 from catchment.server.tokens import Token
 
 QUEUE = "duckling_queue"
