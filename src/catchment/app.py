@@ -84,7 +84,7 @@ class App:
 
     @property
     def existing_lake(self) -> Lake:
-        """The lake, opened; LakeMissingError where there is none."""
+        """The lake, opened for reading; LakeMissingError if there is none. `Lake.open` prepares it for writing."""
         return self._open(create=False)
 
     def _open(self, *, create: bool) -> Lake:
@@ -222,7 +222,10 @@ class App:
 
     def maintain(self, *, dry_run: bool) -> UpkeepReport:
         """Run the lake's upkeep."""
-        return maintain(self.existing_lake, Ages.from_settings(self.settings), dry_run=dry_run)
+        lake = self.existing_lake
+        if not dry_run:
+            lake.open()
+        return maintain(lake, Ages.from_settings(self.settings), dry_run=dry_run)
 
 
 class ShardBackfill:

@@ -99,7 +99,8 @@ def _lake(settings: Settings) -> str:
     lake = Lake.from_settings(settings)
     try:
         lake.open(create=False)
-        return f"{counted(len(lake.tables()), 'table')} at {lake.address.catalog}"
+        found = f"{counted(len(lake.tables()), 'table')} at {lake.address.catalog}"
+        return found if lake.has_ledger else f"{found}; no ledger yet: the first command that writes adds one"
     except LakeMissingError:
         places = [] if isinstance(catalog, PostgresCatalog) else [catalog.path.parent]
         _require_writable(*places, files.local_path(settings.data_path))

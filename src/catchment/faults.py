@@ -42,6 +42,7 @@ POINTS: dict[str, str] = {
     "legacy.before_prepare": "the import is noted; the legacy tree lies where it was written",
     "legacy.between_moves": "a part of a tree has moved, between two file systems or into a folder that exists",
     "legacy.after_move": "the legacy tree has moved into migrating/; the journal does not say so",
+    "legacy.after_tables": "the lake has the import's empty tables; the journal does not say so",
     "legacy.before_finalize": "every leaf is in the lake and in the backup; the rest is still in migrating/",
     "legacy.after_finalize": "the backup is whole and migrating/ is empty; the journal does not say so",
     "legacy.after_drop": "an undo has dropped the tables; the tree is still in the backup",

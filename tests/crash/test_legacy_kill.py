@@ -19,7 +19,7 @@ from tests.legacy_scenes import LOG, Scene, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
 
 # The points that an import comes to. `retire.between_inputs` is of sources whose units are files: a leaf is one rename.
-PREPARE = ("legacy.before_prepare", "legacy.after_move")
+PREPARE = ("legacy.before_prepare", "legacy.after_move", "legacy.after_tables")
 DELIVER = tuple(point for point in faults.POINTS if point.startswith("deliver."))
 RETIRE = ("retire.before_unit", "retire.after_unit")
 FINALIZE = ("legacy.before_finalize", "legacy.between_moves", "legacy.after_finalize")
@@ -120,6 +120,14 @@ def test_an_import_killed_after_its_marker_has_moved_leaves_nothing_behind(scene
     assert not (scene.place.migrating / scene.place.marker).exists()
     assert scene.job().run().ok
     assert_imported(scene)
+
+
+def test_an_import_killed_right_after_it_made_its_tables_can_be_undone(scene: Scene) -> None:
+    _kill(scene, "run", "legacy.after_tables")
+    assert len(scene.lake.tables()) == len(TABLES)
+    assert len(scene.job().undo()) == len(TABLES)
+    assert not scene.lake.tables()
+    assert snapshot_tree(scene.home.data) == scene.before
 
 
 @pytest.mark.parametrize("point", UNDO)

@@ -80,9 +80,9 @@ def test_an_undo_that_was_begun_is_the_phase_wherever_the_database_is(place: Pla
 
 def test_the_journal_keeps_what_it_was_told_until_it_is_forgotten(place: Place) -> None:
     assert place.journal() == Journal()
-    place.note(tables_made=["main.a"], preparing=True)
+    place.note(tables_made={"main.a": "uuid"}, preparing=True)
     place.note(quarantined={"leaf": ["x.parquet"]}, preparing=False)
-    assert place.journal() == Journal(tables_made=["main.a"], quarantined={"leaf": ["x.parquet"]})
+    assert place.journal() == Journal(tables_made={"main.a": "uuid"}, quarantined={"leaf": ["x.parquet"]})
     place.forget()
     assert place.journal() == Journal()
     place.forget()

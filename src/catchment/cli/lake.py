@@ -52,7 +52,8 @@ def deliver(
                 return
             found = target.make_table(run.app.lake, change)
         source = ParquetFiles(files, found.id, retirement=retire)
-        deliverer = run.app.deliverer()
+        # Preparing a lake that another program made would be a change.
+        deliverer = run.app.planner() if dry_run else run.app.deliverer()
         plan = deliverer.plan(source, mode)
         if dry_run:
             run.out.value(_plan_facts(plan), plan.explain())

@@ -123,7 +123,11 @@ def open_connection(
     threads: int | None = None,
     create: bool = True,
 ) -> duckdb.DuckDBPyConnection:
-    """A new DuckDB instance with the lake attached and `settings` in force; `create` makes one where there is none."""
+    """A new DuckDB instance with the lake attached and `settings` in force.
+
+    `create` makes a lake if there is none, and prepares a SQLite catalog for several processes. Without it, attaching
+    changes nothing.
+    """
     if any(letter in address.data_path for letter in "*?["):
         raise SettingsError(
             f"The data path {address.data_path} would be read as a pattern.", hint="Choose another name."
@@ -142,16 +146,26 @@ def open_connection(
             assert_never(unreachable)
     for name, value in settings.items():
         connection.execute(f"SET {name} = {sql.literal(value)}")
-    retry(lambda: _attach(connection, address, create=create), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
+    more: dict[str, sql.Value] = {"CREATE_IF_NOT_EXISTS": create}
+    if create and isinstance(address.catalog, SqliteCatalog):
+        # Kept in the file: whoever attaches it later has it too.
+        more["META_JOURNAL_MODE"] = "WAL"
+    retry(lambda: _attach(connection, address, more), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
     return connection
 
 
-def _attach(connection: duckdb.DuckDBPyConnection, address: LakeAddress, *, create: bool) -> None:
+def _attach(connection: duckdb.DuckDBPyConnection, address: LakeAddress, more: Mapping[str, sql.Value]) -> None:
     target, options = _target(address.catalog)
-    options["DATA_PATH"] = address.data_path.rstrip("/") + "/"
-    options["CREATE_IF_NOT_EXISTS"] = create
+    options |= {"DATA_PATH": address.data_path.rstrip("/") + "/", **more}
+    attach = f"ATTACH {sql.literal(target)} AS {sql.identifier(address.name)}"
     try:
-        connection.execute(f"ATTACH {sql.literal(target)} AS {sql.identifier(address.name)} {sql.options(options)}")
+        try:
+            connection.execute(f"{attach} {sql.options(options)}")
+        except duckdb.Error as error:
+            if not _is_other_spelling(str(error), address.data_path):
+                raise
+            # For this session only; the catalog keeps the path as it was written.
+            connection.execute(f"{attach} {sql.options({**options, 'OVERRIDE_DATA_PATH': True})}")
     except duckdb.Error as error:
         raise _attach_error(error, address) from None
 
@@ -161,17 +175,37 @@ def _target(catalog: Catalog) -> tuple[str, dict[str, sql.Value]]:
         case DuckDbCatalog(path=path):
             return f"ducklake:{path}", {}
         case SqliteCatalog(path=path):
-            return f"ducklake:sqlite:{path}", {"META_JOURNAL_MODE": "WAL", "META_BUSY_TIMEOUT": _SQLITE_BUSY_TIMEOUT_MS}
+            return f"ducklake:sqlite:{path}", {"META_BUSY_TIMEOUT": _SQLITE_BUSY_TIMEOUT_MS}
         case PostgresCatalog(conninfo=conninfo):
             return f"ducklake:postgres:{conninfo}", {}
         case _ as unreachable:
             assert_never(unreachable)
 
 
+def _kept_path(text: str) -> str | None:
+    """The data path that the catalog keeps, from DuckLake's complaint that another one is given."""
+    found = re.search(r'existing data path in the catalog "([^"]*)"', text)
+    return found[1] if found else None
+
+
+def _is_other_spelling(text: str, data_path: str) -> bool:
+    """Whether DuckLake complains about a folder that is the same one.
+
+    Another program may have written it relative to the folder that it ran in, or through a link.
+    """
+    kept = _kept_path(text)
+    if not kept or "://" in kept:
+        return False
+    parts = Path(kept).parts
+    if Path(kept).is_absolute():
+        return files.real_path(kept) == files.real_path(data_path)
+    return bool(parts) and Path(data_path).parts[-len(parts) :] == parts
+
+
 def _elsewhere(text: str, address: LakeAddress) -> SettingsError:
     # DuckDB's own text goes on with an option of ATTACH, which nobody can give here.
-    kept = re.search(r'existing data path in the catalog "([^"]*)"', text)
-    where = f"in {kept[1]}" if kept else "elsewhere"
+    kept = _kept_path(text)
+    where = f"in {kept}" if kept else "elsewhere"
     return SettingsError(
         f"The lake at {address.catalog} keeps its data {where}, not in {address.data_path}.",
         hint="Set CATCHMENT_LAKE_DATA_PATH to the folder that the lake was made with.",

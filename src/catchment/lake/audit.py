@@ -54,16 +54,15 @@ class AuditReport:
 
 
 def audit(
-    connection: duckdb.DuckDBPyConnection, lake_name: str, producer: ProducerId | None = None, *, data_path: str
+    connection: duckdb.DuckDBPyConnection, ledger: Ledger, producer: ProducerId | None = None, *, data_path: str
 ) -> AuditReport:
     """Audit one producer, or all, in the transaction that the connection is in: one snapshot of the lake."""
-    ledger = Ledger(connection, lake_name)
     claims = [claim for claim in ledger.producers() if producer in (None, claim.producer)]
     if producer is not None and not claims:
         raise InputError(f"The ledger has no producer {producer}.", hint="Without --producer all are listed.")
     # Rows are compared per snapshot, which several producers may share in a table: read all deliveries.
     deliveries = ledger.deliveries()
-    findings, notes = _audit_tables(connection, lake_name, deliveries, data_path=data_path)
+    findings, notes = _audit_tables(connection, ledger.lake_name, deliveries, data_path=data_path)
     mine: defaultdict[ProducerId, list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         mine[delivery.producer].append(delivery)

@@ -18,7 +18,6 @@ from catchment.errors import (
     CatchmentError,
     CommitUnknownError,
     ConflictError,
-    InputError,
     InvariantError,
     LakeMissingError,
     LakeUnavailableError,
@@ -26,13 +25,12 @@ from catchment.errors import (
 )
 from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
 from catchment.lake import commit as commits
-from catchment.lake import options, tables
+from catchment.lake import failures, options, tables
 from catchment.lake.attach import (
     DuckDbCatalog,
     LakeAddress,
     PostgresCatalog,
     SqliteCatalog,
-    error_text,
     open_connection,
     parse_catalog,
 )
@@ -57,8 +55,6 @@ _CONNECTION: dict[str, sql.Value] = {
 # From so many files on, one transaction is worth an instance of its own, which takes as long as they do to open.
 _FILES_ALONE_MIN = 100
 _SHAPES_MAX = 1_000
-# Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and left nothing behind.
-_CONFLICT_WORDS = ("conflict", "database is locked", "primary key", "unique", "concurrent", "serialize", "deadlock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +109,8 @@ class Lake:
         self._shapes: dict[TableId, Table] = {}
         self._shapes_mutex = threading.Lock()
         self._is_open = False
+        # Set while the lake is one that another program made and has no ledger yet: nothing may be written to it.
+        self._is_foreign = False
         self._wal = OpenWal(address.catalog.path) if holds_wal and isinstance(address.catalog, SqliteCatalog) else None
 
     @classmethod
@@ -151,19 +149,26 @@ class Lake:
         return self.address.name
 
     def open(self, *, create: bool = True) -> None:
-        """Attach the lake. `create` makes it and its ledger where they do not exist; else that is LakeMissingError."""
-        if self._is_open:
+        """Attach the lake. `create` makes the lake, its ledger and its options if they are missing.
+
+        Without `create`, LakeMissingError if there is no lake. A lake that another program made, which has no ledger,
+        is for reading then, and its ledger reads as empty; nothing of it is changed before `open()` gives it one.
+        """
+        if self._is_open and (not self._is_foreign or not (create or self._examine()[0])):
             return
-        if not create and not self._exists():
-            raise LakeMissingError(f"There is no lake with a ledger at {self.address.catalog}.")
-        with self._reading() as cursor:
-            has_ledger = Ledger(cursor, self.name).exists()
-            has_options = options.are_set(cursor, self.name, file_bytes=self.limits.target_file_bytes)
-        if not has_ledger:
+        if not create:
+            self._attach_existing()
+        elif self._is_foreign:
+            # Attached again: with `create`, its catalog is prepared for several processes.
+            with self._instance_mutex:
+                self._give_up_instance()
+        has_ledger, has_options = self._examine()
+        self._is_foreign = not (has_ledger or create)
+        if create and not has_ledger:
             self._retrying(self._create_ledger)
         if create and not has_options:
             self._retrying(self._set_options)
-        if self._wal is not None:
+        if self._wal is not None and not self._is_foreign:
             self._hold(self._wal)
         self._is_open = True
 
@@ -261,7 +266,7 @@ class Lake:
         the commit, like any other.
         """
         with self._reading() as cursor:
-            ledger = Ledger(cursor, self.name)
+            ledger = self.ledger_on(cursor)
             # First: what is read of the catalog's own tables may be newer than the snapshot, never older.
             snapshot_id = tables.snapshot_of(cursor, self.name)
             found = (self._find_shape(cursor, table) if shape_only else None) or self.table_in(cursor, table)
@@ -273,11 +278,20 @@ class Lake:
                 delivered=ledger.delivered_ids(asked(stands), found.uuid),
             )
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether an open lake has a ledger; one that another program made has none until it is opened for writing."""
+        return not self._is_foreign
+
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:
         """The ledger, for reading."""
         with self._reading() as cursor:
-            yield Ledger(cursor, self.name)
+            yield self.ledger_on(cursor)
+
+    def ledger_on(self, connection: duckdb.DuckDBPyConnection) -> Ledger:
+        """The ledger as the connection's transaction sees it; empty if the lake has none yet."""
+        return Ledger(connection, self.name, is_there=self.has_ledger)
 
     @contextmanager
     def snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -296,7 +310,7 @@ class Lake:
     def audit(self, producer: ProducerId | None = None) -> AuditReport:
         """Prove from ledger and tables that every unit was delivered exactly once."""
         with self._reading() as cursor:
-            return audit(cursor, self.name, producer, data_path=self.address.data_path)
+            return audit(cursor, self.ledger_on(cursor), producer, data_path=self.address.data_path)
 
     def join(self, producer: ProducerId) -> Claim:
         """The producer as it stands, shared with all who joined it; its first delivery seeds a new one."""
@@ -351,6 +365,8 @@ class Lake:
         than one these queries wander between them, and whoever waits keeps a core busy: it takes two to three times as
         long. The number of threads is the instance's, and readers need theirs.
         """
+        if self._is_foreign:
+            raise InvariantError(f"The lake at {self.address.catalog} has no ledger, and was opened for reading.")
         connection = self._connect(create=False, threads=1) if alone else self._bare_cursor()
         try:
             started_s = self.clock.monotonic_s()
@@ -395,15 +411,19 @@ class Lake:
             # It works without.
             events.emit("wal_not_held", level=logging.WARNING, reason=error.message)
 
-    def _exists(self) -> bool:
+    def _attach_existing(self) -> None:
         catalog = self.address.catalog
         if not isinstance(catalog, PostgresCatalog) and not catalog.path.exists():
-            return False
+            raise LakeMissingError(f"There is no lake at {catalog}.")
         with self._instance_mutex:
             if self._instance is None:
                 self._instance = self._connect(create=False)
-        with self.ledger() as ledger:
-            return ledger.exists()
+
+    def _examine(self) -> tuple[bool, bool]:
+        """Whether the lake has a ledger, and our options."""
+        with self._reading() as cursor:
+            has_options = options.are_set(cursor, self.name, file_bytes=self.limits.target_file_bytes)
+            return Ledger(cursor, self.name).exists(), has_options
 
     def _connect(self, *, create: bool = True, threads: int | None = None) -> duckdb.DuckDBPyConnection:
         connection = open_connection(
@@ -411,7 +431,7 @@ class Lake:
             clock=self.clock,
             settings=_CONNECTION,
             threads=threads or self.limits.threads_max or None,
-            create=create,
+            create=create and not self._is_foreign,
         )
         if self._wall is not None:
             self._wall.raise_around(connection, self.address)
@@ -549,28 +569,19 @@ class Lake:
                 spoilt = isinstance(error, duckdb.FatalException)
         if spoilt:
             with self._instance_mutex:
-                if isinstance(self.address.catalog, DuckDbCatalog) and self._instance is not None:
-                    self._instance.close()
-                self._instance = None
-                self.generation += 1
+                self._give_up_instance()
+
+    def _give_up_instance(self) -> None:
+        if isinstance(self.address.catalog, DuckDbCatalog) and self._instance is not None:
+            self._instance.close()
+        self._instance = None
+        self.generation += 1
 
     def _before_commit(self, error: duckdb.Error) -> CatchmentError:
-        text = error_text(error, self.address)
-        if isinstance(error, duckdb.InternalException | duckdb.FatalException):
-            return InvariantError(f"DuckDB failed: {text}")
-        if isinstance(
-            error, duckdb.DataError | duckdb.IntegrityError | duckdb.ProgrammingError | duckdb.NotSupportedError
-        ):
-            return InputError(f"The lake refuses the change: {text}")
-        if any(word in text.lower() for word in _CONFLICT_WORDS):
-            return ConflictError(text)
-        return LakeUnavailableError(f"The lake does not answer: {text}")
+        return failures.before_commit(error, self.address)
 
     def _during_commit(self, error: duckdb.Error) -> CatchmentError:
-        text = error_text(error, self.address)
-        if any(word in text.lower() for word in _CONFLICT_WORDS):
-            return ConflictError(text)
-        return CommitUnknownError(f"COMMIT failed: {text}")
+        return failures.during_commit(error, self.address)
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s

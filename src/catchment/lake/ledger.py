@@ -66,14 +66,16 @@ class Ledger:
     may hold such a value, for an UPDATE twice and two thirds of its time. Of the ledger, all of them may.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str, *, is_there: bool = True) -> None:
+        """Without `is_there` the lake has no ledger: every read finds nothing."""
         self._connection = connection
-        self._lake = lake_name
+        self.lake_name = lake_name
+        self._is_there = is_there
 
     def exists(self) -> bool:
         """Whether the lake has a ledger."""
         row = self._connection.execute(
-            sql.statement(PACKAGE, "ledger_exists", metadata=metadata_of(self._lake))
+            sql.statement(PACKAGE, "ledger_exists", metadata=metadata_of(self.lake_name))
         ).fetchone()
         return row is not None and row[0] == 2
 
@@ -89,7 +91,7 @@ class Ledger:
     def read_all(self, producers: Iterable[ProducerId]) -> dict[ProducerId, Claim]:
         """Those of the producers that were seeded, as they stand."""
         wanted = {str(each): each for each in producers}
-        rows = self._connection.execute(self._statement("ledger_read_producers"), [list(wanted)]).fetchall()
+        rows = self._rows(self._statement("ledger_read_producers"), [list(wanted)])
         found: dict[ProducerId, Claim] = {}
         for name, epoch, seq in rows:
             producer = wanted[name]
@@ -139,7 +141,7 @@ class Ledger:
         """Append units to the audit trail."""
         # As an Arrow table: bound one by one, thousands of units would cost more than their registration.
         units = pa.Table.from_pylist([_row(each) for each in deliveries], schema=_DELIVERIES)
-        target = sql.qualified(self._lake, LEDGER_SCHEMA, "deliveries")
+        target = sql.qualified(self.lake_name, LEDGER_SCHEMA, "deliveries")
         with self._registered(units) as name:
             self._connection.execute(f"INSERT INTO {target} BY NAME FROM {name}")
 
@@ -150,25 +152,25 @@ class Ledger:
 
     def delivered_ids(self, unit_ids: Iterable[str], table_uuid: str) -> frozenset[str]:
         """The same, where nothing but their ids is wanted: every column that is read costs something."""
-        every = f"SELECT unit_id FROM {sql.qualified(self._lake, LEDGER_SCHEMA, 'deliveries')}"
+        every = f"SELECT unit_id FROM {sql.qualified(self.lake_name, LEDGER_SCHEMA, 'deliveries')}"
         return frozenset(str(row[0]) for row in self._of_units(every, unit_ids, table_uuid))
 
     def deliveries(self, producer: ProducerId | None = None) -> list[Delivery]:
         """Everything delivered, by producer and sequence."""
         where = "WHERE producer = coalesce(?, producer) ORDER BY producer, seq_first"
         wanted = None if producer is None else str(producer)
-        rows = self._connection.execute(f"{self._statement('ledger_deliveries')} {where}", [wanted]).fetchall()
+        rows = self._rows(f"{self._statement('ledger_deliveries')} {where}", [wanted])
         return [_delivery(row) for row in rows]
 
     def recent(self, limit: int) -> list[Delivery]:
         """The last deliveries, newest first."""
         text = f"{self._statement('ledger_deliveries')} ORDER BY delivered_at DESC, seq_last DESC LIMIT {int(limit)}"
-        return [_delivery(row) for row in self._connection.execute(text).fetchall()]
+        return [_delivery(row) for row in self._rows(text)]
 
     def producers(self) -> list[Claim]:
         """Every producer, as it stands."""
-        table = sql.qualified(self._lake, LEDGER_SCHEMA, "producers")
-        rows = self._connection.execute(f"SELECT producer, epoch, seq FROM {table} ORDER BY producer").fetchall()
+        table = sql.qualified(self.lake_name, LEDGER_SCHEMA, "producers")
+        rows = self._rows(f"SELECT producer, epoch, seq FROM {table} ORDER BY producer")
         return [
             Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows if name != _ROOT
         ]
@@ -193,10 +195,13 @@ class Ledger:
         if len(wanted) <= _UNITS_FEW_MAX:
             # Planning a join with them would take as long as everything else.
             text = f"{every} WHERE row(table_uuid) = row(?) AND list_contains(?::VARCHAR[], unit_id)"
-            return self._connection.execute(text, [table_uuid, wanted]).fetchall()
+            return self._rows(text, [table_uuid, wanted])
         with self._registered(pa.table({"unit_id": pa.array(wanted, pa.string())})) as name:
             text = f"{every} WHERE row(table_uuid) = row(?) AND unit_id IN (FROM {name})"
-            return self._connection.execute(text, [table_uuid]).fetchall()
+            return self._rows(text, [table_uuid])
+
+    def _rows(self, text: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        return self._connection.execute(text, parameters).fetchall() if self._is_there else []
 
     @contextmanager
     def _registered(self, rows: pa.Table) -> Iterator[str]:
@@ -213,7 +218,7 @@ class Ledger:
 
     def _insert_producer(self, producer: str, now: datetime, *, seq: int = 0) -> None:
         self._connection.execute(
-            f"INSERT INTO {sql.qualified(self._lake, LEDGER_SCHEMA, 'producers')} VALUES (?, 0, ?, ?)",
+            f"INSERT INTO {sql.qualified(self.lake_name, LEDGER_SCHEMA, 'producers')} VALUES (?, 0, ?, ?)",
             [producer, seq, _naive(now)],
         )
 
@@ -222,7 +227,7 @@ class Ledger:
             raise InvariantError(f"A guarded update of the ledger affected {row and row[0]} rows instead of one.")
 
     def _statement(self, name: str) -> str:
-        return sql.statement(PACKAGE, name, lake=self._lake)
+        return sql.statement(PACKAGE, name, lake=self.lake_name)
 
 
 _DELIVERIES = pa.schema(

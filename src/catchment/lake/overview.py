@@ -10,7 +10,7 @@ from catchment import sql
 from catchment.ids import TableId
 from catchment.lake.deadletters import DeadLetters
 from catchment.lake.lake import Lake
-from catchment.lake.ledger import Delivery, Ledger
+from catchment.lake.ledger import Delivery
 from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, has_table, metadata_of
 
 _MIGRATIONS = "_migrations"
@@ -79,7 +79,7 @@ def overview(lake: Lake, *, small_bytes: int, deliveries_max: int) -> Overview:
             snapshots=count,
             snapshot_newest=newest or 0,
             snapshot_at=None if at is None else datetime.fromisoformat(at).astimezone(UTC),
-            deliveries=tuple(Ledger(connection, lake.name).recent(deliveries_max)),
+            deliveries=tuple(lake.ledger_on(connection).recent(deliveries_max)),
             dead_letters=DeadLetters(connection, lake.name).counts(),
             migrated=_migrated(connection, lake.name),
         )

@@ -82,6 +82,12 @@ def list_uuids(connection: duckdb.DuckDBPyConnection, lake_name: str) -> dict[Ta
     return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text).fetchall()}
 
 
+def created_by(connection: duckdb.DuckDBPyConnection, lake_name: str, info: str) -> dict[TableId, str]:
+    """The tables that the commit with this provenance created, with their uuids; none if it never landed."""
+    text = sql.statement(PACKAGE, "table_created_by", metadata=metadata_of(lake_name))
+    return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text, [info]).fetchall()}
+
+
 def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
     """The number of the snapshot that the connection's transaction sees the lake's tables at, to its end."""
     row = connection.execute(f"SELECT id FROM {sql.identifier(lake_name)}.current_snapshot()").fetchone()

@@ -196,6 +196,7 @@ class LakeEngine:
         """
         source = self.reference if backup is None else self._backups.find(backup)
         mark = self._mark(source)
+        self._lake.open()
         for each in self._patiently(lambda: self._restore_once(mark, source)):
             said = _AGAIN if each.again else _UNDONE
             facts = {"table": each.table, "units": each.units, "rows": each.rows, "reason": said}

@@ -5,18 +5,19 @@ A leaf that fails is left where it is. What a commit refuses as a whole is tried
 
 import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import duckdb
 
-from catchment import events, sql
+from catchment import events, faults, ids, sql
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake, extensions
 from catchment.lake.commit import AddColumn, Change, CreateTable
+from catchment.lake.tables import created_by
 from catchment.pipeline.deliver import Deliverer, Report
 from catchment.pipeline.legacy import moves
-from catchment.pipeline.legacy.place import Place
+from catchment.pipeline.legacy.place import Journal, Place
 from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, producer_of, unit_id, without_files
 from catchment.pipeline.legacy.tree import Leaf
 from catchment.pipeline.plan import Unit
@@ -66,9 +67,8 @@ class Importer:
             self._deliver(deliverer, run, {name: each for name, each in rest.items() if each[1]})
 
     def _make_tables(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
-        """Create what is missing, in one commit; which tables are ours is noted before, so that an undo knows them."""
-        made = {*self._place.journal().tables_made, *(str(table.id) for table in tables if not table.exists)}
-        self._place.note(tables_made=sorted(made))
+        """Create what is missing, in one commit; `settled` finds out which tables it made, whatever becomes of us."""
+        settle(self._place, lake)
         changes: list[Change] = []
         for table in tables:
             if table.exists:
@@ -77,7 +77,12 @@ class Importer:
                 columns = tuple(column for column in table.columns if column not in table.late)
                 changes.append(CreateTable(table=table.id, columns=columns, partition_by=table.partition_by))
         if changes:
-            lake.commit(Commit(message=f"tables for {len(tables)} legacy tables", changes=tuple(changes)))
+            making = ids.new_job_id(lake.clock)
+            self._place.note(making=making)
+            message = f"tables for {len(tables)} legacy tables"
+            lake.commit(Commit(message=message, changes=tuple(changes), info={"import": making}))
+            faults.reach("legacy.after_tables")
+            settle(self._place, lake)
 
     def _changed_since(self, lake: Lake, plan: TablePlan) -> Iterator[tuple[str, str]]:
         """Leaves that were delivered, not moved, and changed since: their rows would come in a second time."""
@@ -174,6 +179,24 @@ class Importer:
     def _is_all_aside(self, run: Run, leaf: str) -> bool:
         names = {each.name for each in (self._place.migrating / leaf).glob("*.parquet")}
         return bool(names) and names <= set(run.quarantined.get(leaf, ()))
+
+
+def settled(journal: Journal, lake: Lake) -> Journal:
+    """The journal with the tables of a commit that it does not know the end of; the lake tells whether it landed."""
+    if not journal.making:
+        return journal
+    with lake.snapshot() as connection:
+        created = created_by(connection, lake.name, journal.making)
+    made = {**journal.tables_made, **{str(table): uuid for table, uuid in created.items()}}
+    return replace(journal, tables_made=made, making="")
+
+
+def settle(place: Place, lake: Lake) -> None:
+    """Write down which tables the import has made, if a commit was cut off before that."""
+    journal = place.journal()
+    if journal.making:
+        known = settled(journal, lake)
+        place.note(tables_made=known.tables_made, making=known.making)
 
 
 def _is_readable(path: Path) -> bool:

@@ -20,7 +20,7 @@ from catchment.lake import Commit, Lake
 from catchment.lake.commit import DropTable, Untouched, refuse_encrypted
 from catchment.pipeline.deliver import Deliverer, Report
 from catchment.pipeline.legacy import moves
-from catchment.pipeline.legacy.importer import Importer, Run, Stop
+from catchment.pipeline.legacy.importer import Importer, Run, Stop, settle, settled
 from catchment.pipeline.legacy.place import Journal, Phase, Place
 from catchment.pipeline.legacy.plan import (
     Facts,
@@ -156,10 +156,10 @@ class LegacyImport:
             if phase not in (Phase.READY, Phase.IMPORTING):
                 return self._report(Run(plan=_EMPTY_PLAN, stop=stop), started_s)
             work = planned if planned is not None and planned.phase is phase else self._plan(phase)
-            if work.refusals:
-                raise InputError(" ".join(work.refusals), hint="Make room, or import to another disk.")
+            _refuse(work)
             self._begun()
             if phase is Phase.READY:
+                work = self._while_nothing_has_moved(work)
                 self.place.note(lake=self._lake_name)
                 moves.prepare(self.place)
                 self._say("legacy_moved", to=str(self.place.migrating))
@@ -175,10 +175,22 @@ class LegacyImport:
             self._say("legacy_finished", phase=report.phase, rows=report.rows, failures=len(report.failures))
             return report
 
+    def _while_nothing_has_moved(self, work: LegacyPlan) -> LegacyPlan:
+        """Open the lake that the rows go into, and plan again if its tables are not those of the plan any more."""
+        wanted = [table for table in work.tables if table.leaves]
+        if not wanted:
+            return work
+        lake = self._deliverer().lake
+        if all((lake.find_table(table.id) is not None) == table.exists for table in wanted):
+            return work
+        again = self._plan(work.phase)
+        _refuse(again)
+        return again
+
     def status(self) -> Status:
         """Where the import stands, from the folders and the journal."""
         running = self.is_running
-        phase, journal = self.place.phase(), self.place.journal()
+        phase, journal = self.place.phase(), self._journal()
         left = self._described(self.place.root) if phase in (Phase.READY, Phase.IMPORTING) else _EMPTY_TREE
         # While an undo is under way, the database that tells tables from strays is nowhere for sure.
         imported = () if phase is Phase.UNDOING else self._imported()
@@ -220,12 +232,11 @@ class LegacyImport:
     def _verify(self, lake: Lake) -> Verification:
         leaves = rows = 0
         mismatches: list[Mismatch] = []
-        made = {
-            *self.place.journal().tables_made,
-            *(name for _, each in self.place.earlier() for name in each.tables_made),
-        }
-        for table, found in self._to_prove().items():
-            count, total, wrong = check_table(lake, table, found, alone=str(table) in made)
+        journals = [self._journal(), *(each for _, each in self.place.earlier())]
+        for name, found in self._to_prove().items():
+            table = lake.find_table(name)
+            alone = table is not None and any(each.has_made(str(name), table.uuid) for each in journals)
+            count, total, wrong = check_table(lake, name, found, alone=alone)
             leaves, rows = leaves + count, rows + total
             mismatches += wrong
         return Verification(leaves=leaves, rows=rows, mismatches=tuple(mismatches))
@@ -233,8 +244,10 @@ class LegacyImport:
     def undo(self) -> tuple[str, ...]:
         """Take the imported tables out of the lake and put the tree back, where the backup has all their rows."""
         with self._lock():
-            dropped = self.plan_undo(prove=False)
             lake = self._find_lake()
+            if lake is not None:
+                settle(self.place, lake)
+            dropped = self.plan_undo(prove=False)
             if lake is not None:
                 self._drop(lake, dropped)
             self.place.note(undoing=True)
@@ -256,7 +269,15 @@ class LegacyImport:
         self._refuse_other_lake()
         if phase is not Phase.UNDOING:
             self._refuse_undo(prove=prove)
-        return tuple(sorted(self.place.journal().tables_made))
+        return tuple(sorted(self._ours()))
+
+    def _ours(self) -> Iterator[str]:
+        """The tables that the import made, but none whose name another table has now."""
+        journal, lake = self._journal(), self._find_lake()
+        for name in journal.tables_made:
+            table = None if lake is None else lake.find_table(TableId.parse(name))
+            if table is None or journal.has_made(name, table.uuid):
+                yield name
 
     def _drop(self, lake: Lake, names: Sequence[str]) -> None:
         """Drop the tables, as long as they hold what the backup holds at that very moment.
@@ -313,7 +334,7 @@ class LegacyImport:
             )
 
     def _refuse_undo(self, *, prove: bool) -> None:
-        journal = self.place.journal()
+        journal = self._journal()
         if self.place.data.exists() and any(self.place.data.iterdir()):
             raise InputError(f"{self.place.data} is not empty.", hint="Move what is there away, then undo.")
         lake = self._find_lake()
@@ -390,12 +411,18 @@ class LegacyImport:
         """The leaves in the backup that were imported, by table."""
         return self._found_in(self.place.migrated, self.place.journal())
 
+    def _journal(self) -> Journal:
+        """What the import wrote down; of a commit that was cut off, the lake is asked."""
+        journal = self.place.journal()
+        lake = self._find_lake() if journal.making else None
+        return journal if lake is None else settled(journal, lake)
+
     def _to_prove(self) -> dict[TableId, list[Found]]:
         """All that the lake should have, by table: this backup, earlier ones, leaves in the lake that were not moved.
 
         A table that the import made and put nothing into must be empty, so it is here too.
         """
-        journal = self.place.journal()
+        journal = self._journal()
         proven: dict[TableId, list[Found]] = {TableId.parse(name): [] for name in journal.tables_made}
         places = [(self.place.migrating, journal), *self.place.earlier()]
         found = [*self._imported(), *(each for root, note in places for each in self._found_in(root, note, sure=False))]
@@ -448,6 +475,11 @@ class LegacyImport:
         return LockTimeoutError(
             f"Another import of {self.place.data} is running.", hint="Wait for it, or stop it, then try again."
         )
+
+
+def _refuse(planned: LegacyPlan) -> None:
+    if planned.refusals:
+        raise InputError(" ".join(planned.refusals), hint="Make room, or import to another disk.")
 
 
 def _undo_first() -> InputError:

@@ -15,7 +15,7 @@ def prepare(place: Place) -> None:
     """Move the whole tree into `migrating/`; an empty folder stays behind where it was."""
     if not place.journal().preparing:
         _set_earlier_aside(place)
-        place.note(preparing=True, done=False, tables_made=(), quarantined={})
+        place.note(preparing=True, done=False, tables_made={}, making="", quarantined={})
     faults.reach("legacy.before_prepare")
     files.make_folder(place.migrating.parent)
     data = _real(place.data)

@@ -35,17 +35,24 @@ class Phase(StrEnum):
 class Journal:
     """What an import remembers between two runs.
 
-    `preparing` is set while the tree moves, `tables_made` before a table is made; `quarantined` are files set aside,
-    by leaf. `lake` is where the rows go. An undo notes in `dropping` which tables it means, by name and uuid.
+    `preparing` is set while the tree moves. `tables_made` are the tables that the import created, by name and uuid;
+    `making` names a commit that creates tables, from before it until its tables are in `tables_made`. `quarantined`
+    are files set aside, by leaf. `lake` is where the rows go. An undo notes in `dropping` which tables it means, by
+    name and uuid.
     """
 
     preparing: bool = False
     undoing: bool = False
     done: bool = False
-    tables_made: Sequence[str] = ()
+    tables_made: Mapping[str, str] = field(default_factory=dict)
+    making: str = ""
     quarantined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     lake: str = ""
     dropping: Mapping[str, str] = field(default_factory=dict)
+
+    def has_made(self, table: str, uuid: str) -> bool:
+        """Whether the import created this table; a journal of an earlier version knows it by its name alone."""
+        return self.tables_made.get(table) in (uuid, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +163,13 @@ class Place:
 
 def _read_journal(path: Path) -> Journal:
     try:
-        return Journal(**json.loads(path.read_text(encoding="utf-8")))
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        made = facts.get("tables_made", {})
+        # Earlier versions noted names only.
+        return Journal(**{**facts, "tables_made": made if isinstance(made, dict) else dict.fromkeys(made, "")})
     except FileNotFoundError:
         return Journal()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise InvariantError(f"{path} cannot be read: {error}") from None
 
 
