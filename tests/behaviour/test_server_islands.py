@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from catchment.app import App
 from catchment.errors import CatchmentError, NotAllowedError, StateError, TableMissingError
 from catchment.ids import TableId
-from catchment.server import metadata
+from catchment.server import functions, metadata
 from catchment.server.actions import Actions
 from catchment.server.auth import Authenticator
 from catchment.server.entrance import Entrance
@@ -125,6 +125,24 @@ def test_what_is_no_tenants_does_not_exist_either(place: Place, client: Session,
 def test_nothing_lists_what_is_there(place: Place, client: Session, text: str) -> None:
     refusal(place, client, text, prepared=False)
     refusal(place, client, text, prepared=True)
+
+
+def test_no_function_shows_what_is_defined_in_another_tenants_schema(place: Place, client: Session) -> None:
+    founder = place.session(Role.ADMIN, None)
+    run(founder, f"CREATE OR REPLACE VIEW t8.shown AS SELECT '{SECRET}' AS word FROM t8.secrets")
+    for call in ("pg_get_viewdef(i)", "main.pg_get_viewdef(i)", "i.pg_get_viewdef()", "pg_get_constraintdef(i)"):
+        refusal(place, client, f"SELECT {call} FROM range(5000) r(i)", prepared=False)
+        refusal(place, client, f"CREATE TABLE mine AS SELECT {call} AS x FROM range(5000) r(i)", prepared=False)
+    run_count = 0
+    # One collation is like the others.
+    names = sorted(each for each in functions.allowed_to_tenants() if not each.startswith("icu_collate_"))
+    for name, given in product(names, ("", "i", "i, i", "'t8.shown'")):
+        with contextlib.suppress(CatchmentError, duckdb.Error):
+            found = run(client, f'SELECT DISTINCT ("{name}"({given}))::VARCHAR AS x FROM range(1000) r(i)')
+            assert not any(SECRET in str(each) for each in found["x"].to_pylist()), name
+            run_count += 1
+    assert run_count > 500
+    run(founder, "DROP VIEW t8.shown")
 
 
 def test_every_way_is_a_statement_to_duckdb() -> None:

@@ -20,27 +20,16 @@ from sqlglot import exp
 from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.lake import extensions
 from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.server import functions
+from catchment.server.functions import TABLE_FUNCTIONS
 from catchment.server.model import Principal, Role
 from catchment.server.syntax import explained, function_name, nodes, parse, query_tree, refuse_texts_as_tables
 from catchment.server.tokens import Token, calls
 
-_TABLE_FUNCTIONS = frozenset(
-    {
-        *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
-        *("duckdb_columns", "duckdb_constraints", "duckdb_functions", "duckdb_keywords", "duckdb_schemas"),
-        *("duckdb_tables", "duckdb_types", "duckdb_views", "pragma_version", "pg_timezone_names"),
-        *("icu_calendar_names", "test_all_types"),
-    }
-)
-# Neither table functions nor harmless: the server's settings, its log, and SQL in a string.
-_SCALARS_REFUSED = frozenset(
-    {"current_setting", "write_log", "json_execute_serialized_sql", "json_serialize_plan", "getenv"}
-)
 _SYSTEM_VIEW = re.compile(r"(duckdb|pragma)_.*")
 _VIEWS = frozenset({"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"})
 _VIEWS_REFUSED = frozenset({"pg_settings", "pg_prepared_statements"})
 _METADATA = "__ducklake_metadata"
-_DUCKLAKE = "ducklake_"
 _BEFORE_TARGETS = frozenset({"into", "table", "exists"})
 _OWN_DATABASE = "memory"
 _PATH = re.compile(r"[/\\*?\[:]|\.(parquet|csv|tsv|json|jsonl|ndjson|db|duckdb|sqlite|arrow|txt|gz|zst|xlsx)$", re.I)
@@ -134,12 +123,12 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Verdict
     else:
         if kind not in (StatementType.SELECT, StatementType.EXPLAIN):
             refuse_texts_as_tables(text, tokens)
-            _refuse_calls(tokens, _short_functions())
-        tables, functions = _relations(kind, text, tokens)
+            refuse_calls(tokens, functions.refused_short())
+        tables, called = _relations(kind, text, tokens)
         for table in tables:
             _refuse_table(table)
-        for function in functions:
-            if function not in _TABLE_FUNCTIONS:
+        for function in called:
+            if function not in TABLE_FUNCTIONS:
                 raise NotAllowedError(f"The table function {function} is not for clients of a server.")
     return verdict
 
@@ -184,13 +173,14 @@ def _refuse_names(tokens: tuple[Token, ...]) -> None:
             raise NotAllowedError("The lake's metadata is not for clients of a server.")
         if token.is_name and token.text in _refused_views():
             raise NotAllowedError(f"{token.text} is not for clients of a server.")
-    _refuse_calls(tokens, _refused_functions())
+    refuse_calls(tokens, functions.refused())
 
 
-def _refuse_calls(tokens: tuple[Token, ...], names: frozenset[str]) -> None:
+def refuse_calls(tokens: tuple[Token, ...], names: frozenset[str], whose: str = "clients of a server") -> None:
+    """Refuse a statement that may call a function of one of these names."""
     refused = names.intersection(calls(_without_targets(tokens)))
     if refused:
-        raise NotAllowedError(f"The function {min(refused)} is not for clients of a server.")
+        raise NotAllowedError(f"The function {min(refused)} is not for {whose}.")
 
 
 def _without_targets(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
@@ -206,26 +196,6 @@ def _without_targets(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
 
 
 @cache
-def _refused_functions() -> frozenset[str]:
-    """Table functions that are not known to be harmless, and are nothing else by the same name."""
-    with extensions.connect(threads=1) as connection:
-        for name in extensions.KNOWN:
-            extensions.load(connection, name)
-        found = connection.execute(
-            "SELECT lower(function_name) FROM duckdb_functions() GROUP BY ALL "
-            "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma')) "
-            "AND bool_or(function_type != 'pragma')"
-        ).fetchall()
-    return frozenset(name for (name,) in found) - _TABLE_FUNCTIONS | _SCALARS_REFUSED
-
-
-@cache
-def _short_functions() -> frozenset[str]:
-    """DuckLake's functions by the names that a lake has them under."""
-    return frozenset(name.removeprefix(_DUCKLAKE) for name in _refused_functions() if name.startswith(_DUCKLAKE))
-
-
-@cache
 def _refused_views() -> frozenset[str]:
     """DuckDB's own views, but for those about tables and their columns."""
     with extensions.scratch() as connection:
@@ -233,7 +203,7 @@ def _refused_views() -> frozenset[str]:
             "SELECT lower(view_name) FROM duckdb_views() "
             "WHERE internal AND schema_name NOT IN ('information_schema', 'pg_catalog')"
         ).fetchall()
-    return frozenset(name for (name,) in found) - _TABLE_FUNCTIONS - _VIEWS | _VIEWS_REFUSED
+    return frozenset(name for (name,) in found) - TABLE_FUNCTIONS - _VIEWS | _VIEWS_REFUSED
 
 
 def names_only_its_target(kind: StatementType, tokens: tuple[Token, ...]) -> bool:
@@ -250,7 +220,7 @@ def _refuse_table(parts: tuple[str, ...]) -> None:
     if any(_PATH.search(part) for part in parts):
         raise NotAllowedError(f"{name!r} would be read as a file.", hint="Clients read tables only.")
     folded = name.casefold()
-    if _SYSTEM_VIEW.fullmatch(folded) and folded not in _TABLE_FUNCTIONS:
+    if _SYSTEM_VIEW.fullmatch(folded) and folded not in TABLE_FUNCTIONS:
         raise NotAllowedError(f"{name} is not for clients of a server.")
 
 

@@ -22,7 +22,9 @@ from catchment import sql
 from catchment.errors import CatchmentError, NotAllowedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import extensions
-from catchment.server.gate import names_only_its_target
+from catchment.server import functions
+from catchment.server.functions import TENANT_TABLE_FUNCTIONS
+from catchment.server.gate import names_only_its_target, refuse_calls
 from catchment.server.syntax import explained, function_name, nodes, parse, query_tree
 from catchment.server.tokens import Token
 from catchment.tenants.model import TenantId
@@ -30,12 +32,6 @@ from catchment.tenants.model import TenantId
 _REMEMBERED_MAX = 2_000
 _REMEMBERED_LETTERS_MAX = 2_000
 _TEMP = "temp"
-_FUNCTIONS = frozenset(
-    {
-        *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
-        *("duckdb_keywords", "pragma_version", "pg_timezone_names", "icu_calendar_names", "test_all_types"),
-    }
-)
 _LISTS = frozenset({"information_schema", "pg_catalog"})
 _SYSTEM = "duckdb_"
 _HINT = "SHOW TABLES lists your tables, and DESCRIBE their columns."
@@ -164,6 +160,7 @@ def _remembered(island: Island, kind: StatementType, text: str, tokens: tuple[To
 def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: str | None) -> None:
     if kind == StatementType.TRANSACTION:
         return
+    refuse_calls(tokens, functions.refused_to_tenants(), "users of a tenant")
     tree = query_tree(explained(text), tokens) if kind in (StatementType.SELECT, StatementType.EXPLAIN) else None
     if tree is not None:
         _examine_tree(island, tree, fresh)
@@ -204,7 +201,7 @@ def _examine_sqlglot(island: Island, text: str, fresh: str | None) -> None:
 
 
 def _require_function(name: str, schema: str | None) -> None:
-    if schema or name.casefold() not in _FUNCTIONS:
+    if schema or name.casefold() not in TENANT_TABLE_FUNCTIONS:
         raise NotAllowedError(f"The table function {name} is not for users of a tenant.", hint=_HINT)
 
 

@@ -1,0 +1,107 @@
+"""DuckDB's functions by what a client's call of them can reach.
+
+DuckDB says of each function what kind it is, how stable its result is, and how a macro is defined. Whatever that does
+not show to be harmless is refused: table functions but for those listed here, and, for users of a tenant, scalar
+functions that read the catalog, which holds the tables and views of all tenants.
+"""
+
+import re
+from functools import cache
+
+import duckdb
+
+from catchment.lake import extensions
+
+TABLE_FUNCTIONS = frozenset(
+    {
+        *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
+        *("duckdb_columns", "duckdb_constraints", "duckdb_functions", "duckdb_keywords", "duckdb_schemas"),
+        *("duckdb_tables", "duckdb_types", "duckdb_views", "pragma_version", "pg_timezone_names"),
+        *("icu_calendar_names", "test_all_types"),
+    }
+)
+# Those that show nothing of the catalog.
+TENANT_TABLE_FUNCTIONS = frozenset(
+    {
+        *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
+        *("duckdb_keywords", "pragma_version", "pg_timezone_names", "icu_calendar_names", "test_all_types"),
+    }
+)
+# Neither table functions nor harmless: the server's settings, its log, and SQL in a string.
+_SCALARS_REFUSED = frozenset(
+    {"current_setting", "write_log", "json_execute_serialized_sql", "json_serialize_plan", "getenv"}
+)
+# Not the same at every call, and about nothing but the time, chance, or the session itself.
+_UNSTABLE_ALLOWED = frozenset(
+    {
+        *("now", "today", "current_date", "get_current_time", "get_current_timestamp", "transaction_timestamp"),
+        *("random", "setseed", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "error", "current_query"),
+        *("current_database", "current_schema", "current_schemas"),
+    }
+)
+_STABLE = (None, "CONSISTENT")
+_DUCKLAKE = "ducklake_"
+_CALLED = re.compile(r'"?(\w+)"?\s*\(')
+_QUERY = re.compile(r"\b(from|select|table|pivot|describe|show|summarize)\b", re.I)
+
+
+@cache
+def refused() -> frozenset[str]:
+    """Table functions that are not known to be harmless, and are nothing else by the same name."""
+    with _all_loaded() as connection:
+        found = connection.execute(
+            "SELECT lower(function_name) FROM duckdb_functions() GROUP BY ALL "
+            "HAVING bool_and(function_type IN ('table', 'table_macro', 'pragma')) "
+            "AND bool_or(function_type != 'pragma')"
+        ).fetchall()
+    return frozenset(name for (name,) in found) - TABLE_FUNCTIONS | _SCALARS_REFUSED
+
+
+@cache
+def refused_short() -> frozenset[str]:
+    """DuckLake's functions by the names that a lake has them under."""
+    return frozenset(name.removeprefix(_DUCKLAKE) for name in refused() if name.startswith(_DUCKLAKE))
+
+
+@cache
+def refused_to_tenants() -> frozenset[str]:
+    """Scalar functions and macros that are not known to keep off the catalog, and off other sessions."""
+    return frozenset(name for name, is_harmless in _scalars().items() if not is_harmless)
+
+
+@cache
+def allowed_to_tenants() -> frozenset[str]:
+    """Scalar functions and macros that compute a result from their arguments, the time, chance, and the session."""
+    return frozenset(name for name, is_harmless in _scalars().items() if is_harmless)
+
+
+@cache
+def _scalars() -> dict[str, bool]:
+    """Whether each scalar function, aggregate or macro is harmless in all forms that it has."""
+    with _all_loaded() as connection:
+        found = connection.execute(
+            "SELECT DISTINCT lower(function_name), stability, macro_definition FROM duckdb_functions() "
+            "WHERE function_type IN ('scalar', 'aggregate', 'macro')"
+        ).fetchall()
+    known: dict[str, bool] = {}
+    for name, stability, macro in found:
+        is_harmless = name not in _SCALARS_REFUSED and (stability in _STABLE or name in _UNSTABLE_ALLOWED)
+        known[name] = known.get(name, True) and is_harmless and (macro is None or _QUERY.search(macro) is None)
+    while found:
+        # A macro is what it calls, and so are the macros that call it.
+        worse = {name for name, _, macro in found if known[name] and macro and not all(_calls_known(macro, known))}
+        if not worse:
+            break
+        known |= dict.fromkeys(worse, False)
+    return known
+
+
+def _calls_known(macro: str, known: dict[str, bool]) -> list[bool]:
+    return [known.get(name.lower(), True) for name in _CALLED.findall(macro)]
+
+
+def _all_loaded() -> duckdb.DuckDBPyConnection:
+    connection = extensions.connect(threads=1)
+    for name in extensions.KNOWN:
+        extensions.load(connection, name)
+    return connection
