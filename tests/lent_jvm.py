@@ -9,12 +9,12 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any
 
 from pyspark import SparkConf
-from pyspark.java_gateway import launch_gateway
 
 from catchment.pipeline import session
+from catchment.pipeline.jvm import launch_gateway
 from catchment.settings import environment
 from tests.repo.source_tree import ROOT
 
@@ -59,16 +59,16 @@ class Lender:
 def borrow_from(lender: str) -> None:
     """Have Spark start in a JVM that is lent there, from now on in this process."""
 
-    def launch(conf: SparkConf, started_with: dict[str, Any]) -> Any:
+    def launch(conf: SparkConf, log: IO[bytes], *, seconds_max: float) -> Any:
         told = dict(conf.getAll())
         kind = json.dumps([sorted(told), [told.get(each) for each in _SETTINGS], [*map(os.environ.get, _VARIABLES)]])
         said, streams = _say(lender, {"kind": ASK, "of": kind}, [])
         if streams:
             jvm, stdin = Jvm(**json.loads(said)), streams[0]
             with environment(PYSPARK_GATEWAY_PORT=str(jvm.port), PYSPARK_GATEWAY_SECRET=jvm.secret):
-                gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
+                gateway = launch_gateway(conf, log, seconds_max=seconds_max)
         else:
-            gateway = launch_gateway(conf, {**started_with, "cwd": ROOT})  # type: ignore[no-untyped-call]
+            gateway = launch_gateway(conf, log, seconds_max=seconds_max, cwd=ROOT)
             where = gateway.gateway_parameters
             jvm, stdin = Jvm(kind=kind, port=where.port, secret=where.auth_token), _disowned(gateway)
         close = gateway.close

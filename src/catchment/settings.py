@@ -228,6 +228,12 @@ class Settings(BaseSettings):
 
     spark_master: str = _setting("local[*]", "Spark master: `local[N]`, `spark://…`, `yarn`, `k8s://…`.")
     spark_driver_memory_mb: int = _setting(1024, "Heap of Spark's driver JVM.", unit="MiB", ge=512)
+    spark_start_seconds_max: float = _setting(
+        120, "Longest that Java, and then Spark in it, may take to start; it is ended then.", unit="seconds", gt=0
+    )
+    spark_restart_seconds_max: float = _setting(
+        60, "Longest wait before Spark is started again after a start that failed.", unit="seconds", gt=0
+    )
     spark_task_failures_max: int = _setting(4, "Tries of one Spark task before its job fails.", unit="tries", ge=1)
     spark_conf: Annotated[dict[str, str], NoDecode] = _setting(
         {},
@@ -397,6 +403,16 @@ def project_table(folder: Path, *names: str) -> ProjectTable | None:
 def java_home() -> str | None:
     """Where the user says that Java is."""
     return os.environ.get("JAVA_HOME") or None
+
+
+def spark_gateway_given() -> bool:
+    """Whether the program runs in a JVM of Spark already, as `spark-submit` has it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def spark_submit_arguments() -> str:
+    """What the user wants a JVM of Spark to be started with, as PySpark reads it."""
+    return os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
 
 
 def cpu_count() -> int:

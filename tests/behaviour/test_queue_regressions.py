@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -204,6 +205,28 @@ def test_a_flush_that_keeps_failing_is_tried_ever_less_often(layout: str, make_s
         assert trouble.failures == flusher.calls
         assert trouble.retry_at - clock.now() <= timedelta(seconds=settings.queue_retry_seconds_max)
         buffer.close()
+
+
+def test_a_flush_that_fails_for_a_bug_is_named_by_the_status_and_backs_off(make_settings: MakeSettings) -> None:
+    class Broken(FailingFlusher):
+        def flush(self, parcels: Sequence[Parcel], progress: Progress | None = None) -> tuple[TableFlush, ...]:
+            super().flush(parcels, progress)
+            raise ZeroDivisionError("a bug")
+
+    clock = FakeClock()
+    settings = make_settings("sqlite", queue_buffer_max_rows=1)
+    with Lake.from_settings(settings, clock=clock) as lake, closing(open_buffer(settings, clock=clock)) as buffer:
+        create_table(lake)
+        flusher = Broken(buffer)
+        queue = DqCoordinator(buffer=buffer, lake=lake, flusher=flusher, settings=settings, clock=clock)
+        queue.enqueue(EVENTS, event_rows(range(10)))
+        with pytest.raises(ZeroDivisionError):
+            queue.flush_stale_buffers()
+        queue.flush_stale_buffers()
+        assert flusher.calls == 1
+        trouble = queue.status().tables[0].trouble
+        assert trouble is not None
+        assert trouble.reason == "ZeroDivisionError: a bug"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

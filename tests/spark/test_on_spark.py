@@ -205,9 +205,10 @@ def test_without_java_the_error_says_what_to_install(
     assert "openjdk-17" in str(caught.value.hint)
 
 
-def test_a_jvm_is_never_left_behind_and_one_that_has_gone_is_started_anew(tmp_path: Path) -> None:
+def _played(scene: str, home: Path) -> None:
+    """A process has room for one Spark, so that each scene of a lost one has its own."""
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.spark.lost_jvm", str(tmp_path)],
+        [sys.executable, "-m", "tests.spark.lost_jvm", str(home), scene],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -216,6 +217,34 @@ def test_a_jvm_is_never_left_behind_and_one_that_has_gone_is_started_anew(tmp_pa
     )
     assert ended.stderr == ""
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        "refused",
+        "interrupted",
+        "killed_while_it_starts",
+        "hangs",
+        "hangs_after_it_answered",
+        "ends_at_once",
+        "ends_as_if_all_were_well",
+        "dies",
+    ],
+)
+def test_a_start_that_does_not_succeed_leaves_no_process_behind(scene: str, tmp_path: Path) -> None:
+    _played(scene, tmp_path)
+
+
+@pytest.mark.parametrize("scene", ["lost", "killed_at_random"])
+def test_a_session_that_is_lost_is_started_again_and_there_is_never_more_than_one_jvm(
+    scene: str, tmp_path: Path
+) -> None:
+    _played(scene, tmp_path)
+
+
+def test_a_flush_whose_jvm_was_killed_backs_off_names_the_cause_and_delivers_later(tmp_path: Path) -> None:
+    _played("flush", tmp_path)
 
 
 def test_a_second_session_in_a_process_is_refused_and_the_first_goes_on(
@@ -246,7 +275,7 @@ def test_java_maps_the_classes_that_were_prepared(spark_runner: SparkRunner) -> 
         pytest.skip(NOT_PREPARED)
     gateway = spark_runner.context._gateway
     assert gateway is not None
-    assert str(archive) in Path(f"/proc/{gateway.proc.pid}/maps").read_text()
+    assert str(archive.resolve()) in Path(f"/proc/{gateway.proc.pid}/maps").read_text()
 
 
 # PySpark leaves the pipe open to a Java that ended at once.
@@ -264,7 +293,7 @@ def test_spark_starts_without_an_archive_that_is_damaged(monkeypatch: pytest.Mon
     heard: list[Event] = []
     settings = Settings(home=tmp_path / "home")
     with (tmp_path / "log").open("wb") as log, events.listening(heard.append):
-        gateway = session._launch(session._conf(settings), log, tmp_path / "log")
+        gateway = session._launch(session._conf(settings), log, str(tmp_path / "log"), MARKER_S_MAX)
         gateway.shutdown()
         gateway.proc.stdin.close()
         assert gateway.proc.wait(timeout=MARKER_S_MAX) == 0

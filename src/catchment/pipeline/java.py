@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from catchment import settings
-from catchment.errors import JavaMissingError
+from catchment.errors import JavaMissingError, SparkFailedError
 
 VERSION_MIN = 17
 # The JVM only schedules, and mostly for a short time: a compiler that optimises costs more than it gains. Measured, a
@@ -41,7 +41,11 @@ def find_java() -> Java:
         raise JavaMissingError("Spark needs Java 17 or newer, and there is no Java on this machine.")
     try:
         answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_ANSWER_S_MAX, check=True)
+    except subprocess.TimeoutExpired as error:
+        raise SparkFailedError(f"{path} does not say its version within {error.timeout:g} s.") from None
     except (OSError, subprocess.SubprocessError) as error:
+        if getattr(error, "returncode", 0) < 0:
+            raise SparkFailedError(f"Java was killed when it was to say its version: {error}") from None
         raise JavaMissingError(f"Spark needs Java 17 or newer, and {path} does not run: {error}") from None
     found = _VERSION.search(answer.stderr + answer.stdout)
     if found is None or int(found[1]) < VERSION_MIN:

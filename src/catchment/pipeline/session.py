@@ -3,7 +3,6 @@
 import logging
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +16,12 @@ from uuid import uuid4
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from catchment import events, files
 from catchment.errors import SparkFailedError
-from catchment.pipeline import java, kernel
+from catchment.pipeline import java, jvm, kernel
+from catchment.pipeline.jvm import launch_gateway
 from catchment.pipeline.master import master_that_retries
 from catchment.pipeline.work import Task, TaskResult
 from catchment.settings import Settings, environment
@@ -30,9 +29,10 @@ from catchment.settings import Settings, environment
 T = TypeVar("T")
 
 _LOOPBACK = "127.0.0.1"
-_STOP_S_MAX = 30
 _GONE = "its JVM has gone"
 _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+# How Spark and the connection to it fail.
+_OF_SPARK = (Py4JError, PySparkException, OSError, EOFError)
 # What Python says of an error, or Java of it and of what it came from.
 _ERROR = re.compile(r"(?:: |Caused by: |Exception in thread \S+ )?([\w.$]+(?:Error|Exception)\b.*: .+)")
 
@@ -52,35 +52,30 @@ class Session:
         log_path = settings.home / "spark.log"
         files.make_folder(log_path.parent)
         events.emit("spark_starting", master=settings.spark_master, log=str(log_path))
-        with log_path.open("wb") as log, environment(SPARK_LOCAL_IP=_LOOPBACK, PYSPARK_PYTHON=sys.executable):
-            # The JVM writes to the log, not to the user's terminal.
-            conf = _conf(settings)
-            try:
-                with _holding_interrupts():
-                    self._gateway = _launch(conf, log, log_path)
-                    self.context = SparkContext(conf=conf, gateway=self._gateway)
-                    # It hears when Java has gone, and would print that as an error of its own.
-                    self.context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
-            except (Py4JError, PySparkException) as error:
-                # Java is asked what the error says, so before it ends.
-                reason = _reason(error)
-                self._end_jvm()
-                raise SparkFailedError(f"Spark does not start: {reason}", log=str(log_path)) from error
-            except KeyboardInterrupt:
-                self._end_jvm()
-                raise
         self._log, self._master = str(log_path), settings.spark_master
         self._spark: SparkSession | None = None
+        self._stopped = False
+        with log_path.open("wb") as log, environment(SPARK_LOCAL_IP=_LOOPBACK, PYSPARK_PYTHON=sys.executable):
+            try:
+                with _holding_interrupts():
+                    # The JVM writes to the log, not to the user's terminal.
+                    self._start(_conf(settings), log, settings.spark_start_seconds_max)
+            except KeyboardInterrupt:
+                # It was held until Spark had started.
+                self._give_up()
+                raise
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="catchment-spark")
         events.emit("spark_started", version=self.context.version)
 
     @property
+    def has_jvm(self) -> bool:
+        """Whether its JVM runs, as far as that is known without asking it: one from elsewhere is taken to run."""
+        return not self._stopped and (self._gateway.proc is None or self._gateway.proc.poll() is None)
+
+    @property
     def is_alive(self) -> bool:
         """Whether it can still do anything: a context stops by itself when its cluster is gone for good."""
-        try:
-            return self._has_jvm() and not self.context._jsc.sc().isStopped()
-        except (Py4JError, OSError):
-            return False
+        return self._is_stopped() is False
 
     @property
     def spark(self) -> SparkSession:
@@ -90,43 +85,74 @@ class Session:
         return self._spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """Run all tasks; SparkFailedError when one failed for good."""
-        try:
+        """Run all tasks; SparkFailedError when one failed for good, or when the session is lost."""
+        with self._naming_failures("Spark failed the job"):
             return self._undisturbed(lambda: self._collect(tasks))
-        except (Py4JError, PySparkException, OSError) as error:
-            # A JVM that has gone is an OSError, of the connection to it.
-            reason = _reason(error) if self._has_jvm() else _GONE
-            raise SparkFailedError(f"Spark failed the job: {reason}", log=self._log) from error
 
     def probe(self) -> str:
         """Have a worker do a little, and say who did it."""
-        try:
+        with self._naming_failures("Spark does no work"):
             total = self._undisturbed(lambda: self.context.parallelize(range(100), 1).sum())
-        except (Py4JError, PySparkException, OSError) as error:
-            raise SparkFailedError(f"Spark does no work: {_reason(error)}", log=self._log) from error
         return f"Spark {self.context.version} on {self._master} counts to {total}"
 
     def stop(self) -> None:
         """Stop the session, and its JVM if it has started one; also one that has gone."""
+        self._stopped = True
         self._caller.shutdown()
-        if self._spark is not None:
-            with suppress(Py4JError, OSError):
+        # A JVM that does not answer would be waited for without end.
+        with jvm.killed_after(self._gateway.proc, jvm.STOP_S_MAX), suppress(Py4JError, OSError):
+            if self._spark is not None:
                 self._spark.stop()
-            self._end_jvm()
-            return
-        with suppress(Py4JError, OSError):
-            self.context._jsc.stop()
-        self.context._jsc = None
+            elif self.context._jsc is not None:
+                self.context._jsc.stop()
         # What PySpark has here to hear of accumulators from Java looks once a second whether it is to end; it ends at
         # once when Java has gone.
-        ending = threading.Thread(target=self._forget)
+        ending = threading.Thread(target=jvm.forget)
         ending.start()
-        self._end_jvm()
+        jvm.end_gently(self._gateway)
         ending.join()
 
-    def _has_jvm(self) -> bool:
-        """Whether its JVM runs, as far as that can be known: one that somebody else started is taken to."""
-        return self._gateway.proc is None or self._gateway.proc.poll() is None
+    def _start(self, conf: SparkConf, log: IO[bytes], seconds_max: float) -> None:
+        # A gateway that PySpark remembers would be taken instead of the one that is launched.
+        jvm.forget()
+        self._gateway = _launch(conf, log, self._log, seconds_max)
+        try:
+            with jvm.killed_after(self._gateway.proc, seconds_max) as overdue:
+                self.context = SparkContext(conf=conf, gateway=self._gateway)
+            # It hears when Java has gone, and would print that as an error of its own.
+            self.context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        except Exception as error:
+            # Java is asked what the error says, so before it ends.
+            said = _reason(error)
+            is_lost = overdue.is_set() or not self.has_jvm
+            reason = jvm.account_of(self._gateway.proc, overdue) if is_lost else said
+            self._give_up()
+            raise SparkFailedError(f"Spark does not start: {reason}", log=self._log) from error
+
+    def _give_up(self) -> None:
+        """End a session that did not get as far as to have jobs."""
+        jvm.forget()
+        jvm.end_gently(self._gateway)
+
+    @contextmanager
+    def _naming_failures(self, what: str) -> Iterator[None]:
+        """Raise SparkFailedError for what Spark says, and for anything that comes of a JVM or context that has gone."""
+        try:
+            yield
+        except Exception as error:
+            # A connection that breaks shows as many kinds of errors, as deep in PySpark as it was used.
+            if not isinstance(error, _OF_SPARK) and self.is_alive:
+                raise
+            reason = _GONE if self._is_stopped() is None else _reason(error)
+            raise SparkFailedError(f"{what}: {reason}", log=self._log) from error
+
+    def _is_stopped(self) -> bool | None:
+        """Whether Spark has stopped its context; None if nothing answers that could tell."""
+        context = self.context._jsc
+        try:
+            return bool(context.sc().isStopped()) if self.has_jvm and context is not None else None
+        except (Py4JError, OSError):
+            return None
 
     def _collect(self, tasks: Sequence[Task]) -> list[TaskResult]:
         return self.context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
@@ -144,29 +170,6 @@ class Session:
             with suppress(Py4JError, PySparkException, OSError):
                 doing.result()
             raise
-
-    def _forget(self) -> None:
-        with suppress(Py4JError, OSError):
-            self.context.stop()
-
-    def _end_jvm(self) -> None:
-        process = self._gateway.proc
-        if process is None:
-            # It was there before: whoever runs this program by `spark-submit` has it end with the program.
-            self._gateway.close()
-        elif process.returncode is None:
-            with suppress(Py4JError, OSError):
-                self._gateway.shutdown()
-            process.stdin.close()
-            try:
-                process.wait(timeout=_STOP_S_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        # PySpark remembers them for the life of the process; a later session must launch its own.
-        SparkContext._gateway = None
-        SparkContext._jvm = None
-        SparkContext._active_spark_context = None
 
 
 def prepare(settings: Settings, archive: Path) -> None:
@@ -211,16 +214,17 @@ def _holding_interrupts() -> Iterator[None]:
         handler(signal.SIGINT, came[0])
 
 
-def _launch(conf: SparkConf, log: IO[bytes], log_path: Path) -> Any:
+def _launch(conf: SparkConf, log: IO[bytes], log_path: str, seconds_max: float) -> Any:
     try:
-        return launch_gateway(conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
-    except PySparkException as error:
-        if java.is_archived(conf.get(_DRIVER_OPTIONS)):
+        return launch_gateway(conf, log, seconds_max=seconds_max)
+    except SparkFailedError as error:
+        if java.is_archived(conf.get(_DRIVER_OPTIONS)) and jvm.ended_by_itself(error):
             # A damaged archive ends Java before it can say so.
             events.emit("spark_archive_unfit", level=logging.WARNING, archive=str(java.archive_path()))
-            return _launch(conf.set(_DRIVER_OPTIONS, java.OPTIONS), log, log_path)
-        reason = _first_cause(log_path.read_text(encoding="utf-8", errors="replace"))
-        raise SparkFailedError(f"Spark's JVM does not start: {reason}", log=str(log_path)) from error
+            return _launch(conf.set(_DRIVER_OPTIONS, java.OPTIONS), log, log_path, seconds_max)
+        said = Path(log_path).read_text(encoding="utf-8", errors="replace").strip()
+        reason = f"{error.message}. {_first_cause(said)}" if said else error.message
+        raise SparkFailedError(f"Spark's JVM does not start: {reason}", log=log_path) from error
 
 
 def _conf(settings: Settings) -> SparkConf:
@@ -247,7 +251,7 @@ def _conf(settings: Settings) -> SparkConf:
     return conf
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     try:
         return _first_cause(str(error))
     except (Py4JError, OSError):

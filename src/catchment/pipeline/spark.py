@@ -1,9 +1,12 @@
 """Spark as a runner of tasks; what starts it, and Spark's client, are imported when there is something to run."""
 
+import random
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from catchment.backoff import Backoff
+from catchment.clock import Clock, SystemClock
 from catchment.errors import SparkFailedError
 from catchment.pipeline import master
 from catchment.pipeline.work import Task, TaskResult
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from catchment.pipeline.session import Session
+
+T = TypeVar("T")
+
+_RESTART_FIRST_MS = 1_000
 
 
 class Runner(Protocol):
@@ -30,12 +37,23 @@ class Runner(Protocol):
 
 
 class SparkRunner:
-    """Runs tasks on Spark; the session is started by the first task and stopped by `close`."""
+    """Runs tasks on Spark; the session is started by the first task and stopped by `close`.
 
-    def __init__(self, settings: Settings) -> None:
+    A session that is lost is given up, and the next use starts another. After a start that failed, or a session that
+    was lost before it finished a job, the next start has to wait; until then every use fails with the same reason.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
+        self._clock = clock or SystemClock()
+        self._backoff = Backoff(
+            attempts_max=1, first_ms=_RESTART_FIRST_MS, wait_ms_max=settings.spark_restart_seconds_max * 1_000
+        )
         self._session: Session | None = None
         self._mutex = threading.Lock()
+        self._failures = 0
+        self._failure: SparkFailedError | None = None
+        self._start_at_s = 0.0
 
     def __enter__(self) -> "SparkRunner":
         return self
@@ -58,39 +76,73 @@ class SparkRunner:
         return self._started().spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        if not tasks:
-            return []
-        session = self._started()
-        try:
-            return session.run(tasks)
-        except SparkFailedError:
-            if not session.is_alive:
-                # Whoever runs the next tasks finds none, and starts another.
-                self._let_go(session)
-            raise
+        return self._use(lambda session: session.run(tasks)) if tasks else []
 
     def probe(self) -> str:
         """Have a worker do a little, and say who did it; SparkFailedError when it cannot."""
-        return self._started().probe()
+        return self._use(lambda session: session.probe())
 
     def close(self) -> None:
         """Stop the session and its JVM."""
-        if self._session is not None:
-            self._let_go(self._session)
+        with self._mutex:
+            session, self._session = self._session, None
+            if session is not None:
+                session.stop()
 
-    def _let_go(self, session: "Session") -> None:
+    def _use(self, job: Callable[["Session"], T]) -> T:
+        session = self._started()
+        try:
+            result = job(session)
+        except SparkFailedError as error:
+            if not session.is_alive:
+                self._give_up(session, error)
+            raise
+        self._failures = 0
+        return result
+
+    def _give_up(self, session: "Session", error: SparkFailedError) -> None:
+        """Stop a session that is lost; the next use starts another."""
         with self._mutex:
             if self._session is session:
                 self._session = None
                 session.stop()
+                if self._failures:
+                    self._wait_after(error)
 
     def _started(self) -> "Session":
         from catchment.pipeline.session import Session
 
         with self._mutex:
+            session = self._session
+            if session is not None and not session.has_jvm:
+                # It went between two uses.
+                self._session = None
+                session.stop()
             if self._session is None:
-                self._session = Session(self._settings)
+                self._require_turn()
+                try:
+                    self._session = Session(self._settings)
+                except SparkFailedError as error:
+                    self._failures += 1
+                    self._wait_after(error)
+                    raise
+                # Until it has finished a job, it counts as one that failed.
+                self._failures += 1
             return self._session
+
+    def _require_turn(self) -> None:
+        wait_s = self._start_at_s - self._clock.monotonic_s()
+        if self._failure is not None and wait_s > 0:
+            failure = self._failure
+            raise failure.rebuild(
+                f"{failure.message.rstrip('.')}. Spark is started again in {wait_s:.0f} s at the earliest.",
+                failure.hint,
+                failure.facts,
+            )
+
+    def _wait_after(self, error: SparkFailedError) -> None:
+        wait_ms = self._backoff.wait_ms(self._failures, random.random())
+        self._failure, self._start_at_s = error, self._clock.monotonic_s() + wait_ms / 1_000
 
 
 def spark_session(settings: Settings) -> "SparkSession":

@@ -437,6 +437,11 @@ class DqCoordinator:
             raise
         except CatchmentError as error:
             done = tuple(TableFlush(table=table, errors=(error.message,)) for table in tables)
+        except Exception as error:
+            # A bug of ours or of a library: the status names it, and the tables back off as after any other failure.
+            for table in tables:
+                self.requeue(table, f"{type(error).__name__}: {error}")
+            raise
         errors = {each.table: each.errors for each in merged(done) if each.errors}
         for table in tables:
             if table in errors:

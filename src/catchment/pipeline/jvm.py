@@ -1,0 +1,170 @@
+"""The JVM of a Spark session: started as a process of ours, bounded in time while it starts, never left behind.
+
+PySpark's own launcher returns no process before its JVM answers, so a start that hangs or fails leaves the JVM running.
+Here the process is known from its first moment, is the leader of a process group, and is ended and reaped with the
+group when anything goes wrong.
+"""
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext, java_gateway
+from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.serializers import UTF8Deserializer, read_int
+
+from catchment import settings
+from catchment.errors import SparkFailedError
+
+STOP_S_MAX = 30.0
+_LOOK_S = 0.02
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
+
+
+# Py4j logs every broken connection with a traceback, by the root logger. What it comes to is in the error we raise.
+logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def launch_gateway(conf: SparkConf, log: IO[bytes], *, seconds_max: float, cwd: Path | None = None) -> Any:
+    """Start a JVM and return py4j's gateway to it, with its process as `proc`.
+
+    A program that `spark-submit` started has a JVM already: that one is taken, and `proc` is None. Raises
+    SparkFailedError if Java ends or does not answer within `seconds_max`; then no process of the start is left.
+    """
+    if settings.spark_gateway_given():
+        return java_gateway.launch_gateway(conf)  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "gateway"
+        process = _start(conf, log, answer, cwd)
+        try:
+            with killed_after(process, seconds_max) as overdue:
+                gateway = _connect(conf, process, answer, overdue)
+        except BaseException:
+            end(process)
+            raise
+    gateway.proc = process
+    return gateway
+
+
+@contextmanager
+def killed_after(process: "subprocess.Popen[bytes] | None", seconds: float) -> Iterator[threading.Event]:
+    """Kill the process if the block takes longer, which breaks every wait for it; the event says that it did."""
+    overdue = threading.Event()
+
+    def kill() -> None:
+        overdue.set()
+        if process is not None:
+            _kill_group(process)
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield overdue
+    finally:
+        timer.cancel()
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a JVM with its group, and reap it."""
+    _kill_group(process)
+    process.wait()
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+
+
+def end_gently(gateway: Any) -> None:
+    """End the JVM of a gateway; one that was there before (`spark-submit`) is left running."""
+    process = gateway.proc
+    if process is None:
+        gateway.close()
+        return
+    if process.returncode is None:
+        with killed_after(process, STOP_S_MAX):
+            with suppress(Py4JError, OSError):
+                gateway.shutdown()
+            # Java ends when its stdin does.
+            process.stdin.close()
+            process.wait()
+    end(process)
+
+
+def forget() -> None:
+    """Have PySpark forget its context and gateway, which it keeps for the life of the process.
+
+    It would use a gateway whose JVM has gone for every later session, and start none.
+    """
+    unfinished = SparkContext._active_spark_context
+    if unfinished is not None:
+        # Nothing is said to Java any more. What is left to end is the thread that hears of accumulators.
+        unfinished._jsc = None
+        with suppress(Py4JError, OSError):
+            unfinished.stop()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+
+
+def account_of(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> str:
+    """What became of a JVM that did not start, in words."""
+    ended = process.poll()
+    if overdue.is_set():
+        return "it took too long (CATCHMENT_SPARK_START_SECONDS_MAX) and was ended"
+    if ended is None:
+        return "the connection to it failed"
+    return f"it was killed by {signal.Signals(-ended).name}" if ended < 0 else f"it ended with exit code {ended}"
+
+
+def ended_by_itself(error: SparkFailedError) -> bool:
+    """Whether a start failed because Java ended, and was neither too slow nor killed by another process."""
+    return error.facts.get("exit_code") not in (None, -signal.SIGKILL, -signal.SIGTERM)
+
+
+def _start(conf: SparkConf, log: IO[bytes], answer: Path, cwd: Path | None) -> "subprocess.Popen[bytes]":
+    command = [str(Path(_find_spark_home()) / "bin" / "spark-submit")]
+    for key, value in conf.getAll():
+        command += ["--conf", f"{key}={value}"]
+    command += shlex.split(settings.spark_submit_arguments())
+    with settings.environment(_PYSPARK_DRIVER_CONN_INFO_PATH=str(answer), SPARK_CONNECT_MODE="0"):
+        # A group of its own: Ctrl-C in the terminal does not reach it, and the helpers of the start end with it.
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=cwd, process_group=0)
+
+
+def _connect(conf: SparkConf, process: "subprocess.Popen[bytes]", answer: Path, overdue: threading.Event) -> Any:
+    while not answer.is_file():
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_LOOK_S)
+            raise _failure(process, overdue)
+    try:
+        with answer.open("rb") as stream:
+            port = read_int(stream)  # type: ignore[no-untyped-call]
+            secret = UTF8Deserializer().loads(stream)  # type: ignore[no-untyped-call]
+        with settings.environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
+            return java_gateway.launch_gateway(conf)  # type: ignore[no-untyped-call]
+    except (Py4JError, PySparkException, OSError, EOFError) as error:
+        raise _failure(process, overdue) from error
+
+
+def _failure(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> SparkFailedError:
+    return SparkFailedError(account_of(process, overdue), exit_code=None if overdue.is_set() else process.poll())
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    # Only while it is not reaped: until then no other process can have its number.
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
