@@ -96,7 +96,9 @@ class App:
 
     def _make_lake(self) -> Lake:
         wall = self.wall if self._walled else None
-        return Lake.from_settings(self.settings, clock=self.clock, wall=wall, holds_wal=self._walled)
+        return Lake.from_settings(
+            self.settings, clock=self.clock, wall=wall, holds_wal=self._walled, meters=self.meters
+        )
 
     @property
     def wall(self) -> Wall:

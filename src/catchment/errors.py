@@ -3,6 +3,7 @@
     CatchmentError
     ├── RetryableError            wait, then do the same again
     │   ├── ConflictError         another transaction got in between: redo the commit, keep the files
+    │   │   └── EngineFailedError   DuckDB failed inside and was replaced: so did whatever ran in it
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
     │   ├── ControlUnavailableError  the control database cannot be reached: what was to change may have changed
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
@@ -92,6 +93,12 @@ class RetryableError(CatchmentError):
 
 class ConflictError(RetryableError):
     """Another transaction changed the lake in between; nothing of this one was committed."""
+
+
+class EngineFailedError(ConflictError):
+    """DuckDB failed inside on a statement of another session and was replaced; what ran in it was rolled back."""
+
+    default_hint = "Run it again, a transaction from its beginning."
 
 
 class LakeUnavailableError(RetryableError):

@@ -98,6 +98,12 @@ VERBS: dict[str, Verb] = {
     "lake_away": Verb(
         WARNING, "The lake's catalog cannot be reached; the queue takes writes all the same.", "Bring the catalog back."
     ),
+    "engine_replaced": Verb(
+        ERROR,
+        "DuckDB failed inside, by an error of its own; its instance was replaced, and what ran in it was rolled back.",
+        "Find the statement by the lines of the same request, and keep it from being run; it is a bug of DuckDB.",
+        ids=("request", "session", "user"),
+    ),
     "wal_not_held": Verb(
         WARNING,
         "The catalog's WAL comes and goes with every transaction: under load, some of them wait for a second.",

@@ -162,6 +162,7 @@ class Meters:
         self.rows_buried = Counter()
         self.rows_bypassed = Counter()
         self.logins_failed = Counter()
+        self.engines_replaced = Counter()
 
     def acked(self, *, rows: int, size: int, seconds: float) -> None:
         """Rows are durable, and their writer is told so."""

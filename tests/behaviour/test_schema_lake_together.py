@@ -10,6 +10,7 @@ import pytest
 from catchment import faults
 from catchment.errors import CommitUnknownError, ScriptError
 from catchment.lake import Lake
+from catchment.lake.instance import Origin
 from catchment.lake.locks import CommitLock
 from catchment.pipeline import ParquetFiles
 from tests.buffer_scenes import QueueScene
@@ -59,9 +60,9 @@ def test_after_a_commit_of_unknown_fate_the_records_tell_whether_to_try_again(
     commit = sqlite_lake._commit
     turns = iter([True])
 
-    def torn(connection: duckdb.DuckDBPyConnection, **how: bool) -> None:
+    def torn(connection: duckdb.DuckDBPyConnection, origin: Origin, **how: bool) -> None:
         if not next(turns, False):
-            commit(connection, **how)
+            commit(connection, origin, **how)
             return
         connection.execute("COMMIT" if landed else "ROLLBACK")
         raise CommitUnknownError("The connection broke.")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, assert_never
@@ -152,6 +153,16 @@ def open_connection(
         more["META_JOURNAL_MODE"] = "WAL"
     retry(lambda: _attach(connection, address, more), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
     return connection
+
+
+def detach(address: LakeAddress, connection: duckdb.DuckDBPyConnection) -> None:
+    """Take the lake out of an instance that was given up, if it would keep its successor from opening the catalog.
+
+    A DuckDB file is open once in a process. It is closed when the last transaction of the instance has ended.
+    """
+    if isinstance(address.catalog, DuckDbCatalog):
+        with suppress(duckdb.Error):
+            connection.execute(f"DETACH {sql.identifier(address.name)}")
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, address: LakeAddress, more: Mapping[str, sql.Value]) -> None:

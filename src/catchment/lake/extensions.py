@@ -31,7 +31,13 @@ def connect(*, check_signatures: bool = False, threads: int | None = None) -> du
     Checking a signature reads the whole binary, which takes most of the time of opening a lake. The binaries come from
     installed packages: whoever could change them could change this code as well.
     """
-    config = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+    config = {
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        # An error inside DuckDB is to end one statement. Without this it ends all later ones of the instance, and the
+        # process when a connection with an open transaction is closed. What is to be replaced then, `instance` does.
+        "disable_database_invalidation": "true",
+    }
     if threads is not None:
         config["threads"] = str(threads)
     return duckdb.connect(config={**config, "allow_unsigned_extensions": str(not check_signatures).lower()})

@@ -1,5 +1,7 @@
 """DuckDB's errors of a lake's transactions, as errors that tell the caller what to do."""
 
+from typing import assert_never
+
 import duckdb
 
 from catchment.errors import (
@@ -10,7 +12,7 @@ from catchment.errors import (
     InvariantError,
     LakeUnavailableError,
 )
-from catchment.lake.attach import LakeAddress, error_text
+from catchment.lake.attach import DuckDbCatalog, LakeAddress, PostgresCatalog, SqliteCatalog, error_text
 
 # Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and left nothing behind.
 _CONFLICT_WORDS = ("conflict", "database is locked", "primary key", "unique", "concurrent", "serialize", "deadlock")
@@ -32,6 +34,23 @@ def during_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
     """What COMMIT failed with: a conflict has left nothing, and of anything else it is unknown."""
     text = error_text(error, address)
     return ConflictError(text) if _is_conflict(text) else CommitUnknownError(f"COMMIT failed: {text}")
+
+
+def spoils_instance(error: duckdb.Error, address: LakeAddress) -> bool:
+    """Whether a failed COMMIT takes the whole DuckDB instance with it; readers keep it until they are done.
+
+    SQLite: it would crash later. PostgreSQL: only after anything but a conflict, since DuckLake holds on to a server
+    connection of every instance that saw a conflict. A DuckDB file cannot be opened twice by one process: it stays.
+    """
+    match address.catalog:
+        case SqliteCatalog():
+            return True
+        case PostgresCatalog():
+            return not isinstance(during_commit(error, address), ConflictError)
+        case DuckDbCatalog():
+            return False
+        case _ as unreachable:
+            assert_never(unreachable)
 
 
 def _is_conflict(text: str) -> bool:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -31,17 +32,20 @@ from catchment.lake.attach import (
     LakeAddress,
     PostgresCatalog,
     SqliteCatalog,
+    detach,
     open_connection,
     parse_catalog,
 )
 from catchment.lake.audit import AuditReport, audit
 from catchment.lake.commit import Advance, Commit, Record
 from catchment.lake.deadletters import DeadLetter, DeadLetters
+from catchment.lake.instance import Instance, Origin
 from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.locks import CommitLock, lock_for
 from catchment.lake.sqlitewal import OpenWal
 from catchment.lake.tables import LEDGER_SCHEMA, Table
 from catchment.lake.wall import Wall
+from catchment.meters import Meters
 from catchment.settings import MIB, Settings
 
 T = TypeVar("T")
@@ -95,6 +99,7 @@ class Lake:
         commit_lock: CommitLock | None = None,
         wall: Wall | None = None,
         holds_wal: bool = False,
+        meters: Meters | None = None,
     ) -> None:
         """With `holds_wal` the WAL of a SQLite catalog stays open: for a process that many write through for long."""
         self.address = address
@@ -102,10 +107,8 @@ class Lake:
         self.clock: Clock = clock or SystemClock()
         self._commit_lock = commit_lock or lock_for(address.catalog, clock=self.clock)
         self._wall = wall
-        # Counts the instances that were given up: a connection of an older one must not write any more.
-        self.generation = 0
-        self._instance: duckdb.DuckDBPyConnection | None = None
-        self._instance_mutex = threading.Lock()
+        counter = None if meters is None else meters.engines_replaced
+        self._instance = Instance("lake", self._connect, release=partial(detach, address), failures=counter)
         self._shapes: dict[TableId, Table] = {}
         self._shapes_mutex = threading.Lock()
         self._is_open = False
@@ -121,6 +124,7 @@ class Lake:
         clock: Clock | None = None,
         wall: Wall | None = None,
         holds_wal: bool = False,
+        meters: Meters | None = None,
     ) -> Self:
         """The lake that the settings name; opened on first use, behind a wall where strangers' SQL will run."""
         address = LakeAddress(
@@ -135,7 +139,7 @@ class Lake:
             target_file_bytes=settings.lake_target_file_bytes,
             threads_max=settings.lake_threads_max,
         )
-        return cls(address, limits=limits, clock=clock, wall=wall, holds_wal=holds_wal)
+        return cls(address, limits=limits, clock=clock, wall=wall, holds_wal=holds_wal, meters=meters)
 
     def __enter__(self) -> Self:
         self.open()
@@ -147,6 +151,20 @@ class Lake:
     @property
     def name(self) -> str:
         return self.address.name
+
+    @property
+    def generation(self) -> int:
+        """Which of the lake's DuckDB instances is the one to use."""
+        return self._instance.generation
+
+    def origin(self) -> Origin:
+        """The instance that connections of `cursor()` are of from now on; asked for before they are."""
+        return self._instance.origin()
+
+    @property
+    def failed(self) -> threading.Event:
+        """Set when an instance failed inside; whoever ends what is left on it clears it."""
+        return self._instance.failed
 
     def open(self, *, create: bool = True) -> None:
         """Attach the lake. `create` makes the lake, its ledger and its options if they are missing.
@@ -160,8 +178,7 @@ class Lake:
             self._attach_existing()
         elif self._is_foreign:
             # Attached again: with `create`, its catalog is prepared for several processes.
-            with self._instance_mutex:
-                self._give_up_instance()
+            self._instance.give_up()
         has_ledger, has_options = self._examine()
         self._is_foreign = not (has_ledger or create)
         if create and not has_ledger:
@@ -179,17 +196,14 @@ class Lake:
             with suppress(CatchmentError):
                 # Whoever opens the catalog finds nothing to recover. If it is away, somebody else will.
                 self.newest_snapshot()
-        with self._instance_mutex:
-            if self._instance is not None:
-                self._instance.close()
-                self._instance = None
+        self._instance.close()
         self._commit_lock.close()
         self._is_open = False
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection for reading, with the lake as its default catalog; the caller closes it."""
-        cursor = self._bare_cursor()
-        self._execute(cursor, f"USE {sql.identifier(self.name)}")
+        origin, cursor = self.origin(), self._bare_cursor()
+        self._execute(cursor, f"USE {sql.identifier(self.name)}", origin)
         return cursor
 
     def find_table(self, table: TableId) -> Table | None:
@@ -367,10 +381,11 @@ class Lake:
         """
         if self._is_foreign:
             raise InvariantError(f"The lake at {self.address.catalog} has no ledger, and was opened for reading.")
-        connection = self._connect(create=False, threads=1) if alone else self._bare_cursor()
+        instance = Instance("commit", lambda: self._connect(create=False, threads=1)) if alone else self._instance
+        origin, connection = instance.origin(), instance.cursor() if alone else self._bare_cursor()
         try:
             started_s = self.clock.monotonic_s()
-            self._execute(connection, "BEGIN")
+            self._execute(connection, "BEGIN", origin)
             try:
                 # DuckLake writes more than a few rows of the ledger to a file.
                 data_path = files.local_path(self.address.data_path)
@@ -379,14 +394,18 @@ class Lake:
                     connection.execute(f"USE {sql.identifier(self.name)}")
                     yield connection
                     self._refuse_overlong(started_s)
+                    origin.refuse_lost()
             except BaseException as error:
-                self._roll_back(connection, alone=alone)
+                self._roll_back(connection, origin, alone=alone)
+                origin.note(error)
                 if isinstance(error, duckdb.Error):
                     raise self._before_commit(error) from None
                 raise
-            self._commit(connection, alone=alone)
+            self._commit(connection, origin, alone=alone)
         finally:
             connection.close()
+            if alone:
+                instance.close()
 
     @contextmanager
     def exclusive(self, timeout_s: float | None = None) -> Iterator[None]:
@@ -394,9 +413,10 @@ class Lake:
         with self._commit_lock.held(self.limits.lock_timeout_s if timeout_s is None else timeout_s):
             yield
 
-    def commit_on(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def commit_on(self, connection: duckdb.DuckDBPyConnection, origin: Origin) -> None:
         """COMMIT on a connection of `cursor()`; where it fails, the connection is not to be used any more."""
-        self._commit(connection)
+        origin.refuse_lost()
+        self._commit(connection, origin)
 
     def redo(self) -> Backoff:
         """How conflicting commits are redone."""
@@ -415,9 +435,7 @@ class Lake:
         catalog = self.address.catalog
         if not isinstance(catalog, PostgresCatalog) and not catalog.path.exists():
             raise LakeMissingError(f"There is no lake at {catalog}.")
-        with self._instance_mutex:
-            if self._instance is None:
-                self._instance = self._connect(create=False)
+        self._instance.open_with(lambda: self._connect(create=False))
 
     def _examine(self) -> tuple[bool, bool]:
         """Whether the lake has a ledger, and our options."""
@@ -440,18 +458,19 @@ class Lake:
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
         # One transaction for all that is read together: it is consistent, and DuckLake loads its metadata once.
+        origin = self.origin()
         with self._bare_cursor() as cursor:
             try:
                 cursor.execute("BEGIN")
                 yield cursor
-            except duckdb.Error as error:
-                raise self._before_commit(error) from None
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                origin.note(error)
+                if isinstance(error, duckdb.Error):
+                    raise self._before_commit(error) from None
+                raise
 
     def _bare_cursor(self) -> duckdb.DuckDBPyConnection:
-        with self._instance_mutex:
-            if self._instance is None:
-                self._instance = self._connect()
-            return self._instance.cursor()
+        return self._instance.cursor()
 
     def _create_ledger(self) -> None:
         with self.write() as connection:
@@ -531,51 +550,32 @@ class Lake:
     def _find_table(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
         return tables.find_table(connection, self.name, table, data_path=self.address.data_path)
 
-    def _execute(self, connection: duckdb.DuckDBPyConnection, statement: str) -> None:
+    def _execute(self, connection: duckdb.DuckDBPyConnection, statement: str, origin: Origin) -> None:
         try:
             connection.execute(statement)
         except duckdb.Error as error:
+            origin.note(error)
             raise self._before_commit(error) from None
 
-    def _commit(self, connection: duckdb.DuckDBPyConnection, *, alone: bool = False) -> None:
+    def _commit(self, connection: duckdb.DuckDBPyConnection, origin: Origin, *, alone: bool = False) -> None:
         try:
             connection.execute("COMMIT")
         except duckdb.Error as error:
-            if not alone:
-                self._discard(error)
+            self._discard(error, origin, alone=alone)
             raise self._during_commit(error) from None
 
-    def _roll_back(self, connection: duckdb.DuckDBPyConnection, *, alone: bool) -> None:
+    def _roll_back(self, connection: duckdb.DuckDBPyConnection, origin: Origin, *, alone: bool) -> None:
         try:
             connection.execute("ROLLBACK")
         except duckdb.Error as error:
             # The connection is beyond use; what it had open is rolled back by the catalog when it goes.
-            if not alone:
-                self._discard(error)
+            self._discard(error, origin, alone=alone)
 
-    def _discard(self, error: duckdb.Error) -> None:
-        """Decide what else goes with a connection whose COMMIT failed; readers keep an old instance until done.
-
-        SQLite: the whole instance, or it crashes later. PostgreSQL: only after anything but a conflict, since DuckLake
-        holds on to a server connection of every instance that saw a conflict. A DuckDB file cannot be opened twice by
-        one process: its instance stays unless DuckDB itself has given it up.
-        """
-        match self.address.catalog:
-            case SqliteCatalog():
-                spoilt = True
-            case PostgresCatalog():
-                spoilt = not isinstance(self._during_commit(error), ConflictError)
-            case DuckDbCatalog():
-                spoilt = isinstance(error, duckdb.FatalException)
-        if spoilt:
-            with self._instance_mutex:
-                self._give_up_instance()
-
-    def _give_up_instance(self) -> None:
-        if isinstance(self.address.catalog, DuckDbCatalog) and self._instance is not None:
-            self._instance.close()
-        self._instance = None
-        self.generation += 1
+    def _discard(self, error: duckdb.Error, origin: Origin, *, alone: bool) -> None:
+        """Decide what else goes with a connection whose COMMIT failed; an instance that is `alone` goes anyway."""
+        origin.note(error)
+        if not alone and not origin.is_lost and failures.spoils_instance(error, self.address):
+            self._instance.give_up()
 
     def _before_commit(self, error: duckdb.Error) -> CatchmentError:
         return failures.before_commit(error, self.address)

@@ -62,6 +62,8 @@ def _connect(memory_mb: int) -> duckdb.DuckDBPyConnection:
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "preserve_insertion_order": "true",
+            # It is kept for later tasks, which an error inside DuckDB must not end.
+            "disable_database_invalidation": "true",
             # Fixed for the life of the connection: DuckDB refuses another folder once it has spilled.
             "temp_directory": str(
                 Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}-{threading.get_ident()}"

@@ -11,7 +11,6 @@ next one. Only rows that a table takes as they are come this way; what an INSERT
 """
 
 import logging
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -34,13 +33,14 @@ from catchment.ids import TableId
 from catchment.lake import Commit, Lake, extensions, types
 from catchment.lake.attach import LakeAddress
 from catchment.lake.commit import RegisterFiles, TableIs
+from catchment.lake.instance import Instance
 from catchment.lake.staging import JobFolder, Staging
 from catchment.lake.tables import Table
 from catchment.lake.wall import Wall
+from catchment.meters import Meters
 from catchment.pipeline.output import Output, copy, wrongly_null
 from catchment.queue.arrivals import columns_of
 from catchment.queue.group import GroupCommit
-from catchment.server.links import Link
 from catchment.server.model import Call
 from catchment.server.transactions import exclusive
 
@@ -61,22 +61,17 @@ class FileWriter:
     In the lake's own one, the catalog's small queries would wait for threads that are busy writing, and wait busily.
     """
 
-    def __init__(self, wall: Wall, address: LakeAddress, *, threads_max: int) -> None:
+    def __init__(self, wall: Wall, address: LakeAddress, *, threads_max: int, meters: Meters) -> None:
         # Two instances must not spill into one folder.
         self._wall = replace(wall, spill_path=wall.spill_path / _SPILL)
         self._address = address
         self._threads_max = threads_max
-        self._mutex = threading.Lock()
-        self._instance: duckdb.DuckDBPyConnection | None = None
+        self.instance = Instance("files", self._connect, failures=meters.engines_replaced)
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection to write with; the caller closes it."""
-        with self._mutex:
-            if self._instance is None:
-                instance = extensions.connect(threads=self._threads_max or None)
-                self._wall.raise_around(instance, self._address)
-                self._instance = instance
-            return self._instance.cursor()
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        instance = extensions.connect(threads=self._threads_max or None)
+        self._wall.raise_around(instance, self._address)
+        return instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +166,9 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
 def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder: Path, call: Call) -> list[Output]:
     files.make_folder(folder)
     engine = session.engine
-    with closing(engine.files.cursor()) as connection:
-        link = Link(
-            connection,
-            generation=engine.generation,
-            result_bytes_max=engine.settings.server_result_bytes_max,
-            require_lake=engine.require_lake,
-        )
+    origin = engine.files.instance.origin()
+    with closing(engine.files.instance.cursor()) as connection:
+        link = engine.wrap(connection, origin)
         # A bare capsule: DuckDB reads a reader through a slower way.
         with link.registered(_ROWS, rows.__arrow_c_stream__(), call), link.interruptible(call):
             columns = sql.identifiers(column.name for column in table.columns)

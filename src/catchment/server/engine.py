@@ -1,9 +1,12 @@
 """What all sessions share: the lake, the queue, and connections behind the wall."""
 
 import logging
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol
+from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
@@ -14,6 +17,7 @@ from catchment.clock import Clock
 from catchment.errors import LakeUnavailableError, NotSupportedError
 from catchment.ids import TableId
 from catchment.lake import Lake, extensions
+from catchment.lake.instance import Instance, Origin
 from catchment.queue import DqCoordinator
 from catchment.server.bulk import FileWriter, Registrar
 from catchment.server.islands import Island
@@ -22,9 +26,6 @@ from catchment.server.model import Principal
 from catchment.server.peers import PeerSession
 from catchment.settings import Settings
 from catchment.tenants.model import Shard, TenantId
-
-# The generation of connections that were made while the lake was away.
-LAKELESS = -1
 
 
 class TenantDesk(Protocol):
@@ -60,15 +61,14 @@ class Engine:
         self.queue: DqCoordinator | None = app.queue if app.settings.queue_enable else None
         # The queue's lake works while the catalog is away; it is opened when it is first used.
         self.lake: Lake = self.queue.lake if self.queue is not None else app.lake
-        self.files = FileWriter(app.wall, self.lake.address, threads_max=self.lake.limits.threads_max)
+        self.files = FileWriter(
+            app.wall, self.lake.address, threads_max=self.lake.limits.threads_max, meters=app.meters
+        )
         self.registrar = Registrar(self.lake)
         # Without one, tenants live here and nowhere else.
         self.tenants: TenantDesk | None = None
-
-    @property
-    def generation(self) -> int:
-        """Which of the lake's DuckDB instances is the one to use."""
-        return self.lake.generation
+        self._links: WeakSet[Link] = WeakSet()
+        self._links_mutex = threading.Lock()
 
     def island(self, tenant: TenantId | None) -> Island | None:
         """The part of the lake that exists for a tenant's user; None where that is all of it."""
@@ -97,7 +97,7 @@ class Engine:
 
         With an island, it is where unqualified names count.
         """
-        generation, require_lake = self.lake.generation, self.require_lake
+        origin, require_lake = self.lake.origin(), self.require_lake
         try:
             self.lake.open()
             connection = self.lake.cursor()
@@ -106,15 +106,46 @@ class Engine:
         except LakeUnavailableError as error:
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
             # Rows for the queue can still be computed, and are taken.
-            connection = extensions.connect()
-            self.app.wall.raise_around(connection)
-            generation, require_lake = LAKELESS, partial(_refuse, error.message)
-        return Link(
+            lakeless = Instance("lakeless", self._lakeless)
+            origin, require_lake = lakeless.origin(), partial(_refuse, error.message)
+            connection = lakeless.cursor()
+        return self.wrap(connection, origin, require_lake=require_lake)
+
+    def wrap(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        origin: Origin,
+        *,
+        require_lake: Callable[[], None] | None = None,
+    ) -> Link:
+        """A link to a connection; `origin` was asked for before the connection was."""
+        link = Link(
             connection,
-            generation=generation,
+            origin=origin,
             result_bytes_max=self.settings.server_result_bytes_max,
-            require_lake=require_lake,
+            require_lake=require_lake or self.require_lake,
         )
+        with self._links_mutex:
+            self._links.add(link)
+        return link
+
+    def is_current(self, link: Link) -> bool:
+        """Whether the link is of the DuckDB instance that has the lake now."""
+        return link.origin == self.lake.origin()
+
+    def end_lost(self) -> bool:
+        """Close links to instances that failed inside, and end what still runs on them; whether all are closed."""
+        with self._links_mutex:
+            lost = [link for link in self._links if link.origin.is_lost]
+        closed = [link for link in lost if link.close_if_idle()]
+        with self._links_mutex:
+            self._links.difference_update(closed)
+        return len(closed) == len(lost)
+
+    def _lakeless(self) -> duckdb.DuckDBPyConnection:
+        connection = extensions.connect()
+        self.app.wall.raise_around(connection)
+        return connection
 
     def require_lake(self) -> None:
         """Ask the catalog for the little that shows that it is there; LakeUnavailableError where it is not."""

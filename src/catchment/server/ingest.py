@@ -65,6 +65,7 @@ def ingest(
     ahead.read(_AHEAD_BYTES)
     with statements.link(joined) as link:
         session.has_state()
+        link.has_state = link.has_state or _is_temporary(target)
         if joined is not None:
             joined.prepare_write(call)
             return _write(session, target, schema, ahead.rows(), link, call)

@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import CancelledError, InputError, LimitError, StateError
+from catchment.errors import CancelledError, EngineFailedError, InputError, LimitError, StateError
 from catchment.ids import TableId
+from catchment.lake.instance import Origin
 from catchment.lake.types import Column
 from catchment.server.model import Call
 
@@ -50,14 +51,16 @@ class Link:
         self,
         connection: duckdb.DuckDBPyConnection,
         *,
-        generation: int,
+        origin: Origin,
         result_bytes_max: int,
         require_lake: Callable[[], None],
     ) -> None:
         """`require_lake` is asked where a name or a file is not found: LakeUnavailableError says why."""
         self._require_lake = require_lake
         self.connection = connection
-        self.generation = generation
+        self.origin = origin
+        # Whether something would be missed in a new connection: USE, variables, temporary tables.
+        self.has_state = False
         self.lock = threading.RLock()
         self._result_bytes_max = result_bytes_max
         self._live: LiveResult | None = None
@@ -137,6 +140,35 @@ class Link:
             else:
                 self._live.and_then(self.connection.close)
 
+    def roll_back(self) -> None:
+        """End the connection's transaction, if it has one; the lock is held by the caller."""
+        try:
+            self.connection.execute("ROLLBACK")
+        except duckdb.Error as error:
+            # Where there is nothing to roll back, DuckDB has done it.
+            self.origin.note(error)
+
+    def lock_or_interrupt(self) -> bool:
+        """Take the lock, if it is free; else interrupt the statement that runs. Whether the lock is taken."""
+        is_taken = self.lock.acquire(blocking=False)
+        if not is_taken:
+            self.interrupt()
+        return is_taken
+
+    def close_if_idle(self) -> bool:
+        """Close a lost connection, and give up its open result; False if a statement runs, which is interrupted."""
+        if not self.lock_or_interrupt():
+            return False
+        try:
+            if self._live is not None:
+                live, self._live = self._live, None
+                live.give_up(EngineFailedError())
+            with suppress(duckdb.Error):
+                self.connection.close()
+        finally:
+            self.lock.release()
+        return True
+
     def interrupt(self) -> None:
         """End the statement that runs."""
         with suppress(duckdb.ConnectionException):
@@ -151,7 +183,11 @@ class Link:
                 yield
             except duckdb.InterruptException:
                 call.refuse_stopped()
+                self.origin.refuse_lost()
                 raise CancelledError from None
+            except (duckdb.InternalException, duckdb.FatalException) as error:
+                self.origin.note(error)
+                raise
             except _NAMELESS as error:
                 if not isinstance(error, duckdb.BinderException) or str(error).startswith(_BINDING_CATALOG):
                     self._require_lake()
@@ -201,10 +237,12 @@ class LiveResult:
                 except StopIteration:
                     self._end()
                     return None
-                except (duckdb.InterruptException, pa.ArrowException, OSError) as error:
+                except (duckdb.Error, pa.ArrowException, OSError) as error:
                     self._end()
+                    self._link.origin.note(error)
                     if "INTERRUPT" in str(error):
                         call.refuse_stopped()
+                        self._link.origin.refuse_lost()
                         raise CancelledError from None
                     raise
 
@@ -227,6 +265,7 @@ class LiveResult:
                     break
                 self._parked.append(batch)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
+            self._link.origin.note(error)
             self._failure = error
         finally:
             self._cleanup.close()

@@ -18,6 +18,8 @@ from catchment.server.sessions import Session
 from catchment.server.users import ANONYMOUS
 
 _SWEEP_S = 1.0
+# While statements are being interrupted.
+_SWEEP_AGAIN_S = 0.05
 _SWEEPS_PER_TRIM = 10
 # Sessions that nobody may come back to, and tokens whose sessions are over.
 _UNCLAIMED_MAX = 1_000
@@ -163,31 +165,44 @@ class SessionRegistry:
     def close_all(self) -> None:
         """End all sessions, and take no more."""
         self._stopping.set()
+        # It waits for this one.
+        self.engine.lake.failed.set()
         self._sweeper.join()
         for session in self.sessions():
             with suppress(CatchmentError):
                 self.close(session)
 
-    def sweep(self) -> None:
-        """End what has idled for too long."""
+    def sweep(self) -> bool:
+        """End what has idled for too long, and what is left of DuckDB instances that failed inside.
+
+        False where statements still run on one: they are interrupted, and it is to be done again soon.
+        """
         now_s = self.engine.clock.monotonic_s()
-        for session in self.sessions():
+        sessions = self.sessions()
+        for session in sessions:
             session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
+        is_done = self.engine.end_lost()
+        for session in sessions:
             idle_s = now_s - session.touched_s
             if idle_s > self._settings.server_session_idle_seconds and not session.is_used:
                 events.emit(
                     "session_expired", session=session.shown_id, user=session.principal.name, idle_s=round(idle_s)
                 )
                 self.close(session)
+        return is_done
 
     def _sweep(self) -> None:
-        rounds = 0
-        while not self._stopping.wait(_SWEEP_S):
+        rounds, is_done, failed = 0, True, self.engine.lake.failed
+        while True:
+            failed.wait(_SWEEP_S if is_done else _SWEEP_AGAIN_S)
+            failed.clear()
+            if self._stopping.is_set():
+                return
             rounds += 1
             if rounds % _SWEEPS_PER_TRIM == 0:
                 memory.give_back()
             try:
-                self.sweep()
+                is_done = self.sweep()
             except CatchmentError as error:
                 events.emit("session_sweep_failed", level=logging.ERROR, reason=error.message)
 

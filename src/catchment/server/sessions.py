@@ -12,7 +12,6 @@ still finds its session. Handles and tokens cannot be guessed.
 
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TypeVar
@@ -20,7 +19,7 @@ from typing import TypeVar
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import CatchmentError, LimitError, StateError
+from catchment.errors import CatchmentError, EngineFailedError, LimitError, StateError
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
@@ -34,7 +33,7 @@ from catchment.server.prepared import Prepared
 from catchment.server.rewrite import Plain, Step, plan
 from catchment.server.statementlog import shown_session
 from catchment.server.statements import Statements
-from catchment.server.transactions import Transaction, no_such_transaction
+from catchment.server.transactions import Ended, Transaction
 from catchment.server.users import SHARD
 
 _TRANSACTIONS_MAX = 8
@@ -67,8 +66,8 @@ class Session:
         self._mutex = threading.RLock()
         self._own: Link | None = None
         self._transactions: dict[bytes, Transaction] = {}
-        # Those that were rolled back for idling, of which the client has not heard.
-        self._expired: deque[bytes] = deque(maxlen=_TRANSACTIONS_MAX)
+        # Those that were rolled back for idling, or with their DuckDB instance.
+        self._expired = Ended(_TRANSACTIONS_MAX)
         self._by_sql: bytes | None = None
         self._prepared: dict[bytes, Prepared] = {}
         self._waiting: dict[bytes, Outcome] = {}
@@ -274,10 +273,10 @@ class Session:
             ended = self._transactions.get(transaction)
             if not commit and transaction in self._expired:
                 # It was rolled back already: the client learns nothing that it did not want.
-                self._expired.remove(transaction)
+                self._expired.forget(transaction)
                 return
             if ended is None or ended.is_ending:
-                raise no_such_transaction()
+                raise self._expired.reason(transaction)
             # It stays known until it is over: nothing else may run on its link before.
             ended.is_ending = True
         with self._told():
@@ -299,7 +298,7 @@ class Session:
             finally:
                 with self._mutex:
                     self._transactions.pop(ended.handle, None)
-                    if self._by_sql == ended.handle:
+                    if self._by_sql == ended.handle and ended.handle not in self._expired:
                         self._by_sql = None
                 if ended.link is not self._own:
                     ended.link.close()
@@ -417,7 +416,7 @@ class Session:
         with self._mutex:
             self._refuse_closed()
             own = self._own
-            if own is not None and (own.generation == self._engine.generation or self._is_in_transaction(own)):
+            if own is not None and (self._engine.is_current(own) or self._is_in_transaction(own)):
                 return own
         made = self._engine.link(self.island)
         with self._mutex:
@@ -428,6 +427,11 @@ class Session:
         unused = own if is_first else made
         if unused is not None:
             unused.close()
+            if unused.has_state:
+                raise EngineFailedError(
+                    "The session's connection was replaced: its temporary tables, its variables and USE are gone.",
+                    hint="Set them again; other statements go on.",
+                )
         self._refuse_closed()
         if found is None:
             raise StateError("The session is over.", hint="Connect again.")
@@ -442,13 +446,16 @@ class Session:
         with self._mutex:
             if transaction is None:
                 transaction = self._by_sql
+                if transaction is not None and transaction in self._expired:
+                    # Told once: the statement was meant for the transaction, and must not be done without it.
+                    self._by_sql = None
             if transaction is None and join and len(self._transactions) == 1:
                 transaction = next(iter(self._transactions))
             if transaction is None:
                 return None
             found = self._transactions.get(transaction)
             if found is None or found.is_ending:
-                raise no_such_transaction()
+                raise self._expired.reason(transaction)
             found.touched_s = self._engine.clock.monotonic_s()
             found.is_used = True
             return found
@@ -523,18 +530,27 @@ class Session:
     # The end.
 
     def expire_transactions(self, before_s: float) -> int:
-        """Roll back transactions of which nothing was heard since then; one in which nothing was done may stay."""
+        """Roll back transactions of which nothing was heard since then, and those whose DuckDB instance failed inside.
+
+        One in which nothing was done may stay.
+        """
         with self._mutex:
-            found = [] if self._used else list(self._transactions.values())
-            idle = [each for each in found if each.is_used and each.touched_s < before_s and not each.is_ending]
-            for each in idle:
+            found = [each for each in self._transactions.values() if not each.is_ending]
+            lost = [each for each in found if each.link.origin.is_lost and each.link.lock_or_interrupt()]
+            idle = [] if self._used else [each for each in found if each.is_used and each.touched_s < before_s]
+            over = list(dict.fromkeys((*lost, *idle)))
+            for each in over:
                 # In this very moment: a statement that comes now finds that it is over.
                 each.is_ending = True
-        for each in idle:
-            with suppress(CatchmentError):
-                self._finish(each, commit=False, call=Call())
-                self._expired.append(each.handle)
-        return len(idle)
+                self._expired.add(each)
+        for each in over:
+            try:
+                with suppress(CatchmentError):
+                    self._finish(each, commit=False, call=Call())
+            finally:
+                if each in lost:
+                    each.link.lock.release()
+        return len(over)
 
     def let_go(self) -> None:
         """Its client may never come back: keep no sessions on other servers for it."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from catchment import sql
 from catchment.errors import (
     CatchmentError,
+    ConflictError,
     InputError,
     LakeUnavailableError,
     LimitError,
@@ -34,6 +35,8 @@ from catchment.server.transactions import Transaction, exclusive
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
 
+# Words of a statement that makes something which is in its connection alone.
+_TEMPORARY = frozenset({"temp", "temporary"})
 _NOTHING = pa.table({"Count": pa.array([], pa.int64())})
 
 
@@ -179,13 +182,9 @@ class Statements:
         with ExitStack() as cleanup:
             cleanup.enter_context(self.session.reading_lake())
             spelled = {table: self.spelled(table) for table in step.tables}
+            origin = engine.lake.origin()
             fresh = cleanup.enter_context(self.queue().fresh(*dict.fromkeys(spelled.values())))
-            link = Link(
-                fresh.connection,
-                generation=engine.generation,
-                result_bytes_max=engine.settings.server_result_bytes_max,
-                require_lake=engine.require_lake,
-            )
+            link = engine.wrap(fresh.connection, origin)
             if self.session.island is not None:
                 link.run(self.session.island.set_path, call)
             text = step.over({table: fresh.queries[own] for table, own in spelled.items()})
@@ -230,6 +229,7 @@ class Statements:
         island = self.session.island
         if island is not None and island.stays(step.text, step.tokens):
             return
+        link.has_state = True
         link.run(step.text, call)
         if island is not None:
             return
@@ -284,6 +284,7 @@ class Statements:
         bound: pa.Table | None,
     ) -> Outcome:
         self.session.has_state()
+        link.has_state = link.has_state or any(token.text in _TEMPORARY for token in step.tokens)
         if transaction is not None:
             transaction.prepare_write(call)
             return self._changed(step, verdict, link, call, bound, on_half=transaction.fail)
@@ -299,19 +300,22 @@ class Statements:
     @contextmanager
     def alone(self, link: Link, call: Call) -> Iterator[None]:
         """A write transaction, under the lake's commit lock."""
-        lake = self.session.lake
-        if link.generation != lake.generation:
+        lake, engine = self.session.lake, self.session.engine
+        if not engine.is_current(link):
             raise LakeUnavailableError("The lake is away.")
         with exclusive(lake, call):
+            if not engine.is_current(link):
+                raise ConflictError("The lake was opened again while the statement waited.", hint="Run it again.")
             link.run("BEGIN", call)
             try:
                 yield
                 call.refuse_stopped()
+                link.origin.refuse_lost()
             except BaseException:
                 link.abandon("The statement failed.")
-                link.connection.execute("ROLLBACK")
+                link.roll_back()
                 raise
-            lake.commit_on(link.connection)
+            lake.commit_on(link.connection, link.origin)
 
     def _changed(
         self,

@@ -152,7 +152,7 @@ def _text(error: Exception) -> str:
         case CatchmentError():
             return f"{error.message} {error.hint}" if error.hint else error.message
         case duckdb.InternalException() | duckdb.FatalException():
-            return "DuckDB failed inside; the server's log has the details."
+            return "DuckDB failed inside on this statement, which was not done; the server's log has the details."
         case duckdb.Error() | pa.ArrowException() | UnicodeError():
             # What follows is a piece of the statement, which the client knows.
             message, line, statement = str(error).partition("\n\nLINE ")

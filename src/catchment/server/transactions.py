@@ -4,13 +4,20 @@ Rows for the queue are kept back until COMMIT. The lake commits first: that may 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import groupby
 
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import CatchmentError, ConflictError, LimitError, LockTimeoutError, StateError
+from catchment.errors import (
+    CatchmentError,
+    ConflictError,
+    EngineFailedError,
+    LimitError,
+    LockTimeoutError,
+    StateError,
+)
 from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.server.links import Link
@@ -41,6 +48,31 @@ def exclusive(lake: Lake, call: Call) -> Iterator[None]:
 def no_such_transaction() -> StateError:
     """What is said of a transaction that is over, or never was."""
     return StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
+
+
+class Ended:
+    """Transactions that the server rolled back, of which the client has not heard, and why; the newest few."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lost: dict[bytes, bool] = {}
+
+    def add(self, transaction: "Transaction") -> None:
+        """Remember one."""
+        self._lost[transaction.handle] = transaction.link.origin.is_lost
+        while len(self._lost) > self._most:
+            del self._lost[next(iter(self._lost))]
+
+    def __contains__(self, handle: bytes) -> bool:
+        return handle in self._lost
+
+    def forget(self, handle: bytes) -> None:
+        """The client knows."""
+        self._lost.pop(handle, None)
+
+    def reason(self, handle: bytes) -> CatchmentError:
+        """What to say of a transaction that is over, or never was."""
+        return EngineFailedError() if self._lost.get(handle) else no_such_transaction()
 
 
 class Transaction:
@@ -79,18 +111,21 @@ class Transaction:
     def prepare_write(self, call: Call) -> None:
         """Have the commit lock: nobody else changes the lake between the first write and the end."""
         if not self.has_written:
-            if self.link.generation != self._lake.generation:
-                raise ConflictError(
-                    "The lake was opened anew since the transaction began.", hint="Roll back, and retry."
-                )
+            self._refuse_old()
             with ExitStack() as held:
                 held.enter_context(self._changing())
                 held.enter_context(exclusive(self._lake, call))
+                self._refuse_old()
                 self._lock = held.pop_all()
             self.has_written = True
 
+    def _refuse_old(self) -> None:
+        if self.link.origin != self._lake.origin():
+            raise ConflictError("The lake was opened anew since the transaction began.", hint="Roll back, and retry.")
+
     def refuse_ended(self) -> None:
-        """Refuse a statement that waited for the link while the transaction ended."""
+        """Refuse a statement that waited for the link while the transaction ended, or was lost."""
+        self.link.origin.refuse_lost()
         if self.is_ending:
             raise no_such_transaction()
 
@@ -113,7 +148,7 @@ class Transaction:
         self.link.settle(call)
         self._refuse_failed()
         try:
-            self._lake.commit_on(self.link.connection)
+            self._lake.commit_on(self.link.connection, self.link.origin)
         finally:
             self._lock.close()
         self._enqueue(enqueue)
@@ -153,9 +188,7 @@ class Transaction:
         """End it; nothing of it is kept."""
         try:
             self.link.abandon("The transaction was rolled back.")
-            with suppress(duckdb.Error):
-                # Where there is nothing to roll back, DuckDB has done it.
-                self.link.connection.execute("ROLLBACK")
+            self.link.roll_back()
         finally:
             self._kept = {}
             self.link.shapes.clear()

@@ -435,6 +435,14 @@ METRICS: tuple[Declared, ...] = (
         samples=metered("statements_failed"),
     ),
     Declared(
+        name="catchment_engines_replaced_total",
+        kind="counter",
+        help="DuckDB instances that failed inside and were replaced.",
+        read="Each took the open transactions and temporary tables of all sessions with it.",
+        act="The event `engine_replaced` has the reason and the request; the statement must not be run again.",
+        samples=metered("engines_replaced"),
+    ),
+    Declared(
         name="catchment_logins_failed_total",
         kind="counter",
         help="Attempts to log in that failed.",
