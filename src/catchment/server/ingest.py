@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import duckdb
 import pyarrow as pa
 
 from catchment import sql
@@ -22,6 +23,7 @@ from catchment.server.links import Link
 from catchment.server.model import Call, IfExists, IngestTarget, Role
 from catchment.server.rewrite import FRESH, QUEUE
 from catchment.server.statements import Statements
+from catchment.server.storable import InMicroseconds
 from catchment.server.transactions import Transaction
 
 if TYPE_CHECKING:
@@ -41,6 +43,22 @@ def ingest(
     """Take the rows in; how many they are."""
     statements = Statements(session)
     statements.require(Role.WRITER, "Ingest")
+    if _is_temporary(target):
+        return _take(statements, target, rows, call, transaction)
+    stored = InMicroseconds(rows)
+    try:
+        return _take(statements, target, stored.rows(), call, transaction)
+    except duckdb.Error:
+        # Who reads the rows knows of their errors only that there was one.
+        if stored.failure is not None:
+            raise stored.failure from None
+        raise
+
+
+def _take(
+    statements: Statements, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
+) -> int:
+    session = statements.session
     # The Go driver names no transaction here even where one is open.
     joined = session.find(transaction, join=True)
     schema = _schema(session, target)

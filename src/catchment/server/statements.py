@@ -24,7 +24,7 @@ from catchment.errors import (
 from catchment.ids import TableId
 from catchment.queue import DqCoordinator
 from catchment.queue.arrivals import size_of
-from catchment.server import capture, literals, queuetables
+from catchment.server import capture, literals, queuetables, storable
 from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
 from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
 from catchment.server.model import Call, Outcome, Role
@@ -335,6 +335,7 @@ class Statements:
                 parts.append(part)
                 if sum(each.nbytes for each in parts) > limit:
                     raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
+            storable.require_made(step, link, self.session.lake.name, call)
         except BaseException:
             if parts and on_half is not None:
                 on_half()
@@ -344,6 +345,7 @@ class Statements:
     @staticmethod
     def _each(step: Plain, link: Link, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
         if bound is None:
+            storable.require_source(step, link, call)
             yield link.table(step.text, call)
         elif step.bulk is not None and step.bulk.parameters == bound.num_columns:
             with link.registered(BOUND, capture.numbered(bound), call):
@@ -352,6 +354,7 @@ class Statements:
             statement = link.connection.extract_statements(step.text)[-1]
             # All of them before any is run: one that has no value in Python must not come too late.
             for row in [_row(statement, bound, at) for at in range(bound.num_rows)]:
+                storable.require_source(step, link, call, row)
                 yield link.table(step.text, call, row)
 
     @contextmanager
