@@ -65,14 +65,67 @@ def test_a_value_is_decoded_as_duckdb_does(segment: str, value: str | None, tmp_
     assert _values(leaf, tmp_path) == ("p", value, "2024-01-01")
 
 
-@pytest.mark.parametrize("name", ["x.parquet.tmp", "x.parquet.invalid", "x.parquet.compacted", "x.PARQUET", "notes"])
+@pytest.mark.parametrize("name", ["x.parquet.tmp", "x.parquet.invalid", "x.parquet.compacted", "notes"])
 def test_a_leftover_in_a_leaf_is_a_stray(name: str, tmp_path: Path) -> None:
-    _put(tmp_path, f"{LEAF}/a.parquet", f"{LEAF}/{name}")
+    _put(tmp_path, f"{LEAF}/snap_1.parquet", f"{LEAF}/{name}")
     tree = _walk(tmp_path)
-    assert [each.name for each in tree.leaves[0].files] == ["a.parquet"]
+    assert [each.name for each in tree.leaves[0].files] == ["snap_1.parquet"]
     (stray,) = tree.strays
     assert (stray.path, stray.bytes) == (f"{LEAF}/{name}", len(name))
     assert "leftover" in stray.reason
+
+
+def test_the_ending_of_a_parquet_file_may_be_written_in_capitals(tmp_path: Path) -> None:
+    _put(tmp_path, f"{LEAF}/a.parquet", f"{LEAF}/B.PARQUET")
+    tree = _walk(tmp_path)
+    assert [each.name for each in tree.leaves[0].files] == ["B.PARQUET", "a.parquet"]
+    assert tree.strays == ()
+
+
+@pytest.mark.parametrize(
+    ("there", "files", "is_doubtful"),
+    [
+        # Killed before it renamed anything: the copy is worth nothing.
+        (["a.parquet", "b.parquet", "snap_2.parquet.tmp"], ["a.parquet", "b.parquet"], False),
+        # Killed between the renames: the rows are in what it renamed, and in what it did not.
+        (["a.parquet.compacted", "b.parquet", "snap_2.parquet.tmp"], ["a.parquet.compacted", "b.parquet"], False),
+        (["a.parquet.compacted", "snap_1.parquet.compacted", "snap_2.parquet.tmp"],
+         ["a.parquet.compacted", "snap_1.parquet.compacted"], False),
+        (["a.parquet.compacted", "b.parquet.compacted"], ["a.parquet.compacted", "b.parquet.compacted"], False),
+        # Killed before it deleted: all rows are in the copy.
+        (["a.parquet.compacted", "b.parquet.compacted", "snap_2.parquet"], ["snap_2.parquet"], False),
+        (["a.parquet.compacted", "c.parquet", "snap_2.parquet"], ["c.parquet", "snap_2.parquet"], False),
+        # The file snap_1 is what it compacts, or the copy of an earlier one that was cut off.
+        (["a.parquet.compacted", "snap_1.parquet", "snap_2.parquet.tmp"], ["snap_1.parquet"], True),
+    ],
+)  # fmt: skip
+def test_the_rows_of_a_compaction_that_was_cut_off_are_found_where_they_are(
+    there: list[str], files: list[str], is_doubtful: bool, tmp_path: Path
+) -> None:
+    _put(tmp_path, *(f"{LEAF}/{name}" for name in there))
+    (leaf,) = _walk(tmp_path).leaves
+    assert [each.name for each in leaf.files] == files
+    assert (leaf.doubt is not None) == is_doubtful
+
+
+def test_a_tree_of_another_program_knows_no_compaction(tmp_path: Path) -> None:
+    _put(tmp_path, "day=1/a.parquet.compacted", "day=1/b.parquet")
+    (leaf,) = walk(tmp_path, keys=("day",), table="sales").leaves
+    assert [each.name for each in leaf.files] == ["b.parquet"]
+
+
+def test_a_tree_may_lie_in_folders_of_workspaces_beside_the_database(tmp_path: Path) -> None:
+    _put(tmp_path, f"default/{LEAF}/a.parquet", f"other/{LEAF}/a.parquet", "other/tailpipe.db", f"x=1/{LEAF}/a.parquet")
+    tree = walk(tmp_path, keys=KEYS, workspaces=True)
+    assert [(leaf.path, leaf.table, leaf.values) for leaf in tree.leaves] == [
+        (f"default/{LEAF}", "log", ("p", "i", "2024-01-01"))
+    ]
+    assert {stray.path for stray in tree.strays} == {
+        f"other/{LEAF}/a.parquet",
+        "other/tailpipe.db",
+        f"x=1/{LEAF}/a.parquet",
+    }
+    assert [stray.path for stray in tree.of([]).strays if "view" in stray.reason] == ["default/tp_table=log"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ other commands call `--home`, is `--lake-home`.
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from catchment.pipeline import Mode
 from catchment.pipeline.legacy.job import LegacyImport
 from catchment.pipeline.legacy.place import Phase, Place
 from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, leaves_counted
-from catchment.pipeline.legacy.report import LegacyReport, Status, Verification
+from catchment.pipeline.legacy.report import LeafFailure, LegacyReport, Status, Verification
 from catchment.pipeline.legacy.tree import TAILPIPE_KEYS
 from catchment.pipeline.plan import counted
 
@@ -512,14 +512,15 @@ def _status_lines(target: _Target, found: Status) -> Iterator[str]:
     if found.tables_made:
         yield f"Tables made: {', '.join(found.tables_made)}."
     yield from (f"Set aside: {path}" for path in found.quarantined)
-    yield from _failure_lines(target, [(each.leaf, each.reason) for each in found.failures])
+    yield from _failure_lines(target, found.failures)
 
 
-def _failure_lines(target: _Target, failures: list[tuple[str, str]]) -> Iterator[str]:
-    for leaf, reason in failures:
-        yield f"Failed: {leaf}: {reason}"
+def _failure_lines(target: _Target, failures: Sequence[LeafFailure]) -> Iterator[str]:
+    for each in failures:
+        yield f"Failed: {each.leaf}: {each.reason}"
     if failures:
         yield f"They lie in {target.place.migrating}. Mend them there, then: {target.next('retry')}"
+    if any(each.unreadable for each in failures):
         yield f"Or set unreadable files aside and import the rest: {target.next('retry')} --quarantine"
 
 
@@ -536,7 +537,7 @@ def _report_lines(target: _Target, report: LegacyReport) -> Iterator[str]:
     yield from (f"Set aside: {path}" for path in report.quarantined)
     if report.strays:
         yield f"{counted(len(report.strays), 'stray')} in the backup, not imported: {target.next('report')} --json"
-    yield from _failure_lines(target, [(each.leaf, each.reason) for each in report.failures])
+    yield from _failure_lines(target, report.failures)
     if report.ok:
         yield f"The backup is in {target.place.migrated}."
         yield f"Prove it: {target.next('verify')}"

@@ -38,6 +38,7 @@ _ODD_ROWS = 20
 _CRUMB_FILES = 40
 _CRUMB_ROWS = 3
 _WRITERS = 2
+_SNAP = "snap_20240101120000_000001.parquet"
 _TABLE_WITHOUT_VIEW = "half_collected_log"
 _VIEW_WITHOUT_DATA = "forgotten_log"
 
@@ -82,6 +83,8 @@ class Odd(StrEnum):
     GARBAGE_FILE = "garbage_file"
     # What an interrupted collection or compaction leaves: names that end in .tmp, .invalid, .compacted.
     LEFTOVERS = "leftovers"
+    # What a compaction leaves that was killed between its renames: all rows are in names that end in .compacted.
+    CUT_COMPACTION = "cut_compaction"
     # File names with spaces and quotes, and one that is, as a glob, the name of its neighbour.
     STRANGE_NAMES = "strange_names"
     # A Parquet file of no rows, beside one with rows.
@@ -537,6 +540,7 @@ _LEAVES: Mapping[Odd, Callable[[_Tree, LegacyTable, Odd], None]] = {
     Odd.ZERO_BYTE_FILE: _to_be_spoiled,
     Odd.GARBAGE_FILE: _to_be_spoiled,
     Odd.LEFTOVERS: _to_be_spoiled,
+    Odd.CUT_COMPACTION: _to_be_spoiled,
     Odd.STRANGE_NAMES: _strange,
     Odd.ZERO_ROWS: _zero_rows,
     Odd.CRUMBS: _crumbs,
@@ -561,7 +565,13 @@ def _spoil(tree: _Tree) -> None:
                 names = tuple(f"old_{ending}.parquet.{ending}" for ending in ("tmp", "invalid", "compacted"))
                 for name in names:
                     (folder / name).write_bytes((folder / leaf.files[0]).read_bytes())
-                tree.leaves[n] = replace(leaf, leftovers=names)
+                # What is compacted is in a file of that name.
+                (folder / leaf.files[0]).rename(folder / _SNAP)
+                tree.leaves[n] = replace(leaf, files=(_SNAP, *leaf.files[1:]), leftovers=names)
+            case Odd.CUT_COMPACTION:
+                (folder / f"{_SNAP}.tmp").write_bytes((folder / leaf.files[0]).read_bytes())
+                moved = [(folder / name).rename(folder / f"{name}.compacted") for name in leaf.files]
+                tree.leaves[n] = replace(leaf, files=tuple(each.name for each in moved), leftovers=(f"{_SNAP}.tmp",))
             case _:
                 pass
 

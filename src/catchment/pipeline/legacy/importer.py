@@ -177,8 +177,9 @@ class Importer:
         return any((self._place.migrating / leaf).exists() for leaf in wanted if not self._is_all_aside(run, leaf))
 
     def _is_all_aside(self, run: Run, leaf: str) -> bool:
-        names = {each.name for each in (self._place.migrating / leaf).glob("*.parquet")}
-        return bool(names) and names <= set(run.quarantined.get(leaf, ()))
+        aside = set(run.quarantined.get(leaf, ()))
+        names = {each.name for seen in run.plan.seen if seen.path == leaf for each in seen.files}
+        return bool(names) and names <= aside
 
 
 def settled(journal: Journal, lake: Lake) -> Journal:

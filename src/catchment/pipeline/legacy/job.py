@@ -38,6 +38,7 @@ from catchment.pipeline.legacy.report import LeafFailure, LegacyReport, Mismatch
 from catchment.pipeline.legacy.survey import survey
 from catchment.pipeline.legacy.tree import Tree, tables_of, walk
 from catchment.pipeline.legacy.views import View, read_views
+from catchment.pipeline.plan import counted
 from catchment.settings import MIB
 
 # What one commit takes: large enough to be cheap, small enough that stopping does not take long.
@@ -122,7 +123,7 @@ class LegacyImport:
         # Where the files will lie when they are adopted, not where they lie now.
         if not files.same_device(self.place.migrating, self._data_path):
             needed += adopted
-        refusals = []
+        refusals = [*self._refuse_strays(made)]
         free = files.free_bytes(self._data_path)
         if needed + _DISK_SPARE_BYTES > free:
             refusals.append(f"The lake needs {needed / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free.")
@@ -138,6 +139,14 @@ class LegacyImport:
             refusals=tuple(refusals),
             seconds=seconds_estimate(made.tables, parallelism=self._parallelism, digests=self.options.digests),
         )
+
+    def _refuse_strays(self, planned: LegacyPlan) -> Iterator[str]:
+        """Why nothing is imported if nothing can be; strays may be the rest of an import that is under way."""
+        strays = [each for each in planned.strays if each.parquet_files]
+        is_rest = planned.phase is Phase.IMPORTING and self._imported()
+        if strays and not planned.seen and not planned.leaves_moved and not is_rest:
+            count = sum(each.parquet_files for each in strays)
+            yield f"None of {counted(count, 'Parquet file')} can be imported: {strays[0].path}: {strays[0].reason}."
 
     def run(self, planned: LegacyPlan | None = None, *, stop: Stop = lambda: False) -> LegacyReport:
         """Import everything that can be imported. `planned` is used as it is, where nothing has happened since."""
@@ -395,11 +404,14 @@ class LegacyImport:
             quarantined={leaf: tuple(names) for leaf, names in aside.items()},
             adopt_bytes_min=self._adopt_bytes_min,
             above=keys_of(self.place.migrating),
+            moved=self._described(self.place.migrating, views).leaves if phase is Phase.READY else (),
         )
 
     def _described(self, root: Path, views: Sequence[View] | None = None) -> Tree:
         """The tree, tables without a view set apart; `views` are read from `root` where they are not given."""
-        tree = walk(root, keys=[key.name for key in self.options.keys], table=self.options.table)
+        # A home may have its database beside the folders of its workspaces.
+        beside = bool(self.place.marker) and not self.place.workspace
+        tree = walk(root, keys=[key.name for key in self.options.keys], table=self.options.table, workspaces=beside)
         if not self.place.marker:
             return tree
         return tree.of(view.name for view in (read_views(root) if views is None else views))
@@ -448,7 +460,10 @@ class LegacyImport:
         return LegacyReport(
             phase=phase,
             tables=tuple(_table_report(table, reports) for table, reports in run.reports.items()),
-            failures=tuple(LeafFailure(leaf=leaf, reason=why) for leaf, why in sorted(run.failures.items())),
+            failures=tuple(
+                LeafFailure(leaf=leaf, reason=why, unreadable=run.plan.may_be_unreadable(leaf))
+                for leaf, why in sorted(run.failures.items())
+            ),
             quarantined=_paths(run.quarantined),
             strays=tuple(stray.path for stray in run.plan.strays),
             stopped=phase is Phase.IMPORTING and run.stop(),
@@ -479,7 +494,8 @@ class LegacyImport:
 
 def _refuse(planned: LegacyPlan) -> None:
     if planned.refusals:
-        raise InputError(" ".join(planned.refusals), hint="Make room, or import to another disk.")
+        hint = "Make room, or import to another disk." if planned.seen else "`catchment legacy plan` names every file."
+        raise InputError(" ".join(planned.refusals), hint=hint)
 
 
 def _undo_first() -> InputError:

@@ -177,9 +177,14 @@ def _only_workspace(home: Path) -> str:
     """The one workspace that has data; none where the data folder itself has the database."""
     folders = (home / "data", home / "migration" / "migrating", home / "migration" / "migrated")
     for folder in folders:
-        if (folder / DATABASE).is_file():
-            return ""
         found = sorted(set(_marked_below(folder)))
+        if (folder / DATABASE).is_file():
+            if found:
+                raise InputError(
+                    f"{folder} has {DATABASE}, and so has {', '.join(found)} in it.",
+                    hint="Name the workspace with --workspace; `--workspace ''` is for the folder itself.",
+                )
+            return ""
         if len(found) > 1:
             raise InputError(
                 f"{folder} has several workspaces: {', '.join(found)}.", hint="Name one with --workspace, one by one."

@@ -1,6 +1,6 @@
 """Planning an import: every table, leaf, problem and byte of it, before anything moves. Decisions only."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -118,6 +118,7 @@ class LegacyPlan:
     bad: tuple[BadFile, ...]
     quarantined: Mapping[str, tuple[str, ...]]
     views_without_data: tuple[str, ...]
+    leaves_moved: int = 0
     disk_needed_bytes: int = 0
     disk_free_bytes: int = 0
     seconds: float = 0.0
@@ -128,6 +129,11 @@ class LegacyPlan:
     @property
     def leaves(self) -> int:
         return sum(len(table.leaves) for table in self.tables)
+
+    def may_be_unreadable(self, leaf: str) -> bool:
+        """Whether a leaf that is not imported has a file which cannot be read, or failed when it was read."""
+        blocked = any(leaf in table.blocked for table in self.tables)
+        return not blocked or any(each.leaf == leaf for each in self.bad)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -146,6 +152,8 @@ class LegacyPlan:
             yield f"{stray.path} stays in the backup and is not imported: {stray.reason}."
         for view in self.views_without_data:
             yield f"The view {view} has no data."
+        if self.leaves_moved:
+            yield f"{leaves_counted(self.leaves_moved)} moved before a move was cut off: a run imports them too."
 
     def explain(self) -> Iterator[str]:
         """The plan in sentences, for a person."""
@@ -197,7 +205,8 @@ def _explain_table(table: TablePlan) -> Iterator[str]:
 class Facts:
     """What was read before planning. `views` is None for a tree that no database describes.
 
-    `above` are keys in the names of folders that the tree itself lies in.
+    `above` are keys in the names of folders that the tree itself lies in. `moved` are leaves that a move took into
+    `migrating/` before it was cut off.
     """
 
     phase: Phase
@@ -208,6 +217,7 @@ class Facts:
     adopt_bytes_min: int
     quarantined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     above: tuple[str, ...] = ()
+    moved: tuple[Leaf, ...] = ()
 
 
 def plan(facts: Facts, options: Options) -> LegacyPlan:
@@ -228,9 +238,14 @@ def plan(facts: Facts, options: Options) -> LegacyPlan:
         strays=facts.tree.strays,
         bad=bad,
         quarantined=aside,
-        views_without_data=tuple(sorted(set(expected) - set(by_table))) if facts.phase is Phase.READY else (),
+        views_without_data=_without_data(expected, facts) if facts.phase is Phase.READY else (),
+        leaves_moved=len(facts.moved),
         seen=facts.tree.leaves,
     )
+
+
+def _without_data(views: Iterable[str], facts: Facts) -> tuple[str, ...]:
+    return tuple(sorted(set(views) - {leaf.table for leaf in (*facts.tree.leaves, *facts.moved)}))
 
 
 def unit_id(table: TableId, leaf: Leaf) -> str:
@@ -303,6 +318,7 @@ def _plan_table(
         table=None if existing is None else existing.columns,
     )
     blocked = dict(_hidden(leaves, survey, facts.above)) | _blocked(leaves, settled, survey, keys, aside)
+    blocked |= {leaf.path: leaf.doubt for leaf in leaves if leaf.doubt is not None}
     refusal = _refusal(name, existing, options) if existing is not None else None
     if refusal is not None:
         blocked = {leaf.path: refusal for leaf in leaves}

@@ -21,10 +21,11 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafFailure:
-    """A leaf that stays in `migrating/`, with the reason."""
+    """A leaf that stays in `migrating/`, with the reason; `unreadable` is whether a file of it may be unreadable."""
 
     leaf: str
     reason: str
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

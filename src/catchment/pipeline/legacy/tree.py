@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from catchment import files
 from catchment.lake.types import Column
-from catchment.pipeline.legacy.place import DATABASE_FILES
+from catchment.pipeline.legacy.place import DATABASE, DATABASE_FILES
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 TABLE_KEY = "tp_table"
@@ -19,6 +19,14 @@ TAILPIPE_KEYS = (
     Column(name="tp_date", type="DATE"),
 )
 SUFFIX = ".parquet"
+# Tailpipe compacts a leaf so: all its files are copied into snap_*.parquet.tmp, and renamed to *.parquet.compacted; the
+# copy is renamed to snap_*.parquet; they are deleted. It may have been killed between any two of these steps.
+COMPACTED = ".parquet.compacted"
+_SNAP = "snap_"
+_UNSURE = (
+    "a compaction by Tailpipe was cut off, and rows of files *.compacted may or may not be in snap_*.parquet: if they "
+    "are, delete snap_*.parquet.tmp, else take .compacted off the names"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +42,8 @@ class LeafFile:
 class Leaf:
     """A folder that holds Parquet files: imported whole or not at all.
 
-    `path` is relative to the tree; `values` are those of the keys, decoded, None for NULL.
+    `path` is relative to the tree; `values` are those of the keys, decoded, None for NULL. `doubt` is why it cannot be
+    told which files of the folder are the leaf's.
     """
 
     table: str
@@ -42,6 +51,7 @@ class Leaf:
     keys: tuple[str, ...]
     values: tuple[str | None, ...]
     files: tuple[LeafFile, ...]
+    doubt: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -55,6 +65,7 @@ class Stray:
     path: str
     reason: str
     bytes: int
+    parquet_files: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +79,19 @@ class Tree:
     def of(self, tables: Iterable[str]) -> "Tree":
         """The same with the leaves of these tables only; all others become strays, because nothing describes them."""
         known = frozenset(tables)
-        unknown: defaultdict[str, int] = defaultdict(int)
+        unknown: defaultdict[str, list[LeafFile]] = defaultdict(list)
         for leaf in self.leaves:
             if leaf.table not in known:
-                unknown[f"{TABLE_KEY}={leaf.table}"] += leaf.bytes
+                levels = len(leaf.keys)
+                unknown[str(PurePosixPath(*PurePosixPath(leaf.path).parts[:-levels]))] += leaf.files
         set_aside = tuple(
-            Stray(path=path, reason="no view describes this table", bytes=n) for path, n in unknown.items()
+            Stray(
+                path=path,
+                reason="no view describes this table",
+                bytes=sum(each.bytes for each in found),
+                parquet_files=len(found),
+            )
+            for path, found in unknown.items()
         )
         return Tree(
             leaves=tuple(leaf for leaf in self.leaves if leaf.table in known),
@@ -82,12 +100,16 @@ class Tree:
         )
 
 
-def walk(root: Path, *, keys: Sequence[str], table: str | None = None) -> Tree:
-    """Read the tree under `root`; with `table` its folders start with the first key, else with the table's name."""
+def walk(root: Path, *, keys: Sequence[str], table: str | None = None, workspaces: bool = False) -> Tree:
+    """Read the tree under `root`; with `table` its folders start with the first key, else with the table's name.
+
+    With `workspaces` they may also lie one level deeper, in a folder that has no database of its own.
+    """
     levels = tuple(keys) if table is not None else (TABLE_KEY, *keys)
     leaves: list[Leaf] = []
     empty: list[str] = []
     strays: list[Stray] = []
+    nested = _workspaces(root) if workspaces else ()
     for folder, folders, names in os.walk(root):
         folders.sort()
         path = PurePosixPath(os.path.relpath(folder, root))
@@ -97,12 +119,14 @@ def walk(root: Path, *, keys: Sequence[str], table: str | None = None) -> Tree:
         linked = (name for name in folders if os.path.islink(f"{folder}/{name}"))  # noqa: PTH114 - a Path costs as much again
         strays.extend(Stray(path=str(path / name), reason="a link to a folder", bytes=0) for name in linked)
         values = _values(parts, levels)
+        if values is None and parts and parts[0] in nested:
+            values = _values(parts[1:], levels)
         if values is None:
             strays.extend(_stray(path, each, "it is in no leaf") for each in found)
             continue
         strays.extend(_stray(path, each, "its name is not UTF-8") for each in found if not files.is_text(each.name))
         found = [each for each in found if files.is_text(each.name)]
-        parquet = tuple(each for each in found if each.name.endswith(SUFFIX))
+        parquet, doubt = _parquet(found, compacts=table is None)
         strays.extend(_stray(path, each, "a leftover, no Parquet file") for each in found if each not in parquet)
         if not parquet:
             empty.append(str(path))
@@ -115,9 +139,26 @@ def walk(root: Path, *, keys: Sequence[str], table: str | None = None) -> Tree:
                 keys=tuple(keys),
                 values=named,
                 files=parquet,
+                doubt=doubt,
             )
         )
     return Tree(leaves=tuple(leaves), empty=tuple(empty), strays=tuple(strays))
+
+
+def _workspaces(root: Path) -> frozenset[str]:
+    folders = (each for each in root.glob("*") if "=" not in each.name and each.is_dir())
+    return frozenset(each.name for each in folders if not (each / DATABASE).exists())
+
+
+def _parquet(found: Sequence[LeafFile], *, compacts: bool) -> tuple[tuple[LeafFile, ...], str | None]:
+    """The files that hold a leaf's rows, and why that is in doubt, if it is; `compacts` is whether it is Tailpipe's."""
+    names = [each.name.lower() for each in found]
+    cut_off = compacts and any(name.endswith(COMPACTED) for name in names)
+    is_done = cut_off and any(name.startswith(_SNAP) and name.endswith(SUFFIX) for name in names)
+    endings = (SUFFIX, COMPACTED) if cut_off and not is_done else (SUFFIX,)
+    is_unsure = is_done and any(name.startswith(_SNAP) and name.endswith(f"{SUFFIX}.tmp") for name in names)
+    parquet = tuple(each for each, name in zip(found, names, strict=True) if name.endswith(endings))
+    return parquet, _UNSURE if is_unsure else None
 
 
 def tables_of(leaves: Iterable[Leaf]) -> dict[str, list[Leaf]]:
@@ -161,4 +202,4 @@ def _file(path: str, name: str) -> LeafFile | None:
 
 def _stray(path: PurePosixPath, file: LeafFile, reason: str) -> Stray:
     shown = str(path / file.name).encode("utf-8", "backslashreplace").decode()
-    return Stray(path=shown, reason=reason, bytes=file.bytes)
+    return Stray(path=shown, reason=reason, bytes=file.bytes, parquet_files=int(file.name.lower().endswith(SUFFIX)))
