@@ -59,7 +59,7 @@ from tests.stateful.schema_texts import (
 ROUNDS_MAX = 16
 KINDS_OTHER = {kind: [each for each in KINDS if each != kind] for kind in (*KINDS, "relation")}
 FIELDS = {"a": Field("text"), "b": Field("integer"), "order": Field("real")}
-ALLOWED = {State.PENDING: {"apply"}, State.DRIFT: {"generate"}, State.DIVERGED: {"restore"}}
+ALLOWED = {State.PENDING: {"apply"}, State.DRIFT: {"generate"}, State.CURRENT: {"generate"}}
 REACHED = {
     "apply": ("schema.before_backup", "schema.after_backup", "schema.before_commit", "schema.after_commit"),
     "restore": ("schema.before_backup", "schema.between_restore"),
@@ -165,12 +165,14 @@ class SchemaMachine(RuleBasedStateMachine):
         argument = None
         if step == "apply":
             argument = result.pending[0 if is_next else -1] if result.pending else "001.nothing.sql"
-        allowed = step in ALLOWED.get(result.state, set())
+        allowed = step in ALLOWED.get(result.state, set()) | {"restore"}
         if allowed and argument in (None, *result.pending[:1]):
             if step == "apply":
                 self._apply(result)
             elif step == "restore":
                 self._restore(None)
+            elif result.state is State.CURRENT:
+                assert self.migrate.generate() is None
             else:
                 self._generate()
             return
@@ -282,7 +284,7 @@ class SchemaMachine(RuleBasedStateMachine):
         misnamed = [name for name in scripts if not re.fullmatch(r"\d{3}\..+\.sql", name)]
         by_number = sorted((int(name[:3]), name) for name in scripts if name not in misnamed)
         is_sound = [number for number, _ in by_number] == [*range(1, len(by_number) + 1)]
-        assert bool(result.errors) == (not is_sound or bool(misnamed))
+        assert bool(result.errors) == (not is_sound or bool(misnamed) or self._is_conflict(result))
         if is_sound:
             ran = dict(enumerate(self.held.ran, 1))
             assert result.pending == [name for number, name in by_number if number not in ran]
@@ -378,6 +380,8 @@ class SchemaMachine(RuleBasedStateMachine):
         """One step; False where the data did not allow it."""
         result = self.migrate.check()
         match result.state:
+            case State.ERROR if self._is_conflict(result):
+                self.make_or_remove_the_reference(is_there=True)
             case State.DIVERGED if self.reference is not None and len(self.reference.ran) < len(self.held.ran):
                 self._restore(None)
             case State.ERROR | State.DIVERGED:
@@ -442,6 +446,16 @@ class SchemaMachine(RuleBasedStateMachine):
         with closing(sqlite3.connect(self.path)) as connection:
             return made_by_hand(connection)
 
+    def _is_conflict(self, result: CheckResult) -> bool:
+        """Whether a number that the reference has is that of another script on the disk."""
+        if self.reference is None or result.divergent:
+            return False
+        texts: dict[int, set[str]] = {}
+        for path in self._files():
+            if re.fullmatch(r"\d{3}\..+\.sql", path.name):
+                texts.setdefault(number_of(path), set()).add(plain(path))
+        return any(number in texts and text not in texts[number] for number, text in enumerate(self.reference.ran, 1))
+
     def _restore(self, name: str | None) -> None:
         target = self._backup(name)
         before = deepcopy(self.held)
@@ -493,7 +507,8 @@ class SchemaMachine(RuleBasedStateMachine):
         self.go_on(data, data.draw(st.integers(0, 2)))
         result = self.migrate.look()
         steps: list[tuple[str, str | None]] = [("restore", backup.name) for backup in self.engine.backups()]
-        steps += [(step, None) for step in ALLOWED.get(result.state, set()) - {"apply"}]
+        steps += [(step, None) for step in ALLOWED.get(result.state, set()) - {"apply"} if result.state is State.DRIFT]
+        steps += [("restore", None)] if self.reference is not None else []
         if result.state is State.PENDING:
             self._choose(data, self.engine.scripts / result.pending[0])
             text = plain(self.engine.scripts / result.pending[0])

@@ -117,9 +117,13 @@ def generate(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the next script, from what differs between the models and the database; only in DRIFT."""
+    """Write the next script, from what differs between the models and the database; only in DRIFT, none in CURRENT."""
     with _begun(_Given(db=db, models=models, scripts=scripts), home, as_json) as work:
         script = work.migrate.preview() if dry_run else work.migrate.generate()
+        if script is None and work.migrate.look().state is State.CURRENT:
+            nothing = {"path": None, "written": False, "undecided": (), "text": ""}
+            work.out.value(nothing, ["Nothing to generate: the database is what the models say."])
+            return
         if script is None:
             raise InputError("What differs cannot be said in a script.", hint="Change the database or the models.")
         text = script.text if isinstance(script, Preview) else script.read_text(encoding="utf-8")
@@ -200,7 +204,7 @@ def restore(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the reference back, or a backup; what was there is kept as a backup."""
+    """Put the reference back, or a backup, in whatever state; what was there is kept as a backup."""
     if name is None and db is not None and _BACKUP_NAME.fullmatch(db):
         db, name = None, db
     given = _Given(db=db, models=models, scripts=scripts, backups_keep=backups_keep)

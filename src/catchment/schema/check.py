@@ -87,9 +87,14 @@ class Edit:
 
 
 def examine(
-    folder: Folder, history: Iterable[Record], model_diff: ModelDiff, *, has_reference: bool = False
+    folder: Folder,
+    history: Iterable[Record],
+    model_diff: ModelDiff,
+    *,
+    has_reference: bool = False,
+    reference: Iterable[Record] = (),
 ) -> CheckResult:
-    """How things stand, from the facts."""
+    """How things stand, from the facts; `reference` are the records of the database that a restore puts back."""
     records = {record.number: record for record in history}
     by_number: dict[int, list[Script]] = {}
     for script in folder.scripts:
@@ -107,7 +112,7 @@ def examine(
         pending=[script.filename for script in folder.scripts if script.number not in records],
         applied=[_applied_name(record, by_number) for record in records.values()],
         divergent=[script.filename for script in divergent],
-        errors=list(_errors(folder, records, renumbered)),
+        errors=[*_errors(folder, records, renumbered), *_conflicts(by_number, () if divergent else reference)],
         model_diff=model_diff,
         clashing=[script.filename for script in clashing],
         differences={script.filename: _difference(script, records[script.number]) for script in divergent},
@@ -180,6 +185,18 @@ def _errors(folder: Folder, records: dict[int, Record], renumbered: dict[str, in
     for number in sorted(set(numbers) - {0} - set(records)):
         if number < last:
             yield f"Late number {label(number)}: {label(last)} is applied already"
+
+
+def _conflicts(by_number: dict[int, list[Script]], reference: Iterable[Record]) -> Iterator[str]:
+    """Scripts whose number another script has in the reference: two developers took the same one.
+
+    Not while a script has diverged: then the reference is restored first, and what it has is compared by its records.
+    """
+    for record in reference:
+        scripts = by_number.get(record.number, [])
+        if scripts and not any(_same(script, record) for script in scripts):
+            number = label(record.number)
+            yield f"Conflicting script {scripts[0].filename}: in the reference, {number} is {record.filename}"
 
 
 def _gaps(numbers: set[int]) -> Iterator[str]:

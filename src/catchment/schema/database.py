@@ -39,10 +39,11 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a database holds at one moment: its tables, and the scripts that were applied to it."""
+    """What a database holds at one moment: its tables, the scripts that were applied to it, and to its reference."""
 
     structure: Structure
     history: tuple[Record, ...]
+    reference: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

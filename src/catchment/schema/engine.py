@@ -10,6 +10,7 @@ mydb.sqlite.lock         held by whoever applies, restores or backs up
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -102,7 +103,8 @@ class Engine:
     def observe(self) -> Observed:
         def look() -> Observed:
             with reading(self.path) as connection:
-                return Observed(structure=inspect(connection), history=history.read(connection))
+                found = Observed(structure=inspect(connection), history=history.read(connection))
+            return replace(found, reference=self._reference_history())
 
         return patiently(look, policy=self._busy, clock=self._clock)
 
@@ -169,6 +171,16 @@ class Engine:
             patiently(lambda: copy(source, trial, is_frozen=is_reference), policy=self._busy, clock=self._clock)
             with Engine(trial, scripts=self.scripts, busy=self._busy, clock=self._clock) as engine:
                 yield engine
+
+    def _reference_history(self) -> tuple[history.Record, ...]:
+        """The scripts that the reference has; none if it cannot be read, which a restore says."""
+        if not self.reference.exists():
+            return ()
+        try:
+            with reading(self.reference, is_frozen=True) as connection:
+                return history.read(connection)
+        except CorruptInputError:
+            return ()
 
     def _is_behind(self, reference: Path) -> bool:
         """Whether there is a reference that lacks a script: on another one there is nothing to rehearse."""

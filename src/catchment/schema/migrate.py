@@ -1,7 +1,8 @@
 """`Migrate`: brings a database to what its models say, script by script.
 
-Every step is guarded: it looks how things stand, under the lock, and is refused by a `StateError` where `ALLOWED` does
-not have it. The state is never kept; it is derived anew from scripts, records and models (`schema.check`).
+Steps are guarded: they look how things stand, under the lock, and are refused by a `StateError` if `ALLOWED` does not
+have them. Only a restore is taken in every state, because it keeps what it replaces as a backup. The state is never
+kept; it is derived from scripts, records and models each time (`schema.check`).
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ from catchment.schema.rehearse import Rehearsal, rehearse
 from catchment.schema.scripts import Folder, Script, ScriptName, read_folder
 
 ALLOWED: dict[State, tuple[str, ...]] = {
-    State.ERROR: (),
+    State.ERROR: ("restore",),
     State.DIVERGED: ("restore",),
-    State.PENDING: ("apply", "rehearse"),
-    State.DRIFT: ("generate",),
-    State.CURRENT: (),
+    State.PENDING: ("apply", "rehearse", "restore"),
+    State.DRIFT: ("generate", "restore"),
+    State.CURRENT: ("restore",),
 }
 
 
@@ -112,7 +113,7 @@ class Migrate:
         return facts.result.pending
 
     def generate(self) -> Path | None:
-        """Write the next script, from what differs between the models and the database; None where nothing does."""
+        """Write the next script, from what differs between the models and the database; None if nothing does."""
         with self._database.locked():
             script = self._draft(self._mended())
             if script is None:
@@ -137,23 +138,20 @@ class Migrate:
         return tuple(name for table, name in found if rows.get(table))
 
     def preview(self) -> Preview | None:
-        """What `generate` would write; refused where that would be, and without any effect."""
+        """What `generate` would write, None included; refused if that would be, and without any effect."""
         return self._draft(self._facts(self._database))
 
     def restore(self, backup: str | None = None) -> None:
-        """Put the reference back, or any backup by its name; what was there is kept as a backup.
+        """Put the reference back, or any backup by its name, in whatever state; what was there is kept as a backup.
 
-        To go back to the reference there must be a reason: a script has diverged, or applied ones were deleted in order
-        to write them anew. Whoever names a backup has one.
+        A `BackupMissingError` if there is no such backup, or no reference.
         """
         with self._database.locked():
-            self._require_reason(backup)
             self._database.restore(backup)
         events.emit("database_restored", database=self._database.name, backup=backup or "reference")
 
     def preview_restore(self, backup: str | None = None) -> Backup | None:
-        """What `restore` would put back, None for the reference; refused where that would be, and without effect."""
-        self._require_reason(backup)
+        """What `restore` would put back, None for the reference; refused if that would be, and without effect."""
         if backup is None and self._database.has_reference():
             return None
         # By its whole name, or by what stands before the database's.
@@ -194,7 +192,9 @@ class Migrate:
         folder = read_folder(database.scripts)
         observed = database.observe()
         model_diff = diff(database.expected(self._models), observed.structure)
-        result = examine(folder, observed.history, model_diff, has_reference=database.has_reference())
+        result = examine(
+            folder, observed.history, model_diff, has_reference=database.has_reference(), reference=observed.reference
+        )
         return _Facts(folder=folder, observed=observed, result=result)
 
     def _mended(self) -> _Facts:
@@ -210,19 +210,14 @@ class Migrate:
         return replace(facts, result=replace(facts.result, written_back=written_back))
 
     def _draft(self, facts: _Facts) -> Preview | None:
+        if facts.result.state is State.CURRENT:
+            return None
         self._require("generate", facts.result)
         draft = self._database.draft(self._database.expected(self._models))
         if draft is None:
             return None
         name = ScriptName(number=facts.number_last + 1, slug=draft.slug)
         return Preview(number=name.number, filename=str(name), text=draft.text)
-
-    def _require_reason(self, backup: str | None) -> None:
-        """See that a restore of the reference has a reason; one of a named backup needs none."""
-        if backup is None:
-            result = self.look()
-            if result.state is State.ERROR or not result.missing:
-                self._require("restore", result)
 
     def _require(self, step: str, result: CheckResult, *, of: str | None = None) -> None:
         allowed = ALLOWED[result.state]
