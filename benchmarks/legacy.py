@@ -28,6 +28,7 @@ from catchment.clock import SystemClock
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
+from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.pipeline import Deliverer, Mode, SparkRunner
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
@@ -149,7 +150,8 @@ class Bench:
         with lake.cursor() as cursor:
             described = cursor.execute(f"DESCRIBE {_reading(sample)}").fetchall()
         columns = tuple(Column(name=row[0], type=row[1]) for row in described)
-        change = CreateTable(table=TableId("main", TABLE), columns=columns, partition_by=KEYS)
+        keys = tuple(PartitionKey(column=key) for key in KEYS)
+        change = CreateTable(table=TableId("main", TABLE), columns=columns, partition_by=keys)
         lake.commit(Commit(message="create", changes=(change,)))
 
     def _check(self, lake: Lake) -> int:

@@ -11,6 +11,7 @@ from catchment import sql
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
+from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.lake.upkeep import Ages
 from catchment.pipeline import Deliverer, ParquetFiles, Unit
@@ -67,7 +68,8 @@ def event_files(folder: Path, count: int, rows: int = 10) -> list[Path]:
 def create_table(
     lake: Lake, table: TableId = EVENTS, columns: tuple[Column, ...] = EVENT_COLUMNS, partition_by: tuple[str, ...] = ()
 ) -> None:
-    change = CreateTable(table=table, columns=columns, partition_by=partition_by)
+    keys = tuple(PartitionKey(column=name) for name in partition_by)
+    change = CreateTable(table=table, columns=columns, partition_by=keys)
     lake.commit(Commit(message="create", changes=(change,)))
 
 

@@ -17,6 +17,7 @@ from catchment.lake import Commit, Lake, Table
 from catchment.lake.commit import CreateTable
 from catchment.lake.digest import table_digest
 from catchment.lake.past import differences, schema_at
+from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.lake.upkeep import maintain
 from catchment.pipeline import Mode, ParquetFiles
@@ -261,7 +262,8 @@ def test_values_that_ducklake_would_garble_arrive(scene: Scene) -> None:
 def test_files_that_were_registered_are_known_by_their_names(scene: Scene, partition_by: tuple[str, ...]) -> None:
     columns = (Column(name="id", type="BIGINT"), Column(name="day", type="DATE"))
     table = TableId("t7", "r")
-    create = CreateTable(table=table, columns=columns, partition_by=partition_by)
+    keys = tuple(PartitionKey(column=name) for name in partition_by)
+    create = CreateTable(table=table, columns=columns, partition_by=keys)
     scene.source.commit(Commit(message="create", changes=(create,)))
     paths = [
         write_parquet(

@@ -168,6 +168,7 @@ def test_a_dry_run_shows_the_plan_for_a_table_that_is_still_to_be_made(home: Pat
         "partition_by": ["kind"],
         "table": "main.events",
         "mode": "auto",
+        "insert_reason": None,
         "units": 2,
         "delivered_already": 0,
         "bytes": size,

@@ -243,8 +243,8 @@ def test_user_tables_are_not_inlined_and_the_ledger_is(lake: Lake) -> None:
 
 
 def test_a_column_that_cannot_be_delivered_is_refused_before_the_table_exists(lake: Lake) -> None:
-    change = CreateTable(table=TableId("new", "t"), columns=(Column(name="h", type="HUGEINT"),))
-    with pytest.raises(TypeConflictError, match="lose digits"):
+    change = CreateTable(table=TableId("new", "t"), columns=(Column(name="h", type="BIT"),))
+    with pytest.raises(TypeConflictError, match="no such type"):
         lake.commit(Commit(message="create", changes=(change,)))
     assert lake.tables() == ()
 

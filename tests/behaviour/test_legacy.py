@@ -538,15 +538,15 @@ def test_a_folder_that_is_a_link_is_told_and_not_followed(make: MakeScene, tmp_p
     assert os.readlink(scene.folder(leaf)) == str(elsewhere)  # noqa: PTH115
 
 
-def test_a_table_that_registered_files_cannot_serve_is_told_before_anything_moves(make: MakeScene) -> None:
+def test_leaves_are_inserted_into_a_table_that_takes_no_registered_files(make: MakeScene) -> None:
     scene = make()
     scene.execute(f"CREATE TABLE {LOG} (tp_id VARCHAR, tp_timestamp TIMESTAMP)")
-    scene.execute(f"ALTER TABLE {LOG} SET PARTITIONED BY (year(tp_timestamp))")
-    problems = [text for text in scene.job().plan().problems if "year(tp_timestamp)" in text]
-    assert len(problems) == len(scene.home.leaves)
-    report = scene.job().run()
-    assert {failure.leaf for failure in report.failures} == {leaf.path for leaf in scene.home.leaves}
-    scene.execute(f"ALTER TABLE {LOG} RESET PARTITIONED BY")
+    scene.execute(f"ALTER TABLE {LOG} SET PARTITIONED BY (year(tp_timestamp), month(tp_timestamp))")
+    plan = scene.job().plan()
+    assert plan.problems == ()
+    reason = "it is partitioned by year(tp_timestamp), which registered files cannot carry"
+    assert [(table.mode, table.insert_reason) for table in plan.tables] == [(Mode.INSERT, reason)]
+    assert any(f"{len(scene.home.leaves)} to be inserted, because {reason}." in line for line in plan.explain())
     assert scene.job().run().ok
     assert_imported(scene)
 

@@ -1,4 +1,4 @@
-"""Every type that DuckLake has: in equals out through rewrite and adopt, or a refusal before anything is written."""
+"""Every type that DuckLake has: in equals out through rewrite, adopt or insert, or refused before any write."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from catchment import sql
 from catchment.errors import TypeConflictError
 from catchment.lake import Lake
 from catchment.lake.types import Column
@@ -45,6 +46,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "DATE": ("'0001-01-01'", "'2026-02-28'", "'9999-12-31'"),
     "TIME": ("'00:00:00'", "'23:59:59.999999'"),
     "TIMESTAMP": ("'1970-01-01'", "'2026-03-29 02:30:00.123456'", "'0001-01-01'"),
+    "TIMESTAMP_S": ("'2026-01-01 12:34:56'", "'1969-12-31 23:59:59'", "'9999-12-31'"),
     "TIMESTAMP_MS": ("'2026-01-01 12:34:56.789'",),
     "TIMESTAMP_NS": ("'2026-01-01 12:34:56.123456789'",),
     "TIMESTAMP WITH TIME ZONE": ("'2026-03-29 02:30:00.123456+02'", "'2026-01-01 00:00:00-11'"),
@@ -58,21 +60,46 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# Types that no registered file carries, with values that DuckLake keeps.
+INSERTED: dict[str, tuple[str, ...]] = {
+    "HUGEINT": ("-9007199254740992", "0", "170141183460469212842221372237303250944"),
+    "UHUGEINT": ("0", "340282366920938425684442744474606501888"),
+    "INTERVAL": ("INTERVAL '0' SECOND", "INTERVAL '1 year 2 months 3 days 04:05:06.789'"),
+    "TIME WITH TIME ZONE": ("'00:00:00+00'", "'23:59:59.999999+00'"),
+    "VARIANT": ("1::VARIANT", "'x'::VARIANT", "{'a': [1, 2], 'b': DATE '2026-01-01'}::VARIANT"),
+    "GEOMETRY": ("'POINT(1 2)'", "'POLYGON((0 0, 1 0, 1 1, 0 0))'", "'POINT EMPTY'"),
+    "HUGEINT[]": ("[]", "[1, NULL]"),
+    "STRUCT(a INTEGER, b STRUCT(c INTERVAL))": ("{'a': 1, 'b': {'c': INTERVAL '1' DAY}}", "{'a': NULL, 'b': NULL}"),
+    "MAP(VARCHAR, UHUGEINT)": ("MAP {'a': 1, 'b': NULL}", "MAP {}"),
+}
+
+# Values of such types that DuckLake's files change, as DuckDB writes them.
+CHANGED = (
+    ("HUGEINT", "9007199254740993"),
+    ("HUGEINT", "170141183460469231731687303715884105727"),
+    ("UHUGEINT", "340282366920938463463374607431768211455"),
+    ("INTERVAL", "INTERVAL '0.0001' SECOND"),
+    ("INTERVAL", "INTERVAL '-1' DAY"),
+    ("TIME WITH TIME ZONE", "'12:00:00+05:30'"),
+    ("HUGEINT[]", "[1, 9007199254740993]"),
+    ("STRUCT(a INTEGER, b STRUCT(c INTERVAL))", "{'a': 1, 'b': {'c': INTERVAL '-1' MONTH}}"),
+    ("MAP(VARCHAR, UHUGEINT)", "MAP {'a': 9007199254740993}"),
+)
+
 REFUSED = (
-    "HUGEINT", "UHUGEINT", "INTERVAL", "TIME WITH TIME ZONE", "TIME_NS", "TIMESTAMP_S", "VARIANT", "GEOMETRY", "BIT",
-    "BIGNUM", "INTEGER[3]", "ENUM('a', 'b')", "UNION(n INTEGER, s VARCHAR)", "HUGEINT[]",
-    "STRUCT(a INTEGER, b STRUCT(c INTERVAL))",
-    "MAP(VARCHAR, BIT)",
+    "TIME_NS", "BIT", "BIGNUM", "INTEGER[3]", "ENUM('a', 'b')", "UNION(n INTEGER, s VARCHAR)", "VARIANT[]",
+    "STRUCT(a INTEGER, b STRUCT(c VARIANT))", "GEOMETRY[]", "MAP(VARCHAR, BIT)",
 )  # fmt: skip
 
 
 # DuckDB reads every timestamp of a Parquet file as microseconds or finer, and those do not go into coarser unchanged.
-NOT_FROM_PARQUET = ("TIMESTAMP_MS",)
+NOT_FROM_PARQUET = ("TIMESTAMP_S", "TIMESTAMP_MS")
 
 
 def _rows(kinds: Iterable[str]) -> str:
     """One wide row set with a column per type, each running through its values."""
-    picks = [_pick(f"c{at}", kind, (*VALUES[kind], "NULL")) for at, kind in enumerate(kinds)]
+    known = VALUES | INSERTED
+    picks = [_pick(f"c{at}", kind, (*known[kind], "NULL")) for at, kind in enumerate(kinds)]
     return f"SELECT n, {', '.join(picks)} FROM range(40) r(n)"
 
 
@@ -101,15 +128,66 @@ def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Set
     return make_settings(request.param)
 
 
+def _in_a_database(path: Path, query: str) -> Units:
+    """A unit with what the query returns, in a file that keeps every type."""
+    with duckdb.connect(str(path), config={"storage_compatibility_version": "latest"}) as connection:
+        connection.execute(f"CREATE TABLE everything AS {query}")
+    source = Input(uri=str(path), bytes=path.stat().st_size, format=Format.DUCKDB, relation="everything")
+    return Units(Unit(id="all", source="all", inputs=(source,)))
+
+
 def test_every_type_comes_back_as_it_went_in_when_rewritten(lake: Lake, settings: Settings, tmp_path: Path) -> None:
     _create(lake, VALUES)
-    path = tmp_path / "all.db"
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(f"CREATE TABLE everything AS {_rows(VALUES)}")
-    source = Input(uri=str(path), bytes=path.stat().st_size, format=Format.DUCKDB, relation="everything")
-    report = deliverer(lake, settings).run(Units(Unit(id="all", source="all", inputs=(source,))), mode=Mode.REWRITE)
+    report = deliverer(lake, settings).run(_in_a_database(tmp_path / "all.db", _rows(VALUES)), mode=Mode.REWRITE)
     assert report.ok, report.failures
+    assert report.insert_reason is None
     _check(lake, _rows(VALUES))
+
+
+def test_every_type_that_no_file_carries_comes_back_as_it_went_in_when_inserted(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    _create(lake, INSERTED)
+    report = deliverer(lake, settings).run(_in_a_database(tmp_path / "all.db", _rows(INSERTED)))
+    assert report.ok, report.failures
+    assert report.insert_reason == "column 'c0' is HUGEINT, which registered files cannot carry"
+    _check(lake, _rows(INSERTED))
+
+
+@pytest.mark.parametrize("kind", INSERTED)
+def test_a_type_is_inserted_just_where_ducklake_registers_no_file_with_it(
+    kind: str, sqlite_lake: Lake, tmp_path: Path
+) -> None:
+    # Should a later DuckLake register it, this fails, and it need not be inserted any more.
+    _create(sqlite_lake, [kind])
+    path = write_parquet(tmp_path / "one.parquet", _rows([kind]))
+    with sqlite_lake.cursor() as cursor:
+        call = f"CALL ducklake_add_data_files('lake', 'events', {sql.literal(str(path))})"
+        if "INTERVAL" in kind:
+            # These are registered, and their files have no statistics, for which DuckLake forgets those of the table.
+            cursor.execute(call)
+        else:
+            with pytest.raises(duckdb.Error, match="Failed to map column"):
+                cursor.execute(call)
+
+
+@pytest.mark.parametrize(("kind", "value"), CHANGED)
+def test_a_value_that_ducklake_would_change_fails_its_unit(
+    kind: str, value: str, sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    _create(sqlite_lake, [kind])
+    source = _in_a_database(tmp_path / "all.db", f"SELECT 1::BIGINT AS n, ({value})::{kind} AS c0")
+    (failure,) = deliverer(sqlite_lake, make_settings()).run(source).failures
+    assert "which DuckLake would change" in failure.reason
+    assert rows_of(sqlite_lake, "SELECT * FROM events") == []
+    with sqlite_lake.cursor() as cursor:
+        # Should a later DuckLake keep it, this fails, and it can be delivered.
+        try:
+            cursor.execute(f"INSERT INTO events VALUES (1, ({value})::{kind})")
+            (row,) = cursor.execute(f"SELECT c0 IS NOT DISTINCT FROM ({value})::{kind} FROM events").fetchall()
+        except duckdb.Error:
+            return
+        assert row == (False,)
 
 
 def test_every_type_of_a_parquet_file_comes_back_as_it_went_in(lake: Lake, settings: Settings, tmp_path: Path) -> None:
@@ -208,7 +286,7 @@ def test_a_type_that_would_not_survive_is_refused_before_anything_is_written(kin
 def test_every_type_is_either_delivered_or_refused() -> None:
     with duckdb.connect() as connection:
         names = {row[0] for row in connection.execute("SELECT DISTINCT logical_type FROM duckdb_types()").fetchall()}
-    covered = {kind.partition("(")[0].partition("[")[0] for kind in (*VALUES, *REFUSED)} | {"LIST", "ARRAY"}
+    covered = {kind.partition("(")[0].partition("[")[0] for kind in (*VALUES, *INSERTED, *REFUSED)} | {"LIST", "ARRAY"}
     # Not types of columns: NULL of its own, and names that only the parser knows.
     leftover = names - covered - {"NULL", "SQLNULL", '"NULL"', "POINTER", "LAMBDA", "TYPE"}
     assert not leftover

@@ -88,10 +88,10 @@ CASES = {
     ),
     "a type that no lake can hold": Case(
         expected="a INTEGER",
-        files="a INTEGER | b INTERVAL",
+        files="a INTEGER | b BIT",
         columns={"a": "INTEGER"},
         extra=("b",),
-        conflict="Column 'b' has type INTERVAL",
+        conflict="Column 'b' has type BIT",
     ),
     "a key that a file has as well": Case(
         expected="a INTEGER", files="a INTEGER | day VARCHAR", columns={"a": "INTEGER"}

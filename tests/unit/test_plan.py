@@ -161,7 +161,8 @@ def test_a_plan_holds_every_unit_once_in_commits_within_the_bound(
     for batch in made.batches:
         assert 1 <= len(batch.units) <= bounds.units_per_commit_max
         assert batch.stints == stints(batch.units, mode, bounds)
-    assert len(made.batches) == -(-len(todo) // bounds.units_per_commit_max)
+    if mode is not Mode.INSERT:
+        assert len(made.batches) == -(-len(todo) // bounds.units_per_commit_max)
 
 
 def test_nothing_to_deliver_is_a_plan_without_commits() -> None:
@@ -196,15 +197,38 @@ def test_a_plan_writes_in_the_shape_of_the_table() -> None:
     assert (made.producer, made.target) == (PRODUCER, table)
 
 
-def test_a_table_partitioned_by_a_transform_is_refused_with_what_to_do() -> None:
-    keys = (PartitionKey(column="id"), PartitionKey(column="at", transform="year"))
-    with pytest.raises(InputError, match=r"year\(at\)") as raised:
-        _plan([_unit(1, [1])], table=replace(TABLE, partition_by=keys))
-    assert "SET PARTITIONED BY" in (raised.value.hint or "")
+TRANSFORMED = replace(TABLE, partition_by=(PartitionKey(column="id", transform="bucket(4)"),))
 
 
-def test_a_table_whose_values_would_not_survive_delivery_is_refused() -> None:
-    columns = (*TABLE.columns, Column(name="lasted", type="INTERVAL"))
+def test_rows_of_a_table_that_takes_no_files_are_inserted_in_the_shape_of_no_partition() -> None:
+    table = replace(TRANSFORMED, sort_by=(SortKey(expression="id"),))
+    for wanted in (Mode.AUTO, Mode.REWRITE, Mode.INSERT):
+        made = _plan([_unit(1, [100 * MIB])], table=table, mode=wanted)
+        assert made.mode is Mode.INSERT
+        assert made.insert_reason == "it is partitioned by bucket(4)(id), which registered files cannot carry"
+        assert (made.shape.partition_by, made.shape.sort_by) == ((), ())
+        assert {stint.mode for batch in made.batches for stint in batch.stints} == {Mode.REWRITE}
+        assert f"The rows are inserted, not registered as files, because {made.insert_reason}." in made.explain()
+
+
+def test_an_insert_takes_less_into_one_commit_because_it_holds_the_commit_lock() -> None:
+    units = [_unit(at, [200 * MIB]) for at in range(6)]
+    assert len(_plan(units).batches) == 1
+    assert [len(batch.units) for batch in _plan(units, table=TRANSFORMED).batches] == [2, 2, 2]
+
+
+def test_a_caller_can_have_any_table_s_rows_inserted() -> None:
+    made = _plan([_unit(1, [1])], mode=Mode.INSERT)
+    assert (made.mode, made.insert_reason) == (Mode.INSERT, "the caller wants it so")
+
+
+def test_files_cannot_be_adopted_into_a_table_that_takes_none() -> None:
+    with pytest.raises(InputError, match="cannot adopt files"):
+        _plan([_unit(1, [1])], table=TRANSFORMED, mode=Mode.ADOPT)
+
+
+def test_a_table_with_a_type_that_ducklake_cannot_write_is_refused() -> None:
+    columns = (*TABLE.columns, Column(name="lasted", type="TIME_NS"))
     with pytest.raises(TypeConflictError, match="'lasted'"):
         _plan([_unit(1, [1])], table=replace(TABLE, columns=columns))
 

@@ -24,7 +24,9 @@ def deliver(
     table: Annotated[str, typer.Argument(help="`table` or `schema.table`.")],
     paths: Annotated[list[str], typer.Argument(help="Parquet files, or folders that hold some.")],
     *,
-    mode: Annotated[Mode, typer.Option(help="Adopt files as they are, rewrite them, or judge by size.")] = Mode.AUTO,
+    mode: Annotated[
+        Mode, typer.Option(help="Adopt files as they are, rewrite them, insert their rows, or judge.")
+    ] = Mode.AUTO,
     retire: Annotated[Retirement, typer.Option(help="What becomes of a delivered file.")] = Retirement.KEEP,
     create: Annotated[bool, typer.Option("--create", help="Create the table from the files if it is missing.")] = False,
     partition_by: Annotated[str, typer.Option(help="With --create: columns to partition by, with commas.")] = "",
@@ -107,6 +109,8 @@ def report_lines(report: Report) -> Iterator[str]:
         f"{counted(report.files, 'file')} ({report.bytes / 1e6:,.1f} MB) to {report.table}; "
         f"{counted(report.skipped, 'unit')} there already."
     )
+    if report.insert_reason is not None:
+        yield f"The rows were inserted, because {report.insert_reason}."
     for failure in report.failures:
         yield f"Failed: {failure.reason}"
 
@@ -168,9 +172,10 @@ def _draft(wanted: TableId, files: Sequence[Path], keys: tuple[str, ...], *, cre
 def _show_new(out: Output, change: CreateTable, plan: Plan) -> None:
     """The plan of a delivery into a table that is not there yet."""
     columns = [f"{column.name} {column.type}" for column in change.columns]
-    split = f", partitioned by {', '.join(change.partition_by)}" if change.partition_by else ""
+    keys = [key.column for key in change.partition_by]
+    split = f", partitioned by {', '.join(keys)}" if keys else ""
     out.value(
-        {"create": columns, "partition_by": change.partition_by, **_plan_facts(plan)},
+        {"create": columns, "partition_by": keys, **_plan_facts(plan)},
         [f"Table {change.table} would be created: {', '.join(columns)}{split}.", *plan.explain()],
     )
 
@@ -179,6 +184,7 @@ def _plan_facts(plan: Plan) -> dict[str, object]:
     return {
         "table": plan.target.id,
         "mode": plan.mode,
+        "insert_reason": plan.insert_reason,
         "units": sum(len(batch.units) for batch in plan.batches),
         "delivered_already": len(plan.delivered),
         "bytes": sum(unit.bytes for batch in plan.batches for unit in batch.units),

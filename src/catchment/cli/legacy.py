@@ -74,7 +74,10 @@ LakeHome = Annotated[
         help="Folder that holds everything of Catchment; default CATCHMENT_HOME.",
     ),
 ]
-ModeOption = Annotated[Mode, typer.Option("--mode", help="Adopt files as they are, rewrite them, or judge by size.")]
+ModeOption = Annotated[
+    Mode,
+    typer.Option("--mode", help="Adopt files as they are, rewrite them, insert their rows, or judge."),
+]
 PartitionBy = Annotated[
     str | None, typer.Option(help="Columns to partition new tables by, with commas; default the keys, '' for none.")
 ]
@@ -494,6 +497,7 @@ def _table_facts(table: TablePlan) -> dict[str, Any]:
         "bytes": table.bytes,
         "rows": table.row_count,
         "mode": table.mode,
+        "insert_reason": table.insert_reason,
         "adopted": adopted,
         "rewritten": len(table.leaves) - adopted,
         "columns": [{"name": column.name, "type": column.type} for column in table.columns],

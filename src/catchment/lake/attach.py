@@ -13,7 +13,7 @@ from catchment import files, sql
 from catchment.backoff import Backoff, retry
 from catchment.clock import Clock
 from catchment.errors import CatchmentError, ConflictError, LakeMissingError, LakeUnavailableError, SettingsError
-from catchment.lake import extensions
+from catchment.lake import extensions, tables
 
 ATTACH_BACKOFF = Backoff(attempts_max=8, first_ms=50, wait_ms_max=2_000)
 _SQLITE_BUSY_TIMEOUT_MS = 5_000
@@ -152,7 +152,17 @@ def open_connection(
         # Kept in the file: whoever attaches it later has it too.
         more["META_JOURNAL_MODE"] = "WAL"
     retry(lambda: _attach(connection, address, more), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
+    if retry(lambda: _is_encrypted(connection, address), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError):
+        # DuckDB itself only decrypts; what it encrypts with comes with this extension.
+        extensions.load(connection, "httpfs")
     return connection
+
+
+def _is_encrypted(connection: duckdb.DuckDBPyConnection, address: LakeAddress) -> bool:
+    try:
+        return tables.is_encrypted(connection, address.name)
+    except duckdb.Error as error:
+        raise _attach_error(error, address) from None
 
 
 def detach(address: LakeAddress, connection: duckdb.DuckDBPyConnection) -> None:

@@ -5,6 +5,7 @@ ConflictError (nothing landed: refresh and redo), FencedError (another process o
 CommitUnknownError (the connection broke during COMMIT: ask the ledger).
 """
 
+import glob
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from typing import Any, assert_never
 import duckdb
 
 from catchment import files, sql
-from catchment.errors import ConflictError, InputError, InvariantError, NotSupportedError, PreconditionError
+from catchment.errors import ConflictError, InputError, InvariantError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import tables, types
 from catchment.lake.deadletters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Delivery, Ledger
-from catchment.lake.tables import LEDGER_SCHEMA, SortKey, Table
+from catchment.lake.tables import LEDGER_SCHEMA, PartitionKey, SortKey, Table
 from catchment.lake.tokens import without_tokens
 from catchment.lake.types import Column
 
@@ -53,7 +54,7 @@ class CreateTable:
 
     table: TableId
     columns: tuple[Column, ...]
-    partition_by: tuple[str, ...] = ()
+    partition_by: tuple[PartitionKey, ...] = ()
     sort_by: tuple[SortKey, ...] = ()
 
 
@@ -97,6 +98,18 @@ class RegisterFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InsertFiles:
+    """Inserts what Parquet files of the table's columns hold, which must be so many rows.
+
+    For a table that takes no registered files: DuckLake reads them, and writes its own. They stay the caller's.
+    """
+
+    table: Table
+    paths: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
     """Moves a producer's watermark: both an effect and the precondition that nobody else moved it."""
 
@@ -119,7 +132,7 @@ class Bury:
 
 
 Precondition = TableIs | Undelivered | Untouched
-Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | Advance | Record | Bury
+Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | InsertFiles | Advance | Record | Bury
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +152,11 @@ class Commit:
     def files(self) -> int:
         """How many files it registers."""
         return sum(len(change.names) for change in self.changes if isinstance(change, RegisterFiles))
+
+    @property
+    def inserts_into(self) -> tuple[str, ...]:
+        """The folders in which DuckLake itself writes files for it."""
+        return tuple(change.table.folder for change in self.changes if isinstance(change, InsertFiles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +219,8 @@ def _change(change: Change, target: Target) -> None:
             target.connection.execute(f"INSERT INTO {_name(target, table)} BY NAME {query}", list(parameters))
         case RegisterFiles():
             _register(change, target)
+        case InsertFiles():
+            _insert(change, target)
         case Advance(claim=claim, seq_to=seq_to):
             Ledger(target.connection, target.lake_name).advance(claim, seq_to, target.now)
         case Record(deliveries=deliveries):
@@ -217,15 +237,6 @@ def refuse_ledger(table: TableId) -> None:
         raise InputError(f"{table} belongs to Catchment's ledger.", hint="Choose a table in another schema.")
 
 
-def refuse_encrypted(table: TableId, *, encrypted: bool) -> None:
-    """Refuse a table of an encrypted lake: a plain file that is registered there makes it unreadable."""
-    if encrypted:
-        raise NotSupportedError(
-            f"{table} is in an encrypted lake, into which files cannot be registered.",
-            hint="INSERT the rows with a client of the lake, or use a lake that is not encrypted.",
-        )
-
-
 def _create_table(change: CreateTable, target: Target) -> None:
     for column in change.columns:
         types.require_deliverable(column)
@@ -233,7 +244,7 @@ def _create_table(change: CreateTable, target: Target) -> None:
     definitions = ", ".join(column.definition for column in change.columns)
     target.connection.execute(f"CREATE TABLE {_name(target, change.table)} ({definitions})")
     if change.partition_by:
-        _alter(target, change.table, f"SET PARTITIONED BY ({sql.identifiers(change.partition_by)})")
+        _alter(target, change.table, f"SET PARTITIONED BY ({', '.join(key.clause for key in change.partition_by)})")
     if change.sort_by:
         _alter(target, change.table, f"SET SORTED BY ({', '.join(key.clause for key in change.sort_by)})")
 
@@ -258,6 +269,21 @@ def _register(change: RegisterFiles, target: Target) -> None:
             change.allow_missing,
         ],
     )
+
+
+def _insert(change: InsertFiles, target: Target) -> None:
+    refuse_ledger(change.table.id)
+    names = sql.identifiers(column.name for column in change.table.columns)
+    # Not every type comes back from Parquet as itself.
+    values = ", ".join(f"CAST({sql.identifier(column.name)} AS {column.type})" for column in change.table.columns)
+    paths = sql.literals(glob.escape(path) for path in change.paths)
+    row = target.connection.execute(
+        f"INSERT INTO {_name(target, change.table.id)} ({names}) "
+        f"SELECT {values} FROM read_parquet({paths}, hive_partitioning = false)"
+    ).fetchone()
+    inserted = int(row[0]) if row else 0
+    if inserted != change.rows:
+        raise InvariantError(f"{inserted} rows went into {change.table.id}, and {change.rows} were written for it.")
 
 
 def _alter(target: Target, table: TableId, action: str) -> None:

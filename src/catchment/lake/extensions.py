@@ -14,7 +14,7 @@ from catchment import sql
 from catchment.errors import ExtensionMissingError
 
 # The wheel of an extension is named after its package, DuckDB's entry point after the extension itself.
-_ENTRY_POINTS = {"ducklake": "ducklake", "sqlite": "sqlite_scanner", "postgres": "postgres_scanner"}
+_ENTRY_POINTS = {"ducklake": "ducklake", "sqlite": "sqlite_scanner", "postgres": "postgres_scanner", "httpfs": "httpfs"}
 KNOWN = tuple(_ENTRY_POINTS)
 _ATTACHED = "attached"
 _IDLE_MAX = 4
@@ -92,6 +92,10 @@ def load(connection: duckdb.DuckDBPyConnection, name: str) -> None:
             connection.execute(f"LOAD {sql.literal(str(link))}")
         except duckdb.Error as error:
             raise ExtensionMissingError(f"DuckDB refuses its {name} extension: {error}") from error
+    if name == "httpfs":
+        # It takes keys from the process's environment, and any SQL in the instance could read them from its settings.
+        for setting in ("s3_access_key_id", "s3_secret_access_key", "s3_session_token"):
+            connection.execute(f"SET GLOBAL {setting} = ''")
 
 
 def _binary(name: str) -> Path:

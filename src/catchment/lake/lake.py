@@ -349,7 +349,10 @@ class Lake:
         """
         # A DuckDB file cannot be opened twice by one process, and takes any number of files in one go.
         alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
-        with nullcontext() if is_locked else self.exclusive(), self._transaction(alone=alone) as connection:
+        with (
+            nullcontext() if is_locked else self.exclusive(),
+            self._transaction(alone=alone, into=map(files.local_path, commit.inserts_into)) as connection,
+        ):
             commits.apply(
                 commit,
                 commits.Target(
@@ -368,11 +371,11 @@ class Lake:
         `into` is where DuckLake itself writes files meanwhile, a table's folder or a schema's: it leaves syncing them
         to the system, and a catalog must not survive a power cut without the files that it names.
         """
-        with self.exclusive(), self._transaction(into=into) as connection:
+        with self.exclusive(), self._transaction(into=[] if into is None else [into]) as connection:
             yield connection
 
     @contextmanager
-    def _transaction(self, *, alone: bool = False, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    def _transaction(self, *, alone: bool = False, into: Iterable[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
         """A write transaction; on an instance that lives as long as it does, and has one thread, where it is `alone`.
 
         In SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it commits. With more threads
@@ -389,7 +392,7 @@ class Lake:
             try:
                 # DuckLake writes more than a few rows of the ledger to a file.
                 data_path = files.local_path(self.address.data_path)
-                watched = [data_path / LEDGER_SCHEMA, *([into] if into is not None else [])]
+                watched = [data_path / LEDGER_SCHEMA, *into]
                 with files.syncing_new(watched, ".parquet", to=data_path):
                     connection.execute(f"USE {sql.identifier(self.name)}")
                     yield connection

@@ -2,6 +2,7 @@
 
     <data path>/_catchment_staging/<job>/alive.lock    held by the driver for as long as the job runs
     <data path>/_catchment_staging/<job>/<attempt>/…   what one attempt of one task wrote
+    <data path>/_catchment_staging/<job>/insert/…      what finished tasks wrote, placed to be inserted
     <table folder>/<job>/<batch>/…                     what finished tasks wrote, placed to be registered
 
 Everything that a job writes lies under a folder named by its id, so a file that no snapshot knows can be traced to its
@@ -35,6 +36,10 @@ class JobFolder:
     def table_folder(self, table_folder: str, batch: int) -> Path:
         """Where one batch of this job is placed to be registered."""
         return files.local_path(table_folder) / self.job_id / f"{batch:04d}"
+
+    def insert_folder(self, table_uuid: str, batch: int) -> Path:
+        """Where one batch of this job is placed to be inserted into the table."""
+        return self.path / "insert" / f"{batch:04d}-{table_uuid}"
 
 
 class Staging:

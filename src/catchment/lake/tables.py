@@ -23,6 +23,15 @@ class PartitionKey:
     column: str
     transform: str = "identity"
 
+    @property
+    def clause(self) -> str:
+        """The key as SET PARTITIONED BY has it; the catalog keeps a bucket as `bucket(8)`."""
+        name = sql.identifier(self.column)
+        if self.transform == "identity":
+            return name
+        function, _, count = self.transform.rstrip(")").partition("(")
+        return f"{function}({', '.join([*([count] if count else []), name])})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortKey:
@@ -54,6 +63,16 @@ class Table:
     sort_by: tuple[SortKey, ...] = ()
     encrypted: bool = False
     schema_version: int | None = field(default=None, compare=False)
+
+    @property
+    def insert_reason(self) -> str | None:
+        """Why rows have to be inserted into the table, because it takes no registered files; None if it does."""
+        if self.encrypted:
+            return "the lake encrypts its files"
+        key = next((key for key in self.partition_by if key.transform != "identity"), None)
+        if key is not None:
+            return f"it is partitioned by {key.transform}({key.column}), which registered files cannot carry"
+        return next((reason for column in self.columns if (reason := types.insert_reason(column)) is not None), None)
 
 
 def metadata_of(lake_name: str) -> str:

@@ -1,10 +1,14 @@
-"""Columns and types: what a lake can hold in registered files, and which source fits which column.
+"""Columns and types: what a lake stores, what registered files carry of it, and which source fits which column.
 
-A registered file bypasses DuckLake's own writer, so a type counts as deliverable only where a value goes through
-Parquet and comes back the same. The others are refused before anything is written.
+    registered   `ducklake_add_data_files` carries it, and every value comes back the same
+    inserted     DuckLake stores it, and refuses or misreads files that are registered with it: an INSERT carries it
+    refused      DuckLake has no such type, or cannot write it
+
+Of some inserted types DuckLake's files keep only some values. The others would come back changed without a word:
+`kept` is a condition that tells them apart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -18,34 +22,36 @@ from catchment.errors import InputError, TypeConflictError
 DuckDBType = sqltypes.DuckDBPyType
 
 _NESTED = ("list", "struct", "map")
-_DELIVERABLE = frozenset(
+_REGISTERED = frozenset(
     {
         *("boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"),
         *("float", "double", "decimal", "varchar", "blob", "uuid", "date", "time"),
-        *("timestamp", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
+        *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
         *_NESTED,
     }
 )
 
+_INSERTED = frozenset({"hugeint", "uhugeint", "interval", "time with time zone", "variant", "geometry"})
+# DuckDB writes them to Parquet, or reads them back, only as columns of their own.
+_NEVER_NESTED = frozenset({"variant", "geometry"})
 _REASONS = {
-    "hugeint": "Parquet would store it as DOUBLE and lose digits",
-    "uhugeint": "Parquet would store it as DOUBLE and lose digits",
-    "interval": "Parquet keeps only milliseconds of it",
-    "time with time zone": "Parquet loses its zone",
-    "timestamp_s": "Parquet has no timestamps in seconds",
-    "time_ns": "Parquet stores it as text",
-    "variant": "DuckLake cannot register files that hold it",
-    "geometry": "DuckLake cannot register files that hold it",
+    "time_ns": "DuckDB cannot write it to Parquet",
+    "variant": "DuckDB writes it to Parquet only as a column of its own, not inside another type",
+    "geometry": "DuckDB reads it back from Parquet only as a column of its own, not inside another type",
 }
 
 # For each type, the types that hold every value of it unchanged. Nested types and decimals are worked out by `fit`.
 _WIDER: dict[str, frozenset[str]] = {
-    "tinyint": frozenset({"smallint", "integer", "bigint", "float", "double"}),
-    "smallint": frozenset({"integer", "bigint", "float", "double"}),
-    "integer": frozenset({"bigint", "double"}),
-    "utinyint": frozenset({"smallint", "integer", "bigint", "usmallint", "uinteger", "ubigint", "float", "double"}),
-    "usmallint": frozenset({"integer", "bigint", "uinteger", "ubigint", "float", "double"}),
-    "uinteger": frozenset({"bigint", "ubigint", "double"}),
+    "tinyint": frozenset({"smallint", "integer", "bigint", "hugeint", "float", "double"}),
+    "smallint": frozenset({"integer", "bigint", "hugeint", "float", "double"}),
+    "integer": frozenset({"bigint", "hugeint", "double"}),
+    "bigint": frozenset({"hugeint"}),
+    "utinyint": frozenset(
+        {"smallint", "integer", "bigint", "hugeint", "usmallint", "uinteger", "ubigint", "uhugeint", "float", "double"}
+    ),
+    "usmallint": frozenset({"integer", "bigint", "hugeint", "uinteger", "ubigint", "uhugeint", "float", "double"}),
+    "uinteger": frozenset({"bigint", "hugeint", "ubigint", "uhugeint", "double"}),
+    "ubigint": frozenset({"hugeint", "uhugeint"}),
     "float": frozenset({"double"}),
     "date": frozenset({"timestamp", "timestamp_ms"}),
     "timestamp_s": frozenset({"timestamp", "timestamp_ms"}),
@@ -53,6 +59,9 @@ _WIDER: dict[str, frozenset[str]] = {
     "enum": frozenset({"varchar"}),
     "uuid": frozenset({"varchar"}),
 }
+
+
+_GEOMETRY_OF_PARQUET = "GEOMETRY('OGC:CRS84')"
 
 
 class Fit(Enum):
@@ -105,15 +114,30 @@ def holds(text: str, kinds: frozenset[str]) -> bool:
 
 
 def require_deliverable(column: Column) -> None:
-    """Refuse a column whose values would not survive delivery."""
-    culprit = _undeliverable(parse(column.type))
+    """Refuse a column that DuckLake cannot store, whichever way its values come."""
+    culprit = _unstorable(parse(column.type))
     if culprit is not None:
         reason = _REASONS.get(culprit.id, "DuckLake has no such type")
         raise TypeConflictError(
             f"Column {column.name!r} has type {column.type}: {culprit} cannot be delivered, because {reason}.",
-            hint="Cast it in the source, for example to VARCHAR or DECIMAL(38,0).",
+            hint="Cast it in the source, for example to VARCHAR.",
             column=column.name,
         )
+
+
+def insert_reason(column: Column) -> str | None:
+    """Why the column's values have to be inserted, because no registered file carries them; None if one does."""
+    culprit = _find(parse(column.type), lambda kind: kind.id not in _REGISTERED)
+    return None if culprit is None else f"column {column.name!r} is {column.type}, which registered files cannot carry"
+
+
+def kept(column: Column, *, inserted: bool = False) -> str | None:
+    """A condition, in SQL, that the lake keeps the column's value as it is; None if it keeps every value.
+
+    Where rows are `inserted`, text must not hold what DuckLake takes for a token of its own: as a bound of the column
+    it would be replaced, and filters would then miss other rows.
+    """
+    return _kept(sql.identifier(column.name), parse(column.type), _KEPT | _TOKENLESS if inserted else _KEPT)
 
 
 def fit(source: DuckDBType, target: DuckDBType) -> Fit:
@@ -133,6 +157,9 @@ def fit(source: DuckDBType, target: DuckDBType) -> Fit:
             return _worst(fit(a, b) for a, b in zip(_children(source), _children(target), strict=True))
         case "struct", "struct":
             return _fit_struct(source, target)
+        case "geometry", "geometry":
+            # DuckDB gives what it writes to Parquet the coordinate system that Parquet has by default.
+            return Fit.WIDER if (str(source), str(target)) == (_GEOMETRY_OF_PARQUET, "GEOMETRY") else Fit.NONE
         case _:
             return Fit.WIDER if target.id in _WIDER.get(source.id, ()) and str(target) != "JSON" else Fit.NONE
 
@@ -209,12 +236,65 @@ def _holds(kind: DuckDBType, kinds: frozenset[str]) -> bool:
     return kind.id in kinds or (kind.id in _NESTED and any(_holds(child, kinds) for child in _children(kind)))
 
 
-def _undeliverable(kind: DuckDBType) -> DuckDBType | None:
-    if kind.id not in _DELIVERABLE:
+def _find(kind: DuckDBType, is_it: Callable[[DuckDBType], bool]) -> DuckDBType | None:
+    """The type itself, or one inside it, that is what is looked for."""
+    if is_it(kind):
         return kind
-    if kind.id in _NESTED:
-        return next((culprit for child in _children(kind) if (culprit := _undeliverable(child)) is not None), None)
-    return None
+    inner = _children(kind) if kind.id in _NESTED else ()
+    return next((found for child in inner if (found := _find(child, is_it)) is not None), None)
+
+
+def _unstorable(kind: DuckDBType) -> DuckDBType | None:
+    if kind.id in _NEVER_NESTED:
+        return None
+    return _find(kind, lambda each: each.id not in (_REGISTERED | _INSERTED) - _NEVER_NESTED)
+
+
+# For each type of which DuckLake's Parquet files keep some values only, the condition that a value is one of them.
+# Whole numbers of 128 bits are stored as DOUBLE, intervals as months, days and milliseconds without a sign, and times
+# of day with a zone in UTC.
+_KEPT = {
+    "hugeint": "TRY_CAST({0}::DOUBLE AS HUGEINT) IS NOT DISTINCT FROM {0}",
+    "uhugeint": "TRY_CAST({0}::DOUBLE AS UHUGEINT) IS NOT DISTINCT FROM {0}",
+    "time with time zone": "date_part('timezone', {0}) = 0",
+    "interval": (
+        "date_part('year', {0}) >= 0 AND date_part('month', {0}) >= 0 AND date_part('day', {0}) >= 0 "
+        "AND date_part('hour', {0}) >= 0 AND date_part('minute', {0}) >= 0 AND date_part('microsecond', {0}) >= 0 "
+        "AND date_part('microsecond', {0}) % 1000 = 0 AND date_part('hour', {0}) * 3600000 "
+        "+ date_part('minute', {0}) * 60000 + date_part('microsecond', {0}) // 1000 <= 4294967295"
+    ),
+}
+
+
+# The text of the value is looked at closely only where it has a brace at all, which few have.
+_TOKEN = "coalesce(NOT contains({0}, '{{') OR NOT regexp_matches({0}, '\\{{[A-Z_]+\\}}'), true)"
+_TOKENLESS = {
+    "varchar": _TOKEN,
+    "variant": _TOKEN.replace("{0}", "{0}::VARCHAR"),
+    "blob": _TOKEN.replace("{0}", "{0}::VARCHAR"),
+}
+
+
+def _kept(value: str, kind: DuckDBType, conditions: Mapping[str, str], depth: int = 0) -> str | None:
+    item = f"item{depth}"
+    match kind.id:
+        case "list":
+            lists = [(value, _children(kind)[0])]
+        case "map":
+            lists = list(zip((f"map_keys({value})", f"map_values({value})"), _children(kind), strict=True))
+        case "struct":
+            fields = ((f"struct_extract({value}, {sql.literal(name)})", child) for name, child in kind.children)
+            parts = [inner for each, child in fields if (inner := _kept(each, _as_type(child), conditions, depth))]
+            return f"({' AND '.join(parts)})" if parts else None
+        case _:
+            condition = conditions.get(kind.id)
+            return None if condition is None else f"coalesce({condition.format(value)}, true)"
+    parts = [
+        f"coalesce(len(list_filter({each}, lambda {item}: NOT ({inner}))) = 0, true)"
+        for each, child in lists
+        if (inner := _kept(item, child, conditions, depth + 1))
+    ]
+    return f"({' AND '.join(parts)})" if parts else None
 
 
 def _children(kind: DuckDBType) -> list[DuckDBType]:

@@ -32,13 +32,12 @@ from catchment.lake.commit import (
     Record,
     TableIs,
     Undelivered,
-    refuse_encrypted,
 )
 from catchment.lake.ledger import Ledger
 from catchment.lake.past import PastFile, PastTable, differences, has_snapshot, schema_at
 from catchment.lake.tokens import has_token
 from catchment.pipeline.deliver import Deliverer, Report
-from catchment.pipeline.plan import Plan, Unit, counted, refuse_transforms
+from catchment.pipeline.plan import Plan, Unit, counted
 from catchment.pipeline.work import Input, LakeFile, Mode
 
 KIND = "tenant"
@@ -162,11 +161,15 @@ class Backfill:
 
     def plan(self, schema: str, snapshot: int, token: str) -> BackfillPlan:
         """What `run` would do now, without effect on anything. `token` names the backfill: another one begins anew."""
+        encrypted = self._target.is_encrypted()
         return BackfillPlan(
             schema=schema,
             snapshot=snapshot,
             token=token,
-            tables=tuple(self._copy(table, snapshot, token) for table in schema_at(self._source, schema, snapshot)),
+            tables=tuple(
+                self._copy(replace(past, table=replace(past.table, encrypted=encrypted)), snapshot, token)
+                for past in schema_at(self._source, schema, snapshot)
+            ),
         )
 
     def run(self, plan: BackfillPlan, progress: Progress | None = None) -> BackfillReport:
@@ -190,8 +193,6 @@ class Backfill:
 
     def _copy(self, past: PastTable, snapshot: int, token: str) -> TableCopy:
         table = past.table
-        refuse_transforms(table)
-        refuse_encrypted(table.id, encrypted=self._target.is_encrypted())
         for column in table.columns:
             types.require_deliverable(column)
         producer = ProducerId(KIND, str(table.id), token)
@@ -287,7 +288,7 @@ class Backfill:
                 CreateTable(
                     table=table.id,
                     columns=table.source.columns,
-                    partition_by=tuple(key.column for key in table.source.partition_by),
+                    partition_by=table.source.partition_by,
                     sort_by=table.source.sort_by,
                 )
             )
@@ -393,6 +394,8 @@ def _input(past: PastTable, file: PastFile, snapshot: int) -> Input:
 
 def _place(table: Table, file: PastFile) -> tuple[str, str | None]:
     """The folder that the file belongs in, and why it cannot be adopted, as far as the catalog knows."""
+    if table.insert_reason is not None:
+        return ".", f"its rows are inserted, because {table.insert_reason}"
     if file.deletes is not None:
         return ".", "rows of it are deleted"
     if file.is_partial:

@@ -23,7 +23,17 @@ from catchment.errors import (
     PreconditionError,
 )
 from catchment.lake import Claim, Commit, Delivery, Lake
-from catchment.lake.commit import Advance, Bury, Change, Precondition, Record, RegisterFiles, TableIs, Undelivered
+from catchment.lake.commit import (
+    Advance,
+    Bury,
+    Change,
+    InsertFiles,
+    Precondition,
+    Record,
+    RegisterFiles,
+    TableIs,
+    Undelivered,
+)
 from catchment.lake.staging import JobFolder
 from catchment.pipeline.plan import Bounds, Plan, Stint, Unit, stints
 from catchment.pipeline.spark import Runner
@@ -78,6 +88,11 @@ class Share:
     names: frozenset[str] = frozenset()
     # Its files hold units that somebody else delivered: they must not be committed, but written again.
     stale: bool = False
+
+    @property
+    def inserts(self) -> bool:
+        """Whether its files are read by an INSERT, and not registered."""
+        return self.plan.mode is Mode.INSERT
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -177,16 +192,19 @@ class BatchRun:
         )
 
     def _place(self, shares: Iterable[Share], round_number: int) -> None:
-        """Move the files into folders that hold nothing else, so that each can be registered whole."""
+        """Move the files into folders that hold nothing else, so that each can be registered, or removed, whole."""
         for share in shares:
-            root = self._desk.job.table_folder(share.plan.target.folder, self._number * _ROUNDS_MAX + round_number)
+            target, number = share.plan.target, self._number * _ROUNDS_MAX + round_number
+            job = self._desk.job
+            root = job.insert_folder(target.uuid, number) if share.inserts else job.table_folder(target.folder, number)
             folders = {root / each.place for each in share.written.files}
             for folder in folders:
                 files.make_folder(folder)
             names = [str(PurePath(each.place, f"{at:06d}.parquet")) for at, each in enumerate(share.written.files)]
             for name, each in zip(names, share.written.files, strict=True):
                 files.move(files.local_path(each.path), root / name)
-            files.sync_folders_up(folders, to=files.local_path(self._lake.address.data_path))
+            if not share.inserts:
+                files.sync_folders_up(folders, to=files.local_path(self._lake.address.data_path))
             share.folder, share.names = root, frozenset(names)
         faults.reach("deliver.after_place")
 
@@ -270,15 +288,7 @@ class BatchRun:
             if letters:
                 changes.append(Bury(letters=letters))
             if share.names:
-                changes.append(
-                    RegisterFiles(
-                        table=target.id,
-                        folder=str(share.folder),
-                        names=share.names,
-                        partitioned=bool(share.plan.shape.partition_by),
-                        allow_missing=share.written.adopted,
-                    )
-                )
+                changes.append(_brought(share))
         units = [unit_id for share in shares for unit_id in share.ids]
         names = ", ".join(str(share.plan.target.id) for share in shares)
         return Commit(
@@ -311,7 +321,7 @@ class BatchRun:
                 seq_last=last,
                 table=share.plan.target.id,
                 table_uuid=share.plan.target.uuid,
-                mode=facts.mode,
+                mode=Mode.INSERT if share.inserts else facts.mode,
                 rows=facts.rows,
                 bytes=unit.bytes,
                 digest=facts.digest,
@@ -341,10 +351,29 @@ class BatchRun:
         )
         share.there.extend(share.left)
         share.left = ()
+        if share.inserts:
+            # The lake has rows of its own by now; these would lie here in plain until the job's end.
+            files.remove_tree(share.folder)
+
+
+def _brought(share: Share) -> Change:
+    """What brings the share's files into its table."""
+    target = share.plan.target
+    if share.inserts:
+        paths = tuple(str(share.folder / name) for name in sorted(share.names))
+        return InsertFiles(table=target, paths=paths, rows=sum(each.rows for each in share.written.files))
+    return RegisterFiles(
+        table=target.id,
+        folder=str(share.folder),
+        names=share.names,
+        partitioned=bool(share.plan.shape.partition_by),
+        allow_missing=share.written.adopted,
+    )
 
 
 def _common_mode(shares: Iterable[Share]) -> Mode:
-    modes = {share.plan.mode for share in shares}
+    # What is inserted is only ever rewritten before, whatever becomes of the others.
+    modes = {share.plan.mode for share in shares if not share.inserts} or {Mode.REWRITE}
     if len(modes) != 1:
         raise InvariantError(f"Plans of one job have several modes: {', '.join(sorted(modes))}.")
     return modes.pop()

@@ -1,6 +1,6 @@
 """Delivering: the state machine that flush, legacy import and backfill share.
 
-    plan ──▶ write (Spark) ──▶ place ──▶ commit (files + ledger, one transaction) ──▶ retire
+    plan ──▶ write (Spark) ──▶ place ──▶ commit (files or rows, and ledger: one transaction) ──▶ retire
              │                 │         │ conflict: redo the commit, keep the files
              │                 │         │ unknown: the ledger knows
              └─ killed: nothing is visible; the files are orphans     └─ killed: the ledger has the units; only retire
@@ -52,7 +52,8 @@ class Source(Protocol):
 class Report:
     """What a delivery did: units delivered now, units that the lake had already, and units that failed.
 
-    `buried` counts rows set aside as dead letters. `error` is why the lake refused the whole delivery.
+    `buried` counts rows set aside as dead letters. `insert_reason` is why rows were inserted instead of registered as
+    files, if they were. `error` is why the lake refused the whole delivery.
     """
 
     job_id: str
@@ -66,6 +67,7 @@ class Report:
     commit_s: float
     failures: tuple[UnitFailure, ...]
     buried: int = 0
+    insert_reason: str | None = None
     error: CatchmentError | None = None
 
     @property
@@ -230,5 +232,6 @@ def _report(job_id: str, plan: Plan, tally: Tally) -> Report:
         commit_s=tally.commit_s,
         failures=tuple(tally.failures),
         buried=tally.buried,
+        insert_reason=plan.insert_reason,
         error=tally.error,
     )

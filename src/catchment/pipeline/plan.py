@@ -2,17 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from catchment.errors import InputError
 from catchment.ids import ProducerId
 from catchment.lake import Claim, DeadLetter, Standing, Table, types
-from catchment.lake.commit import refuse_encrypted, refuse_ledger
+from catchment.lake.commit import refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, Part, Shape
 from catchment.settings import MIB
 
 _SMALL_BYTES = 16 * MIB
+_INSERT_BYTES_MAX = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ class Batch:
 class Plan:
     """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired.
 
-    `as_of` is the snapshot at which the table was as `target` says, and had no other of the units.
+    `as_of` is the snapshot at which the table was as `target` says, and had no other of the units. In mode `insert`
+    tasks rewrite the files like any others, and the commit inserts what they wrote; `insert_reason` says why.
     """
 
     as_of: int
@@ -83,6 +85,7 @@ class Plan:
     shape: Shape
     batches: tuple[Batch, ...]
     delivered: tuple[Unit, ...]
+    insert_reason: str | None = None
 
     @property
     def producer(self) -> ProducerId:
@@ -102,6 +105,8 @@ class Plan:
                 files = sum(len(stint.parts) for stint in some)
                 part = _megabytes(stint.bytes for stint in some)
                 yield f"{counted(files, 'file')} ({part}) {verb}, by {counted(len(some), 'Spark task')}."
+        if self.insert_reason is not None:
+            yield f"The rows are inserted, not registered as files, because {self.insert_reason}."
         if self.batches:
             yield f"All in {counted(len(self.batches), 'transaction')}."
 
@@ -116,30 +121,51 @@ def plan(
     """Decide everything that can be decided before the first file is read."""
     table = standing.table
     refuse_ledger(table.id)
-    refuse_encrypted(table.id, encrypted=table.encrypted)
-    refuse_transforms(table)
     for column in table.columns:
         types.require_deliverable(column)
     todo = [unit for unit in units if unit.id not in standing.delivered]
     uris = [each.uri for unit in units for each in unit.inputs if each.format is Format.PARQUET]
     if len({unit.id for unit in units}) != len(units) or len(set(uris)) != len(uris):
         raise InputError(_twice(units, uris), hint="Name every file once.")
-    shape = Shape(
-        columns=table.columns,
-        partition_by=tuple(key.column for key in table.partition_by),
-        sort_by=table.sort_by,
-        file_bytes=bounds.file_bytes,
-    )
+    chosen, reason = mode_for(table, mode)
+    if chosen is Mode.INSERT:
+        # DuckLake splits and orders what it inserts by itself.
+        shape = Shape(columns=table.columns, file_bytes=bounds.file_bytes, inserted=True)
+        bounds = _insert_bounds(bounds)
+    else:
+        shape = Shape(
+            columns=table.columns,
+            partition_by=tuple(key.column for key in table.partition_by),
+            sort_by=table.sort_by,
+            file_bytes=bounds.file_bytes,
+        )
     chunks = list(_chunks(todo, bounds))
     return Plan(
         as_of=standing.snapshot_id,
         claim=standing.claim,
         target=table,
-        mode=mode,
+        mode=chosen,
         shape=shape,
-        batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, mode, bounds)) for chunk in chunks),
+        batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, chosen, bounds)) for chunk in chunks),
         delivered=tuple(unit for unit in units if unit.id in standing.delivered),
+        insert_reason=reason,
     )
+
+
+def mode_for(table: Table, wanted: Mode) -> tuple[Mode, str | None]:
+    """How files come into the table, given how the caller wants it; with the reason if they have to be inserted."""
+    reason = table.insert_reason
+    if reason is not None and wanted is Mode.ADOPT:
+        raise InputError(f"{table.id} cannot adopt files: {reason}.", hint="Leave --mode out: the rows are inserted.")
+    if reason is None and wanted is Mode.INSERT:
+        return Mode.INSERT, "the caller wants it so"
+    return (wanted, None) if reason is None else (Mode.INSERT, reason)
+
+
+def _insert_bounds(bounds: Bounds) -> Bounds:
+    """An INSERT holds the commit lock for as long as it writes, so that one commit takes less."""
+    most = min(bounds.bytes_per_commit_max or _INSERT_BYTES_MAX, _INSERT_BYTES_MAX)
+    return replace(bounds, bytes_per_commit_max=most)
 
 
 def _twice(units: Sequence[Unit], uris: Sequence[str]) -> str:
@@ -216,16 +242,6 @@ def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterato
         if end > start:
             yield tuple(parts[start:end])
         start = end
-
-
-def refuse_transforms(table: Table) -> None:
-    """Registered files carry partition values in their path, which is exact for plain columns only."""
-    for key in table.partition_by:
-        if key.transform != "identity":
-            raise InputError(
-                f"{table.id} is partitioned by {key.transform}({key.column}), which registered files cannot carry.",
-                hint=f"Partition it by a plain column: ALTER TABLE {table.id} SET PARTITIONED BY (…).",
-            )
 
 
 def counted(number: int, noun: str) -> str:

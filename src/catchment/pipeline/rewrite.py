@@ -7,9 +7,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from catchment import files
+from catchment import files, sql
 from catchment.errors import InvariantError
-from catchment.lake import digest
+from catchment.lake import digest, types
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
 from catchment.pipeline import sources
@@ -99,6 +99,7 @@ def _copy(
 ) -> list[Output]:
     # Splitting by size, several threads would mix up the order of the rows.
     split = bool(shape.partition_by) or threads == 1
+    _refuse_changed(connection, groups, shape)
     with sources.relation(connection, groups, shape.columns) as query:
         return copy(
             connection,
@@ -108,6 +109,22 @@ def _copy(
             partition_by=shape.partition_by,
             file_bytes=shape.file_bytes if split else None,
         )
+
+
+def _refuse_changed(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Shape) -> None:
+    """Refuse values that would come back from the lake as others; only few types have any."""
+    found = ((column, types.kept(column, inserted=shape.inserted)) for column in shape.columns)
+    conditions = {column.name: condition for column, condition in found if condition is not None}
+    if not conditions:
+        return
+    with sources.relation(connection, groups, shape.columns) as query:
+        # One look at the rows for all columns; which one it is, is asked only of the row that is found.
+        kept = " AND ".join(conditions.values())
+        chosen = ", ".join(f"{each}, {sql.identifier(name)}::VARCHAR" for name, each in conditions.items())
+        row = connection.execute(f"SELECT {chosen} FROM ({query}) WHERE NOT ({kept}) LIMIT 1").fetchone()
+    if row is not None:
+        at = row[::2].index(False)
+        raise _RefusedError(f"column {[*conditions][at]!r} holds {row[2 * at + 1]}, which DuckLake would change")
 
 
 def _order_by(shape: Shape) -> str:

@@ -27,20 +27,27 @@ def draft(source: ParquetFiles, partition_by: Sequence[str] = ()) -> CreateTable
     # First, because it names a file that is not there.
     source.units()
     columns = source.columns()
-    return CreateTable(table=source.table, columns=columns, partition_by=_among(columns, partition_by))
+    keys = tuple(PartitionKey(column=name) for name in _among(columns, partition_by))
+    return CreateTable(table=source.table, columns=columns, partition_by=keys)
 
 
 def drafted(change: CreateTable, *, encrypted: bool) -> Table:
     """The table as it will be in a lake that is `encrypted` or not, as far as a plan needs it."""
-    keys = tuple(PartitionKey(column=name) for name in change.partition_by)
-    return Table(id=change.table, uuid="", folder="", columns=change.columns, partition_by=keys, encrypted=encrypted)
+    return Table(
+        id=change.table,
+        uuid="",
+        folder="",
+        columns=change.columns,
+        partition_by=change.partition_by,
+        encrypted=encrypted,
+    )
 
 
 def make_table(lake: Lake, change: CreateTable) -> Table:
     """The table, made if it is still missing, and named as the catalog names it."""
     found = find_table(lake, change.table)
     if found is not None:
-        require_partitioning(found, change.partition_by)
+        require_partitioning(found, [key.column for key in change.partition_by])
         return found
     lake.commit(Commit(message=f"create {change.table}", changes=(change,)))
     # A schema that is there already keeps its own spelling.

@@ -17,10 +17,11 @@ class Format(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a unit's files come into the lake."""
+    """How a unit's files come into the lake: as they are, rewritten and registered, or rewritten and inserted."""
 
     REWRITE = "rewrite"
     ADOPT = "adopt"
+    INSERT = "insert"
     AUTO = "auto"
 
 
@@ -77,12 +78,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the written files must look like."""
+    """What the written files must look like; `inserted` says that an INSERT reads them, and the lake writes its own."""
 
     columns: tuple[Column, ...]
     partition_by: tuple[str, ...] = ()
     sort_by: tuple[SortKey, ...] = ()
     file_bytes: int = 128 * 1024 * 1024
+    inserted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from catchment import sql
 from catchment.errors import InputError, TypeConflictError
-from catchment.lake import extensions, reshape
+from catchment.lake import extensions, reshape, types
 from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
 
 _SHAPES_MAX = 1_000
 _SMALL_BYTES_MAX = 16 * 1024
+_NOT_IN_ARROW = frozenset({"variant"})
 # Types whose every value DuckDB takes as it is.
 _PLAIN = frozenset(
     {
@@ -156,6 +157,17 @@ def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -
         raise TypeConflictError(
             f"The rows do not fit {table}: {reason}.", hint="Change the table or the rows, then write again."
         )
+
+
+def refuse_unknown(columns: Iterable[Column]) -> None:
+    """Refuse columns of a type that Arrow has no form for: the queue keeps and hands on its rows in Arrow."""
+    for column in columns:
+        if types.holds(column.type, _NOT_IN_ARROW):
+            raise TypeConflictError(
+                f"Column {column.name!r} is {column.type}, which the queue cannot keep.",
+                hint="INSERT into the table itself instead of the queue, or make the column JSON.",
+                column=column.name,
+            )
 
 
 def refuse_reserved(columns: Iterable[Column]) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from catchment import events, files, sql
 from catchment.errors import InputError, PreconditionError
 from catchment.ids import TableId
-from catchment.lake import DeadLetter, Lake, reshape
+from catchment.lake import DeadLetter, Lake, reshape, types
 from catchment.lake.deadletters import DeadLetters
 from catchment.queue import arrivals
 
@@ -84,10 +84,14 @@ def _deliver(lake: Lake, letters: Sequence[DeadLetter]) -> None:
             raise PreconditionError("Somebody else has just dealt with some of these letters.")
         connection.register("catchment_letters_again", rows)
         chosen = ", ".join(reshape.select_list(columns, target.columns))
+        query = f"SELECT {chosen} FROM temp.main.catchment_letters_again"
         try:
+            for column in target.columns:
+                kept = types.kept(column, inserted=True)
+                if kept and connection.execute(f"SELECT 1 FROM ({query}) WHERE NOT {kept} LIMIT 1").fetchone():
+                    raise PreconditionError(f"{target.id} does not keep the value of column {column.name!r} as it is.")
             connection.execute(
-                f"INSERT INTO {sql.qualified(lake.name, target.id.schema, target.id.name)} BY NAME "
-                f"SELECT {chosen} FROM temp.main.catchment_letters_again"
+                f"INSERT INTO {sql.qualified(lake.name, target.id.schema, target.id.name)} BY NAME {query}"
             )
         finally:
             connection.unregister("catchment_letters_again")

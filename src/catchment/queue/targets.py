@@ -25,7 +25,7 @@ from catchment import events, files, sql
 from catchment.errors import ConflictError, InputError, LakeUnavailableError, StorageFailedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake, types
-from catchment.lake.commit import CreateTable, refuse_encrypted, refuse_ledger
+from catchment.lake.commit import CreateTable, refuse_ledger
 from catchment.lake.types import Column
 from catchment.queue import arrivals
 
@@ -127,7 +127,6 @@ class Targets:
     def _ask(self, table: TableId, schema: pa.Schema | None) -> tuple[Column, ...]:
         refuse_ledger(table)
         self._lake.open()
-        refuse_encrypted(table, encrypted=self._lake.is_encrypted())
         found = self._lake.find_table(table)
         if found is None:
             if schema is None or not self._auto_create:
@@ -140,6 +139,7 @@ class Targets:
         arrivals.refuse_reserved(found.columns)
         for column in found.columns:
             types.require_deliverable(column)
+        arrivals.refuse_unknown(found.columns)
         return found.columns
 
     def _remembered(self) -> dict[TableId, tuple[Column, ...]]:

@@ -130,12 +130,10 @@ class Registrar:
 def fitting(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
     """The table, where rows of the schema go into it as they are, in any order and place."""
     found = lake.find_shape(table)
-    if found is None or found.partition_by or found.sort_by or found.encrypted:
+    if found is None or found.partition_by or found.sort_by or found.insert_reason is not None:
         return None
     try:
         arriving = {sql.fold(column.name): types.normal(column.type) for column in columns_of(schema)}
-        for column in found.columns:
-            types.require_deliverable(column)
     except InputError:
         # The INSERT says what is the matter with them.
         return None

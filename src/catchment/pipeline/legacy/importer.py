@@ -14,7 +14,7 @@ from catchment import events, faults, ids, sql
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake, extensions
 from catchment.lake.commit import AddColumn, Change, CreateTable
-from catchment.lake.tables import created_by
+from catchment.lake.tables import PartitionKey, created_by
 from catchment.pipeline.deliver import Deliverer, Report
 from catchment.pipeline.legacy import moves
 from catchment.pipeline.legacy.place import Journal, Place
@@ -75,7 +75,8 @@ class Importer:
                 changes += [AddColumn(table=table.id, column=column) for column in table.added]
             else:
                 columns = tuple(column for column in table.columns if column not in table.late)
-                changes.append(CreateTable(table=table.id, columns=columns, partition_by=table.partition_by))
+                keys = tuple(PartitionKey(column=name) for name in table.partition_by)
+                changes.append(CreateTable(table=table.id, columns=columns, partition_by=keys))
         if changes:
             making = ids.new_job_id(lake.clock)
             self._place.note(making=making)

@@ -17,7 +17,7 @@ from catchment.clock import Clock
 from catchment.errors import ConflictError, InputError, LockTimeoutError, PreconditionError
 from catchment.ids import TableId
 from catchment.lake import Commit, Lake
-from catchment.lake.commit import DropTable, Untouched, refuse_encrypted
+from catchment.lake.commit import DropTable, Untouched
 from catchment.pipeline.deliver import Deliverer, Report
 from catchment.pipeline.legacy import moves
 from catchment.pipeline.legacy.importer import Importer, Run, Stop, settle, settled
@@ -114,10 +114,7 @@ class LegacyImport:
 
     def _plan(self, phase: Phase) -> LegacyPlan:
         self._refuse_own_files()
-        lake = self._find_lake()
         made = plan(self._facts(phase), self.options)
-        for table in made.tables:
-            refuse_encrypted(table.id, encrypted=lake is not None and lake.is_encrypted())
         adopted = bytes_adopted(made.tables)
         needed = sum(table.bytes for table in made.tables) - adopted
         # Where the files will lie when they are adopted, not where they lie now.
@@ -405,6 +402,7 @@ class LegacyImport:
             adopt_bytes_min=self._adopt_bytes_min,
             above=keys_of(self.place.migrating),
             moved=self._described(self.place.migrating, views).leaves if phase is Phase.READY else (),
+            encrypted=lake is not None and lake.is_encrypted(),
         )
 
     def _described(self, root: Path, views: Sequence[View] | None = None) -> Tree:

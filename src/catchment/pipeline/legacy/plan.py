@@ -10,13 +10,14 @@ from catchment import ids, sql
 from catchment.errors import InputError
 from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
 from catchment.lake import Table, extensions, types
+from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.place import Phase
 from catchment.pipeline.legacy.settle import Finding, Settled, settle
 from catchment.pipeline.legacy.survey import BadFile, Survey
 from catchment.pipeline.legacy.tree import TABLE_KEY, TAILPIPE_KEYS, Leaf, Stray, Tree, tables_of
 from catchment.pipeline.legacy.views import View
-from catchment.pipeline.plan import Unit, counted
+from catchment.pipeline.plan import Unit, counted, mode_for
 from catchment.pipeline.work import Input, Mode
 
 KIND = "legacy"
@@ -44,8 +45,9 @@ class Options:
 class TablePlan:
     """What goes into one table. `leaves` hold only files to import; `blocked` are leaves that stay, with the reason.
 
-    `late` columns are added once the leaf of `starts_with` is in the table. DuckLake keeps no bounds of a column that a
-    table with files gets, and only then can files that lack it be adopted.
+    `insert_reason` says why the leaves' rows have to be inserted, if they have. `late` columns are added once the leaf
+    of `starts_with` is in the table. DuckLake keeps no bounds of a column that a table with files gets, and only then
+    can files that lack it be adopted.
     """
 
     id: TableId
@@ -59,6 +61,7 @@ class TablePlan:
     rows: Mapping[str, int]
     mode: Mode
     adopt_bytes_min: int
+    insert_reason: str | None = None
     late: tuple[Column, ...] = ()
     starts_with: tuple[Leaf, ...] = ()
 
@@ -183,10 +186,10 @@ def _explain_table(table: TablePlan) -> Iterator[str]:
     adopted = len(table.adopted)
     state = "exists" if table.exists else "is created"
     by = f", partitioned by {', '.join(table.partition_by)}" if table.partition_by else ""
-    yield (
-        f"{table.id} {state}{by}: {leaves_counted(len(table.leaves))}, {counted(table.row_count, 'row')}; "
-        f"{adopted:,} to be adopted, {len(table.leaves) - adopted:,} to be rewritten."
-    )
+    how = f"{adopted:,} to be adopted, {len(table.leaves) - adopted:,} to be rewritten."
+    if table.mode is Mode.INSERT:
+        how = f"{len(table.leaves):,} to be inserted, because {table.insert_reason}."
+    yield f"{table.id} {state}{by}: {leaves_counted(len(table.leaves))}, {counted(table.row_count, 'row')}; {how}"
     if table.exists and table.added:
         yield f"  added: {', '.join(f'{column.name} {column.type}' for column in table.added)}"
     for finding in table.findings:
@@ -206,7 +209,7 @@ class Facts:
     """What was read before planning. `views` is None for a tree that no database describes.
 
     `above` are keys in the names of folders that the tree itself lies in. `moved` are leaves that a move took into
-    `migrating/` before it was cut off.
+    `migrating/` before it was cut off. `encrypted` says that the lake is.
     """
 
     phase: Phase
@@ -218,6 +221,7 @@ class Facts:
     quarantined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     above: tuple[str, ...] = ()
     moved: tuple[Leaf, ...] = ()
+    encrypted: bool = False
 
 
 def plan(facts: Facts, options: Options) -> LegacyPlan:
@@ -323,27 +327,37 @@ def _plan_table(
     if refusal is not None:
         blocked = {leaf.path: refusal for leaf in leaves}
     wanted = (without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves)
+    partition_by = _partition_by(name, settled.columns, keys, existing, options)
+    mode, insert_reason = mode_for(
+        Table(
+            id=TableId(options.schema, name),
+            uuid="",
+            folder="",
+            columns=settled.columns,
+            partition_by=existing.partition_by if existing else tuple(PartitionKey(column=key) for key in partition_by),
+            encrypted=facts.encrypted,
+        ),
+        options.mode,
+    )
     made = TablePlan(
         id=TableId(options.schema, name),
         leaves=tuple(leaf for leaf in wanted if leaf.files and leaf.path not in blocked),
         blocked=blocked,
         columns=settled.columns,
         added=settled.added,
-        partition_by=_partition_by(name, settled.columns, keys, existing, options),
+        partition_by=partition_by,
         exists=existing is not None,
         findings=settled.findings,
         rows=survey.rows_by_leaf(),
-        mode=options.mode,
+        mode=mode,
         adopt_bytes_min=facts.adopt_bytes_min,
+        insert_reason=insert_reason,
     )
     return made if made.exists else _staged(made, survey)
 
 
 def _refusal(name: str, table: Table, options: Options) -> str | None:
     """Why nothing can go into a table that exists, or None."""
-    for key in table.partition_by:
-        if key.transform != "identity":
-            return f"the table is partitioned by {key.transform}({key.column}), which registered files cannot carry"
     own = next((column for column in table.columns if sql.fold(column.name) == TABLE_KEY), None)
     if options.table is None and own is not None and own.default != sql.literal(name):
         return f"the table's column {own.name} has no default {sql.literal(name)}, and would be NULL"
