@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from catchment.lake import Lake
+from catchment.settings import Settings
 from tests.acceptance.shell import Ended, Shell
 
 DB = "app.sqlite"
@@ -315,6 +317,20 @@ def test_a_list_of_models_may_be_named_and_may_be_empty(current: Project) -> Non
     current.write_models(f"{USER}\n\nCHOSEN: list[type[TableRow]] = []\n")
     ended = current.plain("status", DB, "--models", "models:CHOSEN", "--json")
     assert ended.json["model_diff"]["lines"] == ["User: the table is in no model"]
+
+
+def test_generating_for_the_lake_names_the_tables_of_others_and_drops_none(project: Project) -> None:
+    with Lake.from_settings(Settings(home=project.folder / "lake")) as lake, lake.write() as connection:
+        connection.execute("CREATE TABLE lake.main.delivered (a INTEGER)")
+    home = ("--home", str(project.folder / "lake"))
+    made = project.plain("generate", "lake", "--models", "models", *home)
+    assert made.code == 0
+    assert "Left alone: delivered" in made.err
+    (script,) = (project.folder / "lake.main.migrations").iterdir()
+    assert "delivered" not in script.read_text()
+    assert project.plain("apply", "lake", "--models", "models", *home).code == 0
+    again = project.plain("generate", "lake", "--models", "models", *home)
+    assert (again.code, "Nothing to generate" in again.out) == (0, True)
 
 
 def test_tables_of_the_lake_are_migrated_by_the_same_commands(project: Project) -> None:

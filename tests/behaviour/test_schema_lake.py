@@ -510,6 +510,46 @@ def test_the_schema_of_the_ledger_is_not_migrated(plain: LakeScene) -> None:
 
 
 def test_steps_that_the_state_does_not_allow_are_refused(plain: LakeScene) -> None:
-    for step in (plain.migrate.generate, plain.migrate.restore, plain.migrate.rehearse):
-        with pytest.raises(StateError):
-            step()
+    assert plain.migrate.generate() is None
+    with pytest.raises(StateError):
+        plain.migrate.rehearse()
+    with pytest.raises(StateError):
+        plain.migrate.apply("002.nothing.sql")
+
+
+def test_the_reference_is_restored_while_the_schema_is_current(plain: LakeScene) -> None:
+    plain.engine.mark_reference()
+    before = plain.content()
+    plain.run("DELETE FROM users")
+    assert plain.settled()
+    assert plain.content() != before
+    plain.migrate.restore()
+    assert plain.content() == before
+
+
+def test_a_table_of_others_is_left_alone_and_named(here: LakeScene) -> None:
+    """Deliveries, imports and clients make tables in the same schema."""
+    here.run("CREATE TABLE events (a INTEGER)", "INSERT INTO events VALUES (1)")
+    result = here.check()
+    assert (result.state, result.unmanaged) == (State.CURRENT, ["events"])
+    assert "1 left alone, in no model and of no script: events" in result.status()
+    text = here.become(USERS, model("posts", {"title": str}))
+    assert "events" not in text
+    assert here.rows("SELECT a FROM events") == [(1,)]
+    assert here.migrate.drops() == ()
+
+
+def test_a_table_that_a_script_made_is_dropped_when_its_model_goes(here: LakeScene) -> None:
+    here.become(USERS, model("posts", {"title": str}))
+    assert 'DROP TABLE "posts"' in here.become(USERS)
+    # Another program makes one of that name: it is not the one that the script made.
+    here.run("CREATE TABLE posts (a INTEGER)")
+    assert (here.check().state, here.check().unmanaged) == (State.CURRENT, ["posts"])
+
+
+def test_a_table_of_others_becomes_managed_with_a_model(here: LakeScene) -> None:
+    here.run("CREATE TABLE posts (id BIGINT NOT NULL, title VARCHAR NOT NULL)")
+    assert "posts" not in here.become(USERS, model("notes", {"text": str}))
+    text = here.become(USERS, model("notes", {"text": str}), model("posts", {"title": str, "likes": int | None}))
+    assert 'ALTER TABLE "posts"' in text
+    assert here.check().unmanaged == []

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import ScriptError
-from catchment.schema.scripts import Script, ScriptName, normalised, read_folder, with_warning, without_warning
+from catchment.schema.scripts import (
+    Script,
+    ScriptName,
+    normalised,
+    read_folder,
+    tables_made,
+    with_warning,
+    without_warning,
+)
 
 
 def _script(text: str) -> Script:
@@ -129,3 +137,21 @@ def test_a_folder_is_read_into_scripts_and_what_is_wrong(tmp_path: Path) -> None
 
 def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
     assert read_folder(tmp_path / "nowhere").numbers == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["CREATE TABLE users (id INTEGER);"], {"users"}),
+        (['create table if not exists main."Two Words" (a INT);'], {"two words"}),
+        (['CREATE OR REPLACE TABLE "a""b" AS SELECT 1;'], {'a"b'}),
+        (["ALTER TABLE theirs ADD COLUMN b INT;"], {"theirs"}),
+        (["CREATE TABLE a (x INT);", "DROP TABLE IF EXISTS a;"], set()),
+        (['CREATE TABLE "new_a" (x INT); DROP TABLE a; ALTER TABLE "new_a" RENAME TO "a";'], {"new_a", "a"}),
+        (["ALTER TABLE a RENAME COLUMN b TO c;"], {"a"}),
+        (["-- CREATE TABLE nothing (a INT);\nSELECT 1 AS users;"], set()),
+        ([], set()),
+    ],
+)
+def test_scripts_tell_which_tables_they_made(texts: list[str], names: set[str]) -> None:
+    assert tables_made(texts) == names

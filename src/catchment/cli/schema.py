@@ -120,7 +120,10 @@ def generate(
     """Write the next script, from what differs between the models and the database; only in DRIFT, none in CURRENT."""
     with _begun(_Given(db=db, models=models, scripts=scripts), home, as_json) as work:
         script = work.migrate.preview() if dry_run else work.migrate.generate()
-        if script is None and work.migrate.look().state is State.CURRENT:
+        result = work.migrate.look()
+        for table in result.unmanaged:
+            work.out.say(f"Left alone: {table} is in no model, and no script made it. To drop it, write a script.")
+        if script is None and result.state is State.CURRENT:
             nothing = {"path": None, "written": False, "undecided": (), "text": ""}
             work.out.value(nothing, ["Nothing to generate: the database is what the models say."])
             return

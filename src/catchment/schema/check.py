@@ -49,6 +49,8 @@ class CheckResult:
     written_back: list[str] = field(default_factory=list)
     """Applied scripts whose files were gone, and are there again."""
     has_reference: bool = False
+    unmanaged: list[str] = field(default_factory=list)
+    """Tables in no model that no applied script made, in a database that others make tables in: they are left alone."""
 
     @property
     def state(self) -> State:
@@ -93,8 +95,12 @@ def examine(
     *,
     has_reference: bool = False,
     reference: Iterable[Record] = (),
+    unmanaged: Iterable[str] = (),
 ) -> CheckResult:
-    """How things stand, from the facts; `reference` are the records of the database that a restore puts back."""
+    """How things stand, from the facts.
+
+    `reference` are the records of the database that a restore puts back, `unmanaged` the tables that were not compared.
+    """
     records = {record.number: record for record in history}
     by_number: dict[int, list[Script]] = {}
     for script in folder.scripts:
@@ -118,6 +124,7 @@ def examine(
         differences={script.filename: _difference(script, records[script.number]) for script in divergent},
         missing=[_file_of(record) for record in gone],
         has_reference=has_reference,
+        unmanaged=list(unmanaged),
     )
 
 
@@ -246,6 +253,8 @@ def _status(result: CheckResult) -> Iterator[str]:
         yield f"{len(result.pending)} pending: {', '.join(result.pending)}"
     if result.state in (State.DRIFT, State.CURRENT):
         yield from _drift(result)
+    if result.unmanaged:
+        yield f"{len(result.unmanaged)} left alone, in no model and of no script: {', '.join(result.unmanaged)}"
     yield f"  ({result.next_step()})"
 
 

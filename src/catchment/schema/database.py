@@ -112,6 +112,13 @@ class Database(Protocol):
         """
         ...
 
+    def managed(self, observed: Observed, expected: Structure) -> Structure:
+        """The tables that are compared with what is expected: those that a script may change or drop.
+
+        All of a database that belongs to the models; else those that a model names, or that an applied script made.
+        """
+        ...
+
     def draft(self, expected: Structure) -> Draft | None:
         """A script that leads from what is there to what is expected; None where there is nothing to write.
 

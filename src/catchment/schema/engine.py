@@ -108,6 +108,9 @@ class Engine:
 
         return patiently(look, policy=self._busy, clock=self._clock)
 
+    def managed(self, observed: Observed, expected: Structure) -> Structure:
+        return observed.structure
+
     def draft(self, expected: Structure) -> Draft | None:
         def write() -> Draft | None:
             with reading(self.path) as connection:

@@ -55,7 +55,7 @@ from catchment.schema.lake_inspect import count_rows, described, inspect, lake_s
 from catchment.schema.lake_restore import Mark, Moment, Parted
 from catchment.schema.models import TableRow
 from catchment.schema.ops import Op
-from catchment.schema.scripts import Script
+from catchment.schema.scripts import Script, tables_made
 from catchment.schema.structure import Structure
 
 T = TypeVar("T")
@@ -139,8 +139,14 @@ class LakeEngine:
         except LakeMissingError:
             return Observed(structure=Structure(), history=())
 
+    def managed(self, observed: Observed, expected: Structure) -> Structure:
+        """Deliveries, imports and clients make tables in the same schema, and none of those is the models' to drop."""
+        ours = tables_made(record.script for record in observed.history)
+        found = (t for t in observed.structure.tables if expected.find(t.name) or sql.fold(t.name) in ours)
+        return Structure(tables=tuple(found))
+
     def draft(self, expected: Structure) -> Draft | None:
-        actual = self.observe().structure
+        actual = self.managed(self.observe(), expected)
         difference = diff(expected, actual)
         if difference.is_empty:
             return None

@@ -191,9 +191,15 @@ class Migrate:
     def _facts(self, database: Database) -> _Facts:
         folder = read_folder(database.scripts)
         observed = database.observe()
-        model_diff = diff(database.expected(self._models), observed.structure)
+        expected = database.expected(self._models)
+        managed = database.managed(observed, expected)
         result = examine(
-            folder, observed.history, model_diff, has_reference=database.has_reference(), reference=observed.reference
+            folder,
+            observed.history,
+            diff(expected, managed),
+            has_reference=database.has_reference(),
+            reference=observed.reference,
+            unmanaged=[table.name for table in observed.structure.tables if managed.find(table.name) is None],
         )
         return _Facts(folder=folder, observed=observed, result=result)
 

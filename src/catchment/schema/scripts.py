@@ -2,10 +2,11 @@
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from catchment import sql
 from catchment.errors import ScriptError
 
 # Lines that `check` puts at the top of a diverged file; they are not part of the script.
@@ -15,6 +16,13 @@ _NAME = re.compile(r"([0-9]{3}|[1-9][0-9]{3,8})\.([^/\x00-\x1f\x7f]+)\.sql")
 _KEEPS_ROWS = re.compile(r"^-- keeps-rows: *(\S.*?) *$", re.MULTILINE)
 _UNDECIDED = re.compile(r"^-- undecided: *(\S.*?) *$", re.MULTILINE)
 _BOM = "\ufeff"
+_COMMENT = re.compile(r"--[^\n]*")
+_IDENTIFIER = r'(?:"(?:[^"]|"")+"|\w+)'
+_TABLE_MADE_OR_GONE = re.compile(
+    rf"\b(?P<verb>CREATE(?:\s+OR\s+REPLACE)?\s+TABLE|ALTER\s+TABLE|DROP\s+TABLE|RENAME\s+TO)\s+"
+    rf"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?(?:{_IDENTIFIER}\.)*(?P<name>{_IDENTIFIER})",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -100,6 +108,19 @@ class Folder:
     def numbers(self) -> list[int]:
         """The number of every file that has one; what two files share is there twice."""
         return [each.name.number for each in self.scripts] + [each.name.number for each in self.unreadable]
+
+
+def tables_made(texts: Iterable[str]) -> frozenset[str]:
+    """The tables that scripts have created, altered or renamed to, and not dropped since; in folded letters."""
+    found: set[str] = set()
+    for text in texts:
+        for match in _TABLE_MADE_OR_GONE.finditer(_COMMENT.sub("", text)):
+            name = sql.fold(match["name"].strip('"').replace('""', '"'))
+            if match["verb"].upper().startswith("DROP"):
+                found.discard(name)
+            else:
+                found.add(name)
+    return frozenset(found)
 
 
 def undecided_in(text: str) -> list[str]:
