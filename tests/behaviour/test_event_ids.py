@@ -18,6 +18,7 @@ from tests import schema_scenes, tenant_scenes
 from tests.behaviour import test_server_forward
 from tests.buffer_scenes import QueueScene
 from tests.made_lakes import new_lake
+from tests.place_scenes import Place
 from tests.scenes import EVENTS, deliverer, event_files, rows_of, source_of
 from tests.tenant_scenes import T7, A, B
 
@@ -135,7 +136,7 @@ def test_every_step_of_a_move_has_the_move_and_so_has_what_it_delivers(tmp_path:
 
 
 def test_a_statement_that_is_forwarded_has_one_request_on_both_servers(
-    shards: test_server_forward.Place, monkeypatch: pytest.MonkeyPatch
+    shards: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shards.client(B)
     given = ("x-request-id", "across")

@@ -30,6 +30,7 @@ from catchment.server.sessions import Session
 from catchment.server.users import Users
 from catchment.settings import Settings
 from catchment.tenants.model import Shard, TenantId
+from catchment.tenants.records import Residents
 from tests import island_scenes
 
 SECRET = "sesame"
@@ -413,6 +414,9 @@ class Desk:
             yield
         finally:
             self.changes -= 1
+
+    def residents(self) -> Residents:
+        return Residents()
 
     def owner(self, schema: str) -> TenantId | None:
         return OURS if schema == OURS.schema else None

@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 from weakref import WeakSet
@@ -14,7 +14,7 @@ import pyarrow as pa
 from catchment import events, sql
 from catchment.app import App
 from catchment.clock import Clock
-from catchment.errors import LakeUnavailableError, NotSupportedError
+from catchment.errors import LakeUnavailableError, NotReadyError, NotSupportedError, StaleRouteError, StateError
 from catchment.ids import TableId
 from catchment.lake import Lake, extensions
 from catchment.lake.instance import Instance, Origin
@@ -24,8 +24,10 @@ from catchment.server.islands import Island
 from catchment.server.links import Link
 from catchment.server.model import Principal
 from catchment.server.peers import PeerSession
+from catchment.server.residents import Views
 from catchment.settings import Settings
 from catchment.tenants.model import Shard, TenantId
+from catchment.tenants.records import Residents
 
 
 class TenantDesk(Protocol):
@@ -39,6 +41,9 @@ class TenantDesk(Protocol):
 
     def changing(self, tenant: TenantId) -> AbstractContextManager[None]:
         """Let a change of the tenant's tables in this lake happen, or refuse it."""
+
+    def residents(self) -> Residents:
+        """The tenants that this shard knows, and those among them that live elsewhere."""
 
     def owner(self, schema: str) -> TenantId | None:
         """The tenant whose tables are in the schema; None where nobody has created one."""
@@ -69,6 +74,7 @@ class Engine:
         self.tenants: TenantDesk | None = None
         self._links: WeakSet[Link] = WeakSet()
         self._links_mutex = threading.Lock()
+        self.views = Views(self.lake, self.clock)
 
     def island(self, tenant: TenantId | None) -> Island | None:
         """The part of the lake that exists for a tenant's user; None where that is all of it."""
@@ -87,6 +93,31 @@ class Engine:
     def reading(self, tenant: TenantId | None) -> AbstractContextManager[None]:
         """Hold while rows of the lake are read."""
         return nullcontext() if tenant is None or self.tenants is None else self.tenants.reading(tenant)
+
+    @contextmanager
+    def touching(self, tenants: Collection[TenantId]) -> Iterator[None]:
+        """Hold while a user without a tenant reads or changes tables of these; StateError if one lives elsewhere."""
+        with ExitStack() as held:
+            for tenant in sorted(tenants):
+                self._touch(held, tenant)
+            yield
+
+    def _touch(self, held: ExitStack, tenant: TenantId) -> None:
+        if self.tenants is None:
+            return
+        try:
+            held.enter_context(self.tenants.reading(tenant))
+        except StaleRouteError:
+            home = self.tenants.elsewhere(tenant, anew=True)
+            if home is None:
+                raise NotReadyError(f"{tenant} is on its way to this shard.", hint="Try again.") from None
+            raise StateError(
+                f"{tenant} lives in shard {home.id}, at {home.location}: its tables are read and changed there, "
+                "and what this shard has of them is old or incomplete.",
+                hint="Connect there. Users of the tenant (`catchment user add --tenant`) may connect to any shard.",
+                shard=str(home.id),
+                location=home.location,
+            ) from None
 
     def changing(self, tenant: TenantId | None) -> AbstractContextManager[None]:
         """Hold while the lake is changed."""

@@ -25,6 +25,7 @@ from catchment.server.functions import TABLE_FUNCTIONS
 from catchment.server.model import Principal, Role
 from catchment.server.syntax import explained, function_name, nodes, parse, query_tree, refuse_texts_as_tables
 from catchment.server.tokens import Token, calls
+from catchment.tenants.model import TenantId
 
 _SYSTEM_VIEW = re.compile(r"(duckdb|pragma)_.*")
 _VIEWS = frozenset({"sqlite_master", "sqlite_schema", "sqlite_temp_master", "sqlite_temp_schema"})
@@ -60,11 +61,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A statement that may run: what it is, and who may run it."""
+    """A statement that may run: what it is, and who may run it.
+
+    `touched` are the tenants whose tables it names, where its user has no tenant.
+    """
 
     kind: Kind
     role: Role
     counts: bool = False
+    touched: frozenset[TenantId] = frozenset()
 
 
 _KINDS = {

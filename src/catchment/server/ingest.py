@@ -70,7 +70,20 @@ def _take(
         raise NotAllowedError(f"{schema} is not for clients to write to.")
     if target.catalog and sql.fold(target.catalog) not in (sql.fold(session.lake.name), "temp"):
         raise TableMissingError(f"There is no catalog {target.catalog}.", hint=f"The lake is {session.lake.name}.")
-    ahead = _Ahead(rows)
+    with session.reading_lake(statements.owner(schema)):
+        return _deliver(statements, target, schema, rows, call, joined)
+
+
+def _deliver(
+    statements: Statements,
+    target: IngestTarget,
+    schema: str,
+    rows: pa.RecordBatchReader,
+    call: Call,
+    joined: Transaction | None,
+) -> int:
+    """Write the rows to the lake, as files if they are many, or to a temporary table."""
+    session, ahead = statements.session, _Ahead(rows)
     if (
         ahead.read(_SHORT_BYTES)
         and joined is None

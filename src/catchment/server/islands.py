@@ -167,7 +167,7 @@ def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token
         return
     # Two opinions, as DuckDB shows none of its own: by the statement's words, and by sqlglot.
     _refuse_schemas(kind, tokens)
-    for parts in _by_words(tokens):
+    for parts in by_words(tokens):
         island.require(parts, fresh)
     is_set_path = kind == StatementType.SET and [token.text for token in tokens[:2]] != ["set", "variable"]
     if not is_set_path and not names_only_its_target(kind, tokens):
@@ -226,7 +226,7 @@ def _refuse_shows(tokens: tuple[Token, ...]) -> None:
             raise NotAllowedError(f"{token.text.upper()} is a statement of its own for users of a tenant.")
 
 
-def _by_words(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
+def by_words(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
     """The names at all places where a table could stand, and at a few where none can."""
     if [token.text for token in tokens[:3]] == ["comment", "on", "column"]:
         yield _chain(tokens, 3)[:-1] or ("",)

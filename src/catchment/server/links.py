@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from catchment.errors import CancelledError, EngineFailedError, InputError, LimitError, StateError
-from catchment.ids import TableId
+from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.instance import Origin
 from catchment.lake.types import Column
 from catchment.server.model import Call
@@ -66,6 +66,8 @@ class Link:
         self._live: LiveResult | None = None
         # The temporary tables that rows for the queue go through, by target; a rollback takes away what it made.
         self.shapes: dict[TableId, tuple[Column, ...]] = {}
+        # The schemas in which names count that are given without one.
+        self.path: tuple[str, ...] = (DEFAULT_SCHEMA,)
 
     def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
         """Run a statement to its first row; the lock is held by the caller."""

@@ -147,7 +147,8 @@ def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: 
             "pattern": pattern,
             "own": _own(session),
         }
-        names = [name for (name,) in connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()]
+        found = connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()
+        names = [name for (name,) in found if name not in _away(session)]
         shows_queue = settings.queue_enable and session.island is None and QUEUE not in names
         if shows_queue and _is_like(connection, QUEUE, pattern):
             names.append(QUEUE)
@@ -166,7 +167,9 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
     }
     with session.metadata() as connection:
         statement = sql.statement(_PACKAGE, "metadata_tables")
-        found = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
+        listed = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
+        away = _away(session)
+        found = [each for each in listed if each[0] not in away]
         if not command.include_schema:
             return [(lake, *each) for each in found]
         schemas = _table_schemas(connection, values)
@@ -211,6 +214,12 @@ def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict
 def _own(session: Session) -> str | None:
     """The only schema that there is for the caller; None where there are all."""
     return None if session.island is None else session.island.schema
+
+
+def _away(session: Session) -> frozenset[str]:
+    """Schemas of tenants that live in another shard: what is here of them is not shown."""
+    desk = session.engine.tenants
+    return frozenset() if desk is None or session.island is not None else desk.residents().away
 
 
 def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | None) -> bool:

@@ -12,7 +12,7 @@ still finds its session. Handles and tokens cannot be guessed.
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from catchment.server.statementlog import shown_session
 from catchment.server.statements import Statements
 from catchment.server.transactions import Ended, Transaction
 from catchment.server.users import SHARD
+from catchment.tenants.model import TenantId
 
 _TRANSACTIONS_MAX = 8
 _RESULTS_MAX = 64
@@ -288,7 +289,7 @@ class Session:
             try:
                 if commit:
                     # What it has read may be old where its tenant has moved away, and what it kept is for this home.
-                    with self.reading_lake():
+                    with self.reading_lake(ended.touched):
                         ended.commit(self.enqueue, call)
                 else:
                     ended.roll_back()
@@ -399,9 +400,9 @@ class Session:
         """Hand rows to the queue: all that this session has for it goes this way."""
         self._engine.enqueue(self.principal.tenant, table, rows, session=self.queue_name)
 
-    def reading_lake(self) -> AbstractContextManager[None]:
-        """Hold while rows of the lake are read."""
-        return self._engine.reading(self.principal.tenant)
+    def reading_lake(self, touched: Collection[TenantId] = ()) -> AbstractContextManager[None]:
+        """Hold while rows of the lake are read, by a user without a tenant those of the tenants `touched`."""
+        return self._engine.touching(touched) if touched else self._engine.reading(self.principal.tenant)
 
     def changing_lake(self) -> AbstractContextManager[None]:
         """Hold while the lake is changed."""

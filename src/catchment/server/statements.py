@@ -21,16 +21,17 @@ from catchment.errors import (
     StateError,
     TableMissingError,
 )
-from catchment.ids import TableId
+from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.queue import DqCoordinator
 from catchment.queue.arrivals import size_of
-from catchment.server import capture, literals, queuetables, storable
+from catchment.server import capture, literals, queuetables, residents, storable
 from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
 from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
 from catchment.server.model import Call, Outcome, Role
 from catchment.server.rewrite import BOUND, FRESH, Capture, Command, FreshRead, Plain, Step
 from catchment.server.tokens import Token
 from catchment.server.transactions import Transaction, exclusive
+from catchment.tenants.model import TenantId
 
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
@@ -116,7 +117,7 @@ class Statements:
                     step,
                     queue,
                     link,
-                    self.admitted,
+                    lambda statement, text, tokens: self.admitted(statement, text, tokens, link),
                     call,
                     bound=bound,
                     in_transaction=transaction is not None,
@@ -176,11 +177,11 @@ class Statements:
         engine = self.session.engine
         # Its statement is judged as it was written: what is put in its place is ours.
         with self.session.autocommit_link() as link:
-            statement, _ = self.examined(step, link)
+            statement, verdict = self.examined(step, link)
         if bound is not None and bound.num_rows > 1:
             raise NotSupportedError("A fresh read takes one row of parameters.")
         with ExitStack() as cleanup:
-            cleanup.enter_context(self.session.reading_lake())
+            cleanup.enter_context(self.session.reading_lake(verdict.touched))
             spelled = {table: self.spelled(table) for table in step.tables}
             origin = engine.lake.origin()
             fresh = cleanup.enter_context(self.queue().fresh(*dict.fromkeys(spelled.values())))
@@ -207,7 +208,7 @@ class Statements:
             statement, verdict = self.examined(step, link)
             match verdict.kind:
                 case Kind.READ:
-                    return self._read(step, statement, link, call, bound)
+                    return self._read(step, statement, verdict, link, call, bound)
                 case Kind.WRITE:
                     if session.island is not None:
                         step = replace(step, text=session.island.placed(step.text, step.tokens))
@@ -238,35 +239,66 @@ class Statements:
             require_harmless_path(path)
         except NotAllowedError:
             link.run(f"USE {sql.identifier(self.session.lake.name)}", call)
+            link.path = (DEFAULT_SCHEMA,)
             raise
+        link.path = tuple(sql.fold(each.rpartition(".")[2].strip('" ')) for each in path.split(","))
 
     def examined(self, step: Plain | FreshRead, link: Link) -> tuple[duckdb.Statement, Verdict]:
         """The statement as DuckDB reads it, once it has passed the gate."""
         statement = link.connection.extract_statements(step.text)[-1]
         fresh = FRESH if isinstance(step, FreshRead) else None
-        return statement, self.admitted(statement, step.text, step.tokens, fresh=fresh)
+        return statement, self.admitted(statement, step.text, step.tokens, link, fresh=fresh)
 
     def admitted(
-        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], *, fresh: str | None = None
+        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Link, *, fresh: str | None = None
     ) -> Verdict:
-        """What the gate says of a statement, which a tenant's user keeps on the tenant's island."""
+        """What the gate says of a statement, which a tenant's user keeps on the tenant's island.
+
+        For a user without a tenant, the tenants whose tables it names live here, or it is refused.
+        """
         verdict = judge(statement, text, tokens, self.session.principal)
         if self.session.island is not None:
             self.session.island.examine(statement.type, text, tokens, fresh=fresh)
+        elif touched := self._touched(statement, text, tokens, link):
+            with self.session.reading_lake(touched):
+                return replace(verdict, touched=touched)
         return verdict
 
+    def owner(self, schema: str) -> frozenset[TenantId]:
+        """The tenant whose tables are in the schema, if the user has none and the shard has a record of it."""
+        desk = self.session.engine.tenants
+        if desk is None or self.session.island is not None:
+            return frozenset()
+        return residents.owner(desk.residents(), schema)
+
+    def _touched(
+        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Link
+    ) -> frozenset[TenantId]:
+        """The tenants whose tables the statement of a user without a tenant names; none where there are no shards."""
+        engine = self.session.engine
+        if engine.tenants is None or self.session.island is not None:
+            return frozenset()
+        found = engine.tenants.residents()
+        return residents.touched(found, engine.views, statement.type, text, tokens, link)
+
     def _read(
-        self, step: Plain, statement: duckdb.Statement, link: Link, call: Call, bound: pa.Table | None
+        self,
+        step: Plain,
+        statement: duckdb.Statement,
+        verdict: Verdict,
+        link: Link,
+        call: Call,
+        bound: pa.Table | None,
     ) -> Outcome:
         if bound is None or bound.num_rows == 1:
             row = None if bound is None else _row(statement, bound, 0)
             with ExitStack() as held:
-                held.enter_context(self.session.reading_lake())
+                held.enter_context(self.session.reading_lake(verdict.touched))
                 result = link.stream(step.text, call, row)
                 result.and_then(held.pop_all().close)
             return Outcome(None, result)
         limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
-        with self.session.reading_lake():
+        with self.session.reading_lake(verdict.touched):
             for at in range(bound.num_rows):
                 parts.append(link.table(step.text, call, _row(statement, bound, at)))
                 size += parts[-1].nbytes
@@ -287,8 +319,9 @@ class Statements:
         link.has_state = link.has_state or any(token.text in _TEMPORARY for token in step.tokens)
         if transaction is not None:
             transaction.prepare_write(call)
+            transaction.touched |= verdict.touched
             return self._changed(step, verdict, link, call, bound, on_half=transaction.fail)
-        with self.committing(link, call):
+        with self.session.reading_lake(verdict.touched), self.committing(link, call):
             return self._changed(step, verdict, link, call, bound)
 
     @contextmanager

@@ -18,6 +18,7 @@ from catchment.tenants.decisions import StoredDecisions
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import DEFAULT_TENANT, Shard, ShardId, TenantId
 from catchment.tenants.quota import Quotas, Usage
+from catchment.tenants.records import Residents
 from catchment.tenants.router import EPOCH_UNASSIGNED, Access, TenantRouter
 from catchment.tenants.shard import TenantShard, Waits
 
@@ -90,6 +91,10 @@ class Tenancy:
         """Let a change of the tenant's tables in this lake happen, or refuse it."""
         with self._living_here(self.shard.changing, tenant):
             yield
+
+    def residents(self) -> Residents:
+        """The tenants that this shard knows, and those among them that live elsewhere."""
+        return self.shard.residents()
 
     def owner(self, schema: str) -> TenantId | None:
         """The tenant whose tables are in the schema; None where nobody has created one."""

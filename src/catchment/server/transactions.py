@@ -22,6 +22,7 @@ from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.server.links import Link
 from catchment.server.model import Call
+from catchment.tenants.model import TenantId
 
 # How often a call that waits for the lake looks whether it is still wanted.
 _LOOK_S = 0.2
@@ -101,6 +102,8 @@ class Transaction:
         self._lock = ExitStack()
         self._has_failed = False
         self.has_written = False
+        # Tenants whose tables a user without a tenant has changed in it: they must live here when it commits.
+        self.touched: frozenset[TenantId] = frozenset()
         self._kept: dict[TableId, list[pa.Table]] = {}
         self._kept_bytes = 0
 

@@ -6,15 +6,27 @@
 
 import json
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from catchment import files
 from catchment.errors import CorruptInputError
 from catchment.tenants.model import Positions, TenantId
-from catchment.tenants.node import Held, Record
+from catchment.tenants.node import Held, Record, Role
 
 FOLDER = "tenants"
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """The schemas of all tenants that a shard knows, and of those among them that live elsewhere.
+
+    Of the latter it has, had or gets a copy.
+    """
+
+    known: frozenset[str] = frozenset()
+    away: frozenset[str] = frozenset()
 
 
 class Records:
@@ -23,27 +35,32 @@ class Records:
     def __init__(self, home: Path) -> None:
         self._folder = home / FOLDER
         self._mutex = threading.Lock()
-        self._known: dict[TenantId, Record | None] = {}
+        # What the folder holds; only this process writes to it.
+        self._known: dict[TenantId, Record] | None = None
+        self._residents = Residents()
 
     def find(self, tenant: TenantId) -> Record | None:
         """The tenant's record."""
         with self._mutex:
-            if tenant not in self._known:
-                self._known[tenant] = self._read(tenant)
-            return self._known[tenant]
+            return self._loaded().get(tenant)
 
     def all(self) -> tuple[Record, ...]:
         """Every tenant that is here, or was."""
-        if not self._folder.is_dir():
-            return ()
-        found = (TenantId.parse(path.stem) for path in self._folder.glob("t*.json") if "." not in path.stem)
-        return tuple(record for tenant in sorted(found) if (record := self.find(tenant)) is not None)
+        with self._mutex:
+            return tuple(record for _, record in sorted(self._loaded().items()))
+
+    def residents(self) -> Residents:
+        """The tenants that the shard knows."""
+        with self._mutex:
+            self._loaded()
+            return self._residents
 
     def keep(self, record: Record) -> None:
         """Put a record in the place of the old one; it is durable when this returns."""
         with self._mutex:
             self._write(self._path(record.tenant), record.to_json())
-            self._known[record.tenant] = record
+            self._loaded()[record.tenant] = record
+            self._sort()
 
     def held(self, tenant: TenantId, move: str) -> Held | None:
         """From where this move copies the tenant, if that was settled already."""
@@ -57,9 +74,20 @@ class Records:
         kept = {"move": move, "snapshot": held.snapshot, "watermarks": held.watermarks.to_json()}
         self._write(self._path(tenant, ".hold"), kept)
 
-    def _read(self, tenant: TenantId) -> Record | None:
-        kept = _load(self._path(tenant))
-        return None if kept is None else Record.from_json(kept)
+    def _loaded(self) -> dict[TenantId, Record]:
+        if self._known is None:
+            found = (_load(path) for path in self._folder.glob("t*.json") if "." not in path.stem)
+            records = (Record.from_json(kept) for kept in found if kept is not None)
+            self._known = {record.tenant: record for record in records}
+            self._sort()
+        return self._known
+
+    def _sort(self) -> None:
+        records = (self._known or {}).values()
+        self._residents = Residents(
+            known=frozenset(record.tenant.schema for record in records),
+            away=frozenset(record.tenant.schema for record in records if record.role is not Role.HOME),
+        )
 
     def _path(self, tenant: TenantId, what: str = "") -> Path:
         return self._folder / f"{tenant}{what}.json"

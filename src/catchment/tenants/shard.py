@@ -45,7 +45,7 @@ from catchment.tenants.protocol import (
     settles,
     welcomes,
 )
-from catchment.tenants.records import Records
+from catchment.tenants.records import Records, Residents
 from catchment.tenants.shipping import Shipper
 
 _TRY_AGAIN_S = 0.5
@@ -177,6 +177,9 @@ class TenantShard:
         return self._records.find(tenant)
 
     # Writing and reading.
+    def residents(self) -> Residents:
+        """The tenants that this shard knows, and those among them that live elsewhere."""
+        return self._records.residents()
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
         target = TableId(tenant.schema, table)
