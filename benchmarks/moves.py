@@ -138,7 +138,7 @@ class Writers:
         return Acks([at for at, _ in found["acks"]], [waited for _, waited in found["acks"]]), found["errors"]
 
 
-def _patiently(step: Callable[[], None], *, patience_s: float = 60.0) -> None:
+def _patiently(step: Callable[[], object], *, patience_s: float = 60.0) -> None:
     end_s = time.monotonic() + patience_s
     while True:
         try:

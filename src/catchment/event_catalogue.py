@@ -109,6 +109,7 @@ VERBS: dict[str, Verb] = {
         "The catalog's WAL comes and goes with every transaction: under load, some of them wait for a second.",
         "See to the permissions of the catalog's folder.",
     ),
+    "schema_erased": Verb(INFO, "The files of a schema's dropped tables were deleted."),
     "upkeep_step_done": Verb(INFO, "A step of upkeep is done, or would be."),
     "upkeep_step_failed": Verb(
         WARNING,

@@ -52,6 +52,7 @@ POINTS: dict[str, str] = {
     "tenant.after_close": "the home's gate is closed, durably; whoever closed it does not know",
     "tenant.after_settle": "a shard's record says what was decided; its shipper and its gate do not",
     "tenant.between_drops": "a tenant's log is gone from a shard; its tables are still there",
+    "tenant.before_erase": "a tenant's tables are dropped in a shard; their files are still there",
     "move.after_hold": "the source keeps its log; nothing of the history is copied",
     "move.after_backfill": "the target has the history; its log has not begun",
     "move.after_replicate": "the source ships its log; the move's state does not say so",

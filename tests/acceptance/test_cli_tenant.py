@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from adbc_driver_manager import OperationalError
 from pydantic import SecretStr
 
 from catchment.clock import SystemClock
@@ -338,11 +339,23 @@ def test_a_move_with_history_survives_the_death_of_its_mover_and_ends_with_every
     assert fleet.run("tenant", "gc", name, "--window", "0", "--json").json["error"] == "MismatchError"
     b.rows(f"INSERT INTO {name}.old VALUES (1)")
 
+    # The copy is nobody's to read: whoever asks is told where the tenant lives.
+    with pytest.raises(OperationalError, match=f"{name} lives in shard b, at {b.uri}"):
+        a.rows(f"SELECT count(*) FROM {name}.old")
+    held = list(Path(a.settings.data_path, name).rglob("*.parquet"))
+    assert held
     early = fleet.run("tenant", "gc", name, "--json")
     assert (early.code, early.json["error"]) == (1, "NotReadyError")
     assert 0 < early.json["left_ns"] <= 300e9
     gone = fleet.ok("tenant", "gc", name, "--window", "1", "--wait")
     assert (gone["collected"], gone["state"]) == ("a", "Complete")
+    assert (gone["erased"]["files"], gone["erased"]["bytes"] > 0) == (len(held), True)
+    assert gone["erased"]["snapshots"] > 0
+    assert list(Path(a.settings.data_path, name).rglob("*")) == []
+    said = fleet.run("tenant", "gc", name).out
+    assert f"{name} lives in b." in said
+    assert "none of its rows are there any more" in said
+    assert "CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS" in said
     fleet.write(name, 7)
     assert fleet.ids_in("b", name) == list(range(8))
     assert b.rows(f"SELECT count(*), count(DISTINCT id) FROM {name}.old") == [(3000, 3000)]

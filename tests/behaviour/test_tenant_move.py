@@ -45,8 +45,9 @@ def test_a_move_goes_through_its_states_and_every_row_is_at_the_target_once(scen
     assert scene.rows_in(B) == [1, 2, 3, 4, 5, 6, 7]
     with pytest.raises(NotReadyError, match="kept for another"):
         move.gc_source(WINDOW_NS)
-    move.gc_source(0)
+    assert move.gc_source(0).files == 1
     assert isinstance(move.state, Complete)
+    assert list(Path(scene.lake(A).address.data_path, "t7").rglob("*")) == []
     write(T7, "events", events(8))
     scene.queues[B].force_flush_all()
     assert scene.rows_in(B) == list(range(1, 9))

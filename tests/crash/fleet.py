@@ -152,6 +152,9 @@ def assert_once(fleet: Fleet, tenant: TenantId, home: ShardId, writers: Writers)
     for shard, process in fleet.shards.items():
         tables = process.rows(f"SELECT table_name FROM duckdb_tables() WHERE schema_name = '{tenant.schema}'")
         assert tables == ([("events",)] if shard == home else [])
+        if shard != home:
+            files = Settings(home=process.home).data_path
+            assert list((Path(files) / tenant.schema).rglob("*.parquet")) == []
     writers.assert_once(
         [row[0] for row in fleet.shards[home].rows(f"SELECT id FROM catchment_fresh.{tenant.schema}.events")]
     )

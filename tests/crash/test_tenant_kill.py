@@ -31,6 +31,7 @@ AT_SHARDS = (
     ("tenant.after_settle", A),
     ("tenant.after_settle", B),
     ("tenant.between_drops", A),
+    ("tenant.before_erase", A),
 )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
@@ -19,6 +19,7 @@ from catchment.errors import (
     RetryableError,
     StateError,
 )
+from catchment.lake.erase import Erased
 from catchment.pipeline.plan import counted
 from catchment.server.remote import Remotes
 from catchment.tenants.drive import MoveReport, Phase, drive
@@ -214,6 +215,7 @@ def report_facts(report: MoveReport) -> dict[str, Any]:
         "pause_ms": report.pause_ms,
         "retries": report.retries,
         "stopped": report.stopped,
+        "erased": erased_facts(report.erased),
         "next": next_commands(report.tenant, report.target, report.state),
     }
 
@@ -224,7 +226,8 @@ def report_lines(report: MoveReport) -> Iterator[str]:
     if report.stopped:
         yield f"Stopped in {report.state}; {tenant} writes on, and nothing is lost or doubled."
     elif report.state == "Complete":
-        yield f"{tenant} lives in {target}, and {source} has nothing of it any more."
+        yield f"{tenant} lives in {target}."
+        yield from erased_lines(source, report.erased)
     else:
         yield f"{tenant} lives in {target}; {source} is kept as a copy that gets every write."
     if report.rows is not None:
@@ -235,6 +238,32 @@ def report_lines(report: MoveReport) -> Iterator[str]:
     if spent:
         yield f"It took: {spent}."
     yield from (f"Next: {each}" for each in next_commands(tenant, target, report.state))
+
+
+def erased_facts(erased: Erased | None) -> dict[str, Any] | None:
+    """What a shard has deleted of a tenant, for programs."""
+    return None if erased is None else asdict(erased)
+
+
+def erased_lines(shard: ShardId, erased: Erased | None) -> Iterator[str]:
+    """The same for a person, with what is left of it."""
+    if erased is None:
+        return
+    yield (
+        f"{shard} has dropped its tables, and deleted {counted(erased.files, 'file')} with {erased.bytes:,} bytes: "
+        "none of its rows are there any more."
+    )
+    if erased.files_elsewhere:
+        yield (
+            f"{counted(erased.files_elsewhere, 'file')} outside of that lake's data path are left: "
+            "they were registered from there."
+        )
+    if erased.snapshots:
+        span = f"{counted(erased.snapshots, 'snapshot')} ({erased.snapshot_first} to {erased.snapshot_last})"
+        yield (
+            f"Names, numbers of rows and bounds of columns stay in its catalog until {span} expire: "
+            f"`catchment lake maintain` in its home, after CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS."
+        )
 
 
 def next_commands(tenant: TenantId, target: ShardId, state: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from catchment.cli import moves
 from catchment.cli.context import AsJson, Home, agree, command
 from catchment.cli.moves import Desk
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, NotReadyError, RetryableError, StateError
+from catchment.lake.erase import Erased
 from catchment.pipeline.plan import counted
 from catchment.tenants.control import ControlPlane
 from catchment.tenants.drive import Phase, insist
@@ -177,8 +178,8 @@ def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Undo a move that has not switched: the tenant stays where it is, and the target forgets it."""
     with command(home, as_json) as run, moves.desk(run) as desk:
         last = desk.last_move(TenantId.parse(tenant))
-        insist(desk.of(last).abort, clock=run.app.clock)
-        _say_back(desk, last, "aborted")
+        erased = insist(desk.of(last).abort, clock=run.app.clock)
+        _say_back(desk, last, "aborted", erased)
 
 
 @group.command()
@@ -186,8 +187,8 @@ def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Bring a tenant back after the switch, with all that was written since; the target forgets it."""
     with command(home, as_json) as run, moves.desk(run) as desk:
         last = desk.last_move(TenantId.parse(tenant))
-        insist(desk.of(last).reverse, clock=run.app.clock)
-        _say_back(desk, last, "reversed")
+        erased = insist(desk.of(last).reverse, clock=run.app.clock)
+        _say_back(desk, last, "reversed", erased)
 
 
 @group.command()
@@ -222,7 +223,7 @@ def gc(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the tenant from the source of its move, for good; exit 1 while the window has not passed."""
+    """Delete the tenant and its files from the source of its move, for good; exit 1 while the window has not passed."""
     with command(home, as_json) as run, moves.desk(run) as desk:
         last = desk.last_move(TenantId.parse(tenant))
         migration = desk.of(last)
@@ -231,9 +232,10 @@ def gc(
             if report.stopped:
                 run.out.value(moves.report_facts(report), moves.report_lines(report))
                 raise typer.Exit(EXIT_STOPPED)
+            erased = report.erased
         else:
             try:
-                migration.gc_source(int(window * _NS_PER_S))
+                erased = migration.gc_source(int(window * _NS_PER_S))
             except NotReadyError as error:
                 error.hint = f"`catchment tenant gc {last.tenant} --wait` waits; --window says for how long it is kept."
                 raise
@@ -242,8 +244,9 @@ def gc(
             "shard": str(last.target),
             "collected": str(last.source),
             "state": "Complete",
+            "erased": moves.erased_facts(erased),
         }
-        run.out.value(facts, [f"{last.tenant} lives in {last.target}, and {last.source} has nothing of it any more."])
+        run.out.value(facts, [f"{last.tenant} lives in {last.target}.", *moves.erased_lines(last.source, erased)])
 
 
 def _say_there(desk: Desk, tenant: Tenant, gc_after: float | None, *, dry_run: bool) -> None:
@@ -291,11 +294,11 @@ def _show_plan(desk: Desk, migration: TenantMigration, under_way: Move | None, g
         raise typer.Exit(EXIT_NEEDS_YOU)
 
 
-def _say_back(desk: Desk, move: Move, outcome: str) -> None:
+def _say_back(desk: Desk, move: Move, outcome: str, erased: Erased) -> None:
     tenant = desk.store.tenant(move.tenant)
     facts = {"tenant": str(tenant.id), "shard": str(tenant.shard), "epoch": tenant.epoch, "outcome": outcome}
-    line = f"The move is {outcome}: {tenant.id} lives in {tenant.shard}, and {move.target} has nothing of it any more."
-    desk.run.out.value(facts, [line])
+    lines = [f"The move is {outcome}: {tenant.id} lives in {tenant.shard}.", *moves.erased_lines(move.target, erased)]
+    desk.run.out.value({**facts, "erased": moves.erased_facts(erased)}, lines)
 
 
 def _positions(desk: Desk, tenant: Tenant) -> tuple[Positions | None, str | None]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from catchment.errors import CommitUnknownError, InputError, ShardUnreachableError
 from catchment.ids import TableId
+from catchment.lake.erase import Erased
 from catchment.queue.buffer import Ack
 from catchment.queue.shipment import Shipment
 from catchment.server import shardwire as wire
@@ -109,8 +110,8 @@ class RemoteShard:
     def readers(self, tenant: TenantId) -> int:
         return int(self._ask("readers", tenant, {}))
 
-    def drop(self, tenant: TenantId, *, epoch: int) -> None:
-        self._ask("drop", tenant, {"epoch": epoch}, seconds=_LONG_CALL_S)
+    def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
+        return wire.unpack_erased(self._ask("drop", tenant, {"epoch": epoch}, seconds=_LONG_CALL_S))
 
     def _ask(
         self,

@@ -1,6 +1,7 @@
 """The calls of other shards, and of whoever moves tenants: each led to this server's shard."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ class ShardCalls:
                 shard.digests(tenant, wire.unpack_positions(values["at"]))
             ),
             "readers": lambda shard, tenant, _values, _tables: shard.readers(tenant),
-            "drop": lambda shard, tenant, values, _tables: shard.drop(tenant, epoch=values["epoch"]),
+            "drop": lambda shard, tenant, values, _tables: asdict(shard.drop(tenant, epoch=values["epoch"])),
         }
 
     def do(self, name: str, body: bytes, principal: Principal) -> bytes:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from catchment.errors import InputError
 from catchment.ids import TableId
+from catchment.lake.erase import Erased
 from catchment.lake.types import Column
 from catchment.queue.buffer import Ack
 from catchment.queue.shipment import Shipment
@@ -137,6 +138,11 @@ def unpack_lag(kept: Mapping[str, Any]) -> Lag:
         seconds=kept["seconds"],
         error=kept["error"],
     )
+
+
+def unpack_erased(kept: Mapping[str, Any] | None) -> Erased:
+    """What was deleted, again; a shard of an older version does not say."""
+    return Erased(**(kept or {}))
 
 
 def pack_digests(digests: Mapping[TableId, TableDigest]) -> list[list[Any]]:

@@ -25,6 +25,7 @@ from catchment.errors import (
     StaleRouteError,
 )
 from catchment.events import Event
+from catchment.lake.erase import Erased
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import (
     Complete,
@@ -93,7 +94,7 @@ class MoveReport:
     """What a drive did. `states` are those that it saw, the last one is where the move stands.
 
     `rows` were compared, `bytes` are those of the history that was copied, and `pause_ms` is how long writers waited at
-    the switch: None where this drive, or one before it, did not see it.
+    the switch: None where this drive, or one before it, did not see it. `erased` is what the source deleted at the end.
     """
 
     tenant: TenantId
@@ -106,6 +107,7 @@ class MoveReport:
     pause_ms: float | None
     retries: int
     stopped: bool
+    erased: Erased | None = None
 
     @property
     def state(self) -> str:
@@ -192,6 +194,7 @@ class _Drive:
         self._bytes = 0
         self._pause_ms: float | None = None
         self._retries = 0
+        self._erased: Erased | None = None
 
     def hear(self, event: Event) -> None:
         """Learn from the migration what one step of it is at."""
@@ -236,6 +239,7 @@ class _Drive:
             pause_ms=self._pause_ms,
             retries=self._retries,
             stopped=stopped,
+            erased=self._erased,
         )
 
     def _look(self) -> MigrationState:
@@ -277,7 +281,7 @@ class _Drive:
             return True
         self._enter(Phase.WAITING_FOR_GC)
         try:
-            self._migration.gc_source(int(self._gc_window_s * _NS_PER_S))
+            self._erased = self._migration.gc_source(int(self._gc_window_s * _NS_PER_S))
         except NotReadyError as error:
             left_s = _left_s(error)
             if not left_s:

@@ -25,6 +25,7 @@ from catchment.errors import (
     ShardUnreachableError,
     StateError,
 )
+from catchment.lake.erase import Erased
 from catchment.tenants.decisions import record_for
 from catchment.tenants.model import (
     DualWrite,
@@ -272,7 +273,7 @@ class TenantMigration:
         else:
             self._settle_all()
 
-    def gc_source(self, gc_window_ns: int) -> None:
+    def gc_source(self, gc_window_ns: int) -> Erased:
         """Delete the tenant from the source, once the window has passed and nobody reads there any more."""
         move = self._find_move()
         if move is None:
@@ -290,9 +291,9 @@ class TenantMigration:
             self._require_same(move)
             self._step(move, advance(move.state, waited))
             faults.reach("move.after_collect")
-        self._let_go(gone=self.source_shard)
+        return self._let_go(gone=self.source_shard)
 
-    def abort(self) -> None:
+    def abort(self) -> Erased:
         """Undo a move that has not switched; the tenant stays where it is, and the target forgets it."""
         move = self._find_move()
         if move is None:
@@ -303,9 +304,9 @@ class TenantMigration:
             faults.reach("move.after_abort")
         elif move.outcome != "aborted":
             raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
-        self._let_go(gone=self.target_shard)
+        return self._let_go(gone=self.target_shard)
 
-    def reverse(self) -> None:
+    def reverse(self) -> Erased:
         """Make the source the home again, with all that was written since; the target forgets the tenant."""
         move = self._find_move()
         if move is None:
@@ -320,7 +321,7 @@ class TenantMigration:
             faults.reach("move.after_reverse")
         elif move.outcome != "reversed":
             raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
-        self._let_go(gone=self.target_shard)
+        return self._let_go(gone=self.target_shard)
 
     # Inside.
 
@@ -358,11 +359,11 @@ class TenantMigration:
             each.result()
         return 0 if placement.tenant is None else placement.tenant.epoch
 
-    def _let_go(self, *, gone: ShardId) -> None:
+    def _let_go(self, *, gone: ShardId) -> Erased:
         """The move is over: its home follows nobody, and the other shard has nothing of the tenant any more."""
         epoch = self._settle_all()
         faults.reach("move.before_drop")
-        self._node(self._control.shard(gone)).drop(self.tenant, epoch=epoch)
+        return self._node(self._control.shard(gone)).drop(self.tenant, epoch=epoch)
 
     def _copy_history(self, move: Move, held: Held, progress: Progress | None) -> None:
         source, target = (self._control.shard(each) for each in (move.source, move.target))

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from catchment.ids import TableId
+from catchment.lake.erase import Erased
 from catchment.queue.buffer import Ack
 from catchment.queue.shipment import Shipment
 from catchment.tenants.model import Positions, ShardId, TenantId
@@ -185,6 +186,6 @@ class ShardNode(Protocol):
         """How many read the tenant's tables here at this moment."""
         ...
 
-    def drop(self, tenant: TenantId, *, epoch: int) -> None:
-        """Delete the tenant's log and its tables, once it is decided that this shard is nothing to the tenant."""
+    def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
+        """Delete the tenant's log, its tables and their files, once this shard is nothing to the tenant any more."""
         ...

@@ -26,6 +26,7 @@ from catchment.errors import (
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake import digest
 from catchment.lake.deadletters import DeadLetters
+from catchment.lake.erase import Erased, erase
 from catchment.lake.ledger import Ledger
 from catchment.queue import DqCoordinator
 from catchment.queue.buffer import Ack
@@ -176,10 +177,11 @@ class TenantShard:
             self.settle(decided)
         return self._records.find(tenant)
 
-    # Writing and reading.
     def residents(self) -> Residents:
         """The tenants that this shard knows, and those among them that live elsewhere."""
         return self._records.residents()
+
+    # Writing and reading.
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
         target = TableId(tenant.schema, table)
@@ -394,13 +396,13 @@ class TenantShard:
                     found[table] = TableDigest(rows=row[0], digest=digest.text(row[1]))
         return found
 
-    def drop(self, tenant: TenantId, *, epoch: int) -> None:
+    def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
         with self._lock(tenant):
             drops(self._records.find(tenant), epoch=epoch)
-            self._forget(tenant)
+            return self._forget(tenant)
 
-    def _forget(self, tenant: TenantId) -> None:
-        """Delete the tenant's log, and then its tables."""
+    def _forget(self, tenant: TenantId) -> Erased:
+        """Delete the tenant's log, then its tables, and then their files."""
         self._queue.drop(tenant.schema)
         faults.reach("tenant.between_drops")
         lake = self._queue.lake
@@ -412,6 +414,8 @@ class TenantShard:
                 connection.execute(f"DROP TABLE {sql.qualified(lake.name, table.schema, table.name)}")
             if tenant.schema != DEFAULT_SCHEMA:
                 connection.execute(f"DROP SCHEMA IF EXISTS {sql.qualified(lake.name, tenant.schema)} CASCADE")
+        faults.reach("tenant.before_erase")
+        return erase(lake, tenant.schema)
 
     # Inside.
 
