@@ -22,6 +22,7 @@
     ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
     ├── CancelledError            the one who asked wants it no more; nothing of it was kept
     │   └── TimedOutError
+    │       └── StalledError        the client neither took nor sent anything for too long
     ├── StoppedError              somebody pressed Ctrl-C: what was committed stays
     ├── FencedError               another process has taken over this producer: stop
     ├── InputError                the caller must change what was given; nothing was written
@@ -195,6 +196,12 @@ class TimedOutError(CancelledError):
     """The statement took longer than it may; nothing of it was kept."""
 
     default_hint = "CATCHMENT_SERVER_STATEMENT_SECONDS_MAX is how long a statement may take."
+
+
+class StalledError(TimedOutError):
+    """The client neither took nor sent anything for too long, so the call was ended."""
+
+    default_hint = "Read results as they come; a call waits for CATCHMENT_SERVER_STALL_SECONDS_MAX."
 
 
 class StoppedError(CatchmentError):

@@ -191,10 +191,15 @@ class Settings(BaseSettings):
         60, "A transaction is rolled back when nothing was asked of it for so long.", unit="seconds", gt=0
     )
     server_statement_seconds_max: float = _setting(300, "A statement may take so long.", unit="seconds", gt=0)
+    server_stall_seconds_max: float = _setting(
+        60, "A call waits so long for its client to take or send the next message.", unit="seconds", gt=0
+    )
     server_slow_statement_seconds: float = _setting(
         1, "A statement that took longer is remembered for the status, up to 50 of them.", unit="seconds", ge=0
     )
-    server_statements_max: int = _setting(32, "Statements that run at the same time.", unit="statements", ge=1)
+    server_statements_max: int = _setting(
+        32, "Statements that run at the same time: so many that read, and as many others.", unit="statements", ge=1
+    )
     server_statement_bytes_max: int = _setting(MIB, "Longest text of a statement.", unit="bytes", ge=1024)
     server_message_bytes_max: int = _setting(64 * MIB, "Largest message that is taken.", unit="bytes", ge=MIB)
     server_batch_rows_max: int = _setting(1_000_000, "Most rows of one batch that is taken.", unit="rows", ge=1)

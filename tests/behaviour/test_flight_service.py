@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -439,13 +440,23 @@ def test_an_error_in_the_middle_of_a_result_is_the_status_of_its_end(client: Cli
     assert client.query("SELECT 1 AS x") == [{"x": 1}]
 
 
-def test_more_statements_than_may_run_are_refused(connect: Connect) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_more_statements_than_may_run_are_refused_and_those_that_read_keep_none_from_writing(
+    connect: Connect, reads: bool
+) -> None:
     busy = [connect() for _ in range(4)]
     other = connect()
-    calls = [each.asking(sql.CommandStatementQuery(query=f"CREATE TABLE never AS {ENDLESS}")) for each in busy]
+    text = ENDLESS if reads else f"CREATE TABLE never AS {ENDLESS}"
+    query: Callable[[], object] = partial(other.query, "SELECT 1 AS x")
+    write: Callable[[], object] = partial(other.update, "CREATE TEMP TABLE IF NOT EXISTS y (x INT)")
+    calls = [each.asking(sql.CommandStatementQuery(query=text)) for each in busy]
     try:
         threading.Event().wait(0.5)
-        assert "4 statements" in refused(Code.RESOURCE_EXHAUSTED, lambda: other.query("SELECT 1"))
+        assert "4 statements" in refused(Code.RESOURCE_EXHAUSTED, query if reads else write)
+        if reads:
+            write()
+        else:
+            query()
     finally:
         for call in calls:
             call.cancel()

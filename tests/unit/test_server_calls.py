@@ -10,14 +10,14 @@ import pytest
 
 from catchment import events
 from catchment.events import Event
-from catchment.server.calls import Calls
+from catchment.server.calls import CallLimits, Calls
 from tests.unit.test_server_requests import AbortedError, Context
 
 
 def _facts(error: Exception) -> dict[str, Any]:
     """What is said of a statement that fails so."""
     heard: list[Event] = []
-    with closing(Calls(statements_max=1, seconds_max=60.0)) as calls, events.listening(heard.append):
+    with closing(Calls(CallLimits(statements_max=1, seconds_max=60.0))) as calls, events.listening(heard.append):
         answering = calls.answering(cast("grpc.ServicerContext", Context()), "GetFlightInfo")
         with pytest.raises(AbortedError), answering:
             raise error

@@ -12,7 +12,7 @@ import pytest
 from catchment import events
 from catchment.errors import InputError, LimitError
 from catchment.events import Event
-from catchment.server.calls import Calls
+from catchment.server.calls import CallLimits, Calls
 from catchment.server.requests import REQUEST_HEADER, carried_on, request_id
 
 GIVEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -58,7 +58,10 @@ def heard() -> Iterator[list[Event]]:
 
 
 def _fail(context: Context, error: Exception, name: str = "GetFlightInfo", *, log_sql: bool = False) -> None:
-    with closing(Calls(statements_max=1, seconds_max=60.0, log_sql=log_sql)) as calls, pytest.raises(AbortedError):
+    with (
+        closing(Calls(CallLimits(statements_max=1, seconds_max=60.0), log_sql=log_sql)) as calls,
+        pytest.raises(AbortedError),
+    ):
         _answer(calls, context, error, name)
 
 

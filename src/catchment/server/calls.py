@@ -3,8 +3,10 @@
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import duckdb
 import grpc
@@ -20,6 +22,9 @@ from catchment.server.watchdog import Watchdog
 
 # A burst of short statements passes within this; what lasts longer is a server that has enough to do.
 _WAIT_S = 1.0
+# How often a call that waits for its turn looks whether it is still wanted.
+_LOOK_S = 0.2
+STREAMS_PER_SESSION_MAX = 8
 Code = grpc.StatusCode
 # What is the server's trouble, or may be; all else is between the client and its statement.
 _TROUBLES = (Code.INTERNAL, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED, Code.UNKNOWN)
@@ -31,25 +36,37 @@ _STATEMENT = re.compile(r"\b((?:query|COPY) \")(?:.*(?=\": )|.*(?=\")|.*)", re.D
 _STATEMENTS = ("GetFlightInfo", "GetSchema", "DoGet", "DoPut", "CreatePreparedStatement", "EndTransaction")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """Bounds of what calls run and wait for. `streams_max` are results that are read at the same time."""
+
+    statements_max: int
+    seconds_max: float
+    streams_max: int = 100
+    stall_seconds_max: float = 60
+
+
 class Calls:
     """Lets calls run, within limits. Any thread may ask."""
 
-    def __init__(
-        self, *, statements_max: int, seconds_max: float, clock: Clock | None = None, log_sql: bool = False
-    ) -> None:
+    def __init__(self, limits: CallLimits, *, clock: Clock | None = None, log_sql: bool = False) -> None:
         """`log_sql` is whether the log may hold what clients write, as it stands in statements and errors."""
         self._log_sql = log_sql
-        self._statements_max = statements_max
-        self._seconds_max = seconds_max
+        self._limits = limits
         self._clock = clock or SystemClock()
-        self._slots = threading.BoundedSemaphore(statements_max)
+        # Two of a kind: whoever reads, however much and however slowly, keeps nobody from writing.
+        self._reads = threading.BoundedSemaphore(limits.statements_max)
+        self._writes = threading.BoundedSemaphore(limits.statements_max)
+        # Results that are being read, by session.
+        self._streams: Counter[str] = Counter()
+        self._streams_mutex = threading.Lock()
         self._watchdog = Watchdog(self._clock)
 
     @contextmanager
     def answering(self, context: grpc.ServicerContext, name: str) -> Iterator[Call]:
         """A call while the block runs: it ends when its client goes or its time is up, and an error is its status."""
         started_s = self._clock.monotonic_s()
-        call = Call(deadline_s=started_s + min(self._seconds_max, context.time_remaining()))
+        call = Call(deadline_s=started_s + min(self._limits.seconds_max, context.time_remaining()))
         call.name = name
         request = request_id(context.invocation_metadata())
         with events.context(request=request):
@@ -69,14 +86,85 @@ class Calls:
                 raise context.abort(code, text) from error
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """The right to run a statement, or to read what one gives, while the block runs."""
-        if not self._slots.acquire(timeout=_WAIT_S):
-            raise LimitError(f"{self._statements_max} statements are running.", hint="Try again in a moment.")
+    def slot(self, *, writes: bool = False) -> Iterator[None]:
+        """The right to run a statement while the block runs."""
+        slots = self._writes if writes else self._reads
+        if not slots.acquire(timeout=_WAIT_S):
+            raise LimitError(f"{self._limits.statements_max} statements are running.", hint="Try again in a moment.")
         try:
             yield
         finally:
-            self._slots.release()
+            slots.release()
+
+    def streamed(self, messages: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The messages of a result, for a client to take.
+
+        A slot is held while a message is made, and not while the client takes it, which has a time of its own.
+        """
+        with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
+            while True:
+                with self._turn(call):
+                    message = next(messages, None)
+                if message is None:
+                    return
+                pace.begin()
+                yield message
+                pace.end()
+
+    def arriving(self, requests: Iterator[bytes], context: grpc.ServicerContext, call: Call) -> Iterator[bytes]:
+        """The messages of a client, each of which has a time to come in.
+
+        CancelledError where they end because it is gone, and not because it has sent all. A stream that broke looks at
+        first like one that ended, and that it broke is told right behind. Asking once more waits for whatever was told
+        before: half of an upload is never taken for a whole one.
+        """
+        with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
+            try:
+                while True:
+                    pace.begin()
+                    message = next(requests, None)
+                    if message is None:
+                        break
+                    pace.end()
+                    yield message
+                for _ in requests:
+                    raise CancelledError
+                if not context.is_active():
+                    raise CancelledError
+            except grpc.RpcError:
+                call.refuse_stopped()
+                raise CancelledError from None
+
+    @contextmanager
+    def stream(self, session_id: str) -> Iterator[None]:
+        """The right to read a result while the block runs."""
+        with self._streams_mutex:
+            if self._streams[session_id] >= STREAMS_PER_SESSION_MAX:
+                raise LimitError(
+                    f"The session reads {STREAMS_PER_SESSION_MAX} results at the same time.",
+                    hint="Read one to its end.",
+                )
+            if self._streams.total() >= self._limits.streams_max:
+                raise LimitError(f"{self._limits.streams_max} results are being read.", hint="Try again in a moment.")
+            self._streams[session_id] += 1
+        try:
+            yield
+        finally:
+            with self._streams_mutex:
+                self._streams[session_id] -= 1
+                if not self._streams[session_id]:
+                    del self._streams[session_id]
+
+    @contextmanager
+    def _turn(self, call: Call) -> Iterator[None]:
+        """A slot for a result that is being read: it waits for one as long as the call may."""
+        while not self._reads.acquire(timeout=_LOOK_S):
+            call.refuse_stopped()
+        try:
+            call.refuse_stopped()
+            yield
+        finally:
+            self._reads.release()
 
     def close(self) -> None:
         """No call runs any more."""
@@ -101,23 +189,6 @@ class Calls:
             events.emit("statement_failed", level=level, **facts)
         else:
             events.emit("call_failed", level=level, **facts)
-
-
-def arriving(requests: Iterator[bytes], context: grpc.ServicerContext, call: Call) -> Iterator[bytes]:
-    """The messages of a client; CancelledError where they end because it is gone, and not because it has sent all.
-
-    A stream that broke looks at first like one that ended, and that it broke is told right behind. Asking once more
-    waits for whatever was told before: half of an upload is never taken for a whole one.
-    """
-    try:
-        yield from requests
-        for _ in requests:
-            raise CancelledError
-        if not context.is_active():
-            raise CancelledError
-    except grpc.RpcError:
-        call.refuse_stopped()
-        raise CancelledError from None
 
 
 def _without_statement(reason: Exception) -> str | None:

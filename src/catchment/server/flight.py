@@ -20,7 +20,7 @@ from catchment.errors import CatchmentError, InputError, NotSupportedError
 from catchment.server import messages, metadata, wire
 from catchment.server.actions import ACTIONS, Actions
 from catchment.server.auth import Authenticator
-from catchment.server.calls import Calls, arriving
+from catchment.server.calls import CallLimits, Calls
 from catchment.server.entrance import Entrance
 from catchment.server.model import Call, Outcome
 from catchment.server.protocol import flight_pb2 as flight
@@ -57,8 +57,12 @@ class FlightService(grpc.GenericRpcHandler):
         )
         self._entrance = Entrance(registry, authenticator)
         self._calls = Calls(
-            statements_max=settings.server_statements_max,
-            seconds_max=settings.server_statement_seconds_max,
+            CallLimits(
+                statements_max=settings.server_statements_max,
+                seconds_max=settings.server_statement_seconds_max,
+                streams_max=settings.server_sessions_max,
+                stall_seconds_max=settings.server_stall_seconds_max,
+            ),
             clock=clock,
             log_sql=settings.log_sql,
         )
@@ -92,7 +96,7 @@ class FlightService(grpc.GenericRpcHandler):
 
     def _handshake(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._calls.answering(context, "Handshake") as call:
-            first = next(arriving(requests, context, call), b"")
+            first = next(self._calls.arriving(requests, context, call), b"")
             payload = messages.parse(flight.HandshakeRequest, first).payload
             if payload:
                 given = messages.parse(flight.BasicAuth, payload)
@@ -108,7 +112,10 @@ class FlightService(grpc.GenericRpcHandler):
             if isinstance(command, metadata.COMMANDS):
                 with self._entrance.session(context):
                     return _flight_info(descriptor, wire.encode_schema(metadata.schema_of(command)), descriptor.cmd)
-            with self._calls.slot(), self._entrance.session(context, messages.handle_in(command)) as session:
+            with (
+                self._calls.slot(writes=not messages.may_read(command)),
+                self._entrance.session(context, messages.handle_in(command)) as session,
+            ):
                 outcome = self._query(command, session, call)
                 ticket = sql.TicketStatementQuery(statement_handle=session.keep(outcome))
                 return _flight_info(descriptor, wire.encode_schema(outcome.result.schema), messages.pack(ticket))
@@ -154,23 +161,32 @@ class FlightService(grpc.GenericRpcHandler):
     def _do_get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._calls.answering(context, "DoGet") as call:
             ticket = messages.command(messages.parse(flight.Ticket, request).ticket)
-            with self._calls.slot(), self._entrance.session(context, messages.handle_in(ticket)) as session:
+            with (
+                self._entrance.session(context, messages.handle_in(ticket)) as session,
+                self._calls.stream(session.id),
+            ):
                 if isinstance(ticket, metadata.COMMANDS):
-                    found = metadata.result(ticket, session, self._settings, call)
-                    yield from wire.stream(found.schema, found.batches(call))
+                    with self._calls.slot():
+                        found = metadata.result(ticket, session, self._settings, call)
+                    given = wire.stream(found.schema, found.batches(call))
+                    yield from self._calls.streamed(given, call, context)
                 elif isinstance(ticket, sql.TicketStatementQuery):
                     handle = ticket.statement_handle
                     with closing(session.take(handle).result) as result, session.reading(handle, call):
-                        yield from wire.stream(result.schema, result.batches(call))
+                        given = wire.stream(result.schema, result.batches(call))
+                        yield from self._calls.streamed(given, call, context)
                 else:
                     raise InputError("This is no ticket.", hint="GetFlightInfo gives tickets.")
 
     def _do_put(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._calls.answering(context, "DoPut") as call:
-            arrivals = arriving(requests, context, call)
+            arrivals = self._calls.arriving(requests, context, call)
             first = wire.parse(next(arrivals, b""))
             command = messages.described(messages.parse(flight.FlightDescriptor, bytes(first.descriptor)))
-            with self._calls.slot(), self._entrance.session(context, messages.handle_in(command)) as session:
+            with (
+                self._calls.slot(writes=True),
+                self._entrance.session(context, messages.handle_in(command)) as session,
+            ):
                 upload = wire.Upload(first, arrivals, self._limits)
                 try:
                     result = self._put(command, upload, session, call)

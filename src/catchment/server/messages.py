@@ -48,6 +48,10 @@ _CREATE = {
     sql.CommandStatementIngest.TableDefinitionOptions.TABLE_NOT_EXIST_OPTION_CREATE: True,
     sql.CommandStatementIngest.TableDefinitionOptions.TABLE_NOT_EXIST_OPTION_FAIL: False,
 }
+# How queries begin, after blanks and brackets.
+_READING = ("select", "from", "with", "values", "describe", "show", "summarize", "explain", "pivot", "unpivot", "table")
+_BEFORE_WORDS = " \t\r\n\f("
+_WORD_LETTERS_MAX = 256
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -110,6 +114,13 @@ def text_in(message: WithText, bytes_max: int) -> str:
     if 4 * len(message.query) > bytes_max and len(message.query.encode()) > bytes_max:
         raise LimitError(f"The statement is longer than {bytes_max:,} bytes.", hint="Bind values, or ingest rows.")
     return message.query
+
+
+def may_read(message: Message) -> bool:
+    """Whether a query is one that reads, as far as its first word tells; one that is prepared is asked for to read."""
+    if not isinstance(message, sql.CommandStatementQuery):
+        return True
+    return message.query[:_WORD_LETTERS_MAX].lstrip(_BEFORE_WORDS).casefold().startswith(_READING)
 
 
 def transaction_in(message: WithText | sql.CommandStatementIngest) -> bytes | None:

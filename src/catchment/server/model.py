@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from catchment.errors import CancelledError, TimedOutError
+from catchment.errors import CancelledError, StalledError, TimedOutError
 from catchment.tenants.model import TenantId
 
 
@@ -90,6 +90,10 @@ class Call:
     def time_out(self) -> None:
         """The call's time is up."""
         self._stop(TimedOutError)
+
+    def stall(self) -> None:
+        """The call has waited for its client for too long."""
+        self._stop(StalledError)
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:

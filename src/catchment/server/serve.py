@@ -198,8 +198,9 @@ def _statement_log(app: App) -> StatementLog:
 
 
 def _grpc_server(service: FlightService, settings: Settings) -> grpc.Server:
-    # A thread for every session, and some for logging in, cancelling and closing; what is more waits, up to a bound.
-    threads = settings.server_sessions_max + _THREADS_SPARE
+    # A thread for every result that is read and every statement that runs, and some for logging in, cancelling and
+    # closing; what is more waits, up to a bound.
+    threads = settings.server_sessions_max + 2 * settings.server_statements_max + _THREADS_SPARE
     options = (
         ("grpc.max_receive_message_length", settings.server_message_bytes_max),
         # Two servers on one port would each get some of the calls.

@@ -23,6 +23,25 @@ class _Watch:
         self.cut_off = cut_off
 
 
+class Pace:
+    """A call that waits for its client now and then: each time for so long at most."""
+
+    __slots__ = ("_dog", "_seconds_max", "_watch")
+
+    def __init__(self, dog: "Watchdog", watch: _Watch, seconds_max: float) -> None:
+        self._dog = dog
+        self._watch = watch
+        self._seconds_max = seconds_max
+
+    def begin(self) -> None:
+        """The call begins to wait."""
+        self._dog.arm(self._watch, self._seconds_max)
+
+    def end(self) -> None:
+        """The client did what the call waited for."""
+        self._watch.due_s = math.inf
+
+
 class Watchdog:
     """At a call's deadline the call is told to stop; where it waits for its client and cannot hear, it is cut off."""
 
@@ -52,6 +71,25 @@ class Watchdog:
         finally:
             with self._changed:
                 self._watches.discard(watch)
+
+    @contextmanager
+    def pacing(self, call: Call, cut_off: Callable[[], object], seconds_max: float) -> Iterator[Pace]:
+        """Have the call stopped as stalled if it waits for its client for longer than that at once."""
+        watch = _Watch(math.inf, call.stall, cut_off)
+        with self._changed:
+            self._watches.add(watch)
+        try:
+            yield Pace(self, watch, seconds_max)
+        finally:
+            with self._changed:
+                self._watches.discard(watch)
+
+    def arm(self, watch: _Watch, seconds: float) -> None:
+        """Have a watch be due so many seconds from now."""
+        watch.due_s = self._clock.monotonic_s() + seconds
+        if watch.due_s < self._wakes_s:
+            with self._changed:
+                self._changed.notify()
 
     def close(self) -> None:
         """Stop watching."""
