@@ -87,6 +87,7 @@ _IMPORT = Import(
     leaves_imported=2,
     leaves_failed=1,
     files_quarantined=1,
+    files_left_out=0,
     bytes_left=70,
     problems=(LeafProblem(leaf="tp_table=a", reason="secret reason of a leaf"),),
 )

@@ -7,14 +7,29 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from catchment.cli.legacy import _failure_lines, _target
+from catchment import faults
+from catchment.app import App
+from catchment.cli.legacy import _failure_lines, _status_lines, _Target, _target
 from catchment.errors import InputError
 from catchment.lake import Lake
+from catchment.pipeline.legacy import known
 from catchment.pipeline.legacy.place import DATABASE, Phase, Place
 from catchment.pipeline.legacy.plan import Options
 from catchment.settings import Settings
+from catchment.status import StatusReader
 from catchment.testing.legacy_tree import LegacyTable, Odd, Shape, snapshot_tree
-from tests.legacy_scenes import LOG, SMALL, MakeScene, Scene, assert_backed_up, lake_rows, leaf_of, make_scene
+from tests.legacy_scenes import (
+    LOG,
+    SMALL,
+    CutError,
+    MakeScene,
+    Scene,
+    assert_backed_up,
+    cut_off,
+    lake_rows,
+    leaf_of,
+    make_scene,
+)
 
 
 @pytest.fixture
@@ -167,9 +182,58 @@ def test_quarantine_is_named_only_where_it_helps(odd: Odd, helps: bool, make: Ma
     report = scene.job().run()
     again = scene.job().last_report()
     assert [each["unreadable"] for each in again["failures"]] == [helps]
-    target = _target(scene.home.home, None, tree=None, keys=None, table=None, schema="main", lake_home=None)
-    assert ("--quarantine" in "\n".join(_failure_lines(target, report.failures))) == helps
+    assert ("--quarantine" in "\n".join(_failure_lines(_target_of(scene), report.failures))) == helps
     assert scene.job(Options(quarantine=True)).run().ok == helps
+
+
+def _reasons(scene: Scene) -> tuple[str, ...]:
+    """What a status of the lake's home says about imports."""
+    known.remember(scene.settings.home, scene.place, Options())
+    with App(scene.settings) as app, StatusReader(app) as reader:
+        health = reader.status().health
+    assert health.ok == (not health.reasons)
+    return health.reasons
+
+
+def test_a_status_says_nothing_of_an_import_that_is_done(make: MakeScene) -> None:
+    scene = make(Odd.LEFTOVERS)
+    assert scene.job().run().ok
+    assert _reasons(scene) == ()
+    lines = "\n".join(_status_lines(_target_of(scene), scene.job().status()))
+    assert "everything is imported" in lines
+
+
+def test_a_status_is_degraded_while_leaves_of_an_import_have_failed(make: MakeScene) -> None:
+    scene = make(Odd.CONFLICT)
+    assert not scene.job().run().ok
+    (reason,) = _reasons(scene)
+    assert "is not finished: 1 leaves failed" in reason
+
+
+def test_a_status_is_degraded_while_an_import_that_was_killed_is_not_gone_on_with(make: MakeScene) -> None:
+    scene = make()
+    with faults.armed("deliver.before_commit", cut_off), pytest.raises(CutError):
+        scene.job().run()
+    (reason,) = _reasons(scene)
+    assert "was stopped (importing)" in reason
+    assert scene.job().run().ok
+    assert _reasons(scene) == ()
+
+
+def test_a_status_is_degraded_while_the_backup_has_a_table_that_was_left_out(make: MakeScene) -> None:
+    scene = make(Odd.TABLE_WITHOUT_VIEW)
+    assert scene.job().run().ok
+    (reason,) = _reasons(scene)
+    assert "Parquet files out" in reason
+    lines = "\n".join(_status_lines(_target_of(scene), scene.job().status()))
+    assert "everything is imported" not in lines
+    assert "in no table" in lines
+    (scene.place.migrated / "tp_table=half_collected_log").rename(scene.home.home / "mine")
+    assert _reasons(scene) == ()
+
+
+def _target_of(scene: Scene) -> _Target:
+    return _target(scene.home.home, None, tree=None, keys=None, table=None, schema="main", lake_home=None)
 
 
 def test_a_report_of_an_earlier_version_is_still_read(make: MakeScene) -> None:

@@ -218,6 +218,7 @@ def _imports() -> Imports:
         leaves_imported=3_668,
         leaves_failed=3,
         files_quarantined=2,
+        files_left_out=0,
         bytes_left=48_112 * MIB,
         problems=(
             LeafProblem(leaf=f"{_LEAF}1-17", reason="data_1.parquet: the footer is cut off after 1,204 bytes"),
@@ -236,6 +237,7 @@ def _imports() -> Imports:
         leaves_imported=212,
         leaves_failed=0,
         files_quarantined=0,
+        files_left_out=0,
         bytes_left=0,
         problems=(),
     )

@@ -438,8 +438,8 @@ def _next(target: _Target, phase: Phase) -> str | None:
     return target.next(names[phase]) if phase in names else None
 
 
-def _where(target: _Target, phase: Phase) -> Iterator[str]:
-    """A phase in sentences."""
+def _where(target: _Target, phase: Phase, *, left_out: int = 0) -> Iterator[str]:
+    """A phase in sentences; `left_out` are Parquet files of a finished import that are in the backup only."""
     place = target.place
     match phase:
         case Phase.NOTHING:
@@ -451,6 +451,10 @@ def _where(target: _Target, phase: Phase) -> Iterator[str]:
         case Phase.IMPORTING:
             yield f"An import is under way in {place.migrating}."
             yield f"Next: {target.next('run')}"
+        case Phase.DONE if left_out:
+            yield f"Imported, but for {counted(left_out, 'Parquet file')} in no table, kept in {place.migrated}."
+            yield f"Which: {target.next('report')} --json. Import them with --tree, or move them out of the backup."
+            yield f"Prove the rest: {target.next('verify')}"
         case Phase.DONE:
             yield f"Nothing to do: everything is imported, and the backup is in {place.migrated}."
             yield f"Prove it: {target.next('verify')}"
@@ -507,7 +511,7 @@ def _table_facts(table: TablePlan) -> dict[str, Any]:
 
 
 def _status_lines(target: _Target, found: Status) -> Iterator[str]:
-    yield from _where(target, found.phase)
+    yield from _where(target, found.phase, left_out=found.files_left_out)
     if found.running:
         yield "A process is at work on it now."
     if found.phase in (Phase.IMPORTING, Phase.DONE):

@@ -74,6 +74,7 @@ _LEGACY = {
     "imports[].leaves_imported": "leaves that are",
     "imports[].leaves_failed": "leaves that failed in the last run, among those left",
     "imports[].files_quarantined": "files that were set aside",
+    "imports[].files_left_out": "Parquet files of a finished import that are in no table, and in its backup only",
     "imports[].bytes_left": "size of the leaves that are left",
     "imports[].problems[].leaf": "a leaf that failed; at most 20 are listed",
     "imports[].problems[].reason": "why; admins only",

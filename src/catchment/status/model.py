@@ -161,7 +161,10 @@ class LeafProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """A legacy import into this home's lake. `progress` is the share of leaves that are imported."""
+    """A legacy import into this home's lake. `progress` is the share of leaves that are imported.
+
+    `files_left_out` are Parquet files of a finished one that were not imported, because they are in no table's leaf.
+    """
 
     id: str
     data: str
@@ -172,6 +175,7 @@ class Import:
     leaves_imported: int
     leaves_failed: int
     files_quarantined: int
+    files_left_out: int
     bytes_left: int
     problems: tuple[LeafProblem, ...]
 

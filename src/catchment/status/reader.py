@@ -14,6 +14,7 @@ from typing import TypeVar
 from catchment.app import App
 from catchment.errors import BufferHeldError, CatchmentError, DiskFullError, InputError, StateError
 from catchment.meters import Meters
+from catchment.pipeline.legacy.place import Phase
 from catchment.queue.coordinator import QueueStatus
 from catchment.status import project, schemas, sources
 from catchment.status.cached import WAIT_S_MAX, Askers, Cached
@@ -101,6 +102,7 @@ class StatusReader:
         seen = self._lake.read(until_s=end_s)
         lake: Part[LakePart] = Part(seen.at, seen.value.lake if seen.value else None, seen.unavailable)
         own, of_project = self._control.read(until_s=end_s), self._project.read(until_s=end_s)
+        legacy = self._legacy.read(until_s=end_s)
         queue, trouble = self._queue(lake.value)
         return Status(
             at=self._clock.now(),
@@ -108,11 +110,11 @@ class StatusReader:
             home=str(self._app.settings.home.absolute()),
             shard=self._app.settings.shard_name,
             serving=self._sessions is not None,
-            health=self._health(queue, trouble, lake, own),
+            health=self._health(queue, trouble, lake, own, legacy),
             totals=self._window.totals(),
             queue=queue,
             lake=lake,
-            legacy=self._legacy.read(until_s=end_s),
+            legacy=legacy,
             schemas=_schemas(own, of_project, seen.value),
             tenants=self._tenants.read(until_s=end_s),
             sessions=self._now(self._sessions or _no_server),
@@ -147,12 +149,18 @@ class StatusReader:
             return Part(now, unavailable=error.message), _trouble(error)
 
     def _health(
-        self, queue: Part[Queue], trouble: str | None, lake: Part[LakePart], control: Part[SchemaDatabase | None]
+        self,
+        queue: Part[Queue],
+        trouble: str | None,
+        lake: Part[LakePart],
+        control: Part[SchemaDatabase | None],
+        legacy: Part[Imports],
     ) -> Health:
         late_s = _LATE_TIMES * self._app.settings.queue_rotate_interval_seconds
         reasons = [*([trouble] if trouble else []), *_queue_reasons(queue, late_s), *_lake_reasons(lake)]
         if control.unavailable is not None:
             reasons.append("The control database cannot be asked.")
+        reasons += _import_reasons(legacy)
         return Health(ok=not reasons, reasons=tuple(reasons))
 
     def _sample(self) -> None:
@@ -210,6 +218,21 @@ def _lake_reasons(part: Part[LakePart]) -> Iterator[str]:
         yield "The lake cannot be asked."
     if part.value is not None and part.value.last_audit is not None and not part.value.last_audit.ok:
         yield f"The last audit had findings: {part.value.last_audit.findings}."
+
+
+def _import_reasons(part: Part[Imports]) -> Iterator[str]:
+    """Imports that somebody must go on with, or decide about; by their ids, because folders are for admins only."""
+    for each in part.value.imports if part.value is not None else ():
+        if each.phase == sources.UNCLEAR:
+            yield f"The folders of legacy import {each.id} contradict each other."
+        elif each.running:
+            continue
+        elif each.leaves_failed:
+            yield f"Legacy import {each.id} is not finished: {each.leaves_failed} leaves failed."
+        elif each.phase in (Phase.IMPORTING, Phase.UNDOING):
+            yield f"Legacy import {each.id} was stopped ({each.phase}): run the same command again."
+        elif each.files_left_out:
+            yield f"Legacy import {each.id} left {each.files_left_out} Parquet files out: they are in its backup only."
 
 
 def readings(meters: Meters) -> dict[str, Reading]:

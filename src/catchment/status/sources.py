@@ -191,6 +191,7 @@ def _import(app: App, place: Place, options: Options) -> Import:
         leaves_imported=status.leaves_imported,
         leaves_failed=len(status.failures),
         files_quarantined=len(status.quarantined),
+        files_left_out=status.files_left_out,
         bytes_left=status.bytes_left,
         problems=problems,
     )

@@ -215,7 +215,11 @@ class LegacyImport:
             if phase is Phase.IMPORTING
             else (),
             running=running,
+            files_left_out=self._left_out() if phase is Phase.DONE else 0,
         )
+
+    def _left_out(self) -> int:
+        return sum(each.parquet_files for each in self._described(self.place.migrated).strays)
 
     def last_report(self) -> dict[str, Any]:
         """The report of the last run, as it was written down; empty where there was none."""

@@ -91,7 +91,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Where an import stands."""
+    """Where an import stands. `files_left_out` are Parquet files of the backup that are in no leaf of a table."""
 
     phase: Phase
     data: str
@@ -104,3 +104,4 @@ class Status:
     quarantined: tuple[str, ...]
     failures: tuple[LeafFailure, ...]
     running: bool = False
+    files_left_out: int = 0
