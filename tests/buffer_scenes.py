@@ -124,6 +124,11 @@ class QueueScene:
         """Have events with these ids acknowledged."""
         return self.coordinator.enqueue(table, events_of(ids), session=session)
 
+    def write_unbound(self, ids: range, table: TableId = EVENTS) -> Ack:
+        """Have events acknowledged as before writes were bound to tables: these go by their names."""
+        columns = tuple(column.unbound for column in self.coordinator.columns(table))
+        return self.buffer.append(table, columns, events_of(ids), session="default")
+
     def sql(self, statement: str) -> None:
         """Change the lake behind the queue's back."""
         with self.lake.write() as connection:

@@ -164,6 +164,12 @@ VERBS: dict[str, Verb] = {
         "Read the reason: mostly the lake is away, or the table has changed.",
         ids=("flush", "table"),
     ),
+    "rows_stranded": Verb(
+        WARNING,
+        "The table of these buffered rows was dropped after they were acknowledged; they stay buffered.",
+        "`catchment queue status` shows them.",
+        ids=("flush", "table"),
+    ),
     "left_buffered": Verb(
         WARNING, "The last flush failed; the rows are on the disk.", "Nothing: the next start goes on."
     ),

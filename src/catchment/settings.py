@@ -156,6 +156,11 @@ class Settings(BaseSettings):
         5, "At the cap, how long a write waits for a flush to make room.", unit="seconds", ge=0
     )
     queue_auto_create_tables: bool = _setting(False, "Create a missing table from the first rows written to it.")
+    queue_schema_check_seconds: float = _setting(
+        1, "How long writes may go by a table's columns before the lake is asked whether another process changed them; "
+        "0 asks before every write.",
+        unit="seconds", ge=0, le=60,
+    )  # fmt: skip
     queue_flushed_keep_hours: float = _setting(
         72, "How long a session's file is kept after the lake has it.", unit="hours", ge=0, le=HOURS_MAX
     )

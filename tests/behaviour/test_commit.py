@@ -266,7 +266,9 @@ def test_columns_come_back_as_they_were_declared(lake: Lake) -> None:
     table = TableId("we ird", "T/1")
     create_table(lake, table, columns, partition_by=("b c",))
     found = lake.table(table)
-    assert found.columns == (columns[0], replace(columns[1], initial="it's"), *columns[2:])
+    unbound = tuple(column.unbound for column in found.columns)
+    assert unbound == (columns[0], replace(columns[1], initial="it's"), *columns[2:])
+    assert {column.table_uuid for column in found.columns} == {found.uuid}
     assert [(key.column, key.transform) for key in found.partition_by] == [("b c", "identity")]
 
 

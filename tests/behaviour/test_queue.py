@@ -190,7 +190,7 @@ def test_a_forced_flush_that_fails_says_what_arrived_and_what_did_not(make_queue
     queue = make_queue()
     create_table(queue.lake, OTHER)
     queue.write(range(10))
-    queue.write(range(5), OTHER)
+    queue.write_unbound(range(5), OTHER)
     queue.sql("DROP TABLE other")
     with pytest.raises(FlushFailedError, match=r"main\.other") as failed:
         queue.coordinator.force_flush_all()
@@ -211,8 +211,8 @@ def test_a_forced_flush_that_fails_says_what_arrived_and_what_did_not(make_queue
 def test_a_sweep_goes_past_a_table_that_fails(make_queue: MakeQueue) -> None:
     queue = make_queue(queue_rotate_interval_seconds=10)
     create_table(queue.lake, OTHER)
-    for table in (EVENTS, OTHER):
-        queue.write(range(5), table)
+    queue.write_unbound(range(5), EVENTS)
+    queue.write(range(5), OTHER)
     queue.sql("DROP TABLE events")
     queue.clock.advance(10)
     report = queue.coordinator.flush_stale_buffers()

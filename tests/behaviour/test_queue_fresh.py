@@ -104,7 +104,7 @@ def test_a_table_without_buffered_rows_is_read_fresh_too(queue: QueueScene) -> N
 
 
 def test_a_fresh_read_of_rows_that_fit_no_more_says_so(queue: QueueScene) -> None:
-    queue.write(range(3))
+    queue.write_unbound(range(3))
     queue.sql("ALTER TABLE events DROP COLUMN kind")
     with pytest.raises(TypeConflictError, match="no column 'kind'"):
         queue.fresh_rows()
@@ -134,8 +134,9 @@ def test_only_bad_rows_are_buried_and_everything_else_goes_on(catalog: str, make
     assert_audited(queue)
 
 
-def test_rows_that_used_a_column_that_is_gone_are_buried_and_the_others_delivered(queue: QueueScene) -> None:
-    queue.coordinator.enqueue(EVENTS, _nullable(range(6), 0, 1, 2, 3))
+def test_unbound_rows_that_used_a_column_that_is_gone_are_buried_and_the_others_delivered(queue: QueueScene) -> None:
+    columns = tuple(column.unbound for column in queue.coordinator.columns(EVENTS))
+    queue.buffer.append(EVENTS, columns, _nullable(range(6), 0, 1, 2, 3), session="default")
     queue.sql("ALTER TABLE events DROP COLUMN kind")
     (done,) = queue.coordinator.force_flush_all().tables
     assert (done.rows, done.buried) == (4, 2)
@@ -149,7 +150,7 @@ def test_rows_that_used_a_column_that_is_gone_are_buried_and_the_others_delivere
 
 
 def test_a_flush_of_bad_rows_alone_buries_them_all(queue: QueueScene) -> None:
-    queue.write(range(3))
+    queue.write_unbound(range(3))
     queue.sql("ALTER TABLE events DROP COLUMN kind")
     report = queue.coordinator.force_flush_all()
     assert (report.rows, report.tables[0].buried, queue.held_rows()) == (0, 3, 0)

@@ -50,7 +50,9 @@ def scratch() -> duckdb.DuckDBPyConnection:
 
 @cache
 def _scratch() -> duckdb.DuckDBPyConnection:
-    return connect(threads=1)
+    connection = connect(threads=1)
+    connection.execute("SET arrow_lossless_conversion = true")
+    return connection
 
 
 @contextmanager

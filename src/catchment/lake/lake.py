@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -24,7 +25,7 @@ from catchment.errors import (
     LakeUnavailableError,
     StorageFailedError,
 )
-from catchment.ids import DEFAULT_SCHEMA, ProducerId, TableId
+from catchment.ids import ProducerId, TableId
 from catchment.lake import commit as commits
 from catchment.lake import failures, options, tables
 from catchment.lake.attach import (
@@ -109,6 +110,9 @@ class Lake:
         self._wall = wall
         counter = None if meters is None else meters.engines_replaced
         self._instance = Instance("lake", self._connect, release=partial(detach, address), failures=counter)
+        # Changes with every commit through this object: what is known of the lake's tables may be out of date then.
+        self.commits = 0
+        self._counter = count(1)
         self._shapes: dict[TableId, Table] = {}
         self._shapes_mutex = threading.Lock()
         self._is_open = False
@@ -245,12 +249,7 @@ class Lake:
     def identity(self) -> str:
         """What tells this lake from every other one, whoever opens it by whatever address."""
         with self._reading() as connection:
-            query = (
-                f"SELECT schema_uuid FROM {tables.metadata_of(self.name)}.ducklake_schema "
-                f"WHERE schema_name = {sql.literal(DEFAULT_SCHEMA)} AND end_snapshot IS NULL"
-            )
-            row = connection.execute(query).fetchone()
-        return str(row[0]) if row else ""
+            return tables.identity_of(connection, self.name)
 
     def is_encrypted(self) -> bool:
         """Whether the lake encrypts its data files."""
@@ -566,6 +565,8 @@ class Lake:
         except duckdb.Error as error:
             self._discard(error, origin, alone=alone)
             raise self._during_commit(error) from None
+        finally:
+            self.commits = next(self._counter)
 
     def _roll_back(self, connection: duckdb.DuckDBPyConnection, origin: Origin, *, alone: bool) -> None:
         try:

@@ -1,10 +1,17 @@
-"""Bringing rows into a table's columns: matched by name, widened where nothing is lost, with defaults."""
+"""Bringing rows into a table's columns.
+
+Rows that come from outside are matched by name, widened where nothing is lost, and get defaults. Rows that were bound
+to the table when they were acknowledged are matched by what DuckLake knows its columns by: whatever was renamed, added,
+dropped or widened since, they come to what they would be had they been in the table all the time.
+"""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from catchment import sql
+from catchment.errors import InvariantError
 from catchment.lake import types
-from catchment.lake.types import Column, Fit
+from catchment.lake.types import Column, DuckDBType, Field, Fit
 
 
 def misfit(have: Sequence[Column], columns: Sequence[Column], *, cast: Collection[str] = ()) -> str | None:
@@ -30,6 +37,94 @@ def select_list(have: Sequence[Column], columns: Sequence[Column]) -> list[str]:
     """Expressions that turn a relation with columns `have` into `columns`."""
     there = {sql.fold(column.name): column for column in have}
     return [_expression(column, there.get(sql.fold(column.name))) for column in columns]
+
+
+def are_bound(rows: Sequence[Column], columns: Sequence[Column]) -> bool:
+    """Whether both are columns of the same table, and it is known which is which."""
+    uuids = {column.table_uuid for column in (*rows, *columns)}
+    return len(uuids) == 1 and all(column.lake_field is not None for column in (*rows, *columns))
+
+
+def select_bound(rows: Sequence[Column], columns: Sequence[Column]) -> list[str]:
+    """Expressions that turn rows that were bound to earlier columns of a table into rows of its present columns."""
+    before = {column.lake_field.id: column for column in rows if column.lake_field is not None}
+    return [
+        f"{_carried(before.get(column.lake_field.id), column)} AS {sql.identifier(column.name)}"
+        for column in columns
+        if column.lake_field is not None
+    ]
+
+
+def _carried(before: Column | None, now: Column) -> str:
+    if before is None:
+        return _initial(now.initial, types.parse(now.type))
+    if before.lake_field is None or now.lake_field is None:
+        raise InvariantError(f"Column {now.name!r} is not known to be a column of its table.")
+    source = _Source(sql.identifier(before.name), types.parse(before.type), before.lake_field)
+    return _converted(source, types.parse(now.type), now.lake_field, depth=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A value of an earlier shape: the expression that gives it, its type, and what DuckLake knows it by."""
+
+    expression: str
+    kind: DuckDBType
+    field: Field
+
+    def inner(self) -> dict[int, tuple[str, DuckDBType, Field]]:
+        """The values inside it, by id, with the names that they have in it."""
+        return {
+            field.id: (name, kind, field)
+            for (name, kind), field in zip(types.children(self.kind), self.field.inner, strict=True)
+        }
+
+
+def _converted(source: _Source, kind: DuckDBType, field: Field, *, depth: int) -> str:
+    """The value in its present type: matched field by field inside nested types, and cast at the leaves."""
+    if source.field == field and str(source.kind) == str(kind):
+        return source.expression
+    match kind.id:
+        case "struct":
+            return _converted_struct(source, kind, field, depth=depth)
+        case "list":
+            ((_, element),) = types.children(kind)
+            each = _inside(source, 0, f"x{depth}", element, field.inner[0], depth=depth + 1)
+            return f"list_transform({source.expression}, lambda x{depth}: {each})"
+        case "map":
+            (_, key_type), (_, value_type) = types.children(kind)
+            key = _inside(source, 0, f"x{depth}.key", key_type, field.inner[0], depth=depth + 1)
+            value = _inside(source, 1, f"x{depth}.value", value_type, field.inner[1], depth=depth + 1)
+            entry = f"lambda x{depth}: {{key: {key}, value: {value}}}"
+            entries = f"list_transform(map_entries({source.expression}), {entry})"
+            # Without entries there is nothing to tell the types by.
+            return f"CAST(map_from_entries({entries}) AS {kind})"
+        case _:
+            return source.expression if str(source.kind) == str(kind) else f"CAST({source.expression} AS {kind})"
+
+
+def _converted_struct(source: _Source, kind: DuckDBType, field: Field, *, depth: int) -> str:
+    before = source.inner()
+    parts = []
+    for (name, inner_kind), inner in zip(types.children(kind), field.inner, strict=True):
+        if inner.id in before:
+            old, old_kind, old_field = before[inner.id]
+            value = f"struct_extract({source.expression}, {sql.literal(old)})"
+            converted = _converted(_Source(value, old_kind, old_field), inner_kind, inner, depth=depth)
+        else:
+            converted = _initial(inner.initial, inner_kind)
+        parts.append(f"{sql.identifier(name)} := {converted}")
+    # A struct that is NULL stays so, and does not become one of NULLs.
+    return f"CASE WHEN {source.expression} IS NULL THEN NULL ELSE struct_pack({', '.join(parts)}) END"
+
+
+def _inside(source: _Source, at: int, expression: str, kind: DuckDBType, field: Field, *, depth: int) -> str:
+    (_, old_kind), old_field = types.children(source.kind)[at], source.field.inner[at]
+    return _converted(_Source(expression, old_kind, old_field), kind, field, depth=depth)
+
+
+def _initial(text: str | None, kind: DuckDBType) -> str:
+    return f"CAST({'NULL' if text is None else sql.literal(text)} AS {kind})"
 
 
 def _expression(column: Column, source: Column | None) -> str:

@@ -1,6 +1,6 @@
 """The lake's tables as values: columns, partitioning, order, and where their files belong."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +8,9 @@ import duckdb
 
 from catchment import sql
 from catchment.errors import InvariantError, TableMissingError
-from catchment.ids import TableId
+from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake import types
-from catchment.lake.types import Column
+from catchment.lake.types import Column, Field
 
 PACKAGE = "catchment.lake"
 LEDGER_SCHEMA = "_catchment"
@@ -107,6 +107,22 @@ def created_by(connection: duckdb.DuckDBPyConnection, lake_name: str, info: str)
     return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text, [info]).fetchall()}
 
 
+def identity_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> str:
+    """What tells the lake from every other one: the id of its first schema."""
+    query = (
+        f"SELECT schema_uuid FROM {metadata_of(lake_name)}.ducklake_schema "
+        f"WHERE schema_name = {sql.literal(DEFAULT_SCHEMA)} AND end_snapshot IS NULL"
+    )
+    row = connection.execute(query).fetchone()
+    return str(row[0]) if row else ""
+
+
+def schema_version(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
+    """A number that grows with every change to any table except to its rows."""
+    row = connection.execute(f"SELECT max(schema_version) FROM {metadata_of(lake_name)}.ducklake_snapshot").fetchone()
+    return int(row[0]) if row else 0
+
+
 def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
     """The number of the snapshot that the connection's transaction sees the lake's tables at, to its end."""
     row = connection.execute(f"SELECT id FROM {sql.identifier(lake_name)}.current_snapshot()").fetchone()
@@ -139,7 +155,7 @@ def find_table(
         return None
     fields = catalog.rows("table_fields", table_id)
     names = {field: name for field, _, name, _ in fields}
-    initial = {name: text for _, parent, name, text in fields if parent is None and text is not None}
+    known = _fields_by_name(fields)
     unbounded = catalog.without_bounds(table_id, fields)
     return Table(
         id=table,
@@ -151,8 +167,11 @@ def find_table(
                 type=types.normal(kind),
                 nullable=nullable == "YES",
                 default=_default(default),
-                initial=initial.get(name),
+                initial=known[name].initial if name in known else None,
                 unbounded=name in unbounded,
+                # A column that the asking transaction has added or renamed itself is not known yet.
+                table_uuid=uuid,
+                lake_field=known.get(name),
             )
             for name, kind, nullable, _, default, _ in columns
         ),
@@ -213,6 +232,18 @@ class _Catalog:
                 bounded.add(at)
                 at = parents.get(at)
         return frozenset(name for field, parent, name, _ in fields if parent is None and field not in bounded)
+
+
+def _fields_by_name(rows: Sequence[tuple[Any, ...]]) -> dict[str, Field]:
+    """The columns as DuckLake knows them, with the fields inside them, by the names of the columns."""
+    within: dict[int | None, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        within.setdefault(row[1], []).append(row)
+
+    def field_of(row: tuple[Any, ...]) -> Field:
+        return Field(row[0], row[3], tuple(map(field_of, within.get(row[0], ()))))
+
+    return {row[2]: field_of(row) for row in within.get(None, ())}
 
 
 def _default(expression: str | None) -> str | None:

@@ -8,10 +8,11 @@ Of some inserted types DuckLake's files keep only some values. The others would 
 `kept` is a condition that tells them apart.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
+from typing import Any
 
 import duckdb
 from duckdb import sqltypes
@@ -72,13 +73,32 @@ class Fit(Enum):
     NONE = "none"
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What DuckLake knows a column by, or a field inside one, whatever it is called.
+
+    `initial` is the value, as text, of rows that are older than the field. `inner` are the fields of a struct, the
+    element of a list, or key and value of a map, in the order of the column's type.
+    """
+
+    id: int
+    initial: str | None = None
+    inner: tuple["Field", ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Field":
+        """The field that `dataclasses.asdict` has made this of."""
+        return cls(data["id"], data["initial"], tuple(cls.from_json(each) for each in data["inner"]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression.
 
     `initial` is the value, as text, that rows of a registered file read where the file lacks the column. `unbounded`
     says that DuckLake keeps no bounds of the column for the whole table; once a table has files that stays so, which is
-    why it takes no part in comparing.
+    why it takes no part in comparing. `table_uuid` and `lake_field` say which column of which table it is, through all
+    renames; None if it is not a column of a table, or not known to be.
     """
 
     name: str
@@ -87,12 +107,30 @@ class Column:
     default: str | None = None
     initial: str | None = None
     unbounded: bool = field(default=False, compare=False)
+    table_uuid: str | None = None
+    lake_field: Field | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Column":
+        """The column that `dataclasses.asdict` has made this of, by this version of Catchment or an earlier one."""
+        known = data.get("lake_field")
+        return cls(**{**data, "lake_field": None if known is None else Field.from_json(known)})
+
+    @property
+    def unbound(self) -> "Column":
+        """The column by its name alone, as any lake could have it."""
+        return replace(self, table_uuid=None, lake_field=None)
 
     @property
     def definition(self) -> str:
         """The column as CREATE TABLE has it."""
         default = "" if self.default is None else f" DEFAULT {self.default}"
         return f"{sql.identifier(self.name)} {self.type}{default}{'' if self.nullable else ' NOT NULL'}"
+
+
+def table_of(columns: Sequence[Column]) -> str | None:
+    """The uuid of the table that these are columns of, if it is known."""
+    return columns[0].table_uuid if columns else None
 
 
 def parse(text: str) -> DuckDBType:
@@ -297,8 +335,13 @@ def _kept(value: str, kind: DuckDBType, conditions: Mapping[str, str], depth: in
     return f"({' AND '.join(parts)})" if parts else None
 
 
+def children(kind: DuckDBType) -> list[tuple[str, DuckDBType]]:
+    """The types inside a nested type, with their names: a struct's fields, a list's element, a map's key and value."""
+    return [(name, child) for name, child in kind.children if isinstance(child, DuckDBType)]
+
+
 def _children(kind: DuckDBType) -> list[DuckDBType]:
-    return [child for _, child in kind.children if isinstance(child, DuckDBType)]
+    return [child for _, child in children(kind)]
 
 
 def _decimal(kind: DuckDBType) -> tuple[int, int]:

@@ -193,10 +193,15 @@ class BatchRun:
 
     def _place(self, shares: Iterable[Share], round_number: int) -> None:
         """Move the files into folders that hold nothing else, so that each can be registered, or removed, whole."""
+        taken: set[Path] = set()
         for share in shares:
             target, number = share.plan.target, self._number * _ROUNDS_MAX + round_number
             job = self._desk.job
             root = job.insert_folder(target.uuid, number) if share.inserts else job.table_folder(target.folder, number)
+            # Two producers may deliver to one table, and a table keeps its folder when its name is given to another.
+            while root in taken:
+                root = root.with_name(f"{root.name}-again")
+            taken.add(root)
             folders = {root / each.place for each in share.written.files}
             for folder in folders:
                 files.make_folder(folder)

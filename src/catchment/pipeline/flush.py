@@ -1,20 +1,26 @@
 """Flushing: parcels of the queue's buffer become units of delivery, several tables in one Spark job.
 
+A parcel goes into the table that its rows are bound to, whatever that is called by now, and its columns into those that
+they are. If the table has been dropped, the rows stay where they are: they are stranded, and hold up no others.
+
 parcels ──▶ stage (Arrow files, or the sealed segments themselves) ──▶ deliver together ──▶ retire
                                                      │
                                                      └─ a unit that cannot be delivered is sifted: its bad rows
                                                         are buried by the commit that delivers its good ones
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
+
+import pyarrow as pa
 
 from catchment import events, faults, files, ids
-from catchment.errors import BufferOutdatedError, CatchmentError, InputError
+from catchment.errors import BufferOutdatedError, CatchmentError, InputError, PreconditionError
 from catchment.ids import TableId
-from catchment.lake import Claim, DeadLetter, deadletters
+from catchment.lake import Claim, DeadLetter, Table, deadletters, extensions, reshape, tables, types
 from catchment.lake.staging import JobFolder, Staging
 from catchment.pipeline.deliver import Deliverer, Report, Retire
 from catchment.pipeline.plan import Plan, Unit
@@ -31,12 +37,25 @@ _WEIGHT_AT_FIRST = 0.3
 _STAGERS = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """A plan for parcels that are buffered under one name."""
+
+    table: TableId
+    plan: Plan
+    retire: Retire
+
+
 @dataclass(slots=True)
 class _Portion:
-    """Parcels that one job delivers, table by table, and what has become of them."""
+    """Parcels that one job delivers, table by table, and what has become of them.
+
+    `homes` are the names that the parcels' tables have in the lake now, by the parcels' ids.
+    """
 
     job: JobFolder
     parcels: dict[str, Parcel]
+    homes: Mapping[str, TableId]
     units: dict[str, Unit] = field(default_factory=dict)
     sifted: set[str] = field(default_factory=set)
     done: list[TableFlush] = field(default_factory=list)
@@ -52,6 +71,11 @@ class _Portion:
 
     def of(self, table: TableId) -> list[Unit]:
         return [unit for unit_id, unit in self.units.items() if self.parcels[unit_id].table == table]
+
+    def next_of(self, table: TableId) -> list[Unit]:
+        """Units of the name that go into one table of the lake: the first ones, in their order."""
+        units = self.of(table)
+        return list(takewhile(lambda unit: self.homes[unit.id] == self.homes[units[0].id], units))
 
     def give_up(self, table: TableId, error: str) -> None:
         self.done.append(TableFlush(table=table, errors=(error,)))
@@ -95,13 +119,18 @@ class FlushPipeline:
                 events.emit("replay_skipped", table=str(table), seqs=seqs, rows=rows)
         return refused
 
-    def flush(self, parcels: Sequence[Parcel], progress: Progress | None = None) -> tuple[TableFlush, ...]:
-        done: list[TableFlush] = []
+    def flush(
+        self, parcels: Sequence[Parcel], progress: Progress | None = None, *, into: TableId | None = None
+    ) -> tuple[TableFlush, ...]:
         stuck: set[TableId] = set()
         try:
-            for some in _portions(parcels):
+            homes = self._homes(parcels, into)
+            done = [
+                TableFlush(table=parcel.table, stranded=parcel.rows) for parcel in parcels if parcel.id not in homes
+            ]
+            for some in _portions([parcel for parcel in parcels if parcel.id in homes]):
                 # Rows of a table go in their order: what comes after those that failed has to wait.
-                for each in self._deliver([parcel for parcel in some if parcel.table not in stuck]):
+                for each in self._deliver([parcel for parcel in some if parcel.table not in stuck], homes):
                     done.append(each)
                     if each.errors:
                         stuck.add(each.table)
@@ -112,11 +141,23 @@ class FlushPipeline:
                 self._buffer.release(parcel)
         return merged(done)
 
-    def _deliver(self, parcels: Sequence[Parcel]) -> list[TableFlush]:
+    def _homes(self, parcels: Sequence[Parcel], into: TableId | None) -> dict[str, TableId]:
+        """Where each parcel belongs; those whose table is gone are left out."""
+        if into is not None:
+            return dict.fromkeys((parcel.id for parcel in parcels), into)
+        uuids = {parcel.id: types.table_of(parcel.columns) for parcel in parcels}
+        with self._lake.snapshot() as connection:
+            names = {uuid: table for table, uuid in tables.list_uuids(connection, self._lake.name).items()}
+        homes = {parcel.id: names.get(uuids[parcel.id] or "") for parcel in parcels}
+        # Rows that were bound to no table, by an earlier version of Catchment or for another lake, go by its name.
+        unbound = {parcel.id: parcel.table for parcel in parcels if uuids[parcel.id] is None}
+        return {**{unit_id: home for unit_id, home in homes.items() if home is not None}, **unbound}
+
+    def _deliver(self, parcels: Sequence[Parcel], homes: Mapping[str, TableId]) -> list[TableFlush]:
         if not parcels:
             return []
         with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
-            portion = _Portion(job=job, parcels={parcel.id: parcel for parcel in parcels})
+            portion = _Portion(job=job, parcels={parcel.id: parcel for parcel in parcels}, homes=homes)
             started_s = self._lake.clock.monotonic_s()
             # Reading the buffer is half waiting: two at once, in the parcels' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
@@ -126,10 +167,10 @@ class FlushPipeline:
             faults.reach("queue.after_stage")
             write_s = commit_s = 0.0
             while portion.units:
-                orders = list(self._plans(portion))
-                reports = self._deliverer.deliver_together(orders)
-                for (plan, _), report in zip(orders, reports, strict=True):
-                    self._look_at(portion, plan, report)
+                orders = list(self._orders(portion))
+                reports = self._deliverer.deliver_together([(order.plan, order.retire) for order in orders])
+                for order, report in zip(orders, reports, strict=True):
+                    self._look_at(portion, order, report)
                 # Tables that are delivered together take their time together.
                 write_s += max((report.write_s for report in reports), default=0.0)
                 commit_s += max((report.commit_s for report in reports), default=0.0)
@@ -149,19 +190,37 @@ class FlushPipeline:
         )
         return _unit(parcel, (source,))
 
-    def _plans(self, portion: _Portion) -> Iterator[tuple[Plan, Retire]]:
+    def _orders(self, portion: _Portion) -> Iterator[_Order]:
         for table in sorted({parcel.table for parcel in portion.parcels.values()}):
-            units = portion.of(table)
+            units = portion.next_of(table)
             if units:
-                producer = portion.parcels[units[0].id].producer
+                parcel = portion.parcels[units[0].id]
                 try:
-                    plan = self._deliverer.plan_units(
-                        units, producer=producer, table=table, mode=Mode.REWRITE, claim=self._claim(table, units)
-                    )
+                    plan = self._planned(portion, units, parcel)
                 except InputError as error:
                     portion.give_up(table, error.message)
                 else:
-                    yield plan, lambda unit: portion.arrived(unit.id)
+                    yield _Order(table=table, plan=plan, retire=lambda unit: portion.arrived(unit.id))
+
+    def _planned(self, portion: _Portion, units: Sequence[Unit], first: Parcel) -> Plan:
+        home = portion.homes[first.id]
+        target = self._lake.find_shape(home)
+        if target is not None:
+            # What was sifted is in the table's columns already.
+            units = [
+                unit if unit.id in portion.sifted else _matched(unit, portion.parcels[unit.id], target)
+                for unit in units
+            ]
+        plan = self._deliverer.plan_units(
+            units,
+            producer=first.producer,
+            table=home,
+            mode=Mode.REWRITE,
+            claim=self._claim(first.table, units),
+        )
+        if target is not None and plan.target.columns != target.columns:
+            raise PreconditionError(f"{home} has just been changed.", hint="Flush again.")
+        return plan
 
     def _claim(self, table: TableId, units: Sequence[Unit]) -> Claim | None:
         """Where the table's producer stood when the units were chosen, if they go on from there; none is used twice."""
@@ -177,8 +236,8 @@ class FlushPipeline:
             self._buffer.retire(parcel)
             faults.reach("queue.after_retire")
 
-    def _look_at(self, portion: _Portion, plan: Plan, report: Report) -> None:
-        table = plan.target.id
+    def _look_at(self, portion: _Portion, order: _Order, report: Report) -> None:
+        table, plan = order.table, order.plan
         staged = sum(unit.bytes for batch in plan.batches for unit in batch.units)
         if report.ok and report.bytes and staged:
             self._weights[table] = report.bytes / staged
@@ -206,7 +265,7 @@ class FlushPipeline:
 
     def _sift(self, portion: _Portion, unit_id: str, plan: Plan) -> None:
         parcel = portion.parcels[unit_id]
-        rows = self._buffer.read(parcel)
+        rows = _selected(self._buffer.read(parcel), _select(parcel, plan.target))
         folder = portion.job.path / "sifted"
         files.make_folder(folder)
         sifted = sift(rows, plan, memory_mb=self._deliverer.memory_mb, scratch=folder / "scratch")
@@ -220,7 +279,7 @@ class FlushPipeline:
                 unit_id=unit_id,
                 producer=parcel.producer,
                 seq=parcel.seq_first + at,
-                table=parcel.table,
+                table=plan.target.id,
                 reason=reason,
                 row=deadletters.packed(rows.slice(at, 1)),
                 buried_at=self._lake.clock.now(),
@@ -246,6 +305,30 @@ def _unit(parcel: Parcel, inputs: tuple[Input, ...]) -> Unit:
         inputs=inputs,
         seqs=(parcel.seq_first, parcel.seq_last) if parcel.positioned else None,
     )
+
+
+def _matched(unit: Unit, parcel: Parcel, target: Table) -> Unit:
+    """The unit with its columns matched to the table's by what DuckLake knows them by."""
+    select = _select(parcel, target)
+    return replace(unit, inputs=tuple(replace(each, select=select) for each in unit.inputs))
+
+
+def _select(parcel: Parcel, target: Table) -> tuple[str, ...]:
+    """Expressions that bring the parcel's rows into the table as it is now; none if they are as they should be."""
+    if parcel.columns == target.columns or not reshape.are_bound(parcel.columns, target.columns):
+        return ()
+    return tuple(reshape.select_bound(parcel.columns, target.columns))
+
+
+def _selected(rows: pa.Table, select: tuple[str, ...]) -> pa.Table:
+    if not select:
+        return rows
+    with extensions.scratch() as connection:
+        connection.register("catchment_rows", rows)
+        try:
+            return connection.execute(f"SELECT {', '.join(select)} FROM catchment_rows").to_arrow_table()
+        finally:
+            connection.unregister("catchment_rows")
 
 
 def _portions(parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:

@@ -146,8 +146,8 @@ GROUP BY file_name
 
 
 def _alike_arrow(parts: Sequence[Part], failures: list[UnitFailure]) -> Iterator[tuple[Part, ...]]:
-    """Arrow parts with the same schema: one scan reads them all."""
-    alike: defaultdict[bytes, list[Part]] = defaultdict(list)
+    """Arrow parts with the same schema, matched in the same way: one scan reads them all."""
+    alike: defaultdict[tuple[bytes, tuple[str, ...]], list[Part]] = defaultdict(list)
     for part in parts:
         try:
             with pa.memory_map(str(files.local_path(part.input.uri))) as mapped:
@@ -155,7 +155,7 @@ def _alike_arrow(parts: Sequence[Part], failures: list[UnitFailure]) -> Iterator
         except (pa.ArrowException, OSError) as error:
             failures.append(failure(part, error))
         else:
-            alike[schema.serialize().to_pybytes()].append(part)
+            alike[schema.serialize().to_pybytes(), part.input.select].append(part)
     yield from (tuple(each) for each in alike.values())
 
 
@@ -242,6 +242,13 @@ class _Opened:
     def scan(self, parts: Iterable[Part], *, named: bool = False) -> str:
         """What stands behind FROM to read the parts, which are all of one format."""
         inputs = [part.input for part in parts]
+        found = self._scan(inputs, named=named)
+        if not inputs[0].select:
+            return found
+        chosen = (*inputs[0].select, *((URI,) if named and not _is_alone(inputs[0]) else ()))
+        return f"(SELECT {', '.join(chosen)} FROM {found})"
+
+    def _scan(self, inputs: Sequence[Input], *, named: bool) -> str:
         if inputs[0].lake_file is not None:
             return f"({lakefile.query(self._connection, inputs[0])})"
         match inputs[0].format:

@@ -49,7 +49,8 @@ class Input:
 
     `relation` names the table inside a DuckDB file, and `without` columns of it that stay behind; `hive_keys` are
     columns found in the path. `weight` is how large it becomes as Parquet, per byte. `lake_file` says how a file of
-    another lake is read.
+    another lake is read. `select` are expressions that turn what the file has into columns of the table, if its own
+    columns are not matched by their names.
     """
 
     uri: str
@@ -61,6 +62,7 @@ class Input:
     weight: float = 1.0
     hive_keys: tuple[str, ...] = ()
     lake_file: LakeFile | None = None
+    select: tuple[str, ...] = ()
 
     @property
     def expected_bytes(self) -> int:

@@ -41,7 +41,8 @@ class Ack:
 class TableState:
     """What is buffered for one table. `oldest_at` is when its oldest buffered row was acknowledged.
 
-    `sealed_rows` are those that lie in sealed files, in a layout that seals; None in one that does not.
+    `sealed_rows` are those that lie in sealed files, in a layout that seals; None in one that does not. `uuids` are
+    those of the tables that the rows are bound to: one, unless the name was given to another table meanwhile.
     """
 
     table: TableId
@@ -51,14 +52,17 @@ class TableState:
     seq_last: int
     seq_flushed: int
     sealed_rows: int | None = None
+    uuids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
     """Rows that are delivered as one unit.
 
-    With `positioned`, the parcel covers these numbers of its producer's sequence, and parcels are delivered in their
-    order. Without, the ledger knows it by its id alone, and the numbers count within the parcel's source.
+    `table` is the name that the rows were acknowledged under, `columns` are those that they are bound to: these tell
+    which table they belong to, whatever it is called by now. With `positioned`, the parcel covers these numbers of its
+    producer's sequence, and parcels are delivered in their order. Without, the ledger knows it by its id alone, and the
+    numbers count within the parcel's source.
     """
 
     id: str
@@ -72,6 +76,7 @@ class Parcel:
     positioned: bool
     path: str
     relation: str
+    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from catchment.errors import (
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Lake
 from catchment.lake.types import Column
+from catchment.lake.watch import SchemaWatch
 from catchment.meters import Meters
 from catchment.queue import arrivals, failure
 from catchment.queue.buffer import Ack, Buffer, Parcel, SetAside, TableState
@@ -96,7 +97,12 @@ class DqCoordinator:
         self._clock = clock
         self._meters = meters or Meters()
         self._turns = Turns(self._policy, clock, root=settings.queue_path)
-        self._targets = Targets(lake, auto_create=settings.queue_auto_create_tables, root=settings.queue_path)
+        self._targets = Targets(
+            lake,
+            SchemaWatch(lake, clock, age_s_max=settings.queue_schema_check_seconds),
+            auto_create=settings.queue_auto_create_tables,
+            root=settings.queue_path,
+        )
         self._sealed_rows: dict[TableId, int] = {}
         # Tables, in the lives that they have, of which the ledger knows where they began.
         self._covered: set[ProducerId] = set()
@@ -165,9 +171,7 @@ class DqCoordinator:
     def receive(self, shipments: Sequence[Shipment]) -> None:
         """Keep rows under the numbers that they bring, all or none; tables that the lake lacks are made."""
         buffer = self._shipping
-        for each in shipments:
-            if buffer.columns(each.table, "") != each.columns:
-                self._targets.have(each.table, each.columns)
+        shipments = [replace(each, columns=self._bound_here(each)) for each in shipments]
         size = sum(each.rows.nbytes for each in shipments)
         if not self._has_room(size) and not self._make_room(size):
             raise self._full(sum(each.rows.num_rows for each in shipments))
@@ -175,6 +179,17 @@ class DqCoordinator:
             buffer.receive(shipments)
         for table in {each.table for each in shipments}:
             self._look(table)
+
+    def _bound_here(self, shipment: Shipment) -> tuple[Column, ...]:
+        """The columns of a shipment as this lake knows them: where the rows come from, the table is another one."""
+        kept = self.buffer.columns(shipment.table, "")
+        unbound = tuple(column.unbound for column in shipment.columns)
+        if kept is not None and tuple(column.unbound for column in kept) == unbound:
+            return kept
+        self._targets.have(shipment.table, unbound)
+        own = self._targets.known(shipment.table, None, ask=False)
+        # Rows of other columns than the table has here now are matched by name when they are flushed.
+        return own if tuple(column.unbound for column in own) == unbound else unbound
 
     def begin_at(self, table: TableId, seq: int) -> None:
         """Have the table's numbers go on behind `seq`, up to which the lake has its rows; may be repeated.
@@ -217,7 +232,7 @@ class DqCoordinator:
         tables = [state.table for state in self.buffer.tables() if state.rows]
         sources = {table: set(self.buffer.complete_through(table)) for table in tables}
         report = self._flush(self._turns.take_all(tables, timeout_s=_FLUSH_WAIT_S_MAX), progress)
-        for failed in (each.table for each in report.tables if each.errors):
+        for failed in (each.table for each in report.tables if each.errors or each.stranded):
             del sources[failed]
         report = replace(report, tables=merged([*report.tables, *self._left_behind(sources)]))
         if not report.ok:
@@ -241,6 +256,12 @@ class DqCoordinator:
             retry_at=trouble.retry_at.isoformat(),
             reason=reason,
         )
+
+    def _strand(self, flushed: TableFlush) -> None:
+        """The rows' table is gone: they stay buffered and are looked at less and less often."""
+        table, rows = flushed.table, flushed.stranded
+        self._turns.failed(table, f"The table of {rows:,} rows was dropped after they were acknowledged.")
+        events.emit("rows_stranded", level=logging.WARNING, table=str(table), rows=rows)
 
     def next_retry_at(self) -> datetime | None:
         """When the first table in trouble may be tried again."""
@@ -442,10 +463,13 @@ class DqCoordinator:
             for table in tables:
                 self.requeue(table, f"{type(error).__name__}: {error}")
             raise
-        errors = {each.table: each.errors for each in merged(done) if each.errors}
+        flushed = {each.table: each for each in merged(done)}
         for table in tables:
-            if table in errors:
-                self.requeue(table, "; ".join(errors[table]))
+            each = flushed.get(table)
+            if each is not None and each.errors:
+                self.requeue(table, "; ".join(each.errors))
+            elif each is not None and each.stranded:
+                self._strand(each)
             else:
                 self._turns.went_well(table)
         return done, parcels

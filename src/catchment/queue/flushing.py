@@ -10,7 +10,10 @@ from catchment.queue.buffer import Parcel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFlush:
-    """What a flush did for one table. `errors` say why rows are still buffered."""
+    """What a flush did for one table. `errors` say why rows are still buffered.
+
+    `stranded` are rows that stay buffered because the table that they were acknowledged for has been dropped.
+    """
 
     table: TableId
     rows: int = 0
@@ -18,6 +21,7 @@ class TableFlush:
     files: int = 0
     bytes: int = 0
     parcels: int = 0
+    stranded: int = 0
     errors: tuple[str, ...] = ()
 
     def plus(self, other: "TableFlush") -> "TableFlush":
@@ -29,6 +33,7 @@ class TableFlush:
             files=self.files + other.files,
             bytes=self.bytes + other.bytes,
             parcels=self.parcels + other.parcels,
+            stranded=self.stranded + other.stranded,
             errors=tuple(dict.fromkeys((*self.errors, *other.errors))),
         )
 
@@ -71,8 +76,14 @@ Progress = Callable[[TableFlush], None]
 class Flusher(Protocol):
     """Takes parcels to the lake, exactly once. Retires what arrived and releases what did not."""
 
-    def flush(self, parcels: Sequence[Parcel], progress: Progress | None = None) -> tuple[TableFlush, ...]:
-        """Deliver all of them; a table that fails has errors and does not hold back the others."""
+    def flush(
+        self, parcels: Sequence[Parcel], progress: Progress | None = None, *, into: TableId | None = None
+    ) -> tuple[TableFlush, ...]:
+        """Deliver all of them; a table that fails has errors and does not hold back the others.
+
+        Each goes into the table that its rows are bound to, under whatever name that has by now; or, matched by the
+        names of columns, `into` another one.
+        """
         ...
 
     def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:

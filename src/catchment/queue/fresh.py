@@ -15,7 +15,7 @@ import pyarrow as pa
 from catchment import sql
 from catchment.errors import NotReadyError, TypeConflictError
 from catchment.ids import TableId
-from catchment.lake import Lake, Table, reshape
+from catchment.lake import Lake, Table, reshape, types
 from catchment.lake.ledger import Ledger
 from catchment.queue import arrivals
 from catchment.queue.buffer import SEQ, Buffer, Held
@@ -43,26 +43,52 @@ def fresh(
 
     With `through`, rows behind that number are left out; NotReadyError where the lake has some of them already.
     """
-    # In this order: what is acknowledged by now is in the buffer or in the lake when each is looked at.
-    complete = {table: buffer.complete_through(table) for table in tables}
-    held = {table: buffer.held(table) for table in tables}
-    with lake.snapshot() as connection, ExitStack() as cleanup:
-        names = (f"catchment_buffered_{number}" for number in count())
-        queries = {}
-        for table in tables:
-            target = lake.table_in(connection, table)
-            parts = [f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {_lake_name(lake, target.id)}"]
-            last = None if through is None else through.get(table, 0)
-            if last is not None:
-                _refuse_further(connection, lake.name, buffer, table, last)
-            for each in _undelivered(connection, lake.name, held[table], target):
-                name = next(names)
-                connection.register(name, each.rows)
-                cleanup.callback(connection.unregister, name)
-                covered = _covered(connection, lake.name, buffer, each)
-                parts.append(_buffered(name, each, target, covered, last))
-            queries[table] = " UNION ALL ".join(parts)
-        yield Fresh(connection=connection, queries=queries, complete_through=complete)
+    names = {table: {table} for table in tables}
+    while True:
+        # In this order: what is acknowledged by now is in the buffer or in the lake when each is looked at.
+        bound = {state.table: state.uuids for state in buffer.tables()}
+        complete = {table: buffer.complete_through(table) for table in tables}
+        held = {table: [each for name in sorted(names[table]) for each in buffer.held(name)] for table in tables}
+        with lake.snapshot() as connection, ExitStack() as cleanup:
+            targets = {table: lake.table_in(connection, table) for table in tables}
+            under = {
+                table: names[table] | {name for name, uuids in bound.items() if target.uuid in uuids}
+                for table, target in targets.items()
+            }
+            if under == names:
+                reading = _Reading(connection, lake, buffer, cleanup)
+                queries = {table: reading.query(targets[table], held[table], through) for table in tables}
+                yield Fresh(connection=connection, queries=queries, complete_through=complete)
+                return
+        # Rows of a table that was renamed are buffered under the name that it had.
+        names = under
+
+
+class _Reading:
+    """What the queries of a fresh read are made from: one snapshot of the lake, and rows registered beside it."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, buffer: Buffer, cleanup: ExitStack) -> None:
+        self._connection = connection
+        self._lake = lake
+        self._buffer = buffer
+        self._cleanup = cleanup
+        self._names = (f"catchment_buffered_{number}" for number in count())
+
+    def query(self, target: Table, held: Sequence[Held], through: Mapping[TableId, int] | None) -> str:
+        """All rows of one table, with those of the held rows that the lake does not have."""
+        place = sql.qualified(self._lake.name, target.id.schema, target.id.name)
+        parts = [f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {place}"]
+        last = None if through is None else through.get(target.id, 0)
+        if last is not None:
+            _refuse_further(self._connection, self._lake.name, self._buffer, target.id, last)
+        mine = [each for each in held if types.table_of(each.parcel.columns) in (None, target.uuid)]
+        for each in _undelivered(self._connection, self._lake.name, mine, target):
+            name = next(self._names)
+            self._connection.register(name, each.rows)
+            self._cleanup.callback(self._connection.unregister, name)
+            covered = _covered(self._connection, self._lake.name, self._buffer, each)
+            parts.append(_buffered(name, each, target, covered, last))
+        return " UNION ALL ".join(parts)
 
 
 def _undelivered(
@@ -92,6 +118,16 @@ def _covered(connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buff
 
 def _buffered(name: str, held: Held, target: Table, covered: int, last: int | None) -> str:
     """The held rows that the lake does not have, in the table's columns."""
+    if reshape.are_bound(held.parcel.columns, target.columns):
+        chosen = ", ".join(reshape.select_bound(held.parcel.columns, target.columns))
+    else:
+        chosen = _by_name(held, target)
+    cut = "" if last is None else f" AND {SEQ} <= {last}"
+    return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {covered}{cut}"
+
+
+def _by_name(held: Held, target: Table) -> str:
+    """For rows that were bound to no table."""
     columns = arrivals.columns_of(held.rows.drop_columns([SEQ]).schema)
     reason = reshape.misfit(columns, target.columns)
     if reason is not None:
@@ -99,10 +135,4 @@ def _buffered(name: str, held: Held, target: Table, covered: int, last: int | No
             f"Buffered rows of {target.id} do not fit it any more: {reason}.",
             hint="`catchment queue flush` delivers those that fit and sets the others aside.",
         )
-    chosen = ", ".join(reshape.select_list(columns, target.columns))
-    cut = "" if last is None else f" AND {SEQ} <= {last}"
-    return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {covered}{cut}"
-
-
-def _lake_name(lake: Lake, table: TableId) -> str:
-    return sql.qualified(lake.name, table.schema, table.name)
+    return ", ".join(reshape.select_list(columns, target.columns))

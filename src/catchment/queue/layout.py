@@ -7,6 +7,7 @@
 The timestamp is in seconds since 1970. A name is never given twice, and stays the same through all folders.
 """
 
+import json
 import re
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from catchment.clock import Clock
 from catchment.errors import CatchmentError, InvariantError, StorageFailedError
 from catchment.ids import TableId
 from catchment.lake import extensions
+from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
 from catchment.queue.failure import failure
 from catchment.queue.log import Log
@@ -132,6 +134,7 @@ class Part:
     rows: int
     bytes: int
     oldest_at: datetime | None
+    columns: tuple[Column, ...]
 
 
 def parts_of(log: Log) -> list[Part]:
@@ -146,6 +149,7 @@ def parts_of(log: Log) -> list[Part]:
             rows=last - first + 1,
             bytes=log.bytes * (last - first + 1) // max(1, log.rows),
             oldest_at=log.oldest_at,
+            columns=version.columns,
         )
         for version, first, last in log.ranges()
     ]
@@ -171,9 +175,12 @@ class SealedFile:
     def parts(self) -> tuple[Part, ...]:
         """Every part that holds rows; what is marked as flushed is not among them."""
         known = self._connection.execute(
-            "SELECT table_schema, table_name, version, staging FROM dq_meta ORDER BY ALL"
+            "SELECT table_schema, table_name, version, staging, columns FROM dq_meta ORDER BY ALL"
         ).fetchall()
-        found = (self._part(TableId(schema, name), version, staging) for schema, name, version, staging in known)
+        found = (
+            self._part(TableId(schema, name), version, staging, columns)
+            for schema, name, version, staging, columns in known
+        )
         return tuple(part for part in found if part.rows)
 
     def rows(self, relation: str) -> pa.Table:
@@ -181,7 +188,7 @@ class SealedFile:
         # Rows lie in the order of their numbers, because one thread at a time appended them.
         return self._connection.execute(f"SELECT * EXCLUDE ({AT}) FROM {sql.identifier(relation)}").to_arrow_table()
 
-    def _part(self, table: TableId, version: int, relation: str) -> Part:
+    def _part(self, table: TableId, version: int, relation: str, columns: str) -> Part:
         # Counted, because `dq_meta` knows where a version starts and not where it ends.
         facts = self._connection.execute(
             f"SELECT count(*), min({SEQ}), max({SEQ}), min({AT}) FROM {sql.identifier(relation)}"
@@ -198,6 +205,7 @@ class SealedFile:
             rows=rows,
             bytes=sample.nbytes * rows // max(1, sample.num_rows),
             oldest_at=at.replace(tzinfo=UTC) if at else None,
+            columns=tuple(map(Column.from_json, json.loads(columns))),
         )
 
 

@@ -97,6 +97,10 @@ class Log:
         """The log, of which nobody wants more than what is not flushed."""
         return replace(self, is_held=False)._trimmed()
 
+    def under(self, table: TableId) -> "Log":
+        """The log under another name."""
+        return replace(self, versions=tuple(replace(version, table=table) for version in self.versions))
+
     def begun_at(self, seq: int) -> "Log":
         """The log of a table of which the lake has everything up to `seq`, although it was never here."""
         return replace(self, seq_last=seq, seq_flushed=seq, seq_gone=seq, seq_let_go=seq, marks=())

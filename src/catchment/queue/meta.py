@@ -17,7 +17,8 @@ import duckdb
 
 from catchment import sql
 from catchment.errors import InvariantError
-from catchment.ids import TableId
+from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
 from catchment.queue.log import Log, Mark, Version
@@ -37,10 +38,15 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """Which life of a table it is, counted from 1, and behind which number it began, where that was said."""
+    """Which life of a name it is, counted from 1, and behind which number it began, where that was said.
+
+    A name begins another life when the table under it is another one. What the buffer still has of the one before is
+    kept under a name of its own then, and `origin_name` is the name that it had.
+    """
 
     number: int = 1
     seq_begun: int | None = None
+    origin_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +70,8 @@ def opened(connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh:
         connection.execute(sql.statement(PACKAGE, "shipping_create"))
         holds = frozenset(row[0] for row in connection.execute("FROM held_schemas").fetchall())
         lives = {
-            TableId(schema, name): Life(number=number, seq_begun=begun)
-            for schema, name, number, begun in connection.execute("FROM table_lives").fetchall()
+            TableId(schema, name): Life(number=number, seq_begun=begun, origin_name=origin)
+            for schema, name, number, begun, origin in connection.execute("FROM table_lives").fetchall()
         }
         unproven = {
             TableId(schema, name): seq for schema, name, seq in connection.execute("FROM unproven_tables").fetchall()
@@ -114,7 +120,41 @@ def delete_gone(connection: duckdb.DuckDBPyConnection, before: Log, after: Log) 
 def set_life(connection: duckdb.DuckDBPyConnection, table: TableId, life: Life) -> None:
     """Note which life of the table it is."""
     connection.execute("DELETE FROM table_lives WHERE table_schema = ? AND table_name = ?", key(table))
-    connection.execute("INSERT INTO table_lives VALUES (?, ?, ?, ?)", [*key(table), life.number, life.seq_begun])
+    connection.execute(
+        "INSERT INTO table_lives VALUES (?, ?, ?, ?, ?)",
+        [*key(table), life.number, life.seq_begun, life.origin_name],
+    )
+
+
+def staging_name(connection: duckdb.DuckDBPyConnection, table: TableId, number: int) -> str:
+    """A name for the staging table of a new version."""
+    place = table.name if table.schema == DEFAULT_SCHEMA else f"{table.schema}.{table.name}"
+    wanted = f"dq_{place}" if number == 1 else f"dq_{place}@{number}"
+    taken = connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
+    # Tables `a.b` of the default schema and `b` of schema `a` would meet, and so would names that differ in case.
+    return _free(wanted, (name for (name,) in taken))
+
+
+def former_of(table: TableId, log: Log, taken: Iterable[TableId]) -> TableId:
+    """What the rows of a table are kept under once its name is another table's."""
+    # The end of a uuid tells those apart that were made in the same moment.
+    ending = (types.table_of(log.versions[-1].columns) or "")[-8:]
+    return TableId(table.schema, _free(f"{table.name}@{ending}", (each.name for each in taken)))
+
+
+def _free(wanted: str, taken: Iterable[str]) -> str:
+    folded = {sql.fold(name) for name in taken}
+    while sql.fold(wanted) in folded:
+        wanted += "'"
+    return wanted
+
+
+def rename(connection: duckdb.DuckDBPyConnection, table: TableId, name: str) -> None:
+    """Keep a table's versions, and what is not proven of it, under another name of the same schema."""
+    for each in ("dq_meta", "unproven_tables"):
+        connection.execute(
+            f"UPDATE {each} SET table_name = ? WHERE table_schema = ? AND table_name = ?", [name, *key(table)]
+        )
 
 
 def set_unproven(connection: duckdb.DuckDBPyConnection, table: TableId, seq: int | None) -> None:
@@ -158,7 +198,7 @@ def _logs(connection: duckdb.DuckDBPyConnection, holds: frozenset[str]) -> Itera
             table=TableId(schema, name),
             number=number,
             staging=staging,
-            columns=tuple(Column(**each) for each in json.loads(columns)),
+            columns=tuple(map(Column.from_json, json.loads(columns))),
             seq_first=first,
         )
         found.setdefault(version.table, []).append((version, flushed))

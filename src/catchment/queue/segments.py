@@ -30,6 +30,7 @@ from catchment.clock import Clock
 from catchment.errors import BufferDamagedError, BufferHeldError, InvariantError, RetryableError, StorageFailedError
 from catchment.files import FileLock
 from catchment.ids import ProducerId, TableId
+from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.meters import Meters
 from catchment.queue import aside
@@ -462,6 +463,7 @@ class SessionsBuffer:
             positioned=False,
             path=str(self._layout.path(state, name)),
             relation=part.relation,
+            columns=part.columns,
         )
 
     def _remove_old(self, now: datetime) -> None:
@@ -538,6 +540,7 @@ def _state(
         seq_last=rows,
         seq_flushed=0,
         sealed_rows=sum(part.rows for part in waiting),
+        uuids=frozenset(filter(None, (types.table_of(part.columns) for part in parts))),
     )
 
 

@@ -33,6 +33,7 @@ from catchment.errors import (
     StorageFailedError,
 )
 from catchment.ids import ProducerId, TableId
+from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.meters import Meters
 from catchment.queue import aside, failure
@@ -102,8 +103,10 @@ class SharedBuffer:
         return self._store.identity.incarnation
 
     def producer(self, table: TableId) -> ProducerId:
-        life = self._store.life(table).number
-        return ProducerId(KIND, str(table), self.incarnation if life == 1 else f"{self.incarnation}.{life}")
+        life = self._store.life(table)
+        origin = table if life.origin_name is None else TableId(table.schema, life.origin_name)
+        incarnation = self.incarnation if life.number == 1 else f"{self.incarnation}.{life.number}"
+        return ProducerId(KIND, str(origin), incarnation)
 
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
         log = self._store.log(table)
@@ -152,9 +155,11 @@ class SharedBuffer:
         return rows.drop_columns([SEQ])
 
     def retire(self, parcel: Parcel) -> None:
-        if parcel.producer == self.producer(parcel.table):
-            with self._noticing():
-                self._store.retire(parcel.table, parcel.seq_last)
+        # The name may have begun another life meanwhile; the parcel's rows are kept under another one then.
+        for table in self._store.logs_of(parcel.table.schema):
+            if self.producer(table) == parcel.producer:
+                with self._noticing():
+                    self._store.retire(table, parcel.seq_last)
         self._checkpoint()
 
     def release(self, parcel: Parcel) -> None:
@@ -224,7 +229,11 @@ class SharedBuffer:
         self._checkpoint()
 
     def positions(self, schema: str) -> dict[TableId, int]:
-        return {table: log.seq_last for table, log in self._store.logs_of(schema).items()}
+        return {
+            table: log.seq_last
+            for table, log in self._store.logs_of(schema).items()
+            if self._store.life(table).origin_name is None
+        }
 
     def shipment(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> Shipment | None:
         self._settle()
@@ -403,7 +412,7 @@ class SharedBuffer:
         table = version.table
         producer = self.producer(table)
         return Parcel(
-            id=ids.unit_id(KIND, producer.incarnation, str(table), first, last),
+            id=ids.unit_id(KIND, producer.incarnation, producer.source, first, last),
             table=table,
             producer=producer,
             source=self.incarnation,
@@ -414,14 +423,15 @@ class SharedBuffer:
             positioned=True,
             path=str(self._store.path),
             relation=version.staging,
+            columns=version.columns,
         )
 
     def _reader(self, parcel: Parcel) -> pa.RecordBatchReader:
         self._settle()
-        log = self._store.log(parcel.table)
-        for version, first, last in log.ranges() if log else ():
-            if first <= parcel.seq_first and parcel.seq_last <= last:
-                return self._store.read(version, parcel.seq_first, parcel.seq_last)
+        for log in self._store.logs_of(parcel.table.schema).values():
+            for version, first, last in log.ranges():
+                if version.staging == parcel.relation and first <= parcel.seq_first and parcel.seq_last <= last:
+                    return self._store.read(version, parcel.seq_first, parcel.seq_last)
         raise InvariantError(f"{parcel.table} has no rows {parcel.seq_first} to {parcel.seq_last} in the buffer.")
 
     def _require_kept(self, table: TableId, after: int) -> None:
@@ -447,6 +457,7 @@ def _state(table: TableId, log: Log) -> TableState:
         oldest_at=log.oldest_at,
         seq_last=log.seq_last,
         seq_flushed=log.seq_flushed,
+        uuids=frozenset(filter(None, (types.table_of(version.columns) for version in log.versions))),
     )
 
 

@@ -29,7 +29,8 @@ import pyarrow as pa
 from catchment import faults, files, sql
 from catchment.clock import Clock
 from catchment.errors import BufferDamagedError, CatchmentError, CommitUnknownError, StateError
-from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.ids import TableId
+from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue import arrivals, meta
 from catchment.queue.buffer import AT, SEQ
@@ -136,6 +137,9 @@ class Store:
 
     def write(self, writes: Sequence[Write], now: datetime) -> list[tuple[int, int]]:
         """Keep all of them or none; returns the numbers that each got."""
+        for write in writes:
+            if self._is_for_successor(write):
+                self._part(write.table)
         logs: dict[TableId, Log] = {}
         ranges: dict[int, tuple[int, int]] = {}
         with self._wholly():
@@ -295,6 +299,44 @@ class Store:
                 self._logs[table] = begun
                 self._lives[table] = life
 
+    def _is_for_successor(self, write: Write) -> bool:
+        """Whether the rows belong to another table than those that are here under the same name."""
+        log = self.log(write.table) if self._journal is not None else None
+        if log is None or log.versions[-1].columns is write.columns:
+            return False
+        uuids = {types.table_of(log.versions[-1].columns), types.table_of(write.columns)}
+        return len(uuids - {None}) == 2
+
+    def _part(self, table: TableId) -> None:
+        """Have the name begin another life, and keep what is not flushed of the one before under a name of its own."""
+        if sql.fold(table.schema) in self._holds:
+            raise StateError(f"{table} is another table than the one whose rows its tenant's copy follows.")
+        self.settle()
+        if self._journal is not None:
+            # Settled frames are passed over because the table has their numbers, which it will not have any more.
+            self._journal.wipe()
+        with self._deleting:
+            log, life = self._logs[table], self.life(table)
+            former = meta.former_of(table, log, self._logs)
+            lives = {table: Life(number=life.number + 1)}
+            with self._alone():
+                if log.rows:
+                    lives[former] = replace(life, origin_name=table.name)
+                    meta.rename(self._connection, table, former.name)
+                else:
+                    meta.drop_versions(self._connection, log.versions)
+                    meta.set_unproven(self._connection, table, None)
+                for each, its_life in lives.items():
+                    meta.set_life(self._connection, each, its_life)
+            with self._mutex:
+                self._lives.update(lives)
+                del self._logs[table]
+                unproven = self._unproven.pop(table, None)
+                if log.rows:
+                    self._logs[former] = log.under(former)
+                    if unproven is not None:
+                        self._unproven[former] = unproven
+
     def drop(self, schema: str) -> None:
         """Forget the schema's tables, their rows and the hold; whatever comes under their names is another life."""
         self.settle()
@@ -302,7 +344,8 @@ class Store:
             # Settled frames are passed over because the table has their numbers, which it will not have any more.
             self._journal.wipe()
         with self._deleting:
-            logs = self.logs_of(schema)
+            # Rows of tables that are gone, or have another name by now, are not in the schema any more.
+            logs = {table: log for table, log in self.logs_of(schema).items() if not self.life(table).origin_name}
             lives = {table: Life(number=self.life(table).number + 1) for table in logs}
             with self._alone():
                 for table, log in logs.items():
@@ -415,7 +458,7 @@ class Store:
         version = Version(
             table=table,
             number=number,
-            staging=self._staging_name(table, number),
+            staging=meta.staging_name(self._connection, table, number),
             columns=columns,
             seq_first=log.seq_last + 1,
         )
@@ -425,16 +468,6 @@ class Store:
             meta.set_unproven(self._connection, table, log.seq_last)
             self._unproven[table] = log.seq_last
         return replace(log, versions=(*log.versions, version))
-
-    def _staging_name(self, table: TableId, number: int) -> str:
-        place = table.name if table.schema == DEFAULT_SCHEMA else f"{table.schema}.{table.name}"
-        wanted = f"dq_{place}" if number == 1 else f"dq_{place}@{number}"
-        taken = {row[0] for row in self._connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-        # Tables `a.b` of the default schema and `b` of schema `a` would meet, and so would names that differ in case.
-        folded = {sql.fold(name) for name in taken}
-        while sql.fold(wanted) in folded:
-            wanted += "'"
-        return wanted
 
     def _numbered(
         self,

@@ -1,11 +1,11 @@
-"""What the lake's tables take: asked when rows arrive that do not fit what is known, not for every write.
+"""What the lake's tables take, and which table a write is bound to.
 
-    fits what is known                    ──▶ go on
-    fits the table as the lake has it now ──▶ a new version of the buffered table starts, the old one drains by itself
-    fits neither                          ──▶ refused, nothing is dropped
+    known as of the lake's present schema version, and the rows fit ──▶ bound to that
+    the schema has changed, or the rows do not fit                  ──▶ the lake is asked, then bound or refused
+    the lake is away                                                ──▶ bound to what was known last
 
-Known is what the lake answered last, or what the buffer keeps where it was not asked since the process started. The
-buffer's columns never come before the answer: writers who each took what they found would take turns at new versions.
+A write is bound to columns by what DuckLake knows them by, not by their names: see `lake.types.Column`. A change that
+this process makes counts for the next write, one that another process makes within the age that `SchemaWatch` allows.
 
 What the lake answered is noted in a file beside the buffer: a process that starts while the lake is away takes rows by
 that, for tables that it does not buffer yet.
@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,79 +27,96 @@ from catchment.ids import TableId
 from catchment.lake import Commit, Lake, types
 from catchment.lake.commit import CreateTable, refuse_ledger
 from catchment.lake.types import Column
+from catchment.lake.watch import SchemaWatch
 from catchment.queue import arrivals
 
 NOTES_NAME = "tables.json"
 
 
-class Targets:
-    """The columns that rows for a table are kept with."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the lake said of a table, when its schema had that version; None if nothing was known of the version."""
 
-    def __init__(self, lake: Lake, *, auto_create: bool, root: Path) -> None:
+    columns: tuple[Column, ...]
+    version: int | None
+
+
+class Targets:
+    """The columns that rows for a table are bound to."""
+
+    def __init__(self, lake: Lake, watch: SchemaWatch, *, auto_create: bool, root: Path) -> None:
         self._lake = lake
+        self._watch = watch
         self._notes = root / NOTES_NAME
         self._auto_create = auto_create
         # What the lake answered, for each table by one question at a time: a later answer is a newer one.
-        self._known: dict[TableId, tuple[Column, ...]] = {}
+        self._known: dict[TableId, _Answer] = {}
         # Locks of the tables that are being asked for, and how many want each. Making a table waits for other commits.
         self._asking: dict[TableId, tuple[threading.Lock, int]] = {}
         # Guards the locks and the notes; held for moments only.
         self._mutex = threading.Lock()
 
     def columns(self, table: TableId, schema: pa.Schema, kept: tuple[Column, ...] | None) -> tuple[Column, ...]:
-        """What such rows are to be kept with; `kept` is what the buffer keeps the table's rows with now."""
-        before = self._known.get(table)
-        known = before or kept
-        if known is not None and arrivals.misfit(schema, known) is None:
-            return known
+        """What such rows are bound to; `kept` is what the buffer keeps the table's rows with now."""
+        before = self._current(table, kept)
+        if before is not None and arrivals.misfit(schema, before) is None:
+            return before
         # One asks, the others wait for the answer: a changed table is not asked for by every writer at once.
         with self._alone(table):
-            answer = self._known.get(table)
+            answer = self._current(table, kept)
             if answer is not None and answer is not before and arrivals.misfit(schema, answer) is None:
                 return answer
-            try:
-                columns = self._ask(table, schema)
-            except LakeUnavailableError as error:
-                remembered = self._remembered().get(table)
-                if remembered is None or arrivals.misfit(schema, remembered) is not None:
-                    raise
-                events.emit("table_remembered", level=logging.WARNING, table=str(table), reason=error.message)
-                columns = remembered
-            else:
-                self._remember(table, columns)
-            self._known[table] = columns
+            columns = self._asked(table, schema, kept)
         arrivals.require_fit(schema, columns, table=str(table))
         return columns
 
     def known(self, table: TableId, kept: tuple[Column, ...] | None, *, ask: bool) -> tuple[Column, ...]:
-        """The columns of a table that exists; the lake is asked where they are not known, or where it must be."""
-        known = None if ask else self._known.get(table) or kept
+        """The columns of a table that exists; with `ask` as the lake has them at this moment."""
+        known = None if ask else self._current(table, kept)
         if known is not None:
             return known
         with self._alone(table):
-            try:
-                columns = self._ask(table, None)
-            except LakeUnavailableError:
-                remembered = self._remembered().get(table)
-                if remembered is None:
-                    raise
-                return remembered
+            return self._asked(table, None, kept)
+
+    def _current(self, table: TableId, kept: tuple[Column, ...] | None) -> tuple[Column, ...] | None:
+        """What is known of the table and in force: as of the present schema version, or while the lake is away."""
+        version, known = self._watch.version(), self._known.get(table)
+        if version is None:
+            return known.columns if known is not None else kept
+        return known.columns if known is not None and known.version == version else None
+
+    def _asked(self, table: TableId, schema: pa.Schema | None, kept: tuple[Column, ...] | None) -> tuple[Column, ...]:
+        """What the lake says, or what was known last if it is away; the caller is the only one who asks."""
+        # Asked before the table: of a change in between, the next write learns.
+        version, before = self._watch.version(), self._known.get(table)
+        try:
+            columns = self._ask(table, schema)
+        except LakeUnavailableError as error:
+            last = before.columns if before is not None else kept or self._remembered().get(table)
+            if last is None or (schema is not None and arrivals.misfit(schema, last) is not None):
+                raise
+            if before is None:
+                events.emit("table_remembered", level=logging.WARNING, table=str(table), reason=error.message)
+            columns, version = last, None
+        except TableMissingError:
+            self._known.pop(table, None)
+            raise
+        else:
             self._remember(table, columns)
-            self._known[table] = columns
+        if before is not None and before.columns == columns:
+            # The same object: what was found out about rows that fit it is remembered by that.
+            columns = before.columns
+        self._known[table] = _Answer(columns, version)
         return columns
 
     def have(self, table: TableId, columns: tuple[Column, ...]) -> None:
         """See that the lake has the table; one that is missing is made with these columns."""
-        if table in self._known:
-            return
         with self._alone(table):
             self._lake.open()
             if self._lake.find_table(table) is None:
                 refuse_ledger(table)
-                self._create(table, columns)
-            answer = self._ask(table, None)
-            self._remember(table, answer)
-            self._known[table] = answer
+                self._create(table, tuple(column.unbound for column in columns))
+            self._asked(table, None, None)
 
     def forget(self, schema: str) -> None:
         """The lake is asked for the schema's tables when they are wanted again."""
@@ -132,7 +149,9 @@ class Targets:
             if schema is None or not self._auto_create:
                 raise TableMissingError(
                     f"The lake has no table {table}.",
-                    hint="Create it first, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",
+                    hint="Name the columns in the INSERT, and the table is created; or create it first."
+                    if self._auto_create
+                    else "Create it first, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",
                 )
             self._create(table, arrivals.columns_of(schema))
             found = self._lake.table(table)
@@ -152,7 +171,7 @@ class Targets:
         except (OSError, json.JSONDecodeError):
             # None yet, or half of one: then the lake has to be asked.
             return {}
-        return {TableId(*each["table"]): tuple(Column(**column) for column in each["columns"]) for each in noted}
+        return {TableId(*each["table"]): tuple(map(Column.from_json, each["columns"])) for each in noted}
 
     def _remember(self, table: TableId, columns: tuple[Column, ...]) -> None:
         with self._mutex:

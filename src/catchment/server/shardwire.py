@@ -79,7 +79,7 @@ def unpack_shipments(heads: Sequence[Mapping[str, Any]], tables: Sequence[pa.Tab
     return [
         Shipment(
             table=TableId(*head["table"]),
-            columns=tuple(Column(**column) for column in head["columns"]),
+            columns=tuple(map(Column.from_json, head["columns"])),
             seq_first=head["seq_first"],
             rows=rows,
         )

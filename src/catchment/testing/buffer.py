@@ -15,6 +15,7 @@ from catchment import files, ids
 from catchment.clock import Clock
 from catchment.errors import InvariantError
 from catchment.ids import ProducerId, TableId
+from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue import arrivals
 from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
@@ -46,6 +47,9 @@ class ModelDisk:
 
     incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
     tables: dict[TableId, ModelTable] = field(default_factory=dict)
+    # How many tables had a name before, and the producers of those whose name is another's by now.
+    lives: dict[TableId, int] = field(default_factory=dict)
+    formers: dict[TableId, ProducerId] = field(default_factory=dict)
 
 
 class ModelBuffer:
@@ -61,7 +65,9 @@ class ModelBuffer:
         return self.disk.incarnation
 
     def producer(self, table: TableId) -> ProducerId:
-        return ProducerId(KIND, str(table), self.incarnation)
+        life = self.disk.lives.get(table, 0)
+        named = ProducerId(KIND, str(table), f"{self.incarnation}.{life + 1}" if life else self.incarnation)
+        return self.disk.formers.get(table, named)
 
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
         kept = self.disk.tables.get(table)
@@ -69,6 +75,9 @@ class ModelBuffer:
 
     def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
         content = _shaped(rows, columns)
+        before = self.disk.tables.get(table)
+        if before is not None and len({types.table_of(before.columns), types.table_of(columns)} - {None}) == 2:
+            self._part(table, before)
         kept = self.disk.tables.setdefault(table, ModelTable(columns))
         kept.columns = columns
         first = kept.seq_last + 1
@@ -88,6 +97,7 @@ class ModelBuffer:
                 oldest_at=kept.rows[0].at if kept.rows else None,
                 seq_last=kept.seq_last,
                 seq_flushed=kept.seq_flushed,
+                uuids=frozenset(filter(None, (types.table_of(row.columns) for row in kept.rows))),
             )
             for table, kept in sorted(self.disk.tables.items())
         )
@@ -172,10 +182,17 @@ class ModelBuffer:
     def close(self) -> None:
         """The disk stays as it is."""
 
+    def _part(self, table: TableId, before: ModelTable) -> None:
+        """Keep the rows of a table under another name, once its own is another table's."""
+        former = TableId(table.schema, f"{table.name}@{types.table_of(before.columns)}")
+        self.disk.formers[former] = self.producer(table)
+        self.disk.lives[table] = self.disk.lives.get(table, 0) + 1
+        self.disk.tables[former] = self.disk.tables.pop(table)
+
     def _parcel(self, table: TableId, rows: Sequence[ModelRow]) -> Parcel:
         first, last = rows[0].seq, rows[-1].seq
         return Parcel(
-            id=ids.unit_id(KIND, self.incarnation, str(table), first, last),
+            id=ids.unit_id(KIND, str(self.producer(table)), first, last),
             table=table,
             producer=self.producer(table),
             source=self.incarnation,
@@ -186,6 +203,7 @@ class ModelBuffer:
             positioned=True,
             path="model",
             relation=str(table),
+            columns=rows[0].columns,
         )
 
 

@@ -2,3 +2,4 @@
 SELECT column_id, parent_column, column_name, initial_default
 FROM {metadata}.ducklake_column
 WHERE table_id = ? AND end_snapshot IS NULL
+ORDER BY column_order

@@ -38,7 +38,7 @@ def remembered(home: Path) -> list[tuple[Place, Options]]:
     for path in notes[:KNOWN_MAX]:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
-            keys = tuple(Column(**key) for key in facts["keys"])
+            keys = tuple(map(Column.from_json, facts["keys"]))
             place = Place(
                 data=Path(facts["data"]),
                 migration=Path(facts["migration"]),

@@ -10,6 +10,9 @@ CREATE TABLE IF NOT EXISTS table_lives (
     seq_begun    BIGINT
 );
 
+-- The name that a table's rows were acknowledged under, if another table has it by now.
+ALTER TABLE table_lives ADD COLUMN IF NOT EXISTS origin_name VARCHAR;
+
 CREATE TABLE IF NOT EXISTS unproven_tables (
     table_schema VARCHAR NOT NULL,
     table_name   VARCHAR NOT NULL,
