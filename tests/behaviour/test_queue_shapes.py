@@ -12,6 +12,7 @@ from catchment import sql
 from catchment.errors import InputError, TableMissingError, TypeConflictError
 from catchment.ids import TableId
 from catchment.lake.types import Column
+from catchment.queue import arrivals
 from tests.buffer_scenes import (
     MakeQueue,
     QueueScene,
@@ -393,6 +394,44 @@ def test_values_of_every_type_come_out_as_they_went_in(queue: QueueScene) -> Non
     sent = arrow(EVERY_VALUE).rename_columns([column.name for column in columns])
     queue.coordinator.enqueue(VALUES, sent)
     assert _read(queue, VALUES, EVERY_VALUE) == []
+
+
+DEEP = {
+    "lists": "[" * 16 + "1" + "]" * 16,
+    "maps": "MAP {'k': " * 16 + "1" + "}" * 16,
+    "structs": "{'a': " * 50 + "1" + "}" * 50,
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_values_that_are_nested_as_deep_as_may_be_come_out_as_they_went_in(kind: str, queue: QueueScene) -> None:
+    query = f"SELECT {DEEP[kind]} AS c"
+    sent = arrow(query)
+    create_table(queue.lake, VALUES, columns=arrivals.columns_of(sent.schema))
+    queue.coordinator.enqueue(VALUES, sent)
+    assert _read(queue, VALUES, query) == []
+
+
+def test_a_row_of_a_thousand_columns_comes_out_as_it_went_in(queue: QueueScene) -> None:
+    query = f"SELECT {', '.join(f'{n} AS c{n}' for n in range(1_000))}"
+    sent = arrow(query)
+    create_table(queue.lake, VALUES, columns=arrivals.columns_of(sent.schema))
+    queue.coordinator.enqueue(VALUES, sent)
+    assert _read(queue, VALUES, query) == []
+
+
+@pytest.mark.parametrize("auto_create", [False, True])
+def test_rows_that_are_nested_too_deep_are_refused_before_they_are_kept(
+    auto_create: bool, make_queue: MakeQueue
+) -> None:
+    queue = make_queue(queue_auto_create_tables=auto_create)
+    sent = arrow(f"SELECT {'[' * 17}1{']' * 17} AS c")
+    if not auto_create:
+        create_table(queue.lake, VALUES, columns=arrivals.columns_of(sent.schema))
+    with pytest.raises(TypeConflictError, match="17 deep, and at most 16"):
+        queue.coordinator.enqueue(VALUES, sent)
+    assert queue.buffer.tables() == ()
+    assert (queue.lake.find_table(VALUES) is None) == auto_create
 
 
 def test_texts_that_mean_something_to_somebody_come_out_as_they_went_in(queue: QueueScene) -> None:

@@ -369,3 +369,40 @@ def test_what_two_types_have_in_common_holds_every_value_of_both(
 )
 def test_the_narrowest_type_that_holds_both_is_found(one: str, other: str, common: str | None) -> None:
     assert types.common(one, other) == common
+
+
+def _nested(kind: str, depth: int) -> str:
+    text = "INTEGER"
+    for _ in range(depth):
+        text = {"list": f"{text}[]", "map": f"MAP(VARCHAR, {text})", "struct": f"STRUCT(a {text})"}[kind]
+    return text
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [_nested("list", 16)],
+        [_nested("map", 16)],
+        [_nested("struct", 50)],
+        ["INTEGER"] * 2_000,
+        [f"STRUCT({', '.join(f'f{n} INTEGER' for n in range(1_000))})[]"] * 2,
+    ],
+)
+def test_columns_within_the_bounds_are_taken(kinds: list[str]) -> None:
+    types.require_bounded([Column(name=f"c{at}", type=kind) for at, kind in enumerate(kinds)])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason"),
+    [
+        (["INTEGER", _nested("list", 17)], "'c1' nests lists or maps 17 deep, and at most 16"),
+        ([_nested("map", 17)], "nests lists or maps 17 deep"),
+        ([f"{_nested('list', 16)}[3]"], "nests lists or maps 17 deep"),
+        ([_nested("struct", 51)], "nested 51 deep, and at most 50"),
+        (["INTEGER"] * 2_001, "2,001 columns"),
+        ([f"STRUCT({', '.join(f'f{n} INTEGER' for n in range(1_001))})"] * 2, "2,002 columns"),
+    ],
+)
+def test_columns_that_are_too_many_or_too_deep_are_refused_with_the_bound(kinds: list[str], reason: str) -> None:
+    with pytest.raises(TypeConflictError, match=reason):
+        types.require_bounded([Column(name=f"c{at}", type=kind) for at, kind in enumerate(kinds)])

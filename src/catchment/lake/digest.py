@@ -18,14 +18,26 @@ _PREFIX = "duckdb1.5:"
 
 
 def row_hash(columns: Iterable[Column]) -> str:
-    """An SQL expression for the hash of one row, as UBIGINT."""
-    mixed, nothing = "1::UBIGINT", "0::UBIGINT"
+    """Return an SQL expression for the hash of one row, as UBIGINT."""
+    terms = ["1::UBIGINT", "0::UBIGINT"]
     for column in columns:
         # The name is mixed in before the second hash: two columns with equal values must not cancel each other out.
         name = f"hash({sql.literal(sql.fold(column.name))})"
-        mixed = f"xor({mixed}, hash(xor(hash({sql.identifier(column.name)}), {name})))"
-        nothing = f"xor({nothing}, hash(xor(hash(NULL), {name})))"
-    return f"hash(xor({mixed}, {nothing}))"
+        terms.append(f"hash(xor(hash({sql.identifier(column.name)}), {name}))")
+        terms.append(f"hash(xor(hash(NULL), {name}))")
+    return f"hash({_xor(terms)})"
+
+
+def _xor(terms: list[str]) -> str:
+    """Return the terms' exclusive or as a balanced tree.
+
+    DuckDB's planner needs time with the cube of an expression's depth, and refuses one that is 1,000 deep: as a chain,
+    400 columns took 4 s and 1,000 minutes. As a tree, 5,000 take 1.2 s. The value is the same.
+    """
+    while len(terms) > 1:
+        pairs = [f"xor({left}, {right})" for left, right in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[len(terms) - len(terms) % 2 :]
+    return terms[0]
 
 
 def rows_digest(columns: Iterable[Column]) -> str:

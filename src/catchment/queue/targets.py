@@ -158,6 +158,7 @@ class Targets:
         arrivals.refuse_reserved(found.columns)
         for column in found.columns:
             types.require_deliverable(column)
+        types.require_bounded(found.columns)
         arrivals.refuse_unknown(found.columns)
         return found.columns
 
@@ -187,6 +188,7 @@ class Targets:
 
     def _create(self, table: TableId, columns: tuple[Column, ...]) -> None:
         arrivals.refuse_reserved(columns)
+        types.require_bounded(columns)
         change = CreateTable(table=table, columns=columns)
         try:
             self._lake.commit(Commit(message=f"create {table} for the queue", changes=(change,)))
