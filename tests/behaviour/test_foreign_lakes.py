@@ -24,6 +24,7 @@ from catchment.settings import Settings
 from catchment.status import sources
 from catchment.testing import InlineRunner
 from catchment.testing.legacy_tree import LegacyHome, make_legacy_home, snapshot_tree
+from tests.conftest import MakeSettings
 from tests.legacy_scenes import LOG, SMALL, CutError, cut_off
 from tests.repo.source_tree import ROOT
 
@@ -40,10 +41,11 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 def _plainly(settings: Settings, *statements: str, data_path: str | None = None) -> None:
     """What plain DuckDB does to the lake, as a program that has never heard of Catchment."""
     kind, _, path = settings.catalog_url.get_secret_value().partition(":")
-    target = f"ducklake:{'sqlite:' if kind == 'sqlite' else ''}{path}"
+    target = f"ducklake:{'' if kind == 'duckdb' else f'{kind}:'}{path}"
     with extensions.connect() as connection:
         extensions.load(connection, "ducklake")
-        extensions.load(connection, "sqlite")
+        if kind != "duckdb":
+            extensions.load(connection, kind)
         connection.execute(f"ATTACH '{target}' AS theirs (DATA_PATH '{data_path or settings.data_path}')")
         connection.execute("USE theirs")
         for statement in statements:
@@ -109,6 +111,23 @@ def test_reading_a_lake_that_another_program_made_shows_its_tables_and_changes_n
     assert "1 table" in said
     assert "no ledger yet" in said
     assert _bytes(settings) == before
+
+
+def test_a_lake_of_another_program_in_postgresql_is_read_prepared_and_imported_into(
+    make_settings: MakeSettings, home: LegacyHome
+) -> None:
+    settings = make_settings("postgres")
+    with App(settings) as app:
+        assert app.find_lake() is None
+    _plainly(settings, f"CREATE TABLE {LOG} ({COLUMNS})")
+    with App(settings) as app:
+        job = _job(app, home)
+        (planned,) = job.plan().tables
+        assert (planned.exists, app.existing_lake.has_ledger) == (True, False)
+        assert job.run().ok
+        assert job.verify().ok
+        with pytest.raises(InputError, match=LOG):
+            job.undo()
 
 
 def test_a_delivery_into_a_table_of_another_program_is_planned_before_the_lake_has_a_ledger(

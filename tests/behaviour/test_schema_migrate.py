@@ -106,6 +106,15 @@ def test_a_script_whose_number_another_one_has_in_production_is_a_conflict(tmp_p
     assert error.startswith("Conflicting script")
     assert f"{number:03d}.theirs.sql" in error
     mine = here.script(result.applied[-1])
+    # Where both files are on the disk, it is said which of the two is to be renumbered.
+    theirs_file = here.script(f"{number:03d}.theirs.sql")
+    theirs_file.write_text("SELECT 1;\n")
+    both = here.check().errors
+    assert [error.split(":")[0] for error in both] == [
+        f"Duplicate number {number:03d}",
+        f"Conflicting script {mine.name}",
+    ]
+    theirs_file.unlink()
     # Triage: the own script takes the next number, the reference is restored, and the other one's is written back.
     mine.rename(mine.with_name(f"{number + 1:03d}.mine.sql"))
     here.migrate.restore()

@@ -200,10 +200,10 @@ def _conflicts(by_number: dict[int, list[Script]], reference: Iterable[Record]) 
     Not while a script has diverged: then the reference is restored first, and what it has is compared by its records.
     """
     for record in reference:
-        scripts = by_number.get(record.number, [])
-        if scripts and not any(_same(script, record) for script in scripts):
-            number = label(record.number)
-            yield f"Conflicting script {scripts[0].filename}: in the reference, {number} is {record.filename}"
+        for script in by_number.get(record.number, []):
+            if not _same(script, record):
+                number = label(record.number)
+                yield f"Conflicting script {script.filename}: in the reference, {number} is {record.filename}"
 
 
 def _gaps(numbers: set[int]) -> Iterator[str]:
