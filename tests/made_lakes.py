@@ -22,8 +22,8 @@ from pydantic import SecretStr
 
 from catchment import sql
 from catchment.clock import Clock
-from catchment.lake import Lake
-from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog
+from catchment.lake import Lake, extensions
+from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog, parse_catalog
 from catchment.settings import Settings
 from tests.scenes import create_table
 
@@ -59,6 +59,22 @@ def put_lake(settings: Settings, *, events: bool = False) -> None:
                     database.execute(statement.encode())
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def make_encrypted(settings: Settings) -> None:
+    """A lake of DuckLake's own making, with nothing of ours in it."""
+    catalog = parse_catalog(settings.catalog_url.get_secret_value())
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with extensions.connect() as connection:
+        extensions.load(connection, "ducklake")
+        target = str(catalog).partition(":")[2]
+        if isinstance(catalog, SqliteCatalog):
+            extensions.load(connection, "sqlite")
+            target = f"sqlite:{catalog.path}"
+        elif isinstance(catalog, PostgresCatalog):
+            extensions.load(connection, "postgres")
+            target = f"postgres:{catalog.conninfo}"
+        connection.execute(f"ATTACH 'ducklake:{target}' AS made (DATA_PATH '{settings.data_path}/', ENCRYPTED)")
 
 
 def _make(settings: Settings, *, events: bool) -> None:

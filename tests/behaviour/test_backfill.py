@@ -2,100 +2,31 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from catchment import faults
 from catchment.errors import FencedError, InputError, NotSupportedError
 from catchment.ids import ProducerId, TableId
-from catchment.lake import Commit, Lake, Table
+from catchment.lake import Commit, Table
 from catchment.lake.commit import CreateTable
-from catchment.lake.digest import table_digest
-from catchment.lake.past import differences, schema_at
+from catchment.lake.past import differences
 from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.lake.upkeep import maintain
 from catchment.pipeline import Mode, ParquetFiles
-from catchment.pipeline.backfill import Backfill, BackfillReport
+from catchment.pipeline.backfill import Backfill
 from catchment.pipeline.plan import Plan
-from catchment.settings import Settings
-from tests.made_lakes import new_lake
+from tests.backfill_scenes import A, Scene, make_scene
 from tests.scenes import NOW, deliverer, once, write_parquet
-
-A = TableId("t7", "a")
-ROWS = "SELECT i AS id, 'x' || i AS kind FROM range({}, {}) r(i)"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Two lakes, and a table `t7.a` of the first that tests fill."""
-
-    source: Lake
-    target: Lake
-    settings: Settings
-    folder: Path
-
-    def do(self, *statements: str) -> None:
-        with self.source.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-
-    def fill(self, *bounds: int) -> None:
-        """A file of rows between each two numbers."""
-        for first, last in pairwise(bounds):
-            self.do(f"INSERT INTO t7.a BY NAME {ROWS.format(first, last)}")
-
-    def backfill(self, **limits: int) -> Backfill:
-        target = deliverer(self.target, self.settings)
-        target.bounds = replace(target.bounds, **limits)
-        return Backfill(self.source, target)
-
-    def run(self, snapshot: int | None = None, token: str = "m1") -> BackfillReport:
-        backfill = self.backfill()
-        return backfill.run(backfill.plan("t7", snapshot or self.source.newest_snapshot(), token))
-
-    def modes(self) -> dict[str, int]:
-        """How many units the ledger says were adopted, and how many rewritten."""
-        with self.target.ledger() as ledger:
-            modes = [each.mode for each in ledger.deliveries() if each.source.endswith(".parquet")]
-        return {mode: modes.count(mode) for mode in sorted(set(modes))}
-
-    def assert_same(self, snapshot: int | None = None) -> int:
-        """Both lakes hold the same rows in every table of the schema, and the target's audit agrees."""
-        rows = 0
-        at = snapshot or self.source.newest_snapshot()
-        with self.source.snapshot() as one, self.target.snapshot() as other:
-            for past in schema_at(self.source, "t7", at):
-                name, columns = past.table.id, past.table.columns
-                wanted = table_digest(one, self.source.name, name, columns, snapshot=at)
-                assert table_digest(other, self.target.name, name, self.target.table(name).columns) == wanted
-                assert differences(past.table, self.target.table(name)) == []
-                rows += wanted[0]
-        report = self.target.audit()
-        assert report.ok, report.findings
-        return rows
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     with ExitStack() as stack:
-        yield _scene(stack, tmp_path, "duckdb")
-
-
-def _scene(stack: ExitStack, folder: Path, catalog: str, **urls: str) -> Scene:
-    made = []
-    for name in ("source", "target"):
-        url = urls.get(name, f"{catalog}:{folder / name / 'catalog'}")
-        settings = Settings(home=folder / name, lake_catalog=SecretStr(url))
-        made.append((stack.enter_context(new_lake(settings)), settings))
-    scene = Scene(source=made[0][0], target=made[1][0], settings=made[1][1], folder=folder)
-    scene.do("CREATE SCHEMA t7", "CREATE TABLE t7.a (id BIGINT NOT NULL, kind VARCHAR DEFAULT 'none')")
-    return scene
+        yield make_scene(stack, tmp_path, "duckdb")
 
 
 @pytest.mark.parametrize("catalog", ["duckdb", "sqlite", "postgres"])
@@ -107,7 +38,7 @@ def test_every_kind_of_catalog_can_be_read_and_written(
         server = request.getfixturevalue("postgres")
         urls = {name: f"postgres:{server.new_database()}" for name in ("source", "target")}
     with ExitStack() as stack:
-        scene = _scene(stack, tmp_path, catalog, **urls)
+        scene = make_scene(stack, tmp_path, catalog, **urls)
         scene.fill(0, 10, 20)
         scene.do("DELETE FROM t7.a WHERE id = 3", "ALTER TABLE t7.a ADD COLUMN more INTEGER DEFAULT 7")
         scene.fill(20, 30)

@@ -9,30 +9,16 @@ import pyarrow as pa
 import pytest
 
 from catchment.errors import InputError, InvariantError
-from catchment.lake import Commit, Lake, extensions
-from catchment.lake.attach import PostgresCatalog, SqliteCatalog, parse_catalog
+from catchment.lake import Commit, Lake
 from catchment.lake.commit import RegisterFiles
 from catchment.pipeline import Mode
 from catchment.pipeline.target import draft, drafted
 from catchment.settings import Settings
 from tests.buffer_scenes import QueueScene
+from tests.conftest import MakeSettings
+from tests.flight_scenes import Client, ingest, server
+from tests.made_lakes import make_encrypted
 from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
-
-
-def make_encrypted(settings: Settings) -> None:
-    """A lake of DuckLake's own making, with nothing of ours in it."""
-    catalog = parse_catalog(settings.catalog_url.get_secret_value())
-    settings.home.mkdir(parents=True, exist_ok=True)
-    with extensions.connect() as connection:
-        extensions.load(connection, "ducklake")
-        target = str(catalog).partition(":")[2]
-        if isinstance(catalog, SqliteCatalog):
-            extensions.load(connection, "sqlite")
-            target = f"sqlite:{catalog.path}"
-        elif isinstance(catalog, PostgresCatalog):
-            extensions.load(connection, "postgres")
-            target = f"postgres:{catalog.conninfo}"
-        connection.execute(f"ATTACH 'ducklake:{target}' AS made (DATA_PATH '{settings.data_path}/', ENCRYPTED)")
 
 
 @pytest.fixture
@@ -110,3 +96,31 @@ def test_the_queue_flushes_into_an_encrypted_lake(settings: Settings) -> None:
         assert rows_of(scene.lake) == [(1,), (2,)]
         assert_encrypted(scene.lake)
         assert scene.lake.audit().ok
+
+
+def test_a_server_writes_to_an_encrypted_lake_by_statement_by_stream_and_by_queue(make_settings: MakeSettings) -> None:
+    settings = make_settings("sqlite", server_port=0)
+    make_encrypted(settings)
+    with server(settings) as running, closing(Client(running.uri)) as client:
+        client.update("CREATE TABLE events (id BIGINT, kind VARCHAR)")
+        client.update("INSERT INTO events SELECT i, 'x' FROM range(100) r(i)")
+        long = pa.table({"id": pa.array(range(100, 20_100), pa.int64()), "kind": ["y" * 300] * 20_000})
+        assert client.put(ingest("events", create=False), long) == 20_000
+        client.update("INSERT INTO duckling_queue.events VALUES (-1, 'queued')")
+        client.update("CALL duckling_queue_flush()")
+    with Lake.from_settings(settings) as lake:
+        assert rows_of(lake, "SELECT count(*), min(id), max(id) FROM events") == [(20_101, -1, 20_099)]
+        assert_encrypted(lake)
+        assert lake.audit().ok
+
+
+def test_keys_in_the_environment_are_not_in_the_settings_of_the_instance(
+    encrypted: Lake, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
+    encrypted.close()
+    with Lake.from_settings(settings) as lake:
+        assert rows_of(lake, "SELECT current_setting('s3_access_key_id'), current_setting('s3_secret_access_key')") == [
+            ("", "")
+        ]

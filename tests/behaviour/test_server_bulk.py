@@ -360,3 +360,20 @@ def test_files_of_a_commit_whose_fate_is_unknown_stay(
     assert client.query(f"SELECT count(*) AS n, sum(id)::BIGINT AS s FROM {table}") == [
         {"n": COUNT, "s": COUNT * (COUNT - 1) // 2}
     ]
+
+
+@pytest.mark.parametrize("keys", ["year(seen), month(seen)", "bucket(4, id)"])
+def test_rows_for_a_table_that_takes_no_files_are_inserted_by_streams_and_flushes(
+    keys: str, client: Client, lake: Lake
+) -> None:
+    client.update("CREATE OR REPLACE TABLE split (id BIGINT, text VARCHAR, seen TIMESTAMP)")
+    client.update(f"ALTER TABLE split SET PARTITIONED BY ({keys})")
+    seen = pa.array([n * 10**11 for n in range(COUNT)], pa.timestamp("us"))
+    rows = LONG.append_column("seen", seen)
+    assert client.put(ingest("split", create=False), rows) == COUNT
+    assert not _came_by_file(lake, "split")
+    client.update("INSERT INTO duckling_queue.split VALUES (-1, 'queued', '2026-01-02 03:04:05')")
+    client.update("CALL duckling_queue_flush()")
+    with lake.snapshot() as there:
+        (found,) = there.execute("SELECT count(*), count(DISTINCT id), min(id) FROM split").fetchall()
+    assert found == (COUNT + 1, COUNT + 1, -1)

@@ -42,7 +42,7 @@ DELIVERED = [
     *((point, Mode.REWRITE, "sqlite") for point in DELIVERY),
     *(
         pytest.param(point, mode, catalog, marks=() if point in AROUND_THE_COMMIT else pytest.mark.soak)
-        for mode, catalog in ((Mode.ADOPT, "sqlite"), (Mode.REWRITE, "postgres"))
+        for mode, catalog in ((Mode.ADOPT, "sqlite"), (Mode.INSERT, "sqlite"), (Mode.REWRITE, "postgres"))
         for point in DELIVERY
     ),
 ]
