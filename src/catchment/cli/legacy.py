@@ -298,7 +298,7 @@ def undo(
             tables = job.plan_undo()
             run.out.value({"dropped": tables, "done": False}, _undo_lines(target, tables, done=False))
             return
-        for line in _undo_lines(target, job.status().tables_made, done=False):
+        for line in _undo_lines(target, job.plan_undo(prove=False), done=False):
             run.out.say(line)
         agree(run, "Compare the lake with the backup, and undo the import if they agree?", yes=yes)
         with stopping_gently(run.out, "An undo goes on to its end."):

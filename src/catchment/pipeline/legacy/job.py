@@ -359,7 +359,7 @@ class LegacyImport:
         kept = sorted(filled - set(journal.tables_made))
         if kept:
             raise InputError(
-                f"{', '.join(kept)} had rows before the import, which cannot be told from the imported ones.",
+                f"{', '.join(kept)} was there before the import: its own rows cannot be told from the imported ones.",
                 hint="Delete the imported rows yourself; the backup stays where it is.",
             )
         if prove:
