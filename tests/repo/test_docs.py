@@ -24,6 +24,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAKE = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
 TARGET = re.compile(r"^([a-z]+):(?!=)", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+MARK = re.compile(r"\*\*([a-z ]+)\*\*", re.I)
 MEASURED = re.compile(r"\b\d[\d,.]*\d\b(?= (?:rows/s|inserts/s|in process))")
 METRIC = re.compile(r"`(catchment_[a-z_]+?)(?:\{[^`]*)?`")
 ALERT = re.compile(r"`(Catchment[A-Z]\w+)`")
@@ -150,6 +151,24 @@ def test_every_promise_has_tests_that_prove_it_in_every_run() -> None:
             assert proof.startswith("Proof: "), promise
             assert TEST.findall(proof), promise
             for path, test in TEST.findall(proof):
+                assert test, f"{path}: which test of it?"
+                assert not re.search(rf"@pytest\.mark\.soak\n(?:@.*\n)*def {test}\(", _read(path)), f"{test} is a soak"
+
+
+def test_every_clause_of_a_design_document_has_a_mark_and_tests_that_show_it_unless_it_is_open() -> None:
+    _, *documents = _read("docs/seeds.md").split("\n## ")
+    assert len(documents) == 5
+    for document in documents:
+        title, _, text = document.partition("\n")
+        _, _, *clauses = [line for line in text.splitlines() if line.startswith("|")]
+        assert len(clauses) > 10, title
+        for line in clauses:
+            _, clause, here, shown, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", line))
+            marks = {mark.lower() for mark in MARK.findall(here)}
+            assert here.startswith("**"), f"{title}: {clause}"
+            assert marks <= {"as written", "stronger", "differs", "open"}, f"{title}: {clause}"
+            assert bool(TEST.findall(shown)) != ("open" in marks), f"{title}: {clause}"
+            for path, test in TEST.findall(shown):
                 assert test, f"{path}: which test of it?"
                 assert not re.search(rf"@pytest\.mark\.soak\n(?:@.*\n)*def {test}\(", _read(path)), f"{test} is a soak"
 
