@@ -18,7 +18,7 @@ from catchment.errors import (
 )
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.server import bulk, capture
+from catchment.server import bulk, capture, unfolding
 from catchment.server.links import Link
 from catchment.server.model import Call, IfExists, IngestTarget, Role
 from catchment.server.rewrite import FRESH, QUEUE
@@ -135,7 +135,7 @@ def _refuse_making(target: IngestTarget) -> None:
 def _gathered(rows: pa.RecordBatchReader, bytes_max: int) -> pa.Table:
     batches, size = [], 0
     for batch in rows:
-        size += batch.nbytes
+        size += unfolding.size_of(batch)
         if size > bytes_max:
             raise LimitError(
                 f"The rows come to more than {bytes_max:,} bytes, the most for one write to the queue.",

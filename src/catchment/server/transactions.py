@@ -20,6 +20,7 @@ from catchment.errors import (
 )
 from catchment.ids import TableId
 from catchment.lake import Lake
+from catchment.server import unfolding
 from catchment.server.links import Link
 from catchment.server.model import Call
 from catchment.tenants.model import TenantId
@@ -138,12 +139,13 @@ class Transaction:
 
     def keep(self, table: TableId, rows: pa.Table) -> None:
         """Keep rows for the queue until COMMIT."""
-        if self._kept_bytes + rows.nbytes > self._bytes_max:
+        size = unfolding.size_of(rows)
+        if self._kept_bytes + size > self._bytes_max:
             raise LimitError(
                 f"The transaction's rows for the queue would come to more than {self._bytes_max:,} bytes.",
                 hint="Commit more often; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
             )
-        self._kept_bytes += rows.nbytes
+        self._kept_bytes += size
         self._kept.setdefault(table, []).append(rows)
 
     def commit(self, enqueue: Callable[[TableId, pa.Table], None], call: Call) -> None:

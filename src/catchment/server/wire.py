@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, InputError, LimitError
-from catchment.server import ipc
+from catchment.server import ipc, unfolding
 
 # Clients refuse what is larger than they expect: Grafana takes 4 MiB a message, ADBC's driver 16 MiB.
 MESSAGE_BYTES = 2 * 1024 * 1024
@@ -74,16 +74,19 @@ class Upload:
         batches: list[pa.RecordBatch] = []
         kept_bytes = 0
         for batch in reader:
-            kept_bytes += batch.nbytes
+            kept_bytes += unfolding.size_of(batch)
             if kept_bytes > self._limits.kept_bytes:
                 raise LimitError(f"More than {self._limits.kept_bytes:,} bytes of rows.", hint="Send fewer at a time.")
             batches.append(batch)
         return pa.Table.from_batches(batches, reader.schema)
 
     def _batches(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        unfolds = any(unfolding.unfolds(field.type) for field in stream.schema)
         try:
             for batch in stream:
                 batch.validate(full=True)
+                if unfolds:
+                    self._refuse_large(unfolding.size_of(batch))
                 yield batch
         except CatchmentError as error:
             self.failure = error
@@ -91,6 +94,13 @@ class Upload:
         except (pa.ArrowException, OSError) as error:
             self.failure = _damaged(error)
             raise self.failure from None
+
+    def _refuse_large(self, size: int) -> None:
+        if size > self._limits.kept_bytes:
+            raise LimitError(
+                f"A batch of {size:,} bytes once it is decoded; at most {self._limits.kept_bytes:,} are taken.",
+                hint="Send smaller batches; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
+            )
 
 
 def parse(message: bytes) -> FlightData:
