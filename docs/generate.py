@@ -14,6 +14,7 @@ from catchment.cli.main import command_line
 from catchment.cli.schema import EXIT_DIVERGED
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError
 from catchment.event_catalogue import AROUND, IDS, VERBS
+from catchment.server.sqlforms import FORMS, Form
 from catchment.settings import FILE_NAME, Settings, declared
 from catchment.status.keys import KEYS
 from catchment.web.catalogue import METRICS
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
         "logs.md": logs_page(),
         "metrics.md": metrics_page(),
         "settings.md": settings_page(),
+        "sql.md": sql_page(),
         "status.md": status_page(),
     }
 
@@ -179,6 +181,33 @@ def status_page() -> str:
         "",
         *_table(("key", "what it is"), ((_code(key), said) for key, said in KEYS.items())),
     )
+
+
+def sql_page() -> str:
+    """The page about the SQL that clients may use."""
+    return _page(
+        "SQL",
+        "What clients of `catchment serve` may run, by examples over a table `t (a INTEGER, b VARCHAR)` and a table",
+        "`nested (s STRUCT (x INTEGER))` of a lake called `lake`. It is DuckDB's SQL, but for what would reach beyond",
+        "the tables of the lake and the session itself. What is refused is refused with the reason that stands here.",
+        "",
+        "A role may do what the roles before it may: reader, writer, admin. A statement within another one, in a",
+        "macro, a view, a PREPARE or an EXPLAIN, is judged as it would be by itself.",
+        "",
+        "The virtual column `filename` shows where the server keeps a row's file. No statement reads a file by its",
+        "name, and DuckLake has this column to find the rows of a file, so it is left as it is.",
+        "",
+        *(line for title, forms in FORMS.items() for line in _forms(title, forms)),
+    )
+
+
+def _forms(title: str, forms: tuple[Form, ...]) -> Iterator[str]:
+    rows = []
+    for form in forms:
+        who = "refused" if form.least is None else form.least.name.lower()
+        tenants = "refused" if form.least is None or not form.tenants else form.least.name.lower()
+        rows.append((_code(form.example), who, tenants, " ".join(filter(None, (form.note, form.reason)))))
+    yield from (f"## {title}", "", *_table(("example", "users of the lake", "users of a tenant", "why"), rows), "")
 
 
 def commands() -> Iterator[tuple[str, TyperCommand]]:

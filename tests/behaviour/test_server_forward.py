@@ -412,7 +412,7 @@ def test_a_forgotten_session_of_a_forwarded_statement_makes_nobody_an_admin(tmp_
     try:
         channel = grpc.insecure_channel(server.uri.removeprefix("grpc://"))
         ask: Any = channel.unary_unary("/arrow.flight.protocol.FlightService/GetFlightInfo")
-        request = _asked(sql.CommandStatementQuery(query="FROM duckdb_tables()"))
+        request = _asked(sql.CommandStatementQuery(query="FROM _catchment.producers"))
         bearer = ("authorization", "Bearer of-yesterday")
         assert ask(request, metadata=(bearer,))
         for headers, code in (

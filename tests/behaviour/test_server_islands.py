@@ -128,6 +128,20 @@ def test_nothing_lists_what_is_there(place: Place, client: Session, text: str) -
     refusal(place, client, text, prepared=True)
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("text", island_scenes.CUT)
+def test_lists_show_what_the_tenant_has_and_nothing_else(place: Place, text: str, prepared: bool) -> None:
+    client = place.session(Role.READER)
+    if prepared:
+        call, result = Call(), client.prepare(text).execute(Call()).result
+        found = pa.Table.from_batches(result.batches(call), result.schema)
+    else:
+        found = run(client, text)
+    shown = str(found.to_pylist())
+    for other in ("secrets", "t8", "staging", "_catchment", "producers", str(place.settings.home)):
+        assert other not in shown
+
+
 def test_no_function_shows_what_is_defined_in_another_tenants_schema(place: Place, client: Session) -> None:
     founder = place.session(Role.ADMIN, None)
     run(founder, f"CREATE OR REPLACE VIEW t8.shown AS SELECT '{SECRET}' AS word FROM t8.secrets")
@@ -346,7 +360,8 @@ def test_the_default_tenant_has_main_and_no_more(place: Place) -> None:
     user = place.session(tenant=TenantId(0))
     for name in ("secrets", "main.secrets", "lake.main.secrets", "catchment_fresh.secrets"):
         assert run(user, f"FROM {name}").num_rows == 100
-    for name in ("t8.secrets", "t7.events", "events", "main.duckdb_tables", "duckdb_tables()", "staging.secrets"):
+    assert set(run(user, "FROM duckdb_tables()")["schema_name"].to_pylist()) == {"main"}
+    for name in ("t8.secrets", "t7.events", "events", "staging.secrets"):
         with pytest.raises((duckdb.CatalogException, NotAllowedError)):
             run(user, f"FROM {name}")
 

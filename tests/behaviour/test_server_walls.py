@@ -22,6 +22,7 @@ from catchment.errors import (
     NotSupportedError,
     StateError,
 )
+from catchment.server import listings
 from catchment.server.auth import Authenticator
 from catchment.server.entrance import Entrance
 from catchment.server.model import Call, IfExists, IngestTarget, Principal, Role
@@ -171,6 +172,48 @@ def test_nobody_writes_to_the_ledger(place: Place, clients: dict[Role, Session],
         with pytest.raises(REFUSED):
             run(clients[role], text)
     assert place.traces() == before
+
+
+@pytest.mark.parametrize("role", [Role.READER, Role.WRITER])
+def test_lists_of_the_catalog_do_not_show_the_ledger_but_to_admins(clients: dict[Role, Session], role: Role) -> None:
+    with duckdb.connect() as connection:
+        views = connection.execute(
+            "SELECT schema_name || '.' || view_name FROM duckdb_views() "
+            "WHERE internal AND view_name NOT LIKE 'duckdb_log%'"
+        ).fetchall()
+    lists = [f"SELECT * FROM {name}" for (name,) in views]
+    lists += [
+        f"SELECT 'é' AS x, l.* FROM {name}() AS l" for name in sorted(listings.LISTS - {"snapshots", "table_info"})
+    ]
+    lists = [text.replace("ducklake_snapshots()", "lake.snapshots()") for text in lists]
+    lists = [text.replace("ducklake_table_info()", "lake.table_info()") for text in lists]
+    shown = 0
+    for text in (*lists, "SHOW ALL TABLES", "SHOW SCHEMAS", "FROM (DESCRIBE)", "PRAGMA show_tables_expanded"):
+        with contextlib.suppress(NotAllowedError):
+            found, all_of_it = run(clients[role], text), run(clients[Role.ADMIN], text)
+            assert found.schema.names == all_of_it.schema.names, text
+            told = str(found.to_pylist())
+            assert not any(word in told for word in ("_catchment", "producers", "deliveries")), text
+            shown += any(word in str(all_of_it.to_pylist()) for word in ("_catchment", "producers"))
+    assert shown > 15
+    with pytest.raises(NotAllowedError):
+        run(clients[role], "CREATE TEMP VIEW listed AS FROM duckdb_tables()")
+
+
+def test_a_prepared_statement_is_judged_with_its_arguments(place: Place, clients: dict[Role, Session]) -> None:
+    client = clients[Role.WRITER]
+    run(client, "PREPARE adding AS SELECT $1 + $2 AS sum")
+    assert run(client, "EXECUTE adding(1, (SELECT max(a) FROM t))").to_pylist() == [{"sum": 100}]
+    for argument in (
+        f"(SELECT count(*) FROM '{place.file}')",
+        "current_setting('threads')",
+        "(FROM _catchment.producers)",
+    ):
+        with pytest.raises(REFUSED):
+            run(client, f"EXECUTE adding(1, {argument})")
+    run(client, "DEALLOCATE PREPARE adding")
+    with pytest.raises(StateError, match="adding"):
+        run(client, "EXECUTE adding(1, 2)")
 
 
 @pytest.mark.parametrize("role", [Role.READER, Role.WRITER])

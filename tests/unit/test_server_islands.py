@@ -82,7 +82,7 @@ def test_a_table_is_found_wherever_it_stands(text: str) -> None:
         examine(text)
 
 
-@pytest.mark.parametrize("silenced", ["_by_words", "_examine_sqlglot"])
+@pytest.mark.parametrize("silenced", ["by_words", "_examine_sqlglot"])
 @pytest.mark.parametrize(
     "text",
     [

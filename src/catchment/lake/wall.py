@@ -8,6 +8,15 @@ import duckdb
 from catchment import files, sql
 from catchment.lake.attach import LakeAddress
 
+# Settings that a session may change for itself: they say how its own results look, and nothing of what it can reach.
+SESSION_SETTINGS = frozenset(
+    {
+        *("timezone", "calendar", "default_null_order", "null_order", "default_order", "integer_division"),
+        *("enable_progress_bar", "enable_progress_bar_print", "progress_bar_time", "explain_output", "pivot_limit"),
+        *("ieee_floating_point_ops", "scalar_subquery_error_on_multiple_rows", "order_by_non_integer_literal"),
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
@@ -33,4 +42,6 @@ class Wall:
             folder = sql.literal(address.data_path.rstrip("/") + "/")
             connection.execute(f"SET allowed_directories = [{folder}]")
         connection.execute("SET enable_external_access = false")
+        open_to_sessions = ", ".join(sql.literal(name) for name in sorted(SESSION_SETTINGS))
+        connection.execute(f"SET allowed_configs = [{open_to_sessions}]")
         connection.execute("SET lock_configuration = true")

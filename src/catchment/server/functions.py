@@ -17,14 +17,25 @@ TABLE_FUNCTIONS = frozenset(
         *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
         *("duckdb_columns", "duckdb_constraints", "duckdb_functions", "duckdb_keywords", "duckdb_schemas"),
         *("duckdb_tables", "duckdb_types", "duckdb_views", "pragma_version", "pg_timezone_names"),
+        *("duckdb_databases", "duckdb_indexes", "duckdb_sequences", "duckdb_variables"),
         *("icu_calendar_names", "test_all_types"),
     }
 )
+# Of a lake, by the names that it has them under: they read, and name the tables that they read by constants.
+LAKE_FUNCTIONS = frozenset(
+    {
+        *("snapshots", "table_info", "current_snapshot", "last_committed_snapshot"),
+        *("table_changes", "table_insertions", "table_deletions"),
+    }
+)
+# Their argument is the name of a table.
+TABLE_READERS = frozenset({"query_table", "pragma_table_info"})
 # Those that show nothing of the catalog.
 TENANT_TABLE_FUNCTIONS = frozenset(
     {
         *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
         *("duckdb_keywords", "pragma_version", "pg_timezone_names", "icu_calendar_names", "test_all_types"),
+        *("duckdb_variables",),
     }
 )
 # Neither table functions nor harmless: the server's settings, its log, and SQL in a string.
@@ -40,7 +51,7 @@ _UNSTABLE_ALLOWED = frozenset(
     }
 )
 _STABLE = (None, "CONSISTENT")
-_DUCKLAKE = "ducklake_"
+DUCKLAKE = "ducklake_"
 _CALLED = re.compile(r'"?(\w+)"?\s*\(')
 _QUERY = re.compile(r"\b(from|select|table|pivot|describe|show|summarize)\b", re.I)
 
@@ -60,7 +71,38 @@ def refused() -> frozenset[str]:
 @cache
 def refused_short() -> frozenset[str]:
     """DuckLake's functions by the names that a lake has them under."""
-    return frozenset(name.removeprefix(_DUCKLAKE) for name in refused() if name.startswith(_DUCKLAKE))
+    return frozenset(name.removeprefix(DUCKLAKE) for name in refused() if name.startswith(DUCKLAKE))
+
+
+def refusal(name: str) -> str:
+    """Why a function is not for clients."""
+    short = name.removeprefix(DUCKLAKE)
+    if name in ("query", "json_execute_serialized_sql", "json_serialize_plan"):
+        why = "runs SQL in a text, which nobody has judged"
+    elif name.startswith(("sqlite_", "postgres_", "read_duckdb")):
+        why = "opens another database"
+    elif name.startswith(("read_", "parquet_", "glob", "sniff_")):
+        why = "reads files, and clients read tables"
+    elif short in refused_short() or name in refused_short():
+        why = "changes the lake as a whole, or shows its files"
+    else:
+        why = "shows or changes the server itself, or has no rows for clients"
+    return f"The function {name} {why}."
+
+
+def of_lake(name: str) -> str | None:
+    """The short name of a function of a lake that only reads, or None if it is another function."""
+    short = name.removeprefix(DUCKLAKE)
+    return short if short in LAKE_FUNCTIONS else None
+
+
+@cache
+def known() -> frozenset[str]:
+    """The names of all functions of DuckDB and of the extensions that the server loads, in all forms."""
+    with _all_loaded() as connection:
+        found = connection.execute("SELECT DISTINCT lower(function_name) FROM duckdb_functions()").fetchall()
+    names = {name for (name,) in found}
+    return frozenset(names | {name.removeprefix(DUCKLAKE) for name in names})
 
 
 @cache

@@ -22,23 +22,26 @@ from catchment import sql
 from catchment.errors import CatchmentError, NotAllowedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import extensions
-from catchment.server import functions
+from catchment.server import functions, options
 from catchment.server.functions import TENANT_TABLE_FUNCTIONS
 from catchment.server.gate import names_only_its_target, refuse_calls
-from catchment.server.syntax import explained, function_name, nodes, parse, query_tree
-from catchment.server.tokens import Token
+from catchment.server.listings import LISTED_SHOWS, LISTS, is_list
+from catchment.server.sqlforms import OF_SCHEMAS
+from catchment.server.syntax import Called, explained, function_name, macro_of, named, parse, query_tree
+from catchment.server.tokens import Token, qualified_calls
 from catchment.tenants.model import TenantId
 
 _REMEMBERED_MAX = 2_000
 _REMEMBERED_LETTERS_MAX = 2_000
 _TEMP = "temp"
+_OF_ONE_TABLE = frozenset({"table_changes", "table_insertions", "table_deletions"})
 _LISTS = frozenset({"information_schema", "pg_catalog"})
 _SYSTEM = "duckdb_"
 _HINT = "SHOW TABLES lists your tables, and DESCRIBE their columns."
 _TABLE_WORDS = frozenset(
     {
         *("from", "join", "into", "update", "using", "lateral", "table", "only", "view", "exists", "references"),
-        *("truncate",),
+        *("truncate", "macro", "function"),
         *("describe", "desc", "show", "summarize", "pivot", "pivot_wider", "unpivot", "pivot_longer"),
     }
 )
@@ -57,7 +60,7 @@ _FROM_WITHIN = frozenset({"extract", "substring", "trim", "overlay"})
 _QUERY_BEGINS = frozenset({"(", "select", "from", "with", "table", "values", *_SHOWS})
 _BEFORE_QUERIES = frozenset({"(", "as", "from"})
 _CREATE_TEMP = frozenset({"temp", "temporary"})
-_PATH_GIVEN = re.compile(r"SET\s+(?:schema|search_path)\s*(?:=|\sTO\s)\s*'?([^']*)'?", re.I)
+_PATH_GIVEN = re.compile(r"SET\s+(?:SESSION\s+)?(?:schema|search_path)\s*(?:=|\sTO\s)\s*'?([^']*)'?", re.I)
 _CANDIDATES = re.compile(r"\n?Did you mean .*?(?=\n\nLINE |\Z)", re.S)
 
 
@@ -99,6 +102,10 @@ class Island:
 
     def stays(self, text: str, tokens: tuple[Token, ...]) -> bool:
         """Whether a SET is about where names count; those that would count elsewhere are refused."""
+        if not tokens or options.is_variable(tokens) or not options.is_path(tokens):
+            return False
+        if tokens[0].text == "reset":
+            return True
         if tokens[0].text == "use":
             given = "".join(token.text for token in tokens[1:])
         elif (found := _PATH_GIVEN.fullmatch(text.strip())) is not None:
@@ -112,12 +119,27 @@ class Island:
 
     def placed(self, text: str, tokens: tuple[Token, ...]) -> str:
         """The statement with what it creates in the island, where it does not say in which schema."""
+        tokens = explained(text, tokens).tokens
         at = _made_at(tokens)
         if at is None or (at + 1 < len(tokens) and tokens[at + 1].text == "."):
             return text
         source, start = text.encode(), tokens[at].start
         place = sql.qualified(self.lake, self.schema) + "."
         return (source[:start] + place.encode() + source[start:]).decode()
+
+    def require_calls(self, tokens: tuple[Token, ...]) -> None:
+        """See that a function with a schema before its name is DuckDB's own, or one of the island's schema."""
+        lake, own = sql.fold(self.lake), self.schema
+        for chain in qualified_calls(tokens):
+            *where, name = chain
+            of_lake = functions.of_lake(name) is not None or name == "set_commit_message"
+            is_own = where in ([own], [lake, own], [_TEMP], [_TEMP, "main"]) or (of_lake and where == [lake])
+            # DuckDB's own has no other behind its name: macros of such names are refused.
+            if not is_own and (of_lake or name not in functions.known()):
+                raise duckdb.CatalogException(
+                    f'Catalog Error: Function with name "{name}" does not exist '
+                    f'because schema "{where[-1]}" does not exist.'
+                )
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -136,9 +158,16 @@ class Island:
                 error.hint = _HINT
             raise
 
-    def require(self, parts: tuple[str, ...], fresh: str | None = None) -> None:
-        """See that a name, in its parts, can only mean a table of the island, or a temporary one."""
+    def require(self, parts: tuple[str, ...], fresh: str | None = None, *, is_cut: bool = False) -> None:
+        """See that a name, in its parts, can only mean a table of the island, or a temporary one.
+
+        With `is_cut`, lists of the catalog are cut before they are read.
+        """
         *where, name = (sql.fold(part) for part in parts)
+        if is_list(parts) and not is_cut:
+            raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant, but in a query.", hint=_HINT)
+        if is_list(parts):
+            return
         if name in _system_views() or name.startswith(_SYSTEM) or _LISTS.intersection(where):
             raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant.", hint=_HINT)
         lake = sql.fold(self.lake)
@@ -160,32 +189,71 @@ def _remembered(island: Island, kind: StatementType, text: str, tokens: tuple[To
 def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: str | None) -> None:
     if kind == StatementType.TRANSACTION:
         return
-    refuse_calls(tokens, functions.refused_to_tenants(), "users of a tenant")
-    tree = query_tree(explained(text), tokens) if kind in (StatementType.SELECT, StatementType.EXPLAIN) else None
+    if kind == StatementType.EXPLAIN:
+        about = explained(text, tokens)
+        _examine(island, about.kind, about.text, about.tokens, fresh)
+        return
+    island.require_calls(tokens)
+    if kind == StatementType.CALL:
+        # The gate knows one that is for clients, and nothing in it names a table.
+        return
+    tree = query_tree(text, tokens) if kind == StatementType.SELECT else None
+    # Settings that the gate lets a query read are the session's own.
+    refused = functions.refused_to_tenants() - ({"current_setting"} if tree is not None else set())
+    refuse_calls(tokens, refused, "users of a tenant")
     if tree is not None:
         _examine_tree(island, tree, fresh)
+        return
+    macro = macro_of(kind, tokens)
+    if macro is not None:
+        island.require(macro.name)
+        query, words = macro.query(text)
+        # Lists in it would not be cut: they are no more allowed than in a fresh read.
+        _examine(island, StatementType.SELECT, query, words, fresh or "")
         return
     # Two opinions, as DuckDB shows none of its own: by the statement's words, and by sqlglot.
     _refuse_schemas(kind, tokens)
     for parts in by_words(tokens):
         island.require(parts, fresh)
-    is_set_path = kind == StatementType.SET and [token.text for token in tokens[:2]] != ["set", "variable"]
-    if not is_set_path and not names_only_its_target(kind, tokens):
+    is_setting = kind == StatementType.SET and not options.is_variable(tokens)
+    if not is_setting and not names_only_its_target(kind, tokens):
         _refuse_shows(tokens)
         _examine_sqlglot(island, text, fresh)
 
 
 def _examine_tree(island: Island, tree: Any, fresh: str | None) -> None:
-    for node in nodes(tree):
-        match node.get("type"):
-            case "BASE_TABLE":
-                named = tuple(filter(None, (node["catalog_name"], node["schema_name"], node["table_name"])))
-                island.require(named or ("",), fresh)
-            case "TABLE_FUNCTION":
-                function = node["function"]
-                _require_function(str(function["function_name"]), function.get("schema") or function.get("catalog"))
-            case "SHOW_REF" if node.get("query") is None and node.get("table_name") != '"tables"':
-                raise NotAllowedError("It would show what is not this tenant's.", hint=_HINT)
+    found = named(tree)
+    for parts in found.tables:
+        island.require(parts, fresh, is_cut=fresh is None)
+    for called in found.table_functions:
+        if fresh is not None and called.name in LISTS:
+            raise NotAllowedError(f"Users of a tenant read {called.name} by a query of its own.", hint=_HINT)
+        _require_table_function(island, called)
+    for show in found.shows:
+        is_listed = show in LISTED_SHOWS and fresh is None
+        is_own = show in (('"tables"',), ('"variables"',), (island.lake, island.schema))
+        if not is_listed and not is_own:
+            raise NotAllowedError("It would show what is not this tenant's.", hint=_HINT)
+
+
+def _require_table_function(island: Island, called: Called) -> None:
+    """See that a table function reads tables of the island, or lists that are cut to them."""
+    short = functions.of_lake(called.name)
+    if called.name in functions.TABLE_READERS:
+        for given in called.arguments[:1]:
+            for name in given if isinstance(given, tuple) else (given,):
+                island.require(tuple(str(name).split(".")))
+    elif short is not None:
+        if called.name != short:
+            # By its long name it is told the lake, the schema and the table.
+            schema = called.arguments[1:2] if short in _OF_ONE_TABLE else (island.schema,)
+            if called.where or tuple(map(str.casefold, map(str, schema))) != (island.schema,):
+                raise NotAllowedError(f"{called.name} is for tables of the tenant.", hint=_HINT)
+    elif called.name in LISTS or called.name not in functions.known():
+        # A list is cut; where another function may be, `require_calls` has seen to.
+        return
+    elif called.where or called.name not in TENANT_TABLE_FUNCTIONS:
+        raise NotAllowedError(f"The table function {called.name} is not for users of a tenant.", hint=_HINT)
 
 
 def _examine_sqlglot(island: Island, text: str, fresh: str | None) -> None:
@@ -211,7 +279,7 @@ def _refuse_schemas(kind: StatementType, tokens: tuple[Token, ...]) -> None:
     makes = kind in (StatementType.CREATE, StatementType.DROP) and "schema" in words[: _made_of(words) + 1]
     alters = kind == StatementType.ALTER and words[1:2] not in (["table"], ["view"]) and words[:1] != ["comment"]
     if makes or alters:
-        raise NotAllowedError("A tenant's users make, change and drop tables and views.")
+        raise NotAllowedError(OF_SCHEMAS)
 
 
 def _made_of(words: list[str]) -> int:
@@ -286,7 +354,9 @@ def _made_at(tokens: tuple[Token, ...]) -> int | None:
     """Where the name of a table or view stands that is made, and is not temporary."""
     if tokens[0].text != "create":
         return None
-    at = next((i for i, token in enumerate(tokens) if token.text in ("table", "view")), len(tokens))
+    at = next(
+        (i for i, token in enumerate(tokens) if token.text in ("table", "view", "macro", "function")), len(tokens)
+    )
     if _CREATE_TEMP.intersection(token.text for token in tokens[:at]):
         return None
     at += 1

@@ -17,7 +17,7 @@ from catchment.server.gate import Kind
 from catchment.server.links import Link, Parameters, by_place_or_name
 from catchment.server.model import Call, Outcome
 from catchment.server.peers import Facts
-from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Plain, Step
+from catchment.server.rewrite import Bulk, ByName, Capture, Command, FreshRead, Plain, Step
 from catchment.server.statements import Statements
 from catchment.server.syntax import nodes
 
@@ -103,6 +103,11 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
             return queuetables.FLUSHED, none, False
         case Command.STATUS:
             return queuetables.STATUS, none, False
+        case ByName(verb="execute"):
+            schema, _, is_update = _facts(session, Statements(session).kept(step), transaction)
+            return schema, none, is_update
+        case ByName():
+            return none, none, True
         case Capture():
             return none, _captured_parameters(session, step), True
         case FreshRead():
@@ -113,6 +118,8 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
 
 
 def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bool:
+    if isinstance(step, ByName):
+        return step.verb == "execute" and _gives_rows(session, Statements(session).kept(step), transaction)
     if not isinstance(step, Plain):
         return not isinstance(step, Capture)
     statements = Statements(session)
@@ -129,7 +136,9 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
         if verdict.kind is not Kind.READ:
             schema = _COUNT if step.returns else pa.schema([])
             return schema, _parameters(step.text, link, count), not step.returns
-        schema = _result_schema(step.text, link, by_place_or_name(names, sorted(names), [None] * count))
+        schema = _result_schema(
+            statements.readable(step, verdict).text, link, by_place_or_name(names, sorted(names), [None] * count)
+        )
         return schema, _parameters(step.text, link, count), False
 
 

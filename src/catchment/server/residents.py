@@ -18,12 +18,14 @@ from catchment.errors import InputError
 from catchment.ids import DEFAULT_SCHEMA
 from catchment.lake import Lake
 from catchment.server import tokens as scanner
-from catchment.server.gate import names_only_its_target
+from catchment.server.functions import DUCKLAKE, LAKE_FUNCTIONS, TABLE_READERS
+from catchment.server.functions import known as known_functions
+from catchment.server.gate import names_only_its_target, tables_of
 from catchment.server.islands import by_words
 from catchment.server.links import Link
 from catchment.server.model import Call
 from catchment.server.rewrite import FRESH
-from catchment.server.syntax import explained, nodes, parse, query_tree
+from catchment.server.syntax import explained, macro_of, named, parse, query_tree
 from catchment.server.tokens import Token
 from catchment.tenants.model import DEFAULT_TENANT, TenantId
 from catchment.tenants.records import Residents
@@ -32,10 +34,17 @@ Name = tuple[str, ...]
 _REMEMBERED_MAX = 2_000
 _REMEMBERED_LETTERS_MAX = 2_000
 _TEMP = "temp"
+# Functions that name a table by a text.
+_BY_TEXT = frozenset({*TABLE_READERS, *LAKE_FUNCTIONS, *(DUCKLAKE + name for name in LAKE_FUNCTIONS)})
 _ALL_TABLES = "__show_tables_expanded"
+_TABLES = '"tables"'
+_NOT_OF_A_SCHEMA = ('"databases"', '"schemas"', '"variables"')
 _VIEWS_SECONDS_MAX = 10.0
+# Macros are to their callers what views are to their readers.
 _VIEWS = (
-    "SELECT database_name, schema_name, view_name, sql FROM duckdb_views() "
+    "SELECT database_name, schema_name, view_name, sql FROM (FROM duckdb_views() UNION ALL BY NAME "
+    "SELECT database_name, schema_name, internal, function_name AS view_name, macro_definition AS sql "
+    "FROM duckdb_functions() WHERE macro_definition IS NOT NULL) "
     f"WHERE NOT internal AND database_name IN (?, '{_TEMP}')"
 )
 
@@ -60,7 +69,11 @@ class Views:
         if known is not None and is_new and not link.has_state:
             return known[2]
         found = link.table(_VIEWS, Call(), [self.lake]).to_pylist()
-        views: dict[Name, str] = {(_place(view), sql.fold(view["view_name"])): str(view["sql"]) for view in found}
+        views: dict[Name, str] = {}
+        for view in found:
+            place = (_place(view), sql.fold(view["view_name"]))
+            # A macro has several forms, and may have the name of a view.
+            views[place] = f"{views.get(place, '')} {view['sql']} ;"
         if link.origin == self._lake.origin():
             # Otherwise it may have been made while the lake was away, and see none of its views.
             lakes = {place: text for place, text in views.items() if place[0] != _TEMP}
@@ -77,7 +90,9 @@ def touched(
 ) -> frozenset[TenantId]:
     """The tenants whose tables the statement names, or views name that it names; the link's lock is held."""
     known = residents.known
-    is_near = not known.isdisjoint(link.path) or any(word.text in known for word in words if word.is_name)
+    is_near = not known.isdisjoint(link.path) or any(
+        word.text in known or word.text in _BY_TEXT for word in words if word.is_name
+    )
     # Only a view can lead to a schema that the statement does not name, and that matters if the tenant is away.
     if kind == StatementType.TRANSACTION or not (is_near or residents.away):
         return frozenset()
@@ -112,7 +127,8 @@ def _schemas(names: frozenset[Name], lake: str, path: tuple[str, ...], views: di
                 seen.add(place)
                 # What a view names without a schema is in the view's own.
                 own = (DEFAULT_SCHEMA,) if schema == _TEMP else (schema,)
-                waiting += [(each, own) for each in by_words(scanner.read(views[place].encode()))]
+                words = scanner.read(views[place].encode())
+                waiting += [(each, own) for each in (*by_words(words), *_called(words))]
     return found
 
 
@@ -131,6 +147,13 @@ def _places(name: Name, lake: str, path: tuple[str, ...]) -> list[Name]:
             return [(where[-1], table)]
 
 
+def _called(words: tuple[Token, ...]) -> Iterator[Name]:
+    """Functions that are not DuckDB's own, and so may be macros."""
+    for name in (*((each,) for each in scanner.calls(words)), *scanner.qualified_calls(words)):
+        if name[-1] not in known_functions():
+            yield name
+
+
 @lru_cache(maxsize=_REMEMBERED_MAX)
 def _remembered(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
     return _names(kind, text, words)
@@ -138,8 +161,17 @@ def _remembered(kind: StatementType, text: str, words: tuple[Token, ...]) -> fro
 
 def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
     """Every name of a table or schema in the statement, in its parts; of a schema the last part is empty."""
-    if kind in (StatementType.SELECT, StatementType.EXPLAIN):
-        tree = query_tree(explained(text), words)
+    if kind == StatementType.EXPLAIN:
+        about = explained(text, words)
+        return _names(about.kind, about.text, about.tokens)
+    if kind in (StatementType.CALL, StatementType.VACUUM):
+        # Those that pass the gate name no table.
+        return frozenset()
+    macro = macro_of(kind, words)
+    if macro is not None:
+        return frozenset({macro.name, *_names(StatementType.SELECT, *macro.query(text))})
+    if kind == StatementType.SELECT:
+        tree = query_tree(text, words)
         if tree is not None:
             return frozenset(_in_tree(tree))
     found = {*by_words(words), *_dropped(words)}
@@ -149,13 +181,18 @@ def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozense
 
 
 def _in_tree(tree: Any) -> Iterator[Name]:
-    for node in nodes(tree):
-        match node.get("type"):
-            case "BASE_TABLE":
-                yield tuple(filter(None, (node["catalog_name"], node["schema_name"], node["table_name"]))) or ("",)
-            case "SHOW_REF" if node.get("query") is None and node.get("table_name") != _ALL_TABLES:
-                # SHOW TABLES, of a schema or of where names count.
-                yield (*filter(None, (node.get("catalog_name"), node.get("schema_name"))), "")
+    found = named(tree)
+    yield from found.tables
+    for called in (*found.table_functions, *found.functions):
+        # A macro may name tables, as a view does.
+        if called.name not in known_functions():
+            yield (*called.where, called.name)
+    for called in found.table_functions:
+        yield from tables_of(called)
+    for *where, what in found.shows:
+        if what not in (_ALL_TABLES, *_NOT_OF_A_SCHEMA):
+            # SHOW TABLES, of a schema or of where names count.
+            yield (*where, "") if what == _TABLES else (*where, what, "")
 
 
 def _in_sqlglot_tree(text: str) -> Iterator[Name]:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from itertools import pairwise
 
 from sqlglot import exp
 
@@ -36,6 +37,17 @@ _ROWS = re.compile(rf"(VALUES{_ROW}(?:,{_ROW})*+);?+{_BLANKS}", re.I | re.A)
 _BEGINNING = re.compile(rf"INSERT INTO {QUEUE}\.[\w.]+{_BLANKS}(?:\([\w \t\n\r\f,]*+\){_BLANKS})?", re.I | re.A)
 _SAMPLE = "VALUES (NULL)"
 _READS_TABLES = frozenset({"select", "from", "table", "with", "returning", "conflict", "by", "default", "as"})
+
+
+_BY_NAME = frozenset({"prepare", "execute", "deallocate"})
+_PRAGMAS: dict[tuple[str, ...], str] = {
+    ("show_tables",): "SHOW TABLES",
+    ("show_tables_expanded",): "SHOW ALL TABLES",
+    ("version",): "SELECT * FROM pragma_version()",
+    ("database_list",): (
+        "SELECT database_oid AS seq, database_name AS name, path AS file FROM duckdb_databases() WHERE NOT internal"
+    ),
+}
 
 
 class Command(Enum):
@@ -116,7 +128,19 @@ class FreshRead:
         return out
 
 
-Step = Plain | Capture | FreshRead | Command
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """A statement that a session keeps by a name: PREPARE, EXECUTE or DEALLOCATE.
+
+    `text` is the statement to keep, or the arguments that one is executed with, as a SELECT of them.
+    """
+
+    verb: str
+    name: str
+    text: str = ""
+
+
+Step = Plain | Capture | FreshRead | Command | ByName
 
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
@@ -162,6 +186,10 @@ def _plan(text: str, schema: str) -> tuple[Step, ...]:
 
 
 def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
+    if tokens[0].text in _BY_NAME:
+        return _by_name(text, tokens)
+    if tokens[0].text == "pragma" and (said := _pragma(text, tokens)) is not None:
+        return Plain(said, scanner.read(said.encode()))
     named = {token.text for token in tokens if token.is_name}
     if QUEUE not in named and FRESH not in named and not any(name.startswith(f"{QUEUE}_") for name in named):
         return Plain(text, tokens, _bulk(text, tokens))
@@ -171,6 +199,53 @@ def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
     if _is_plain_insert(tokens):
         return _capture(text, tokens, schema)
     return _parsed(text, tokens, schema)
+
+
+def _pragma(text: str, tokens: tuple[Token, ...]) -> str | None:
+    """The query that a PRAGMA stands for; None if it is not one that only asks something."""
+    words = tuple(token.text for token in tokens[1:])
+    if words[:2] == ("table_info", "(") and len(words) == 4 and (tokens[3].is_string or tokens[3].is_name):
+        source = text.encode()
+        given = source[tokens[3].start : tokens[4].start].decode().strip()
+        return f"SELECT * FROM pragma_table_info({given if tokens[3].is_string else sql.literal(tokens[3].text)})"
+    return _PRAGMAS.get(words)
+
+
+def _by_name(text: str, tokens: tuple[Token, ...]) -> ByName:
+    """PREPARE, EXECUTE or DEALLOCATE, taken apart."""
+    source, verb = text.encode(), tokens[0].text
+    at = 2 if verb == "deallocate" and len(tokens) > 2 and tokens[1].text == "prepare" else 1
+    if at >= len(tokens) or not tokens[at].is_name:
+        raise InputError(f"{verb.upper()} takes the name of a prepared statement.")
+    name, rest = tokens[at].text, tokens[at + 1 :]
+    if verb == "prepare":
+        begin = next((i for i, token in enumerate(rest) if token.text == "as" and not token.is_quoted), len(rest)) + 1
+        if begin >= len(rest):
+            raise InputError("PREPARE … AS takes a statement.")
+        return ByName(verb, name, source[rest[begin].start :].decode())
+    if verb == "execute" and rest:
+        return ByName(verb, name, _arguments(source, rest))
+    if rest:
+        raise InputError(f"{verb.upper()} takes a name, and nothing after it.")
+    return ByName(verb, name)
+
+
+def _arguments(source: bytes, tokens: tuple[Token, ...]) -> str:
+    """A SELECT of the arguments in brackets, each by its name or its number."""
+    if tokens[0].text != "(" or tokens[-1].text != ")" or len(tokens) < 3:
+        raise InputError("EXECUTE takes its arguments in brackets.")
+    depth, begins = 0, [1]
+    for at, token in enumerate(tokens[1:-1], start=1):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token.text, 0)
+        if token.text == "," and depth == 0:
+            begins.append(at + 1)
+    parts = []
+    for number, (begin, end) in enumerate(pairwise([*begins, len(tokens)]), start=1):
+        start, has_name = tokens[begin].start, tokens[begin].is_name and tokens[begin + 1].text == ":"
+        name = tokens[begin].text if has_name else str(number)
+        given = source[tokens[begin + 2].start if has_name else start : tokens[end - 1].start].decode()
+        parts.append(f"({given}\n) AS {sql.identifier(name)}")
+    return "SELECT " + ", ".join(parts)
 
 
 def _is_plain_insert(tokens: tuple[Token, ...]) -> bool:

@@ -30,7 +30,7 @@ from catchment.server.links import Link
 from catchment.server.model import Call, IngestTarget, Outcome, Principal
 from catchment.server.peers import PeerSession
 from catchment.server.prepared import Prepared
-from catchment.server.rewrite import Plain, Step, plan
+from catchment.server.rewrite import ByName, Plain, Step, plan
 from catchment.server.statementlog import shown_session
 from catchment.server.statements import Statements
 from catchment.server.transactions import Ended, Transaction
@@ -71,6 +71,8 @@ class Session:
         self._expired = Ended(_TRANSACTIONS_MAX)
         self._by_sql: bytes | None = None
         self._prepared: dict[bytes, Prepared] = {}
+        # Statements that were prepared by SQL, by their names.
+        self.by_name: dict[str, str] = {}
         self._waiting: dict[bytes, Outcome] = {}
         self._calls: dict[bytes, Call] = {}
         self._forwarding: Forwarding | None = None
@@ -168,7 +170,7 @@ class Session:
 
         def there(peer: PeerSession) -> Outcome:
             may_change = forward.may_change(step)
-            if may_change and isinstance(step, Plain):
+            if may_change and isinstance(step, Plain | ByName):
                 # It may leave something in the connection there, as it may here.
                 self.has_state()
             return peer.execute(text, call, parameters=parameters, is_update=is_update, may_change=may_change)

@@ -25,10 +25,12 @@ from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.queue import DqCoordinator
 from catchment.queue.arrivals import size_of
 from catchment.server import capture, literals, queuetables, residents, storable
-from catchment.server.gate import Kind, Verdict, judge, require_harmless_path
+from catchment.server.gate import Kind, Verdict, judge
 from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
+from catchment.server.listings import Reader, cut
 from catchment.server.model import Call, Outcome, Role
-from catchment.server.rewrite import BOUND, FRESH, Capture, Command, FreshRead, Plain, Step
+from catchment.server.options import is_path, require_harmless_path, session_statement
+from catchment.server.rewrite import BOUND, FRESH, ByName, Capture, Command, FreshRead, Plain, Step
 from catchment.server.tokens import Token
 from catchment.server.transactions import Transaction, exclusive
 from catchment.tenants.model import TenantId
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 # Words of a statement that makes something which is in its connection alone.
 _TEMPORARY = frozenset({"temp", "temporary"})
+_KEPT_MAX = 100
 _NOTHING = pa.table({"Count": pa.array([], pa.int64())})
 
 
@@ -58,6 +61,8 @@ class Statements:
                 return self._capture(step, call, self.session.find(transaction), bound)
             case FreshRead():
                 return self._fresh(step, call, bound)
+            case ByName():
+                return self._by_name(step, call, transaction, bound)
             case Plain():
                 return self._plain(step, call, transaction, bound)
 
@@ -199,6 +204,45 @@ class Statements:
                 raise
             return Outcome(None, result)
 
+    # Statements that have names.
+
+    def _by_name(self, step: ByName, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
+        """Keep a statement, run one that is kept, or forget it. Each run is judged as the statement itself would be."""
+        if step.verb == "execute":
+            inner = self.kept(step)
+            if step.text:
+                arguments = self.run(self.session.plan(step.text)[0], call, transaction, bound).result
+                bound = pa.Table.from_batches(arguments.batches(call), arguments.schema)
+            return self.run(inner, call, transaction, bound)
+        kept = self.session.by_name
+        if step.verb == "deallocate":
+            self.kept(step)
+            kept.pop(step.name, None)
+            return Outcome(0, TableResult(_NOTHING))
+        self._require_keepable(step, transaction)
+        if step.name not in kept and len(kept) >= _KEPT_MAX:
+            raise LimitError(f"The session has {_KEPT_MAX} prepared statements.", hint="DEALLOCATE some.")
+        kept[step.name] = step.text
+        self.session.has_state()
+        return Outcome(0, TableResult(_NOTHING))
+
+    def kept(self, step: ByName) -> Step:
+        """The statement that is kept by that name."""
+        text = self.session.by_name.get(step.name)
+        if text is None:
+            raise StateError(f"There is no prepared statement {step.name}.", hint="PREPARE makes one.")
+        return self.session.plan(text)[0]
+
+    def _require_keepable(self, step: ByName, transaction: bytes | None) -> None:
+        inner = self.session.plan(step.text)[0]
+        if isinstance(inner, Command | ByName):
+            raise NotSupportedError("PREPARE is for queries and for statements that change rows.")
+        if isinstance(inner, Plain):
+            with self.link(self.session.find(transaction)) as link:
+                kind = self.examined(inner, link)[1].kind
+            if kind not in (Kind.READ, Kind.WRITE):
+                raise NotSupportedError("PREPARE is for queries and for statements that change rows.")
+
     # The rest.
 
     def _plain(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
@@ -208,10 +252,12 @@ class Statements:
             statement, verdict = self.examined(step, link)
             match verdict.kind:
                 case Kind.READ:
-                    return self._read(step, statement, verdict, link, call, bound)
+                    return self._read(self.readable(step, verdict), statement, verdict, link, call, bound)
                 case Kind.WRITE:
                     if session.island is not None:
                         step = replace(step, text=session.island.placed(step.text, step.tokens))
+                    if verdict.in_transaction and joined is None:
+                        raise StateError("It counts for an open transaction.", hint="BEGIN opens one.")
                     return self._write(step, verdict, link, call, joined, bound)
                 case Kind.SESSION:
                     self._set(step, link, call)
@@ -231,7 +277,10 @@ class Statements:
         if island is not None and island.stays(step.text, step.tokens):
             return
         link.has_state = True
-        link.run(step.text, call)
+        own = session_statement(step.text, step.tokens)
+        if own is None and step.tokens[0].text == "reset" and is_path(step.tokens):
+            own = f"USE {sql.identifier(self.session.lake.name)}"
+        link.run(own or step.text, call)
         if island is not None:
             return
         path = link.table("SELECT current_setting('search_path')", call).column(0)[0].as_py()
@@ -247,16 +296,45 @@ class Statements:
         """The statement as DuckDB reads it, once it has passed the gate."""
         statement = link.connection.extract_statements(step.text)[-1]
         fresh = FRESH if isinstance(step, FreshRead) else None
-        return statement, self.admitted(statement, step.text, step.tokens, link, fresh=fresh)
+        verdict = self.admitted(statement, step.text, step.tokens, link, fresh=fresh, is_cut=isinstance(step, Plain))
+        self._require_macros(verdict.macros, link)
+        return statement, verdict
+
+    def _require_macros(self, names: frozenset[str], link: Link) -> None:
+        """See that table functions that are not DuckDB's are macros of the lake, or of the session."""
+        if not names:
+            return
+        island = self.session.island
+        own = "true" if island is None else f"(database_name = 'temp' OR schema_name = {sql.literal(island.schema)})"
+        listed = ", ".join(sql.literal(name) for name in sorted(names))
+        found = link.table(
+            "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'table_macro' "
+            f"AND NOT internal AND {own} AND lower(function_name) IN ({listed})",
+            Call(),
+        )
+        missing = names - set(found.column(0).to_pylist())
+        if missing:
+            raise duckdb.CatalogException(f"Catalog Error: Table Function with name {min(missing)} does not exist!")
 
     def admitted(
-        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Link, *, fresh: str | None = None
+        self,
+        statement: duckdb.Statement,
+        text: str,
+        tokens: tuple[Token, ...],
+        link: Link,
+        *,
+        fresh: str | None = None,
+        is_cut: bool = False,
     ) -> Verdict:
         """What the gate says of a statement, which a tenant's user keeps on the tenant's island.
 
-        For a user without a tenant, the tenants whose tables it names live here, or it is refused.
+        For a user without a tenant, the tenants whose tables it names live here, or it is refused. With `is_cut`, it
+        is run as `readable` gives it, and its macros are looked up.
         """
         verdict = judge(statement, text, tokens, self.session.principal)
+        sees_all = self.session.island is None and self.session.principal.role >= Role.ADMIN
+        if not is_cut and ((verdict.lists and not sees_all) or verdict.macros):
+            raise NotAllowedError("Lists of the catalog and table macros are read by queries of their own.")
         if self.session.island is not None:
             self.session.island.examine(statement.type, text, tokens, fresh=fresh)
         elif touched := self._touched(statement, text, tokens, link):
@@ -280,6 +358,17 @@ class Statements:
             return frozenset()
         found = engine.tenants.residents()
         return residents.touched(found, engine.views, statement.type, text, tokens, link)
+
+    def readable(self, step: Plain, verdict: Verdict) -> Plain:
+        """The query as this session may run it: lists of the catalog are cut to what its user may see."""
+        island, principal = self.session.island, self.session.principal
+        if island is not None and step.tokens[0].text == "explain":
+            step = replace(step, text=island.placed(step.text, step.tokens))
+        if not verdict.lists:
+            return step
+        is_admin = principal.role >= Role.ADMIN and island is None
+        reader = Reader(self.session.lake.name, None if island is None else island.schema, is_admin=is_admin)
+        return replace(step, text=cut(step.text, step.tokens, reader))
 
     def _read(
         self,

@@ -9,7 +9,8 @@ therefore no table: that does not depend on anybody's list of places where table
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -46,6 +47,10 @@ _BEFORE_CONSTANTS = frozenset(
 )
 # Any expression, and never a table.
 _EXPRESSION = b" (NULL) "
+_EXPLAIN_OPTIONS = frozenset({"analyze", "format"})
+_MACRO_WORDS = frozenset({"macro", "function"})
+_MADE_WORDS = frozenset({"table", "view", "schema"})
+_TABLE = frozenset({"table"})
 _PIVOTS = frozenset({"pivot", "pivot_wider"})
 # All are reserved: none is a column that a PIVOT is on.
 _PIVOT_ENDS = frozenset({"using", "group", "order", "limit", "offset", "union", "intersect", "except"})
@@ -59,13 +64,14 @@ _QUOTED_KINDS = frozenset(
 
 def query_tree(text: str, tokens: tuple[Token, ...]) -> Any:
     """The tree of a query in JSON as DuckDB reads it, or None if it gives none."""
-    tree = _duckdb_tree(text)
+    tree = duckdb_tree(text)
     if tree is None and any(_is_word(token, _PIVOTS) for token in tokens):
-        tree = _duckdb_tree(_with_pivot_values(text, tokens))
+        tree = duckdb_tree(_with_pivot_values(text, tokens))
     return tree
 
 
-def _duckdb_tree(text: str) -> Any:
+def duckdb_tree(text: str) -> Any:
+    """The tree of the very text, in which places are those of the text; None if DuckDB gives none."""
     with extensions.scratch() as parser:
         row = parser.execute("SELECT json_serialize_sql(?)", [text]).fetchone()
     try:
@@ -85,6 +91,119 @@ def nodes(tree: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(each.values())
         elif isinstance(each, list):
             waiting.extend(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function that a query calls: its name, what it is qualified with, and its arguments, None if not constant."""
+
+    name: str
+    where: tuple[str, ...]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a query names: tables in their parts, table functions, other functions, and what it shows by SHOW."""
+
+    tables: tuple[tuple[str, ...], ...]
+    table_functions: tuple[Called, ...]
+    functions: tuple[Called, ...]
+    shows: tuple[tuple[str, ...], ...]
+
+
+def named(tree: Any) -> Named:
+    """What the tree of a query names."""
+    tables, shows, inner = [], [], []
+    called: list[dict[str, Any]] = []
+    for node in nodes(tree):
+        match node.get("type"):
+            case "BASE_TABLE":
+                tables.append(table_parts(node))
+            case "TABLE_FUNCTION":
+                inner.append(node["function"])
+            case "FUNCTION" if "function_name" in node:
+                called.append(node)
+            case "SHOW_REF" if node.get("query") is None:
+                shows.append(show_parts(node))
+    of_tables = {id(node) for node in inner}
+    outer = [called_of(node) for node in called if id(node) not in of_tables]
+    return Named(tuple(tables), tuple(called_of(node) for node in inner), tuple(outer), tuple(shows))
+
+
+def table_parts(node: dict[str, Any]) -> tuple[str, ...]:
+    """The name of a table in a tree."""
+    return tuple(filter(None, (node["catalog_name"], node["schema_name"], node["table_name"]))) or ("",)
+
+
+def show_parts(node: dict[str, Any]) -> tuple[str, ...]:
+    """What a SHOW is about: the catalog and schema that it is FROM, or its word in quotes."""
+    return tuple(filter(None, (node["catalog_name"], node["schema_name"], node["table_name"])))
+
+
+def called_of(node: dict[str, Any]) -> Called:
+    """The function that a node of a tree calls."""
+    where = tuple(str(part).casefold() for part in (node.get("catalog"), node.get("schema")) if part)
+    return Called(str(node["function_name"]).casefold(), where, tuple(_constant(each) for each in node["children"]))
+
+
+def _constant(node: dict[str, Any]) -> Any:
+    """The value of an argument, a tuple for a list of constants; None if it is not constant."""
+    if node.get("type") == "VALUE_CONSTANT":
+        return node["value"].get("value")
+    if node.get("type") == "FUNCTION" and node.get("function_name") == "list_value":
+        values = tuple(_constant(each) for each in node["children"])
+        return None if None in values else values
+    return None
+
+
+def name_at(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
+    """The name that begins there, in its parts; () if none does."""
+    if at >= len(tokens) or not tokens[at].is_name:
+        return ()
+    end = at + 1
+    while end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
+        end += 2
+    return tuple(token.text for token in tokens[at:end:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A macro that is made: its name, its parameters, and where the query or expression begins that it stands for."""
+
+    name: tuple[str, ...]
+    parameters: tuple[Token, ...]
+    begin: int
+    is_table: bool
+
+    @property
+    def has_plain_parameters(self) -> bool:
+        """Whether nothing is called to have the parameters' defaults."""
+        return not any(token.text == "(" for token in self.parameters)
+
+    def query(self, text: str) -> tuple[str, tuple[Token, ...]]:
+        """The query that the macro stands for, and its words."""
+        body = text.encode()[self.begin :].decode()
+        query = body if self.is_table else f"SELECT {body}"
+        return query, read(query.encode())
+
+
+def macro_of(kind: duckdb.StatementType, tokens: tuple[Token, ...]) -> Macro | None:
+    """The macro that a statement makes; None if it makes none."""
+    at = next((i for i, token in enumerate(tokens[:8]) if _is_word(token, _MACRO_WORDS)), None)
+    if kind != duckdb.StatementType.CREATE or at is None or any(_is_word(t, _MADE_WORDS) for t in tokens[:at]):
+        return None
+    at += 4 if [token.text for token in tokens[at + 1 : at + 4]] == ["if", "not", "exists"] else 1
+    name = name_at(tokens, at)
+    after = at + 2 * len(name) - 1
+    end = next((i for i, token in enumerate(tokens) if i > after and token.text == "as" and not token.is_quoted), None)
+    if not name or end is None or tokens[after].text != "(":
+        raise InputError("The macro cannot be understood.")
+    is_table = _is_word(tokens[min(end + 1, len(tokens) - 1)], _TABLE)
+    begin = end + 1 + is_table
+    if begin >= len(tokens):
+        raise InputError("The macro stands for nothing.")
+    return Macro(name, tokens[after + 1 : end], tokens[begin].start, is_table)
 
 
 def _with_pivot_values(text: str, tokens: tuple[Token, ...]) -> str:
@@ -182,7 +301,7 @@ def function_name(function: exp.Func) -> str:
 
 def parse(text: str) -> list[exp.Expr]:
     """The statement as sqlglot reads it; InputError where it reads nothing in it."""
-    body = explained(text)
+    body = explained(text, read(text.encode())).text
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:
         words = dialect.tokenize(body)
@@ -216,10 +335,37 @@ def _places(text: str) -> list[int]:
     return [at for at, letter in enumerate(f"{text} ") for _ in letter.encode()]
 
 
-_EXPLAIN: Callable[[str], re.Match[str] | None] = re.compile(r"\s*EXPLAIN(\s+ANALYZE)?\s", re.I).match
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What an EXPLAIN is about, in the place where it stands, and whether it is run."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    is_run: bool
+
+    @property
+    def kind(self) -> duckdb.StatementType:
+        """What kind of statement it is."""
+        return kind_of(self.text)
 
 
-def explained(text: str) -> str:
-    """What an EXPLAIN is about, where it stands: sqlglot does not look into it."""
-    found = _EXPLAIN(text)
-    return " " * found.end() + text[found.end() :] if found else text
+def explained(text: str, tokens: tuple[Token, ...]) -> Explained:
+    """The statement that an EXPLAIN is about, or the statement itself if it is not an EXPLAIN."""
+    if not tokens or tokens[0].text != "explain":
+        return Explained(text, tokens, is_run=True)
+    at = 1
+    if len(tokens) > 2 and tokens[1].text == "(" and _is_word(tokens[2], _EXPLAIN_OPTIONS):
+        at = next((i for i, token in enumerate(tokens) if token.text == ")"), len(tokens) - 1) + 1
+    elif len(tokens) > 1 and _is_word(tokens[1], _EXPLAIN_OPTIONS):
+        at = 2
+    if at >= len(tokens):
+        raise InputError("EXPLAIN is about a statement.")
+    start = tokens[at].start
+    is_run = any(token.text == "analyze" for token in tokens[1:at])
+    return Explained(" " * start + text.encode()[start:].decode(), tokens[at:], is_run=is_run)
+
+
+def kind_of(text: str) -> duckdb.StatementType:
+    """What kind of statement a text is to DuckDB's parser."""
+    with extensions.scratch() as parser:
+        return parser.extract_statements(text)[-1].type

@@ -90,6 +90,18 @@ def calls(tokens: tuple[Token, ...]) -> Iterator[str]:
             yield token.text
 
 
+def qualified_calls(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
+    """Names with others before them that a bracket follows, in their parts."""
+    at = 0
+    while at < len(tokens):
+        end = at + 1
+        while tokens[at].is_name and end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
+            end += 2
+        if end > at + 1 and end < len(tokens) and tokens[end].text == "(":
+            yield tuple(token.text for token in tokens[at:end:2])
+        at = end
+
+
 def word_at(source: bytes, start: int) -> str:
     """The name that starts there, as it is written."""
     word = _WORD.match(source, start)
