@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from catchment.ids import TableId
 from catchment.lake import Lake
+from catchment.pipeline import ParquetFiles
 from catchment.settings import Settings
 from tests.backfill_scenes import Scene, make_scene
 from tests.made_lakes import make_encrypted
-from tests.scenes import rows_of
+from tests.scenes import deliverer, rows_of, write_parquet
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield make_scene(stack, tmp_path, "duckdb")
 
 
-@pytest.mark.parametrize("transforms", ["year(ts), month(ts)", "bucket(4, id)", "tag, day(ts)", "hour(ts)"])
+@pytest.mark.parametrize("transforms", ["year(ts), month(ts)", "bucket(4, id)", "tag, day(ts)"])
 def test_tables_split_by_transforms_stay_split_and_their_rows_are_inserted(scene: Scene, transforms: str) -> None:
     scene.do(
         "CREATE TABLE t7.p (id BIGINT, ts TIMESTAMP, tag VARCHAR)",
@@ -40,6 +42,22 @@ def test_tables_split_by_transforms_stay_split_and_their_rows_are_inserted(scene
     assert rows_of(scene.target, "SELECT id FROM t7.p WHERE ts >= '1970-06-01' ORDER BY id") == rows_of(
         scene.source, "SELECT id FROM t7.p WHERE ts >= '1970-06-01' ORDER BY id"
     )
+
+
+@pytest.mark.parametrize("parts", ["year(ts)", "hour(ts)"])
+def test_files_of_tables_split_by_one_part_of_a_date_are_adopted(scene: Scene, parts: str) -> None:
+    table = TableId("t7", "p")
+    scene.do("CREATE TABLE t7.p (id BIGINT, ts TIMESTAMP)", f"ALTER TABLE t7.p SET PARTITIONED BY ({parts})")
+    rows = "SELECT i::BIGINT AS id, TIMESTAMP '1969-11-30' + i * INTERVAL '9 hours' AS ts FROM range({}, {}) r(i)"
+    scene.do(f"INSERT INTO t7.p {rows.format(0, 200)}", "INSERT INTO t7.p VALUES (NULL, NULL)")
+    registered = write_parquet(scene.folder / "in" / "a.parquet", rows.format(200, 300))
+    assert deliverer(scene.source, scene.settings).run(ParquetFiles([registered], table)).insert_reason is None
+    scene.do("DELETE FROM t7.p WHERE id = 7")
+    scene.run()
+    assert scene.assert_same() == 300
+    assert scene.modes()["adopt"] >= 2
+    late = "SELECT id FROM t7.p WHERE ts >= '1970-01-02' ORDER BY id"
+    assert rows_of(scene.target, late) == rows_of(scene.source, late)
 
 
 def test_types_that_no_file_carries_are_inserted(scene: Scene) -> None:

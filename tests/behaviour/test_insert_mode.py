@@ -133,6 +133,35 @@ def test_a_table_split_by_transforms_is_as_if_inserted(
     assert staged(lake) == []
 
 
+@pytest.mark.parametrize("parts", ["year(ts)", "month(ts)", "day(ts)", "hour(seen)", "year(ts), month(born)"])
+def test_a_table_split_by_one_part_of_a_date_takes_files_and_is_as_if_inserted(
+    parts: str, lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    make_twins(
+        lake,
+        "id BIGINT, kind VARCHAR, ts TIMESTAMP, seen TIMESTAMP, born DATE",
+        f"ALTER TABLE {{}} SET PARTITIONED BY ({parts})",
+    )
+    last = "SELECT 99, '', TIMESTAMP 'infinity', NULL, NULL"
+    query = f"SELECT id, kind, ts, seen, day AS born FROM ({ROWS}) UNION ALL {last}"
+    insert(lake, query)
+    report = deliverer(lake, settings).run(source_of([write_parquet(tmp_path / "a.parquet", query)], TABLE))
+    assert report.ok, report.failures
+    assert report.insert_reason is None
+    conditions = (each for each in CONDITIONS if each.partition(" ")[0] in ("ts", "seen", "kind", "id"))
+    assert_twins(lake, (*conditions, "born = '1969-12-31'", "ts = 'infinity'", "year(ts) = 2024", "month(born) = 1"))
+
+
+def test_text_that_ducklake_takes_for_a_token_goes_into_a_table_split_by_one_part_of_a_date(
+    lake: Lake, settings: Settings, tmp_path: Path
+) -> None:
+    make_twins(lake, "id BIGINT, kind VARCHAR, ts TIMESTAMP", "ALTER TABLE {} SET PARTITIONED BY (year(ts))")
+    query = "SELECT i AS id, ['a', '{SNAPSHOT_ID}', 'b'][1 + i] AS kind, now()::TIMESTAMP AS ts FROM range(3) r(i)"
+    assert deliverer(lake, settings).run(source_of([write_parquet(tmp_path / "a.parquet", query)], TABLE)).ok
+    for kind, number in (("a", 0), ("b", 2)):
+        assert rows_of(lake, f"SELECT id FROM delivered WHERE kind = '{kind}'") == [(number,)]
+
+
 def test_two_files_into_a_table_split_by_transforms_are_delivered_once_each(
     lake: Lake, settings: Settings, tmp_path: Path
 ) -> None:

@@ -544,7 +544,7 @@ def test_leaves_are_inserted_into_a_table_that_takes_no_registered_files(make: M
     scene.execute(f"ALTER TABLE {LOG} SET PARTITIONED BY (year(tp_timestamp), month(tp_timestamp))")
     plan = scene.job().plan()
     assert plan.problems == ()
-    reason = "it is partitioned by year(tp_timestamp), which registered files cannot carry"
+    reason = "it is partitioned by year(tp_timestamp), month(tp_timestamp), which registered files cannot carry"
     assert [(table.mode, table.insert_reason) for table in plan.tables] == [(Mode.INSERT, reason)]
     assert any(f"{len(scene.home.leaves)} to be inserted, because {reason}." in line for line in plan.explain())
     assert scene.job().run().ok

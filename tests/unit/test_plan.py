@@ -191,7 +191,7 @@ def test_a_plan_writes_in_the_shape_of_the_table() -> None:
     table = replace(TABLE, columns=columns, partition_by=(PartitionKey(column="day"),), sort_by=sort_by)
     made = _plan([_unit(1, [1])], table=table)
     assert made.shape.columns == table.columns
-    assert made.shape.partition_by == ("day",)
+    assert made.shape.partition_by == table.partition_by
     assert made.shape.sort_by == sort_by
     assert made.shape.file_bytes == BOUNDS.file_bytes
     assert (made.producer, made.target) == (PRODUCER, table)
@@ -205,10 +205,36 @@ def test_rows_of_a_table_that_takes_no_files_are_inserted_in_the_shape_of_no_par
     for wanted in (Mode.AUTO, Mode.REWRITE, Mode.INSERT):
         made = _plan([_unit(1, [100 * MIB])], table=table, mode=wanted)
         assert made.mode is Mode.INSERT
-        assert made.insert_reason == "it is partitioned by bucket(4)(id), which registered files cannot carry"
+        assert made.insert_reason == "it is partitioned by bucket(4, id), which registered files cannot carry"
         assert (made.shape.partition_by, made.shape.sort_by) == ((), ())
         assert {stint.mode for batch in made.batches for stint in batch.stints} == {Mode.REWRITE}
         assert f"The rows are inserted, not registered as files, because {made.insert_reason}." in made.explain()
+
+
+DATED = (Column(name="id", type="BIGINT"), Column(name="ts", type="TIMESTAMP"), Column(name="born", type="DATE"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "is_inserted"),
+    [
+        ([("ts", "year")], (), False),
+        ([("ts", "hour"), ("born", "month")], (), False),
+        ([("ts", "identity"), ("id", "identity")], (), False),
+        ([("ts", "year"), ("ts", "month")], (), True),
+        ([("ts", "year"), ("born", "year")], (), True),
+        ([("id", "identity"), ("ts", "year")], (), True),
+        ([("id", "bucket(4)")], (), True),
+        ([("ts", "year")], (Column(name="YEAR", type="INTEGER"),), True),
+        ([("zoned", "day")], (Column(name="zoned", type="TIMESTAMP WITH TIME ZONE"),), True),
+    ],
+)
+def test_files_are_registered_just_where_names_of_folders_carry_the_partition_keys(
+    keys: list[tuple[str, str]], more: tuple[Column, ...], is_inserted: bool
+) -> None:
+    partition_by = tuple(PartitionKey(column=column, transform=transform) for column, transform in keys)
+    table = replace(TABLE, columns=(*DATED, *more), partition_by=partition_by)
+    assert (table.insert_reason is not None) == is_inserted
+    assert _plan([_unit(1, [1])], table=table).mode is (Mode.INSERT if is_inserted else Mode.AUTO)
 
 
 def test_an_insert_takes_less_into_one_commit_because_it_holds_the_commit_lock() -> None:

@@ -14,6 +14,7 @@ from catchment.lake.types import Column, Field
 
 PACKAGE = "catchment.lake"
 LEDGER_SCHEMA = "_catchment"
+_DATE_PARTS = frozenset({"year", "month", "day", "hour"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +25,28 @@ class PartitionKey:
     transform: str = "identity"
 
     @property
+    def is_transform(self) -> bool:
+        """Whether the files are split by something that is made of the column's value."""
+        return self.transform != "identity"
+
+    @property
     def clause(self) -> str:
         """The key as SET PARTITIONED BY has it; the catalog keeps a bucket as `bucket(8)`."""
-        name = sql.identifier(self.column)
-        if self.transform == "identity":
+        return self._applied(sql.identifier(self.column))
+
+    @property
+    def folder(self) -> str:
+        """What a registered file's `key=value` folder calls it."""
+        return self.transform if self.is_transform else self.column
+
+    def __str__(self) -> str:
+        return self._applied(self.column)
+
+    def _applied(self, name: str) -> str:
+        if not self.is_transform:
             return name
         function, _, count = self.transform.rstrip(")").partition("(")
-        return f"{function}({', '.join([*([count] if count else []), name])})"
+        return f"{function}({count}, {name})" if count else f"{function}({name})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +85,28 @@ class Table:
         """Why rows have to be inserted into the table, because it takes no registered files; None if it does."""
         if self.encrypted:
             return "the lake encrypts its files"
-        key = next((key for key in self.partition_by if key.transform != "identity"), None)
-        if key is not None:
-            return f"it is partitioned by {key.transform}({key.column}), which registered files cannot carry"
+        if not self._keys_are_in_folders():
+            keys = ", ".join(str(key) for key in self.partition_by)
+            return f"it is partitioned by {keys}, which registered files cannot carry"
         return next((reason for column in self.columns if (reason := types.insert_reason(column)) is not None), None)
+
+    def _keys_are_in_folders(self) -> bool:
+        """Whether names of folders can carry the partition keys: all plain columns, or all parts of a date.
+
+        DuckLake mixes up the keys of one column, and takes a folder that is called like a column for that column. What
+        a part of a TIMESTAMPTZ is depends on the session, and what bucket a value is in on DuckLake.
+        """
+        if not any(key.is_transform for key in self.partition_by):
+            return True
+        kinds = {sql.fold(column.name): types.parse(column.type).id for column in self.columns}
+        columns = {sql.fold(key.column) for key in self.partition_by}
+        folders = {sql.fold(key.folder) for key in self.partition_by}
+        return (
+            all(key.transform in _DATE_PARTS for key in self.partition_by)
+            and all(kinds.get(column) in ("date", "timestamp") for column in columns)
+            and len(columns) == len(folders) == len(self.partition_by)
+            and not folders & kinds.keys()
+        )
 
 
 def metadata_of(lake_name: str) -> str:

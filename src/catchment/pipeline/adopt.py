@@ -88,8 +88,11 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
     if first.lake_file is not None and group.obstacle is not None:
         return group.obstacle
     keys_in_path = tuple(sql.fold(key) for key in first.hive_keys)
-    if first.lake_file is None and keys_in_path != tuple(sql.fold(key) for key in task.shape.partition_by):
-        return "its folders do not carry exactly the table's partition keys"
+    if first.lake_file is None:
+        if any(key.is_transform for key in task.shape.partition_by):
+            return "the table is partitioned by transforms, which only the lake's own folders are known to carry"
+        if keys_in_path != tuple(sql.fold(key.column) for key in task.shape.partition_by):
+            return "its folders do not carry exactly the table's partition keys"
     have = {sql.fold(name): types.normal(kind) for name, kind in group.columns}
     keys = set(keys_in_path)
     want = {sql.fold(column.name): column for column in task.shape.columns}
@@ -248,7 +251,7 @@ def _link(fit: _Fit, task: Task, target: Path) -> FileFacts:
     files.link_or_copy(fit.path, target, is_synced=True)
     return FileFacts(
         path=str(target),
-        place=_place(fit.part.input, task.shape.partition_by),
+        place=_place(fit.part.input, [key.column for key in task.shape.partition_by]),
         rows=fit.rows,
         bytes=target.stat().st_size,
         digest=fit.digest,

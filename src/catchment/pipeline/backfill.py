@@ -406,7 +406,7 @@ def _place(table: Table, file: PastFile) -> tuple[str, str | None]:
     plain = [value for value in values if value is not None and value.casefold() not in _NO_VALUE]
     if len(plain) != len(values) or any(has_token(value) for value in plain):
         return ".", "it is split by a value that a folder's name cannot carry"
-    keys = (key.column for key in table.partition_by)
+    keys = (key.folder for key in table.partition_by)
     return "/".join(f"{key}={quote(value, safe='')}" for key, value in zip(keys, plain, strict=True)) or ".", None
 
 

@@ -49,19 +49,21 @@ def copy(
     place: Path,
     *,
     partition_by: Sequence[str] = (),
+    with_keys: bool = True,
     file_bytes: int | None = None,
     group_rows: int | None = None,
 ) -> list[Output]:
     """Write what a query of these columns returns; the files that hold rows, in the rows' order where one thread wrote.
 
     `place` is a folder where the rows are split, by `partition_by` or into files of about `file_bytes`; else a file.
+    What they are split by is in the files too `with_keys`, else in the names of their folders alone.
     """
     options = dict(_PARQUET)
     if any(types.holds(column.type, _UNFILTERABLE) for column in columns):
         options["WRITE_BLOOM_FILTER"] = False
     extra = ["RETURN_STATS"]
     if partition_by:
-        extra += [f"PARTITION_BY ({sql.identifiers(partition_by)})", "WRITE_PARTITION_COLUMNS true"]
+        extra += [f"PARTITION_BY ({sql.identifiers(partition_by)})", f"WRITE_PARTITION_COLUMNS {with_keys}"]
     elif file_bytes is not None:
         options["FILE_SIZE_BYTES"] = file_bytes
     if group_rows is not None:

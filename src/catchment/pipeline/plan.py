@@ -135,7 +135,7 @@ def plan(
     else:
         shape = Shape(
             columns=table.columns,
-            partition_by=tuple(key.column for key in table.partition_by),
+            partition_by=table.partition_by,
             sort_by=table.sort_by,
             file_bytes=bounds.file_bytes,
         )

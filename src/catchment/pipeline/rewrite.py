@@ -99,14 +99,17 @@ def _copy(
 ) -> list[Output]:
     # Splitting by size, several threads would mix up the order of the rows.
     split = bool(shape.partition_by) or threads == 1
+    # What a transform makes of a column is in the folder's name only: no file of the table has it as a column.
+    parts = [f"{key.clause} AS {sql.identifier(key.folder)}" for key in shape.partition_by if key.is_transform]
     _refuse_changed(connection, groups, shape)
     with sources.relation(connection, groups, shape.columns) as query:
         return copy(
             connection,
-            f"SELECT * FROM ({query}){_order_by(shape)}",
+            f"SELECT {', '.join(['*', *parts])} FROM ({query}){_order_by(shape)}",
             shape.columns,
             folder if split else folder / "data_0.parquet",
-            partition_by=shape.partition_by,
+            partition_by=[key.folder for key in shape.partition_by],
+            with_keys=not parts,
             file_bytes=shape.file_bytes if split else None,
         )
 

@@ -56,7 +56,7 @@ def make_table(lake: Lake, change: CreateTable) -> Table:
 
 def require_partitioning(table: Table, partition_by: Sequence[str]) -> None:
     """Refuse columns to partition by that are not those of a table which is there."""
-    there = [key.column for key in table.partition_by]
+    there = [str(key) for key in table.partition_by]
     if partition_by and [*map(sql.fold, partition_by)] != [*map(sql.fold, there)]:
         raise InputError(
             f"{table.id} is partitioned by {', '.join(there) or 'nothing'}, not by {', '.join(partition_by)}.",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from catchment.lake.past import Field, FileName
-from catchment.lake.tables import SortKey
+from catchment.lake.tables import PartitionKey, SortKey
 from catchment.lake.types import Column
 
 
@@ -83,7 +83,7 @@ class Shape:
     """What the written files must look like; `inserted` says that an INSERT reads them, and the lake writes its own."""
 
     columns: tuple[Column, ...]
-    partition_by: tuple[str, ...] = ()
+    partition_by: tuple[PartitionKey, ...] = ()
     sort_by: tuple[SortKey, ...] = ()
     file_bytes: int = 128 * 1024 * 1024
     inserted: bool = False
