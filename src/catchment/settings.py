@@ -245,6 +245,10 @@ class Settings(BaseSettings):
         60, "Longest wait before Spark is started again after a start that failed.", unit="seconds", gt=0
     )
     spark_task_failures_max: int = _setting(4, "Tries of one Spark task before its job fails.", unit="tries", ge=1)
+    spark_task_seconds_max: float = _setting(
+        600, "A Spark task that takes longer is ended, and what it was to write is tried again later.",
+        unit="seconds", gt=0,
+    )  # fmt: skip
     spark_conf: Annotated[dict[str, str], NoDecode] = _setting(
         {},
         "Further `spark.*` settings: `key=value` pairs with commas between, or a table with quoted keys in the file.",

@@ -1,4 +1,4 @@
-"""Programs whose Spark does not start, is stopped or killed while it starts, or loses its JVM while it works.
+"""Programs whose Spark does not start, is stopped or killed while it starts, loses its JVM, or has tasks that hang.
 
 python -m tests.spark.lost_jvm HOME SCENE
 """
@@ -12,18 +12,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import psutil
 import pyarrow as pa
 import pytest
 
 from catchment.errors import FlushFailedError, SparkFailedError
 from catchment.lake import Lake
+from catchment.lake.types import Column
 from catchment.pipeline import Deliverer, SparkRunner, session
 from catchment.pipeline.flush import FlushPipeline
-from catchment.pipeline.work import Mode, Shape, Task
+from catchment.pipeline.work import Input, Mode, Part, Shape, Task
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.settings import Settings
 from catchment.testing import FakeClock
@@ -32,6 +35,8 @@ from tests.scenes import EVENTS, create_table, rows_of
 KILLS = 6
 START_S_MAX = 2.0
 LOOK_S = 0.01
+TASK_S_MAX = 2.0
+SLOW = "(SELECT sum(a.i * b.i) FROM range(10_000_000) a(i), range(10_000_000) b(i))"
 # How long after it is seen a JVM is killed: from before it listens to after its first job.
 KILLED_AFTER_S = (0.0, 2.5)
 
@@ -246,6 +251,54 @@ def flush(settings: Settings) -> None:
         queue.flush_stale_buffers()
         assert queue.status().tables[0].trouble is None
         assert rows_of(lake, "SELECT id FROM events") == [(1,)]
+
+
+def hanging_tasks(settings: Settings) -> None:
+    """Of three tasks one can be interrupted, and one cannot: both fail by themselves, and the next ones are done."""
+    quick = settings.model_copy(update={"spark_task_seconds_max": TASK_S_MAX, "spark_master": "local[3]"})
+    rows, stuck = settings.home / "rows.parquet", settings.home / "stuck.parquet"
+    duckdb.execute(f"COPY (SELECT 1 AS id) TO '{rows}'")
+    # DuckDB needs 2^40 steps to read that, and looks at no interrupt before it is done.
+    duckdb.execute(f"COPY (SELECT {'[' * 40}1{']' * 40} AS c) TO '{stuck}'")
+    plain = _rewriting(settings, 1, rows, Column(name="id", type="INTEGER"))
+    slow = _rewriting(
+        settings, 2, rows, Column(name="id", type="INTEGER"), Column(name="n", type="HUGEINT", default=SLOW)
+    )
+    uninterruptible = _rewriting(settings, 3, stuck, Column(name="c", type=f"INTEGER{'[]' * 40}"))
+    with SparkRunner(quick) as runner:
+        done, *failed = runner.run([plain, slow, uninterruptible])
+        assert (len(done.units), done.failures) == (1, ())
+        for result, path in zip(failed, (rows, stuck), strict=True):
+            (failure,) = result.failures
+            assert failure.transient
+            assert failure.reason == (
+                f"{path}: the task took longer than 2 s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was ended"
+            )
+        for _ in range(3):
+            assert [len(each.units) for each in runner.run([plain] * 3)] == [1, 1, 1]
+
+
+def _rewriting(settings: Settings, number: int, path: Path, *columns: Column) -> Task:
+    return replace(
+        _task(settings),
+        number=number,
+        parts=(Part(unit_id=f"u{number}", input=Input(uri=str(path), bytes=1)),),
+        shape=Shape(columns=columns),
+    )
+
+
+def hanging_job(settings: Settings) -> None:
+    """Workers that do not even look at the time: the driver cancels the job, and the next one works."""
+    with SparkRunner(settings) as runner:
+        session_of_it = runner._started()
+
+        def hang() -> None:
+            with session_of_it._cancelled_after(TASK_S_MAX):
+                runner.context.parallelize([1], 1).map(lambda _: threading.Event().wait()).collect()
+
+        with pytest.raises(SparkFailedError, match="it took longer than 2 s and was cancelled"):
+            hang()
+        assert len(runner.run([_task(settings)])) == 1
 
 
 if __name__ == "__main__":

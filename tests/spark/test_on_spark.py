@@ -243,6 +243,11 @@ def test_a_session_that_is_lost_is_started_again_and_there_is_never_more_than_on
     _played(scene, tmp_path)
 
 
+@pytest.mark.parametrize("scene", ["hanging_tasks", "hanging_job"])
+def test_what_hangs_is_ended_in_time_and_spark_goes_on(scene: str, tmp_path: Path) -> None:
+    _played(scene, tmp_path)
+
+
 def test_a_flush_whose_jvm_was_killed_backs_off_names_the_cause_and_delivers_later(tmp_path: Path) -> None:
     _played("flush", tmp_path)
 

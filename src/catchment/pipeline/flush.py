@@ -252,7 +252,8 @@ class FlushPipeline:
                 parcels=report.delivered,
             )
         )
-        if failures and failures[0].unit_id in portion.sifted:
+        if failures and (failures[0].transient or failures[0].unit_id in portion.sifted):
+            # Rows that memory, disk or time were too little for are not bad: they stay, and are tried again.
             portion.give_up(table, failures[0].reason)
         elif report.error is not None and not failures:
             portion.give_up(table, report.error.message)

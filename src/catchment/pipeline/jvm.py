@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,8 +35,10 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
 
 
-# Py4j logs every broken connection with a traceback, by the root logger. What it comes to is in the error we raise.
+# Py4j logs every broken connection with a traceback, by the root logger, and PySpark warns of a JVM that has gone. What
+# it comes to is in the error we raise.
 logging.getLogger().addFilter(_is_not_of_py4j)
+warnings.filterwarnings("ignore", message="Unable to cleanly shutdown Spark JVM process", category=RuntimeWarning)
 
 
 def launch_gateway(conf: SparkConf, log: IO[bytes], *, seconds_max: float, cwd: Path | None = None) -> Any:

@@ -7,8 +7,12 @@ A unit that cannot be delivered is a result, not an exception: the others of the
 
 import os
 import secrets
+import signal
 import tempfile
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -16,23 +20,42 @@ import duckdb
 
 from catchment import files
 from catchment.absent import remember_absent
-from catchment.pipeline import adopt, rewrite
-from catchment.pipeline.work import Mode, Task, TaskResult
+from catchment.pipeline import adopt, blame, rewrite, sources
+from catchment.pipeline.work import Mode, Task, TaskResult, UnitFailure
 
+# For tasks that run in this process, without Spark.
+TASK_S_MAX = 600.0
+# How long a task may go on after it was interrupted.
+INTERRUPT_S_MAX = 5.0
+_INTERRUPT_EVERY_S = 0.05
+# Long enough for Spark to get the result.
+_END_AFTER_S = 1.0
 _NICENESS = 10
 # One connection per thread: a connection serves one query at a time. Kept here, in an imported module, because Spark
 # rebuilds __main__ for every task but keeps the worker process and its modules.
 _kept = threading.local()
 
 
-def run(task: Task) -> TaskResult:
-    """Do the task."""
+def run(task: Task, *, seconds_max: float = TASK_S_MAX) -> TaskResult:
+    """Do the task; if it takes longer than `seconds_max`, DuckDB is interrupted and its units fail for now."""
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
     connection = connection_of(task.memory_mb)
-    connection.execute(f"SET threads = {task.threads}")
     work = adopt.adopt if task.mode is Mode.ADOPT else rewrite.rewrite
-    return work(connection, task, folder)
+    with _interrupted_after(connection, seconds_max) as overdue:
+        try:
+            connection.execute(f"SET threads = {task.threads}")
+            result = work(connection, task, folder)
+        except Exception as error:
+            # Once it is interrupted, whatever fails next comes of that.
+            if not overdue.is_set() and not blame.is_of_the_machine(error):
+                raise
+            result = _unfinished(task, _short_of(task, error))
+    if not any(failure.transient for failure in result.failures):
+        return result
+    # DuckDB may have given its instance up: the next task gets another.
+    _kept.memory_mb = None
+    return _unfinished(task, _overdue(seconds_max)) if overdue.is_set() else result
 
 
 def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
@@ -43,10 +66,68 @@ def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
     return kept
 
 
-def run_in_worker(task: Task) -> TaskResult:
-    """Do the task in a process of Spark's own, which gives way to whoever waits for an answer on the same machine."""
+def run_in_worker(task: Task, *, seconds_max: float) -> TaskResult:
+    """Do the task in a process of Spark's own, which gives way to whoever waits for an answer on the same machine.
+
+    Not everything in DuckDB can be interrupted. The result of a task that goes on all the same is not waited for; the
+    process ends, and Spark starts another.
+    """
     _settle_in()
-    return run(task)
+    doing = _hand().submit(run, task, seconds_max=seconds_max)
+    done, _ = wait([doing], timeout=seconds_max + INTERRUPT_S_MAX)
+    if done:
+        return doing.result()
+    ending = threading.Timer(_END_AFTER_S, os.kill, (os.getpid(), signal.SIGKILL))
+    ending.daemon = True
+    ending.start()
+    return _unfinished(task, _overdue(seconds_max))
+
+
+@contextmanager
+def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[threading.Event]:
+    """Interrupt whatever the connection does once the time is up, until the block ends; the event says that it is."""
+    over, overdue = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if not over.wait(seconds):
+            overdue.set()
+            # A task is more than one query, and an interrupt ends the one that runs.
+            while not over.wait(_INTERRUPT_EVERY_S):
+                connection.interrupt()
+
+    watching = threading.Thread(target=watch, name="catchment-deadline", daemon=True)
+    watching.start()
+    try:
+        yield overdue
+    finally:
+        over.set()
+        # No interrupt may come once another task has the connection.
+        watching.join()
+
+
+def _unfinished(task: Task, reason: str) -> TaskResult:
+    by_unit = {part.unit_id: part.input.uri for part in reversed(task.parts)}
+    failures = tuple(
+        UnitFailure(unit_id=unit_id, path=uri, reason=f"{uri}: {reason}", transient=True)
+        for unit_id, uri in by_unit.items()
+    )
+    return TaskResult(number=task.number, files=(), units=(), failures=failures)
+
+
+def _overdue(seconds_max: float) -> str:
+    return f"the task took longer than {seconds_max:g} s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was ended"
+
+
+def _short_of(task: Task, error: Exception) -> str:
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return f"the task needs more memory than {task.memory_mb} MiB (CATCHMENT_DELIVER_TASK_MEMORY_MB)"
+    return sources.said(error)
+
+
+@cache
+def _hand() -> ThreadPoolExecutor:
+    """The one thread that does the tasks of this process, and keeps their connection."""
+    return ThreadPoolExecutor(1, thread_name_prefix="catchment-task")
 
 
 @cache

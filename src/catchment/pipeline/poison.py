@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from catchment import files, sql
-from catchment.errors import StorageFailedError
+from catchment.errors import SparkFailedError, StorageFailedError
 from catchment.lake import Table
 from catchment.pipeline import kernel, sources
 from catchment.pipeline.plan import Plan
@@ -116,6 +116,8 @@ class _Probe:
             )
         )
         files.remove_tree(self._scratch)
+        if any(failure.transient for failure in result.failures):
+            raise SparkFailedError(f"Bad rows could not be told from good ones: {result.failures[0].reason}")
         return sources.bare_reason(result.failures[0]) if result.failures else None
 
 

@@ -12,7 +12,7 @@ from catchment.errors import InvariantError
 from catchment.lake import digest, types
 from catchment.lake.tokens import has_token
 from catchment.lake.types import Column
-from catchment.pipeline import sources
+from catchment.pipeline import blame, sources
 from catchment.pipeline.output import Output, copy, hashes, wrongly_null
 from catchment.pipeline.sources import Group
 from catchment.pipeline.work import FileFacts, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
@@ -36,6 +36,8 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
             failures.extend(changed)
         except _INPUT_ERRORS as error:
             files.remove_tree(folder / f"{attempt:03d}")
+            if blame.is_of_the_machine(error):
+                raise
             found = list(_probe(connection, groups, task.shape, folder / "probe"))
             if not found:
                 # No input is to blame: disk, memory or a bug. Spark may try again elsewhere.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, TypeVar
@@ -22,7 +23,7 @@ from catchment import events, files
 from catchment.errors import SparkFailedError
 from catchment.pipeline import java, jvm, kernel
 from catchment.pipeline.jvm import launch_gateway
-from catchment.pipeline.master import master_that_retries
+from catchment.pipeline.master import master_that_retries, parallelism
 from catchment.pipeline.work import Task, TaskResult
 from catchment.settings import Settings, environment
 
@@ -55,6 +56,8 @@ class Session:
         self._log, self._master = str(log_path), settings.spark_master
         self._spark: SparkSession | None = None
         self._stopped = False
+        self._task_s_max = settings.spark_task_seconds_max
+        self._parallelism = parallelism(settings)
         with log_path.open("wb") as log, environment(SPARK_LOCAL_IP=_LOOPBACK, PYSPARK_PYTHON=sys.executable):
             try:
                 with _holding_interrupts():
@@ -139,6 +142,8 @@ class Session:
         """Raise SparkFailedError for what Spark says, and for anything that comes of a JVM or context that has gone."""
         try:
             yield
+        except SparkFailedError:
+            raise
         except Exception as error:
             # A connection that breaks shows as many kinds of errors, as deep in PySpark as it was used.
             if not isinstance(error, _OF_SPARK) and self.is_alive:
@@ -155,7 +160,41 @@ class Session:
             return None
 
     def _collect(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        return self.context.parallelize(tasks, len(tasks)).map(kernel.run_in_worker).collect()
+        do = partial(kernel.run_in_worker, seconds_max=self._task_s_max)
+        waves = -(-len(tasks) // self._parallelism)
+        # One wave more than there are, for tasks that are done again because their worker was lost.
+        with self._cancelled_after((waves + 1) * (self._task_s_max + 2 * kernel.INTERRUPT_S_MAX)):
+            return self.context.parallelize(tasks, len(tasks)).map(do).collect()
+
+    @contextmanager
+    def _cancelled_after(self, seconds: float) -> Iterator[None]:
+        """Cancel the jobs of the block if they take longer, which tasks that hang do; end the JVM if it hangs too."""
+        over, overdue = threading.Event(), threading.Event()
+        group = uuid4().hex
+
+        def watch() -> None:
+            if not over.wait(seconds):
+                overdue.set()
+                with jvm.killed_after(self._gateway.proc, jvm.STOP_S_MAX), suppress(*_OF_SPARK):
+                    self.context.cancelJobGroup(group)
+                    over.wait(2 * jvm.STOP_S_MAX)
+
+        watching = threading.Thread(target=watch, name="catchment-job-deadline", daemon=True)
+        self.context.setJobGroup(group, "catchment", interruptOnCancel=True)
+        watching.start()
+        try:
+            yield
+        except _OF_SPARK as error:
+            if overdue.is_set():
+                raise SparkFailedError(
+                    f"Spark failed the job: it took longer than {seconds:g} s and was cancelled.",
+                    hint="CATCHMENT_SPARK_TASK_SECONDS_MAX is how long a task may take. Is a worker, or the disk that "
+                    "it writes to, stuck?",
+                    log=self._log,
+                ) from error
+            raise
+        finally:
+            over.set()
 
     def _undisturbed(self, job: Callable[[], T]) -> T:
         """Do the job where Ctrl-C does not come: it would break off what is being said to Java, and be logged there."""

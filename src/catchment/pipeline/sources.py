@@ -13,7 +13,7 @@ import pyarrow as pa
 from catchment import files, sql
 from catchment.lake import digest, reshape
 from catchment.lake.types import Column
-from catchment.pipeline import lakefile
+from catchment.pipeline import blame, lakefile
 from catchment.pipeline.work import Format, Input, Part, UnitFailure
 
 URI = "catchment__uri"
@@ -193,7 +193,11 @@ _NANOSECONDS = "SELECT name FROM parquet_schema({}) WHERE logical_type LIKE 'Tim
 def failure(part: Part, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
     """The part's unit cannot be delivered, with the path in the reason."""
     return UnitFailure(
-        unit_id=part.unit_id, path=part.input.uri, reason=f"{part.input.uri}: {said(error)}", rewritable=rewritable
+        unit_id=part.unit_id,
+        path=part.input.uri,
+        reason=f"{part.input.uri}: {said(error)}",
+        rewritable=rewritable,
+        transient=isinstance(error, Exception) and blame.is_of_the_machine(error),
     )
 
 

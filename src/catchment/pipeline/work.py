@@ -129,12 +129,16 @@ class UnitFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFailure:
-    """Why a unit cannot be delivered. `rewritable`: only its file's layout is in the way, rewriting would do."""
+    """Why a unit cannot be delivered. `rewritable`: only its file's layout is in the way, rewriting would do.
+
+    `transient`: memory, disk or time were too little; the unit is not to blame, and may succeed later.
+    """
 
     unit_id: str
     path: str
     reason: str
     rewritable: bool = False
+    transient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
