@@ -97,7 +97,7 @@ def role(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a user another role, from the next login on."""
+    """Give a user another role; open sessions of the user end."""
     with started(home, as_json) as run:
         user = _users(run).set_role(name, Role[role.name])
         run.out.value(_facts(user), [f"{user.name} is {role} now."])
@@ -110,7 +110,7 @@ def tenant(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a user belong to a tenant, or to none, from the next login on: there are no other tables for the user."""
+    """Have a user belong to a tenant, or to none: there are no other tables for the user. Open sessions end."""
     with started(home, as_json) as run:
         user = _users(run).set_tenant(name, None if tenant == _NO_TENANT else TenantId.parse(tenant))
         run.out.value(_facts(user), [f"{user.name} is {_role(user)}{_of_tenant(user) or ' of no tenant'} now."])

@@ -25,6 +25,7 @@ ACTIONS = {
     "EndTransaction": "Commit a transaction, or roll it back.",
     "CancelFlightInfo": "Cancel a statement by what GetFlightInfo said of it.",
     "CancelQuery": "Cancel a statement, as older clients do.",
+    "CancelRequest": "Cancel what the session runs for a request: the body is the x-request-id that it was sent with.",
     "GetSessionOptions": "The session's catalog and schema.",
     "SetSessionOptions": "Set the session's catalog or schema.",
     "CloseSession": "End the session.",
@@ -48,6 +49,7 @@ class Actions:
             "EndTransaction": self._end,
             "CancelFlightInfo": self._cancel_flight_info,
             "CancelQuery": self._cancel_query,
+            "CancelRequest": self._cancel_request,
             "GetSessionOptions": self._get_options,
             "SetSessionOptions": self._set_options,
             "CloseSession": self._close_session,
@@ -113,6 +115,13 @@ class Actions:
         kinds = sql.ActionCancelQueryResult
         result = kinds.CANCEL_RESULT_CANCELLED if is_cancelled else kinds.CANCEL_RESULT_NOT_CANCELLABLE
         return messages.pack(sql.ActionCancelQueryResult(result=result))
+
+    def _cancel_request(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
+        """For a statement of which there is no FlightInfo yet, because it still runs."""
+        with self._entrance.session(context) as session:
+            is_cancelled = session.calls.cancel_request(body.decode("ascii", "replace"))
+        status = flight.CANCEL_STATUS_CANCELLED if is_cancelled else flight.CANCEL_STATUS_NOT_CANCELLABLE
+        return flight.CancelFlightInfoResult(status=status).SerializeToString()
 
     def _cancel(self, info: flight.FlightInfo, context: grpc.ServicerContext) -> bool:
         """Cancel the statements that the tickets are of; True if there was one."""

@@ -18,13 +18,23 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 from catchment import events
 from catchment.clock import Clock, SystemClock
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, SettingsError
 from catchment.server.model import Principal, Role
 from catchment.server.tls import certificate_of
-from catchment.server.users import ANONYMOUS, LOCAL, PASSWORD_BYTES_MAX, SHARD, Users, hash_of_nobody, is_password
+from catchment.server.users import (
+    ANONYMOUS,
+    LOCAL,
+    PASSWORD_BYTES_MAX,
+    SHARD,
+    User,
+    Users,
+    hash_of_nobody,
+    is_password,
+)
 from catchment.settings import Settings
 
 FAILURES_FREE = 5
@@ -125,9 +135,20 @@ class Authenticator:
         """Something that is another once the user's password, role or tenant is; None for nobody who is listed."""
         with _readable():
             user = self.users.find(name)
-        if user is None:
-            return None
-        return hashlib.sha256(f"{user.password_hash}\0{user.role}\0{user.tenant}".encode()).hexdigest()
+        return None if user is None else _standing(user)
+
+    def admits(self, principal: Principal) -> bool:
+        """Whether whoever logged in may go on: False once the user was changed or removed since.
+
+        While the users' file cannot be read nobody logs in, and those who are in go on.
+        """
+        if principal.standing is None:
+            return True
+        try:
+            user = self.users.find(principal.name)
+        except CatchmentError:
+            return True
+        return user is not None and principal.standing == _standing(user)
 
     def _verified(self, name: str, password: str) -> Principal | None:
         with _readable():
@@ -135,11 +156,11 @@ class Authenticator:
         if not is_password(user.password_hash if user else self._nobody, password) or user is None:
             return None
         try:
-            self.users.hash_again(user, password)
+            user = self.users.hash_again(user, password)
         except CatchmentError as error:
             # The old hash serves as well.
             events.emit("hash_kept", level=logging.WARNING, user=name, reason=error.message)
-        return Principal(user.name, user.role, user.tenant)
+        return Principal(user.name, user.role, user.tenant, _standing(user))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -164,6 +185,11 @@ class Authenticator:
                 self._failures[key] = known.plus_one(self._clock.monotonic_s())
                 if len(self._failures) > FAILURES_KEPT_MAX:
                     self._failures.popitem(last=False)
+
+
+@lru_cache(maxsize=1_000)
+def _standing(user: User) -> str:
+    return hashlib.sha256(f"{user.password_hash}\0{user.role}\0{user.tenant}".encode()).hexdigest()
 
 
 def _login_by(secret: str, given: str, name: str) -> Principal:

@@ -68,7 +68,7 @@ class Calls:
         started_s = self._clock.monotonic_s()
         call = Call(deadline_s=started_s + min(self._limits.seconds_max, context.time_remaining()))
         call.name = name
-        request = request_id(context.invocation_metadata())
+        request = call.request = request_id(context.invocation_metadata())
         with events.context(request=request):
             try:
                 if not context.add_callback(call.cancel):

@@ -115,6 +115,7 @@ class FlightService(grpc.GenericRpcHandler):
             with (
                 self._calls.slot(writes=not messages.may_read(command)),
                 self._entrance.session(context, messages.handle_in(command)) as session,
+                session.calls.running(call),
             ):
                 outcome = self._query(command, session, call)
                 ticket = sql.TicketStatementQuery(statement_handle=session.keep(outcome))
@@ -172,7 +173,7 @@ class FlightService(grpc.GenericRpcHandler):
                     yield from self._calls.streamed(given, call, context)
                 elif isinstance(ticket, sql.TicketStatementQuery):
                     handle = ticket.statement_handle
-                    with closing(session.take(handle).result) as result, session.reading(handle, call):
+                    with closing(session.take(handle).result) as result, session.calls.running(call, handle):
                         given = wire.stream(result.schema, result.batches(call))
                         yield from self._calls.streamed(given, call, context)
                 else:
@@ -186,6 +187,7 @@ class FlightService(grpc.GenericRpcHandler):
             with (
                 self._calls.slot(writes=True),
                 self._entrance.session(context, messages.handle_in(command)) as session,
+                session.calls.running(call),
             ):
                 upload = wire.Upload(first, arrivals, self._limits)
                 try:

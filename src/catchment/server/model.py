@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
@@ -23,11 +23,15 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls; for a tenant's user there is nothing but the tenant's tables."""
+    """Who calls; for a tenant's user there is nothing but the tenant's tables.
+
+    `standing` is something that is another once the user's password, role or tenant is; None for one who is not listed.
+    """
 
     name: str
     role: Role
     tenant: TenantId | None = None
+    standing: str | None = field(default=None, compare=False, repr=False)
 
 
 class IfExists(StrEnum):
@@ -79,6 +83,8 @@ class Call:
         # What is asked for, and by which statement, for the log.
         self.name = ""
         self.text: str | None = None
+        # By what the client, and the log, know it.
+        self.request = ""
         self._mutex = threading.Lock()
         self._interrupt: Callable[[], None] | None = None
         self._reason: type[CancelledError] | None = None

@@ -5,7 +5,7 @@ import logging
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from catchment import events
@@ -28,8 +28,10 @@ _UNCLAIMED_MAX = 1_000
 class SessionRegistry:
     """The sessions of a server. Any thread may ask."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, *, admits: Callable[[Principal], bool] = lambda _: True) -> None:
+        """`admits` says whether whoever logged in may go on; sessions of others end."""
         self.engine = Engine(app)
+        self._admits = admits
         self._settings = app.settings
         self._mutex = threading.Lock()
         self._by_id: OrderedDict[str, Session] = OrderedDict()
@@ -117,7 +119,7 @@ class SessionRegistry:
                 raise NotLoggedInError("The session is over, or never was.", hint="Connect again.")
             # Its client has come back with the token: it is known from now on.
             session.is_kept = True
-        return session
+        return self._admitted(session)
 
     def by_handle(self, handle: bytes) -> Session:
         """The session that a handle belongs to."""
@@ -126,7 +128,19 @@ class SessionRegistry:
             session = self._by_id.get(session_id)
         if session is None:
             raise StateError("The session of this handle is over.", hint="Connect again.")
+        return self._admitted(session)
+
+    def _admitted(self, session: Session) -> Session:
+        if not self._admits(session.principal):
+            self._turn_out(session)
+            raise NotLoggedInError("The user was changed or removed since the login.", hint="Log in again.")
         return session
+
+    def _turn_out(self, session: Session) -> None:
+        """End the session of a user who was changed: what runs is cancelled, and once nothing does it is closed."""
+        session.calls.cancel_all()
+        if not session.is_used:
+            self.close(session)
 
     def token_of(self, session: Session) -> str:
         """The token that finds the session."""
@@ -183,6 +197,9 @@ class SessionRegistry:
             session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
         is_done = self.engine.end_lost()
         for session in sessions:
+            if not self._admits(session.principal):
+                self._turn_out(session)
+                continue
             idle_s = now_s - session.touched_s
             if idle_s > self._settings.server_session_idle_seconds and not session.is_used:
                 events.emit(

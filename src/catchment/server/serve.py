@@ -77,7 +77,7 @@ class FlightServer:
         with ExitStack() as opened:
             opened.enter_context(app)
             self._open()
-            sessions = self._sessions = SessionRegistry(app)
+            sessions = self._sessions = SessionRegistry(app, admits=self.authenticator.admits)
             opened.callback(sessions.close_all)
             tenancy = self._tenancy()
             if tenancy is not None:

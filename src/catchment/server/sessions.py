@@ -34,6 +34,7 @@ from catchment.server.rewrite import ByName, Plain, Step, plan
 from catchment.server.statementlog import shown_session
 from catchment.server.statements import Statements
 from catchment.server.transactions import Ended, Transaction
+from catchment.server.underway import Underway
 from catchment.server.users import SHARD
 from catchment.tenants.model import TenantId
 
@@ -74,7 +75,7 @@ class Session:
         # Statements that were prepared by SQL, by their names.
         self.by_name: dict[str, str] = {}
         self._waiting: dict[bytes, Outcome] = {}
-        self._calls: dict[bytes, Call] = {}
+        self.calls = Underway()
         self._forwarding: Forwarding | None = None
         self._used = 0
         self._has_state = False
@@ -345,20 +346,9 @@ class Session:
             raise StateError("There is no such result, or it was read already.", hint="Run the statement again.")
         return found
 
-    @contextmanager
-    def reading(self, handle: bytes, call: Call) -> Iterator[None]:
-        """While the result of the handle is read by a call, `cancel` finds the call."""
-        self._calls[handle] = call
-        try:
-            yield
-        finally:
-            self._calls.pop(handle, None)
-
     def cancel(self, handle: bytes) -> bool:
         """End what is done under the handle; False where there is nothing."""
-        call = self._calls.get(handle)
-        if call is not None:
-            call.cancel()
+        if self.calls.cancel(handle):
             return True
         with self._mutex:
             found = self._waiting.pop(handle, None)
@@ -568,8 +558,7 @@ class Session:
             if self._is_closed:
                 return
             self._is_over = self._is_closed = True
-            for call in list(self._calls.values()):
-                call.cancel()
+            self.calls.cancel_all()
             waiting, self._waiting = self._waiting, {}
             open_ones = list(self._transactions)
             self._prepared.clear()

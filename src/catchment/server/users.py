@@ -105,30 +105,34 @@ class Users:
         return user
 
     def remove(self, name: str) -> User:
-        """The user may not log in any more."""
+        """The user may not log in any more; open sessions of the user end."""
         with self._changing() as users:
             self._require(users, name)
             return users.pop(name)
 
     def set_password(self, name: str, password: str) -> User:
-        """From now on the user logs in with that."""
+        """The user logs in with that from now on; open sessions of the user end."""
         _require_password(password)
         return self._replace(name, password_hash=hash_password(password))
 
     def set_role(self, name: str, role: Role) -> User:
-        """From the next login on the user may do that."""
+        """The user may do that from now on; open sessions of the user end."""
         return self._replace(name, role=role)
 
     def set_tenant(self, name: str, tenant: TenantId | None) -> User:
-        """From the next login on the user belongs to that tenant, or to none."""
+        """The user belongs to that tenant, or to none, from now on; open sessions of the user end."""
         return self._replace(name, tenant=tenant)
 
-    def hash_again(self, known: User, password: str) -> None:
-        """Bring the hash of a password that was just verified to today's parameters, unless somebody changed it."""
+    def hash_again(self, known: User, password: str) -> User:
+        """Bring the hash of a password that was just verified to today's parameters, unless somebody changed it.
+
+        Returns the user with the hash that counts now for that password.
+        """
         if _HASHER.check_needs_rehash(known.password_hash):
             with self._changing() as users:
                 if users.get(known.name) == known:
-                    users[known.name] = replace(known, password_hash=hash_password(password))
+                    known = users[known.name] = replace(known, password_hash=hash_password(password))
+        return known
 
     def _replace(self, name: str, **values: Any) -> User:
         with self._changing() as users:
