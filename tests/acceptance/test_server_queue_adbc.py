@@ -263,6 +263,16 @@ def test_a_missing_table_is_made_from_the_first_rows(flushing: ServerProcess, ta
         assert cursor.fetchall() == [("x",), ("y",)]
 
 
+def test_a_table_that_is_made_from_rows_has_the_types_that_the_rows_have_in_sql(
+    flushing: ServerProcess, table: str
+) -> None:
+    with flushing.cursor() as cursor:
+        made = "'{}'::JSON AS j, uuid() AS u, [uuid()] AS l, {j: '1'::JSON} AS s, 1::HUGEINT AS h"
+        cursor.execute(f"INSERT INTO duckling_queue.{table} SELECT {made}")
+        described = cursor.execute(f"DESCRIBE {table}").fetchall()
+    assert [row[1] for row in described] == ["JSON", "UUID", "UUID[]", "STRUCT(j JSON)", "HUGEINT"]
+
+
 def test_a_flush_brings_what_is_buffered_to_the_lake(flushing: ServerProcess, table: str) -> None:
     with flushing.cursor() as cursor:
 

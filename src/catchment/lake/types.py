@@ -152,6 +152,34 @@ def normal(text: str) -> str:
     return str(parse(text))
 
 
+# Types of which Arrow, as DuckDB writes it for clients, keeps no more than a text, or not even all digits.
+_CARRIED_AS_TEXT = frozenset({"uuid", "hugeint", "uhugeint", "time with time zone"})
+
+
+@cache
+def carrier(text: str) -> str:
+    """The type in which plain Arrow carries every value of a type: itself, or with texts in place of what it lacks.
+
+    A cast there and back gives the same value.
+    """
+    return _carrier(parse(text))
+
+
+def _carrier(kind: DuckDBType) -> str:
+    if kind.id in _CARRIED_AS_TEXT or str(kind) == "JSON":
+        return "VARCHAR"
+    match kind.id:
+        case "list":
+            return f"{_carrier(_children(kind)[0])}[]"
+        case "map":
+            key, value = map(_carrier, _children(kind))
+            return f"MAP({key}, {value})"
+        case "struct":
+            return f"STRUCT({', '.join(f'{sql.identifier(name)} {_carrier(inner)}' for name, inner in children(kind))})"
+        case _:
+            return str(kind)
+
+
 def holds(text: str, kinds: frozenset[str]) -> bool:
     """Whether a type is one of these kinds, or has one in it."""
     return _holds(parse(text), kinds)

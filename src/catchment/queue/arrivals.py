@@ -1,6 +1,6 @@
 """Rows as they arrive, in Arrow: what their columns are to DuckDB, and whether a table takes them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ _PLAIN = frozenset(
     {
         *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
         *(pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
-        *(pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
+        *(pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"), pa.uuid(), pa.json_()),
     }
 )
 
@@ -69,7 +69,9 @@ def _columns_of(shape: bytes) -> tuple[Column, ...]:
         raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
     try:
         with extensions.scratch() as connection:
-            connection.register("arrived", schema.empty_table())
+            # A stream without a batch: Arrow makes no empty column of an extension type inside another type.
+            stream = pa.RecordBatchReader.from_batches(schema, [])
+            connection.register("arrived", stream.__arrow_c_stream__())
             found = connection.execute("DESCRIBE FROM arrived").fetchall()
     except (duckdb.Error, pa.ArrowException) as error:
         raise InputError(f"DuckDB cannot read rows of this shape: {error}") from None
@@ -86,6 +88,8 @@ class _Fit:
     is_plain: bool
     # Columns that must have values: their names in the rows, and in the table.
     required: dict[str, str]
+    # Conditions of values that the lake keeps as they are, by the names of their columns in the rows.
+    kept: dict[str, str]
 
 
 # The last one of each table's columns, by their identity: hashing a schema takes longer than all that is asked of it.
@@ -116,6 +120,11 @@ def _examined(shape: bytes, columns: tuple[Column, ...]) -> _Fit:
         misfit=reshape.misfit(columns_of(schema), columns),
         is_plain=found == wanted and all(field.type in _PLAIN for field in schema),
         required={names[sql.fold(name)]: name for name in required},
+        kept={
+            names[sql.fold(column.name)]: condition
+            for column in columns
+            if sql.fold(column.name) in names and (condition := types.kept(column)) is not None
+        },
     )
 
 
@@ -143,11 +152,55 @@ def are_plain(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
     return True
 
 
+def restored(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """The rows with values of the columns' types in place of the texts that plain Arrow carries them as.
+
+    InputError if a text is not such a value. Rows that have none are given back as they are.
+    """
+    wanted = {sql.fold(column.name): column.type for column in columns}
+    chosen, is_same = [], True
+    for have in columns_of(rows.schema):
+        name, kind = sql.identifier(have.name), wanted.get(sql.fold(have.name), have.type)
+        is_carried = have.type != kind and have.type == types.normal(types.carrier(kind))
+        chosen.append(f"CAST({name} AS {kind}) AS {name}" if is_carried else name)
+        is_same = is_same and not is_carried
+    if is_same:
+        return rows
+    with extensions.scratch() as connection:
+        connection.register("carried", rows.__arrow_c_stream__())
+        try:
+            return connection.execute(f"SELECT {', '.join(chosen)} FROM carried").to_arrow_table()
+        except duckdb.ConversionException as error:
+            raise InputError(str(error).partition("\n")[0]) from None
+        finally:
+            connection.unregister("carried")
+
+
 def require_values(rows: pa.Table, columns: tuple[Column, ...]) -> None:
-    """Refuse NULL where it must not be: such rows could never be delivered."""
-    for name, column in _fit(rows.schema, columns).required.items():
+    """Refuse values that could never be delivered: NULL where it must not be, and what DuckLake would change."""
+    fit = _fit(rows.schema, columns)
+    for name, column in fit.required.items():
         if rows.column(name).null_count:
             raise InputError(f"Column {column!r} is NULL in some row and must not be.")
+    if fit.kept:
+        _require_kept(rows, fit.kept)
+
+
+def _require_kept(rows: pa.Table, conditions: Mapping[str, str]) -> None:
+    with extensions.scratch() as connection:
+        connection.register("arrived", rows.__arrow_c_stream__())
+        try:
+            checked = ", ".join(f"bool_and({condition})" for condition in conditions.values())
+            row = connection.execute(f"SELECT {checked} FROM arrived").fetchone()
+        finally:
+            connection.unregister("arrived")
+    for name, is_kept in zip(conditions, row or (), strict=False):
+        if is_kept is False:
+            raise InputError(
+                f"Column {name!r} holds a value that DuckLake would change without a word.",
+                hint="Parquet keeps 128-bit numbers as DOUBLE, intervals in whole milliseconds without a sign, and "
+                "times of day with a zone in UTC. Round such values, or make the column VARCHAR or DECIMAL.",
+            )
 
 
 def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -> None:

@@ -31,6 +31,7 @@ from catchment.errors import (
     NotSupportedError,
     StorageFailedError,
     TableMissingError,
+    TypeConflictError,
 )
 from catchment.ids import ProducerId, TableId
 from catchment.lake import Lake
@@ -123,8 +124,8 @@ class DqCoordinator:
         are missing. Rows that the table cannot take are refused whole; nothing of them is kept.
         """
         started_s = self._clock.monotonic_s()
-        arrived = arrivals.as_table(rows)
-        return self._enqueue(table, arrived, self._columns_for(table, arrived, session), session, started_s)
+        arrived, columns = self._bound(table, arrivals.as_table(rows), session)
+        return self._enqueue(table, arrived, columns, session, started_s)
 
     def take(
         self, table: TableId, rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch], *, session: str = "default"
@@ -134,8 +135,7 @@ class DqCoordinator:
         None where they are not kept as they arrived, and have to be read from the log; and where the lake got them.
         """
         started_s = self._clock.monotonic_s()
-        arrived = arrivals.as_table(rows)
-        columns = self._columns_for(table, arrived, session)
+        arrived, columns = self._bound(table, arrivals.as_table(rows), session)
         ack = self._enqueue(table, arrived, columns, session, started_s)
         if self._shipper is None or ack.source == DIRECT or not arrivals.are_plain(arrived, columns):
             return ack, None
@@ -286,7 +286,7 @@ class DqCoordinator:
 
     def examine(self, table: TableId, rows: pa.Table, *, session: str = "default") -> None:
         """Refuse rows that `enqueue` would refuse; nothing is kept of them."""
-        self._columns_for(table, rows, session)
+        self._bound(table, rows, session)
 
     def _enqueue(
         self, table: TableId, rows: pa.Table, columns: tuple[Column, ...], session: str, started_s: float
@@ -300,6 +300,20 @@ class DqCoordinator:
         self._meters.acked(rows=rows.num_rows, size=size, seconds=self._clock.monotonic_s() - started_s)
         self._look(table)
         return ack
+
+    def _bound(self, table: TableId, rows: pa.Table, session: str) -> tuple[pa.Table, tuple[Column, ...]]:
+        """The rows, and the columns that they are bound to; those that the table cannot take are refused."""
+        try:
+            return rows, self._columns_for(table, rows, session)
+        except TypeConflictError as error:
+            # Plain Arrow has but texts for some types, and INSERT takes them.
+            try:
+                restored = arrivals.restored(rows, self.columns(table, session=session))
+            except TableMissingError:
+                raise error from None
+            if restored is rows:
+                raise
+            return restored, self._columns_for(table, restored, session)
 
     def _columns_for(self, table: TableId, rows: pa.Table, session: str) -> tuple[Column, ...]:
         """What the rows are kept with; those that the table cannot take are refused."""

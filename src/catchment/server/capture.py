@@ -14,6 +14,7 @@ import pyarrow as pa
 from catchment import sql
 from catchment.errors import InputError, TableMissingError, TypeConflictError
 from catchment.ids import TableId
+from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator, arrivals
 from catchment.server import tokens as scanner
@@ -107,19 +108,12 @@ def _insert(
 ) -> pa.Table:
     shape = _shape(step.table, columns, link, call)
     is_bulk = bound is not None and step.bulk is not None and step.bulk.parameters == bound.num_columns
-    text = step.into(shape, bulk=is_bulk)
-    _judge(text, link, admit)
+    _judge(step.into(shape, bulk=is_bulk), link, admit)
+    text = step.into(shape, bulk=is_bulk, returning=_carried(columns))
     if not in_transaction:
         link.run("BEGIN", call)
     try:
-        if bound is None:
-            return link.table(text, call)
-        if is_bulk:
-            with link.registered(BOUND, numbered(bound), call):
-                return link.table(text, call)
-        names = link.connection.extract_statements(text)[-1].named_parameters
-        rows = [by_place_or_name(names, bound.column_names, row) for row in rows_of(bound)]
-        return pa.concat_tables([link.table(text, call, row) for row in rows])
+        return arrivals.restored(_run(text, link, call, bound, is_bulk=is_bulk), columns)
     finally:
         # Nothing is to stay in the shape, whatever became of the statement.
         with suppress(duckdb.Error):
@@ -127,20 +121,47 @@ def _insert(
             link.connection.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
 
 
+def _run(text: str, link: Link, call: Call, bound: pa.Table | None, *, is_bulk: bool) -> pa.Table:
+    if bound is None:
+        return link.table(text, call)
+    if is_bulk:
+        with link.registered(BOUND, numbered(bound), call):
+            return link.table(text, call)
+    names = link.connection.extract_statements(text)[-1].named_parameters
+    rows = [by_place_or_name(names, bound.column_names, row) for row in rows_of(bound)]
+    return pa.concat_tables([link.table(text, call, row) for row in rows])
+
+
+def _carried(columns: Sequence[Column]) -> str:
+    """The columns as a statement gives them back without loss: Arrow has no form for every type of a lake."""
+    return ", ".join(_carried_as(sql.identifier(column.name), column) for column in columns)
+
+
+def _carried_as(expression: str, column: Column) -> str:
+    carrier, name = types.normal(types.carrier(column.type)), sql.identifier(column.name)
+    return f"{expression} AS {name}" if carrier == column.type else f"CAST({expression} AS {carrier}) AS {name}"
+
+
 def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link, call: Call) -> pa.Table:
     """Rows in the columns' types, as an INSERT by name would cast them; the link's lock is held by the caller."""
     shape = _shape(table, columns, link, call)
     with link.registered(BOUND, rows, call):
-        inserted_rows = link.table(f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING *", call)
+        text = f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING {_carried(columns)}"
+        inserted_rows = link.table(text, call)
         link.run(f"DELETE FROM {shape}", call)
-        return inserted_rows
+    return arrivals.restored(inserted_rows, columns)
 
 
 def _selected(step: Capture, link: Link, admit: Admit, call: Call) -> pa.Table:
     """The rows for a table that is still to be made: as the source gives them, under the names that it has."""
     text = f"SELECT * FROM ({step.source}\n)"
     _judge(text, link, admit)
-    rows = link.table(text, call)
+    described = link.run(f"DESCRIBE {text}", call).fetchall()
+    columns = [Column(name=name, type=types.normal(kind)) for name, kind, *_ in described]
+    places = [f"column_{at}" for at in range(len(columns))]
+    chosen = ", ".join(_carried_as(place, column) for place, column in zip(places, columns, strict=True))
+    rows = link.table(f"SELECT {chosen} FROM ({step.source}\n) AS given({', '.join(places)})", call)
+    rows = arrivals.restored(rows, columns)
     if step.columns and len(step.columns) != rows.num_columns:
         raise InputError(f"{len(step.columns)} columns are named, and there are {rows.num_columns} values.")
     return rows.rename_columns(list(step.columns)) if step.columns else rows

@@ -4,7 +4,9 @@ Only what has one meaning is read here: a whole number for a column of whole num
 date as ISO has it. Whatever is not surely the same to DuckDB is left to DuckDB, errors among it.
 """
 
+import json
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -39,6 +41,8 @@ class _Reader:
     pattern: str
     read: Callable[[str], Any]
     type: pa.DataType
+    # What the column is, if `type` is only how it is stored.
+    extension: pa.DataType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class _Shape:
     row: re.Pattern[str]
     reads: tuple[Callable[[str], Any], ...]
     row_type: pa.StructType
+    extensions: dict[int, pa.DataType]
 
 
 def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa.Table | None:
@@ -60,9 +65,13 @@ def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa
     try:
         found = [dict(zip(shape.names, values, strict=True)) for values in _rows(source, opening, shape)]
         # A third of the time that an array for each column takes, where it is a single row.
-        return pa.Table.from_struct_array(pa.array(found, shape.row_type))
-    except (_LeftToDuckDbError, ValueError, OverflowError, pa.ArrowException):
+        rows = pa.Table.from_struct_array(pa.array(found, shape.row_type))
+    except (_LeftToDuckDbError, ValueError, OverflowError, RecursionError, pa.ArrowException):
         return None
+    for at, extension in shape.extensions.items():
+        (stored,) = rows.column(at).chunks
+        rows = rows.set_column(at, rows.field(at).name, pa.ExtensionArray.from_storage(extension, stored))
+    return rows
 
 
 @lru_cache(maxsize=_SHAPES_MAX)
@@ -83,6 +92,7 @@ def _shape(names: tuple[str, ...], columns: tuple[Column, ...]) -> _Shape | None
         row=re.compile(rf"{','.join(cells)}\)", re.A),
         reads=tuple(reader.read for reader in readers),
         row_type=pa.struct([(column.name, reader.type) for column, reader in zip(found, readers, strict=True)]),
+        extensions={at: reader.extension for at, reader in enumerate(readers) if reader.extension is not None},
     )
 
 
@@ -120,6 +130,19 @@ def _text(text: str) -> str:
     return text.replace("''", "'")
 
 
+def _json(text: str) -> str:
+    text = _text(text)
+    # DuckDB keeps the text as it is. What Python takes and DuckDB may not is left to DuckDB: escapes and constants.
+    if "\\u" in text:
+        raise _LeftToDuckDbError
+    json.loads(text, parse_constant=_no_constant)
+    return text
+
+
+def _no_constant(_: str) -> None:
+    raise _LeftToDuckDbError
+
+
 def _boolean(text: str) -> bool:
     return text[0] in "tT"
 
@@ -136,12 +159,15 @@ WHOLE_NUMBERS = {
 }
 
 _DATE = r"\d{4}-\d\d-\d\d"
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _TIME = r"\d\d:\d\d:\d\d(?:\.\d{3}|\.\d{6})?"
 
 _READERS = {
     **{name: _whole(type_) for name, type_ in WHOLE_NUMBERS.items()},
     "DOUBLE": _Reader(r"(-?\d+(?:\.\d+)?)", _double, pa.float64()),
     "VARCHAR": _Reader(r"'((?:[^'\0]++|'')*+)'", _text, pa.string()),
+    "JSON": _Reader(r"'((?:[^'\0]++|'')*+)'", _json, pa.string(), pa.json_()),
+    "UUID": _Reader(rf"'({_UUID})'", lambda text: uuid.UUID(text).bytes, pa.binary(16), pa.uuid()),
     "BOOLEAN": _Reader(r"((?i:TRUE|FALSE))", _boolean, pa.bool_()),
     "DATE": _Reader(rf"'({_DATE})'", date.fromisoformat, pa.date32()),
     "TIMESTAMP": _Reader(rf"'({_DATE}[ T]{_TIME})'", datetime.fromisoformat, pa.timestamp("us")),

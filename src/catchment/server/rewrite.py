@@ -102,12 +102,12 @@ class Capture:
     source: str
     bulk: Bulk | None = None
 
-    def into(self, target: str, *, bulk: bool = False) -> str:
+    def into(self, target: str, *, bulk: bool = False, returning: str = "*") -> str:
         """The statement with another target, giving back what it inserts."""
         text = self.bulk.text if bulk and self.bulk is not None else self.before + "{}" + self.after
         head, _, tail = text.partition("{}")
         # On a line of its own: the statement may end in a comment.
-        return f"{head}{target}{tail}\nRETURNING *"
+        return f"{head}{target}{tail}\nRETURNING {returning}"
 
 
 @dataclass(frozen=True, slots=True)
