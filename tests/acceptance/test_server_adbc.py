@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import adbc_driver_manager
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -169,6 +170,19 @@ def test_the_wrong_number_of_parameters_is_refused(server: ServerProcess) -> Non
         cursor.execute("SELECT ?::INTEGER", (1, 2))
 
 
+def test_a_parameter_of_any_type_is_described_as_text(server: ServerProcess) -> None:
+    with server.cursor() as cursor:
+        assert cursor.adbc_prepare("SELECT ?").types == [pa.string()]
+        assert cursor.adbc_prepare("SELECT ?::DATE").types == [pa.date32()]
+
+
+def test_of_several_queries_in_a_text_the_last_is_described(server: ServerProcess) -> None:
+    with server.cursor() as cursor:
+        cursor.execute("SELECT 1 AS a; SELECT 'x' AS b, 2 AS c")
+        assert cursor.fetchall() == [("x", 2)]
+        assert cursor.adbc_execute_schema("SELECT 1 AS a; SELECT 'x' AS b, 2 AS c").names == ["b", "c"]
+
+
 # Bulk ingest.
 
 
@@ -229,6 +243,15 @@ def test_ingest_into_the_queue_is_buffered(server: ServerProcess, table: str) ->
     assert counted == [(1, "x", 6), (2, "x", 6), (3, "none", 1)]
 
 
+def test_ingest_that_would_create_another_table_says_that_there_is_one(server: ServerProcess, table: str) -> None:
+    _ingest(server, table, _batch(1), "create")
+    with pytest.raises(Error, match="AlreadyExists"):
+        _ingest(server, table, pa.table({"other": [1]}), "create_append")
+    with pytest.raises(Error, match="InvalidArgument"):
+        _ingest(server, table, pa.table({"other": [1]}), "append")
+    assert server.rows(f"SELECT * FROM {table}") == [(1, "x")]
+
+
 def test_the_queue_does_not_replace_tables(server: ServerProcess, table: str) -> None:
     server.rows(f"CREATE TABLE {table} (a INTEGER, b VARCHAR)", "SELECT 1")
     with pytest.raises(Error, match="cannot replace"):
@@ -260,6 +283,8 @@ def test_the_server_says_what_it_is(server: ServerProcess) -> None:
     with server.connect() as connection:
         info = connection.adbc_get_info()
         assert (info["vendor_name"], info["vendor_arrow_version"]) == ("Catchment", pa.__version__)
+        # By this, ibis and SQLAlchemy know whose SQL it is.
+        assert info["vendor_version"].startswith(f"duckdb v{duckdb.__version__} ")
         assert connection.adbc_get_table_types() == ["TABLE", "VIEW"]
         assert (connection.adbc_current_catalog, connection.adbc_current_db_schema) == ("lake", "main")
 

@@ -200,7 +200,7 @@ def test_metadata_is_that_of_the_home(tenant: Tenant) -> None:
         "INSERT INTO events VALUES (1)",
         "SELECT CAST(kind AS INTEGER) FROM (SELECT 'x' AS kind FROM range(100000))",
         "FROM t9999.events",
-        "FROM duckdb_tables()",
+        "FROM duckdb_settings()",
         "ATTACH ':memory:' AS other",
         "CALL duckling_queue_flush()",
         "COMMIT",

@@ -90,6 +90,28 @@ def test_begin_and_commit_out_of_place_are_refused(server: ServerProcess) -> Non
         cursor.execute("ROLLBACK")
 
 
+def test_sql_may_begin_and_end_the_transactions_that_a_driver_opens(server: ServerProcess, made: str) -> None:
+    with server.connect(autocommit=False) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        _both(cursor, made, 1)
+        with pytest.raises(Error, match="open already"):
+            cursor.execute("BEGIN")
+        cursor.execute("COMMIT")
+        assert _seen(server, made) == [-1, 1]
+        _both(cursor, made, 2)
+        cursor.execute("ROLLBACK")
+        _both(cursor, made, 3)
+        assert _seen(server, made) == [-1, 1]
+        # The driver ends the transaction that it began, whatever SQL did in it.
+        connection.commit()
+        assert _seen(server, made) == [-3, -1, 1, 3]
+        cursor.execute("ROLLBACK")
+        connection.rollback()
+        _both(cursor, made, 4)
+        connection.commit()
+    assert _seen(server, made) == [-4, -3, -1, 1, 3, 4]
+
+
 @pytest.mark.parametrize(
     "failing", ["INSERT INTO {} VALUES ('one')", "INSERT INTO duckling_queue.{} SELECT error('no')"]
 )

@@ -189,7 +189,13 @@ def _write(
     with link.registered(_ROWS, rows.__arrow_c_stream__(), call):
         source = f"FROM {sql.qualified('temp', 'main', _ROWS)}"
         if exists and target.if_exists is IfExists.APPEND:
-            result = link.table(f"INSERT INTO {name} BY NAME {source}", call)
+            try:
+                result = link.table(f"INSERT INTO {name} BY NAME {source}", call)
+            except duckdb.BinderException as error:
+                if not target.create:
+                    raise
+                # The table that was to be made is another one.
+                raise AlreadyExistsError(f"The table {target.table} exists, with other columns: {error}") from None
         else:
             if exists:
                 link.run(f"DROP TABLE {name}", call)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _COUNT = pa.schema([("Count", pa.int64())])
 _SHAPES_MAX = 1_000
+# Clients bind what the type of a parameter takes: of the null type they could bind nothing.
+_UNKNOWN = "VARCHAR"
 
 
 class Prepared:
@@ -57,8 +59,11 @@ class Prepared:
         steps = session.plan(text)
         if len(steps) > 1:
             # What the last one gives may hang on what the others do first, so it is known once they ran.
-            is_update, none = not _gives_rows(session, steps[-1], transaction), pa.schema([])
-            return cls(session, handle, text, transaction, schema=none, parameters=none, is_update=is_update)
+            is_update = not _gives_rows(session, steps[-1], transaction)
+            schema = none = pa.schema([])
+            if not is_update and _only_read(session, steps[:-1], transaction):
+                schema, _, _ = _facts(session, steps[-1], transaction)
+            return cls(session, handle, text, transaction, schema=schema, parameters=none, is_update=is_update)
         schema, parameters, is_update = _facts(session, steps[0], transaction)
         return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
 
@@ -127,6 +132,11 @@ def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bo
         return statements.examined(step, link)[1].kind is Kind.READ
 
 
+def _only_read(session: "Session", steps: tuple[Step, ...], transaction: bytes | None) -> bool:
+    """Whether no statement changes what those after it give."""
+    return all(not isinstance(step, ByName) and _gives_rows(session, step, transaction) for step in steps)
+
+
 def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
     statements = Statements(session)
     with statements.link(session.find(transaction)) as link:
@@ -190,7 +200,7 @@ def _by_columns(bulk: Bulk, columns: tuple[Column, ...]) -> pa.Schema | None:
 
 
 def _unknown(count: int) -> pa.Schema:
-    return pa.schema([pa.field(str(at + 1), pa.null()) for at in range(count)])
+    return pa.schema([pa.field(str(at + 1), pa.string()) for at in range(count)])
 
 
 def _parameters(text: str, link: Link, count: int) -> pa.Schema:
@@ -204,16 +214,16 @@ def _parameters(text: str, link: Link, count: int) -> pa.Schema:
         for node in nodes(json.loads(plan_of.column(0)[0].as_py())):
             if node.get("type") == "VALUE_PARAMETER":
                 found[str(node["identifier"])] = _type_name(node["return_type"])
-    names = [found.get(str(at + 1), '"NULL"') for at in range(count)]
+    names = [found.get(str(at + 1), _UNKNOWN) for at in range(count)]
     return _typed(tuple(names))
 
 
 def _type_name(told: dict[str, Any]) -> str:
-    """DuckDB's spelling of a type in its plan; the null type where it is made of others."""
+    """DuckDB's spelling of a type in its plan; text if it is not known, or made of others."""
     info = told.get("type_info") or {}
     if told["id"] == "DECIMAL":
         return f"DECIMAL({info['width']},{info['scale']})"
-    return str(told["id"]) if not info and told["id"] not in ("UNKNOWN", "INVALID", "NULL") else '"NULL"'
+    return str(told["id"]) if not info and told["id"] not in ("UNKNOWN", "INVALID", "NULL") else _UNKNOWN
 
 
 @lru_cache(maxsize=_SHAPES_MAX)

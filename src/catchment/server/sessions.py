@@ -235,23 +235,23 @@ class Session:
         forwarding = self._forwards()
         return self._open(call) if forwarding is None else forwarding.begin(lambda: self._open(call), call)
 
-    def _open(self, call: Call) -> bytes:
+    def _open(self, call: Call, handle: bytes | None = None) -> bytes:
         with self.reading_lake():
             own = self.own_link()
             with own.lock:
                 if self._is_free(own):
-                    return self._begin(own, call)
+                    return self._begin(own, call, handle)
             other = self._engine.link(self.island)
         with other.lock:
             try:
-                return self._begin(other, call)
+                return self._begin(other, call, handle)
             except BaseException:
                 other.close()
                 raise
 
-    def _begin(self, link: Link, call: Call) -> bytes:
+    def _begin(self, link: Link, call: Call, handle: bytes | None) -> bytes:
         opened = Transaction(
-            self._new_handle(),
+            handle or self._new_handle(),
             link,
             self._engine.lake,
             bytes_max=self._engine.settings.server_write_bytes_max,
@@ -482,7 +482,13 @@ class Session:
         ended = self.find(transaction)
         if ended is None:
             raise StateError("No transaction is open.", hint="BEGIN opens one.")
-        self.end(ended.handle, commit=commit, call=call)
+        try:
+            self.end(ended.handle, commit=commit, call=call)
+        finally:
+            if transaction is not None:
+                # A driver opened it: it goes on naming it, and ends it itself later.
+                with suppress(CatchmentError):
+                    self._open(call, transaction)
 
     @property
     def has_written(self) -> bool:

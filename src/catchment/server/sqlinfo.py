@@ -7,6 +7,7 @@ kind is the protocol's: limits are `int`, where 0 is "none that is known"; choic
 from functools import cache
 from importlib import metadata
 
+import duckdb
 import pyarrow as pa
 
 from catchment.lake import extensions
@@ -98,7 +99,8 @@ def _values(settings: Settings) -> dict[int, Value]:
 def _server(settings: Settings) -> dict[int, Value]:
     return {
         SqlInfo.FLIGHT_SQL_SERVER_NAME: "Catchment",
-        SqlInfo.FLIGHT_SQL_SERVER_VERSION: metadata.version("catchment"),
+        # Clients that write SQL for DuckDB look for its name at the beginning.
+        SqlInfo.FLIGHT_SQL_SERVER_VERSION: f"duckdb v{duckdb.__version__} (catchment {metadata.version('catchment')})",
         SqlInfo.FLIGHT_SQL_SERVER_ARROW_VERSION: pa.__version__,
         SqlInfo.FLIGHT_SQL_SERVER_READ_ONLY: False,
         SqlInfo.FLIGHT_SQL_SERVER_SQL: True,

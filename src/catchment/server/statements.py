@@ -264,6 +264,9 @@ class Statements:
                     session.has_state()
         # These take links themselves.
         if verdict.kind is Kind.BEGIN:
+            if joined is not None and transaction is not None and not joined.has_changes:
+                # A driver opened it, and its client knows nothing of that.
+                return Outcome(0, TableResult(_NOTHING))
             if joined is not None:
                 raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
             session.begin_by_sql(call)

@@ -108,6 +108,11 @@ class Transaction:
         self._kept: dict[TableId, list[pa.Table]] = {}
         self._kept_bytes = 0
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything in it to commit."""
+        return self.has_written or bool(self._kept)
+
     def begin(self, call: Call) -> None:
         """Start it."""
         self.link.run("BEGIN", call)
