@@ -6,6 +6,7 @@ Every table has a twin, to which the same rows come by a plain INSERT of DuckLak
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -15,6 +16,7 @@ from catchment.ids import TableId
 from catchment.lake import Lake
 from catchment.lake.staging import FOLDER
 from catchment.pipeline import Mode
+from catchment.queue import deadletter
 from catchment.settings import Settings
 from tests.buffer_scenes import QueueScene
 from tests.conftest import MakeSettings
@@ -272,6 +274,7 @@ def test_comments_views_and_rows_in_the_catalog_are_no_obstacle(
         f"INSERT INTO {{}} BY NAME FROM ({ROWS}) WHERE id < 10",
         "DELETE FROM {} WHERE id = 4",
     )
+    assert rows_of(lake, "SELECT count(*) FROM delivered WHERE filename LIKE 'ducklake_inlined_data_%'") == [(17,)]
     many = f"SELECT * REPLACE (id + 100 AS id) FROM ({ROWS})"
     insert(lake, many)
     report = deliverer(lake, settings).run(source_of([write_parquet(tmp_path / "a.parquet", many)], TABLE))
@@ -338,3 +341,59 @@ def test_text_with_a_token_of_ducklake_fails_its_unit_because_filters_would_miss
     insert(lake, " UNION ALL ".join(queries))
     # Should a later DuckLake keep such text, this fails, and it can be inserted.
     assert rows_of(lake, "SELECT id FROM twin WHERE s = 'b'") == []
+
+
+@pytest.mark.parametrize("text", ["good", "{SNAPSHOT_ID}"])
+def test_a_dead_letter_is_tried_again_unless_ducklake_would_change_it(text: str, queue: QueueScene) -> None:
+    def do(*statements: str) -> None:
+        with queue.lake.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    do(
+        "CREATE TABLE delivered (id BIGINT, s VARCHAR, must INTEGER)",
+        "ALTER TABLE delivered SET PARTITIONED BY (bucket(4, id))",
+        "INSERT INTO delivered VALUES (0, 'z', 0)",
+    )
+    rows = pa.table({"id": [1, 2], "s": ["a", text], "must": pa.array([1, None], pa.int32())})
+    queue.coordinator.enqueue(TABLE, rows)
+    do("ALTER TABLE delivered ALTER must SET NOT NULL")
+    queue.coordinator.force_flush_all()
+    (letter,) = queue.lake.dead_letters()
+    do("ALTER TABLE delivered ALTER must DROP NOT NULL")
+    retried = deadletter.retry(queue.lake)
+    if text == "good":
+        assert retried.delivered == (letter.id,)
+        assert rows_of(queue.lake, "SELECT id FROM delivered ORDER BY id") == [(0,), (1,), (2,)]
+    else:
+        assert "does not keep the value of column 's'" in retried.refused[letter.id]
+        assert rows_of(queue.lake, "SELECT id FROM delivered WHERE s = 'a'") == [(1,)]
+
+
+NUMBERS = "SELECT i::DOUBLE AS x, {'d': i::DOUBLE} AS s FROM range(10) r(i)"
+SOME_NAN = "SELECT if(i > 3000, 'nan'::DOUBLE, i::DOUBLE) AS x, {'d': x} AS s FROM range(5000) r(i)"
+ALL_NAN = "SELECT 'nan'::DOUBLE AS x, {'d': 'nan'::DOUBLE} AS s"
+NAN_CONDITIONS = ("x > 100000", "x = 'nan'::DOUBLE", "x < 5", "s.d > 100000", "isnan(s.d)", "x BETWEEN 4000 AND 'nan'")
+
+
+@pytest.mark.parametrize(
+    "queries",
+    [(NUMBERS, SOME_NAN), (SOME_NAN, NUMBERS), (ALL_NAN, NUMBERS), (NUMBERS, ALL_NAN)],
+    ids=["some after none", "none after some", "none after all", "all after none"],
+)
+@pytest.mark.parametrize("mode", [Mode.ADOPT, Mode.REWRITE, Mode.INSERT])
+def test_filters_find_nan_in_whichever_order_files_came(
+    mode: Mode, queries: tuple[str, ...], sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    make_twins(sqlite_lake, "x DOUBLE, s STRUCT(d DOUBLE)")
+    work = deliverer(sqlite_lake, make_settings())
+    for at, query in enumerate(queries):
+        insert(sqlite_lake, query)
+        path = write_parquet(tmp_path / f"{at}.parquet", query)
+        assert work.run(source_of([path], TABLE), mode=mode).ok
+    both = " UNION ALL ".join(queries)
+    for condition in NAN_CONDITIONS:
+        with duckdb.connect() as connection:
+            expected = connection.execute(f"SELECT count(*) FROM ({both}) WHERE {condition}").fetchall()
+        assert rows_of(sqlite_lake, f"SELECT count(*) FROM delivered WHERE {condition}") == expected, condition
+    assert_twins(sqlite_lake)
