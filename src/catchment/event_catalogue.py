@@ -167,9 +167,14 @@ VERBS: dict[str, Verb] = {
     "rows_stranded": Verb(
         WARNING,
         "The table of these buffered rows was dropped after they were acknowledged; they stay buffered.",
-        "`catchment queue status` shows them.",
+        "`catchment queue export`, `redirect` or `discard` takes them out.",
         ids=("flush", "table"),
     ),
+    "rows_exported": Verb(
+        INFO, "Stranded rows were written to Parquet files at `path`; they stay buffered.", ids=("table",)
+    ),
+    "rows_redirected": Verb(INFO, "Stranded rows were delivered to the table `into`.", ids=("table",)),
+    "rows_discarded": Verb(INFO, "Stranded rows were given up for good.", ids=("table",)),
     "left_buffered": Verb(
         WARNING, "The last flush failed; the rows are on the disk.", "Nothing: the next start goes on."
     ),

@@ -28,6 +28,7 @@ POINTS: dict[str, str] = {
     "queue.after_settle": "rows of the journal are committed to the buffer's file; the journal still has them too",
     "queue.after_stage": "slices lie staged as files; no task has read them",
     "queue.before_retire": "the lake has the rows; deleting them from the buffer is not committed",
+    "queue.before_discard": "the ledger knows the rows as given up; they are still buffered",
     "queue.after_retire": "the rows are gone from the buffer; the caller does not know",
     "queue.between_aside": "a damaged buffer file has a second name; one of its first ones is gone",
     "queue.before_seal": "a session's file is closed and whole; it still lies among the active ones",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -20,6 +21,7 @@ from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests import scenes
 from tests.acceptance.shell import Ended, Shell
+from tests.server_scenes import serving
 
 EVENTS = scenes.EVENTS
 ORDERS = TableId("shop", "orders")
@@ -110,8 +112,10 @@ def flushed(shell: Shell) -> Flushed:
 def buried(shell: Shell, home: Path) -> Buried:
     queue = Queue(home).make(EVENTS)
     with queue.opened() as opened:
-        opened.enqueue(EVENTS, _rows(range(8), None))
-        opened.enqueue(EVENTS, _rows(range(8, 10), "bad"))
+        # As an earlier version has buffered them: bound to no table, and so to the names of its columns.
+        columns = tuple(column.unbound for column in opened.columns(EVENTS))
+        opened.buffer.append(EVENTS, columns, _rows(range(8), None), session="default")
+        opened.buffer.append(EVENTS, columns, _rows(range(8, 10), "bad"), session="default")
         queue.change("ALTER TABLE events DROP COLUMN kind")
         opened.force_flush_all()
     listed = shell.run("queue", "dead-letters", "list", "--json", home=home).json["dead_letters"]
@@ -125,7 +129,7 @@ def _rows(ids: range, kind: str | None) -> pa.Table:
 @pytest.mark.parametrize(
     ("group", "commands"),
     [
-        (["queue"], ["status", "flush", "audit", "dead-letters"]),
+        (["queue"], ["status", "flush", "audit", "export", "redirect", "discard", "dead-letters"]),
         (["queue", "dead-letters"], ["list", "show", "retry", "drop"]),
     ],
     ids=["queue", "dead-letters"],
@@ -250,7 +254,11 @@ def test_an_audit_finds_rows_that_left_the_buffer_without_reaching_the_lake(shel
 
 
 def test_a_flush_that_fails_exits_with_one_and_keeps_the_rows(shell: Shell, home: Path) -> None:
-    Queue(home).make(EVENTS).write(EVENTS, count=20).change("DROP TABLE events")
+    queue = Queue(home).make(EVENTS)
+    with queue.opened() as opened:
+        columns = tuple(column.unbound for column in opened.columns(EVENTS))
+        opened.buffer.append(EVENTS, columns, _rows(range(20), "k"), session="default")
+    queue.change("DROP TABLE events")
     ended = shell.run("queue", "flush", "--json", home=home)
     assert ended.code == 1
     assert ended.json["error"] == "FlushFailedError"
@@ -409,3 +417,41 @@ def test_dropping_needs_a_yes_and_then_gives_the_rows_up(shell: Shell, buried: B
     assert (ended.code, ended.json) == (0, {"dropped": 2})
     ended = shell.run("queue", "dead-letters", "list", "--json", home=buried.queue.home)
     assert ended.json == {"dead_letters": []}
+
+
+@pytest.fixture(params=["shared", "sessions"])
+def stranded(request: pytest.FixtureRequest, home: Path) -> Queue:
+    """A queue with rows of a table that was dropped."""
+    queue = Queue(home, request.param).make(EVENTS).write(EVENTS, count=3)
+    return queue.change("DROP TABLE events")
+
+
+def test_rows_of_a_dropped_table_are_shown_exported_and_discarded(shell: Shell, stranded: Queue) -> None:
+    layout = {"DUCKLING_QUEUE_LAYOUT": stranded.layout}
+
+    def run(*words: str) -> Ended:
+        return shell.run("queue", *words, home=stranded.home, **layout)
+
+    flushed = run("flush")
+    assert flushed.code == 0
+    assert "3 rows of main.events stay buffered" in flushed.out
+    (path,) = run("export", "events", "--json").json["files"]
+    assert duckdb.sql(f"SELECT count(*) FROM '{path}'").fetchall() == [(3,)]
+    assert run("discard", "events", "--dry-run", "--json").json["rows"] == 3
+    refused = run("discard", "events")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert run("discard", "events", "--yes").out == "3 rows of main.events discarded.\n"
+    assert run("discard", "events", "--yes").code == 2
+    assert run("audit").code == 0
+
+
+def test_rows_of_a_dropped_table_are_redirected_by_the_server_that_has_them(shell: Shell, home: Path) -> None:
+    queue = Queue(home).make(EVENTS).write(EVENTS, count=3).change("DROP TABLE events").make(ORDERS)
+    with serving(home):
+        assert shell.run("queue", "redirect", "events", "shop.orders", home=home).code == 2
+        assert (
+            shell.run("queue", "redirect", "events", "shop.orders", "--dry-run", "--json", home=home).json["rows"] == 3
+        )
+        ended = shell.run("queue", "redirect", "events", "shop.orders", "--yes", home=home)
+        assert (ended.code, ended.out) == (0, "3 rows delivered to shop.orders.\n"), ended.err
+    assert queue.read("SELECT count(*) FROM shop.orders") == [(3,)]

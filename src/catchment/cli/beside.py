@@ -3,6 +3,7 @@
 from catchment.app import App
 from catchment.errors import BufferHeldError
 from catchment.queue import FlushReport, QueueStatus
+from catchment.queue.stranded import Stranded
 from catchment.server import queuetables, running
 from catchment.server.client import LocalClient
 
@@ -20,6 +21,12 @@ def flush(app: App, held: BufferHeldError) -> FlushReport:
     with _server(app, held) as server:
         found = server.query("CALL duckling_queue_flush()")
     return queuetables.as_report(found, app.clock.monotonic_s() - started_s)
+
+
+def rescue(app: App, held: BufferHeldError, call: str) -> Stranded:
+    """Have the server of this home do something with stranded rows; `held` where there is none."""
+    with _server(app, held) as server:
+        return queuetables.as_stranded(server.query(f"CALL duckling_queue_{call}"))
 
 
 def _server(app: App, held: BufferHeldError) -> LocalClient:

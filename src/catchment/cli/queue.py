@@ -2,14 +2,14 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from catchment import events
+from catchment import events, sql
 from catchment.app import App
 from catchment.cli.context import AsJson, Command, Home, command, telling_of_spark, whoami
 from catchment.cli.lake import audit_lines
@@ -23,6 +23,7 @@ from catchment.queue.buffer import KIND, SetAside
 from catchment.queue.coordinator import TableStatus
 from catchment.queue.layout import Layout, State
 from catchment.queue.shared import FILE_NAME
+from catchment.queue.stranded import Stranded, StrandedRows
 
 group = typer.Typer(
     help="What the queue buffers, flushing it, and the rows that the lake refused.", no_args_is_help=True
@@ -30,6 +31,8 @@ group = typer.Typer(
 letters = typer.Typer(help="Rows that their table refused, kept in the lake with the reason.", no_args_is_help=True)
 group.add_typer(letters, name="dead-letters")
 
+StrandedTable = Annotated[str, typer.Argument(help="The name that `catchment queue status` lists the rows under.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Ids = Annotated[list[str], typer.Argument(help="Ids of dead letters, as `list` shows them.")]
 SomeIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters, as `list` shows them.")]
 
@@ -104,6 +107,94 @@ def audit(home: Home = None, as_json: AsJson = False) -> None:
         run.out.value(facts, _audit_lines(report, buffered, put_aside))
         if not report.ok or put_aside:
             raise typer.Exit(EXIT_NEEDS_YOU if report.ok else EXIT_FAILED)
+
+
+@group.command()
+def export(table: StrandedTable, home: Home = None, as_json: AsJson = False) -> None:
+    """Write rows whose table was dropped to Parquet files; they stay buffered until `redirect` or `discard`."""
+    with command(home, as_json) as run:
+        found = _rescue(run, table, "export", lambda rows, _: rows.export())
+        facts = {"table": found.table, "rows": found.rows, "files": found.files}
+        heading = f"{counted(found.rows, 'row')} of {found.table}:"
+        run.out.value(facts, [heading, *(f"  {each}" for each in found.files)])
+
+
+@group.command()
+def redirect(
+    table: StrandedTable,
+    into: Annotated[str, typer.Argument(help="Table of the lake that gets the rows; columns are matched by name.")],
+    *,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, these rows belong there.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver rows whose table was dropped to another table, exactly once; needs --yes."""
+    with command(home, as_json) as run, telling_of_spark(run.out):
+        target = TableId.parse(into)
+        if dry_run or not yes:
+            found = _rescue(run, table, "stranded", lambda rows, _: rows.facts)
+            would = f"{counted(found.rows, 'row')} of {found.table} would go into {target}."
+            if not dry_run:
+                raise InputError(would, hint="Say the same with --yes.")
+            run.out.value({**_rescued(found), "into": target}, [would])
+            return
+        found = _rescue(run, table, "redirect", lambda rows, queue: rows.redirect(queue.flusher, target), target)
+        lines = [f"{counted(found.rows, 'row')} delivered to {target}."]
+        if found.buried:
+            lines.append(f"{counted(found.buried, 'row')} refused: `catchment queue dead-letters list`.")
+        run.out.value({**_rescued(found), "into": target}, lines)
+
+
+@group.command()
+def discard(
+    table: StrandedTable,
+    *,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, these rows are given up for good.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give rows up whose table was dropped; needs --yes, because nothing keeps them afterwards."""
+    with command(home, as_json) as run:
+        if dry_run or not yes:
+            found = _rescue(run, table, "stranded", lambda rows, _: rows.facts)
+            if not dry_run:
+                raise InputError(
+                    f"{counted(found.rows, 'row')} of {found.table} would be gone for good.",
+                    hint=f"Keep them with `catchment queue export {found.table}`, or say the same with --yes.",
+                )
+            run.out.value(_rescued(found), [f"{counted(found.rows, 'row')} of {found.table} would be gone for good."])
+            return
+        found = _rescue(run, table, "discard", lambda rows, _: rows.discard())
+        run.out.value(_rescued(found), [f"{counted(found.rows, 'row')} of {found.table} discarded."])
+
+
+def _rescue(
+    run: Command,
+    table: str,
+    action: str,
+    act: Callable[[StrandedRows, DqCoordinator], Stranded],
+    into: TableId | None = None,
+) -> Stranded:
+    """Do something with stranded rows, by ourselves or by the server that has the buffer open."""
+    name = TableId.parse(table)
+    with events.context(user=whoami()):
+        try:
+            queue = run.app.find_queue()
+        except BufferHeldError as error:
+            from catchment.cli import beside
+
+            given = ", ".join(sql.literal(str(each)) for each in (name, into) if each is not None)
+            return beside.rescue(run.app, error, f"{action}({given})")
+        if queue is None:
+            raise InputError("Nothing is buffered.")
+        with queue.stranded(name) as rows:
+            return act(rows, queue)
+
+
+def _rescued(found: Stranded) -> dict[str, object]:
+    return {"table": found.table, "rows": found.rows, "buried": found.buried}
 
 
 @letters.command(name="list")
@@ -230,6 +321,12 @@ def _flush_lines(report: FlushReport, notes: Sequence[str]) -> Iterator[str]:
         yield from flush_lines(report)
     else:
         yield "Nothing is buffered."
+    for each in report.tables:
+        if each.stranded:
+            yield (
+                f"{counted(each.stranded, 'row')} of {each.table} stay buffered, because their table was dropped: "
+                f"`catchment queue export|redirect|discard {each.table}`."
+            )
     buried = sum(each.buried for each in report.tables)
     if buried:
         yield f"{counted(buried, 'row')} refused by their tables: `catchment queue dead-letters list`."

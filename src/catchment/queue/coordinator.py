@@ -44,6 +44,7 @@ from catchment.queue.flushing import Flusher, FlushReport, Progress, TableFlush,
 from catchment.queue.fresh import Fresh, fresh
 from catchment.queue.policy import Policy, Trigger, Trouble
 from catchment.queue.shipment import Shipment, ShippingBuffer
+from catchment.queue.stranded import StrandedRows
 from catchment.queue.targets import Targets
 from catchment.queue.turns import Turns
 from catchment.settings import Settings
@@ -260,8 +261,25 @@ class DqCoordinator:
     def _strand(self, flushed: TableFlush) -> None:
         """The rows' table is gone: they stay buffered and are looked at less and less often."""
         table, rows = flushed.table, flushed.stranded
-        self._turns.failed(table, f"The table of {rows:,} rows was dropped after they were acknowledged.")
+        self._turns.failed(
+            table,
+            f"The table of {rows:,} rows was dropped after they were acknowledged: "
+            f"`catchment queue export`, `redirect` or `discard` {table}.",
+        )
         events.emit("rows_stranded", level=logging.WARNING, table=str(table), rows=rows)
+
+    @contextmanager
+    def stranded(self, table: TableId) -> Iterator[StrandedRows]:
+        """The rows under that name whose table is gone; no flush touches the name meanwhile."""
+        taken = self._turns.take_all([table], timeout_s=_FLUSH_WAIT_S_MAX)
+        try:
+            with StrandedRows.found(table, lake=self.lake, buffer=self.buffer, root=self._settings.queue_path) as rows:
+                yield rows
+            state = self.buffer.state(table)
+            if state is None or not state.rows:
+                self._turns.went_well(table)
+        finally:
+            self._turns.give_back(taken)
 
     def next_retry_at(self) -> datetime | None:
         """When the first table in trouble may be tried again."""

@@ -10,6 +10,7 @@ from catchment.ids import TableId
 from catchment.queue import FlushReport, QueueStatus, TableFlush, TableState, aside
 from catchment.queue.coordinator import TableStatus
 from catchment.queue.policy import Trigger, Trouble
+from catchment.queue.stranded import Stranded
 from catchment.settings import Settings
 
 _INCARNATION = b"incarnation"
@@ -23,6 +24,16 @@ FLUSHED = pa.schema(
         ("files", pa.int64()),
         ("bytes", pa.int64()),
         ("parcels", pa.int64()),
+        ("stranded", pa.int64()),
+    ]
+)
+STRANDED = pa.schema(
+    [
+        ("table_schema", pa.string()),
+        ("table_name", pa.string()),
+        ("rows", pa.int64()),
+        ("buried", pa.int64()),
+        ("files", pa.list_(pa.string())),
     ]
 )
 STATUS = pa.schema(
@@ -54,6 +65,7 @@ def flushed(report: FlushReport) -> pa.Table:
             "files": each.files,
             "bytes": each.bytes,
             "parcels": each.parcels,
+            "stranded": each.stranded,
         }
         for each in report.tables
     ]
@@ -85,9 +97,21 @@ def status(found: QueueStatus) -> pa.Table:
 
 def as_report(flushed: pa.Table, seconds: float) -> FlushReport:
     """The report that `flushed` was made of."""
-    names = ("rows", "buried", "files", "bytes", "parcels")
+    names = ("rows", "buried", "files", "bytes", "parcels", "stranded")
     done = [TableFlush(table=_table(row), **{name: row[name] for name in names}) for row in flushed.to_pylist()]
     return FlushReport(tables=tuple(done), seconds=seconds)
+
+
+def stranded(found: Stranded) -> pa.Table:
+    """Stranded rows, as one row."""
+    facts = {"table_schema": found.table.schema, "table_name": found.table.name, "rows": found.rows}
+    return pa.Table.from_pylist([{**facts, "buried": found.buried, "files": list(found.files)}], schema=STRANDED)
+
+
+def as_stranded(found: pa.Table) -> Stranded:
+    """What `stranded` was made of."""
+    (row,) = found.to_pylist()
+    return Stranded(table=_table(row), rows=row["rows"], buried=row["buried"], files=tuple(row["files"]))
 
 
 def as_status(status: pa.Table, settings: Settings, at: datetime) -> QueueStatus:

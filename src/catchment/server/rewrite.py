@@ -67,6 +67,29 @@ _COMMANDS = {
 }
 
 
+class Rescue(Enum):
+    """What can be done with rows whose table was dropped."""
+
+    COUNT = "stranded"
+    EXPORT = "export"
+    REDIRECT = "redirect"
+    DISCARD = "discard"
+
+
+@dataclass(frozen=True, slots=True)
+class RescueCommand:
+    """`CALL duckling_queue_discard('schema.table')` and its like."""
+
+    action: Rescue
+    table: TableId
+    into: TableId | None
+
+
+_RESCUE = re.compile(
+    rf"CALL\s+{QUEUE}_(stranded|export|redirect|discard)\s*\(\s*'((?:[^']|'')+)'\s*(?:,\s*'((?:[^']|'')+)'\s*)?\)", re.I
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Bulk:
     """An INSERT of one row of values with parameters in it, said as a SELECT from the rows that are bound."""
@@ -140,7 +163,7 @@ class ByName:
     text: str = ""
 
 
-Step = Plain | Capture | FreshRead | Command | ByName
+Step = Plain | Capture | FreshRead | Command | ByName | RescueCommand
 
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
@@ -196,9 +219,19 @@ def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
     command = _COMMANDS.get(tuple(token.text for token in tokens))
     if command is not None:
         return command
+    if (rescue := _RESCUE.fullmatch(text.strip())) is not None:
+        return _rescue(rescue)
     if _is_plain_insert(tokens):
         return _capture(text, tokens, schema)
     return _parsed(text, tokens, schema)
+
+
+def _rescue(found: re.Match[str]) -> RescueCommand:
+    action = Rescue(found[1].casefold())
+    table, into = (None if name is None else TableId.parse(name.replace("''", "'")) for name in found.groups()[1:])
+    if table is None or (into is None) == (action is Rescue.REDIRECT):
+        raise InputError(f"{QUEUE}_{action.value} takes {'two tables' if action is Rescue.REDIRECT else 'one table'}.")
+    return RescueCommand(action, table, into)
 
 
 def _pragma(text: str, tokens: tuple[Token, ...]) -> str | None:

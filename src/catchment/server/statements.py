@@ -30,7 +30,18 @@ from catchment.server.links import Link, Parameters, TableResult, by_place_or_na
 from catchment.server.listings import Reader, cut
 from catchment.server.model import Call, Outcome, Role
 from catchment.server.options import is_path, require_harmless_path, session_statement
-from catchment.server.rewrite import BOUND, FRESH, ByName, Capture, Command, FreshRead, Plain, Step
+from catchment.server.rewrite import (
+    BOUND,
+    FRESH,
+    ByName,
+    Capture,
+    Command,
+    FreshRead,
+    Plain,
+    Rescue,
+    RescueCommand,
+    Step,
+)
 from catchment.server.tokens import Token
 from catchment.server.transactions import Transaction, exclusive
 from catchment.tenants.model import TenantId
@@ -57,6 +68,8 @@ class Statements:
         match step:
             case Command():
                 return self._command(step)
+            case RescueCommand():
+                return self._rescue(step)
             case Capture():
                 return self._capture(step, call, self.session.find(transaction), bound)
             case FreshRead():
@@ -99,15 +112,33 @@ class Statements:
             raise NotAllowedError(f"{what} takes the role `{role.name.lower()}`.")
 
     def _command(self, command: Command) -> Outcome:
-        self.require(Role.ADMIN, "Commands of the queue")
-        if self.session.island is not None:
-            raise NotAllowedError("Commands of the queue are not for users of a tenant.")
+        self._require_operator()
         queue = self.queue()
         if command is Command.FLUSH:
             if self.session.has_written:
                 raise StateError("A flush would wait for this session's own transaction.", hint="COMMIT first.")
             return Outcome(None, TableResult(queuetables.flushed(queue.force_flush_all())))
         return Outcome(None, TableResult(queuetables.status(queue.status())))
+
+    def _rescue(self, step: RescueCommand) -> Outcome:
+        self._require_operator()
+        queue = self.queue()
+        with queue.stranded(step.table) as rows:
+            match step.action:
+                case Rescue.COUNT:
+                    found = rows.facts
+                case Rescue.EXPORT:
+                    found = rows.export()
+                case Rescue.DISCARD:
+                    found = rows.discard()
+                case Rescue.REDIRECT:
+                    found = rows.redirect(queue.flusher, step.into or step.table)
+        return Outcome(None, TableResult(queuetables.stranded(found)))
+
+    def _require_operator(self) -> None:
+        self.require(Role.ADMIN, "Commands of the queue")
+        if self.session.island is not None:
+            raise NotAllowedError("Commands of the queue are not for users of a tenant.")
 
     def _capture(self, step: Capture, call: Call, transaction: Transaction | None, bound: pa.Table | None) -> Outcome:
         self.require(Role.WRITER, "INSERT")
