@@ -185,14 +185,19 @@ def test_a_statement_that_waits_for_a_long_result_can_be_cancelled(session: Sess
     assert run(session, "SELECT 42 AS answer") == [{"answer": 42}]
 
 
-def test_begin_within_a_transaction_is_refused(registry: SessionRegistry, session: Session, table: str) -> None:
+def test_begin_within_a_transaction_that_has_changes_is_refused(
+    registry: SessionRegistry, session: Session, table: str
+) -> None:
     transaction = session.begin()
+    # Its client may not know that the driver has opened one.
+    run(session, "BEGIN", transaction=transaction)
+    run(session, f"INSERT INTO {table} (a) VALUES (1)", transaction=transaction)
     with pytest.raises(StateError, match="open already"):
         run(session, "BEGIN", transaction=transaction)
     session.end(transaction, commit=True)
     run(session, f"INSERT INTO {table} (a) VALUES (2)")
     other = registry.open(FOUNDER)
-    assert run(other, f"SELECT a FROM {table}") == [{"a": 2}]
+    assert run(other, f"SELECT a FROM {table} ORDER BY a") == [{"a": 1}, {"a": 2}]
     registry.close(other)
 
 
