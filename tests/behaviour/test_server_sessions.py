@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import date
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from catchment.app import App
 from catchment.errors import CancelledError, ConflictError, InputError, LimitError, NotLoggedInError, StateError
+from catchment.server import capture, statements
 from catchment.server import registry as registries
-from catchment.server import statements
 from catchment.server.links import Link, TableResult
 from catchment.server.model import Call, Outcome, Principal, Role
 from catchment.server.registry import SessionRegistry
@@ -403,3 +404,23 @@ def test_a_token_that_finds_no_room_is_remembered(registry: SessionRegistry, mon
     first = registry.open_again(tokens[0], NOBODY)
     assert first is not None
     registry.close(first)
+
+
+def test_an_insert_into_the_queue_fails_if_the_table_is_changed_while_it_runs(
+    session: Session, registry: SessionRegistry, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = capture._run
+
+    def run_and_alter(*given: Any, **named: Any) -> pa.Table:
+        rows = before(*given, **named)
+        with registry.engine.lake.write() as connection:
+            for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+                connection.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
+        return rows
+
+    monkeypatch.setattr(capture, "_run", run_and_alter)
+    with pytest.raises(ConflictError, match="was changed"):
+        run(session, f"INSERT INTO duckling_queue.{table} SELECT 1, 2")
+    monkeypatch.undo()
+    run(session, f"INSERT INTO duckling_queue.{table} SELECT 1, 2")
+    assert run(session, f"SELECT a, b FROM catchment_fresh.{table}") == [{"a": 2, "b": 1}]

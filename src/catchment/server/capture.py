@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from catchment import sql
-from catchment.errors import InputError, TableMissingError, TypeConflictError
+from catchment.errors import ConflictError, InputError, TableMissingError, TypeConflictError
 from catchment.ids import TableId
 from catchment.lake import types
 from catchment.lake.types import Column
@@ -87,13 +87,17 @@ def inserted(
             raise
         return _selected(step, link, admit, call)
     try:
-        return _insert(step, columns, link, admit, call, bound, in_transaction=in_transaction)
+        rows = _insert(step, columns, link, admit, call, bound, in_transaction=in_transaction)
     except (duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
         # The table may have changed since it was asked for.
         asked = queue.columns(step.table, ask=True)
         if asked == columns:
             raise
-        return _insert(step, asked, link, admit, call, bound, in_transaction=in_transaction)
+        columns, rows = asked, _insert(step, asked, link, admit, call, bound, in_transaction=in_transaction)
+    if queue.columns(step.table) != columns:
+        # The rows have the names of columns that may mean others by now. An INSERT into the table fails as well then.
+        raise ConflictError(f"{step.table} was changed while the statement ran.", hint="Run it again.")
+    return rows
 
 
 def _insert(
