@@ -151,10 +151,17 @@ def identity_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> str:
     return str(row[0]) if row else ""
 
 
-def schema_version(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
-    """A number that grows with every change to any table except to its rows."""
-    row = connection.execute(f"SELECT max(schema_version) FROM {metadata_of(lake_name)}.ducklake_snapshot").fetchone()
-    return int(row[0]) if row else 0
+def newest_schema(connection: duckdb.DuckDBPyConnection, lake_name: str, *, since: int = 0) -> tuple[int, int]:
+    """The newest snapshot, and a number that grows with every change to any table except to its rows.
+
+    `since` is a snapshot that was the newest before: a catalog that is asked for what came after sends little.
+    """
+    snapshots = f"{metadata_of(lake_name)}.ducklake_snapshot WHERE snapshot_id >= {since}"
+    row = connection.execute(f"SELECT max(snapshot_id), max(schema_version) FROM {snapshots}").fetchone()
+    if row is None or row[0] is None:
+        # An older backup of the catalog was put back.
+        return newest_schema(connection, lake_name) if since else (0, 0)
+    return int(row[0]), int(row[1])
 
 
 def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:

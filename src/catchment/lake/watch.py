@@ -29,6 +29,7 @@ class SchemaWatch:
         self._asking_since_s = 0.0
         # The last answer: None if the lake could not be asked.
         self._version: int | None = None
+        self._snapshot_id = 0
         self._commits = -1
         self._asked_s = float("-inf")
 
@@ -60,7 +61,9 @@ class SchemaWatch:
         try:
             self._lake.open()
             with self._lake.snapshot() as connection:
-                version = tables.schema_version(connection, self._lake.name)
+                found = tables.newest_schema(connection, self._lake.name, since=self._snapshot_id)
+            # Only one question is under way at a time.
+            self._snapshot_id, version = found
         except CatchmentError:
             # The lake is away. Callers that need it say so themselves.
             version = None
