@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from catchment.app import App
-from catchment.errors import InputError, NotAllowedError, NotSupportedError, StateError
+from catchment.errors import CatchmentError, InputError, NotAllowedError, NotSupportedError, StateError
 from catchment.server.model import Call, Principal, Role
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
@@ -73,3 +73,17 @@ def test_a_file_is_refused_wherever_a_table_can_stand(place: Place, spelling: st
         with contextlib.suppress(StateError):
             run(session, "ROLLBACK")
     assert tried > 300
+
+
+@pytest.mark.parametrize("name", ["t8.secrets", "lake.t8.secrets", '"T8" . "secrets"', "x: t8.secrets", "main.t"])
+def test_another_tenants_table_is_refused_wherever_a_table_can_stand(place: Place, name: str) -> None:
+    session = place.registry.open(Principal("somebody", Role.WRITER, TenantId(7)))
+    tried = 0
+    for text in filter(is_statement, file_scenes.statements(name)):
+        tried += 1
+        # Both have the columns of the tenant's own: what was let through would work.
+        with pytest.raises((CatchmentError, duckdb.CatalogException)):
+            run(session, text)
+        with contextlib.suppress(StateError):
+            run(session, "ROLLBACK")
+    assert tried > 200

@@ -38,6 +38,17 @@ READS = (
     "FROM seen",
     "FROM main.seen_again",
     "FROM lake.seen_again",
+    "FROM query_table('t7.events')",
+    "FROM query_table(['others', 'lake.t7.events'])",
+    "FROM pragma_table_info('t7.events')",
+    "PRAGMA table_info('lake.t7.events')",
+    "FROM t7.table_changes('events', {version}, {version})",
+    "FROM ducklake_table_insertions('lake', 't7', 'events', {version}, {version})",
+    "SELECT newest_seen()",
+    "SELECT twice_seen(1)",
+    "FROM all_seen()",
+    "EXPLAIN (FORMAT json) FROM t7.events",
+    "EXPLAIN INSERT INTO others FROM t7.events",
 )
 WRITES = (
     "INSERT INTO t7.events VALUES (1, 'x')",
@@ -60,6 +71,10 @@ WRITES = (
     "CREATE TABLE more AS FROM t7.events",
     "CREATE TEMP TABLE more AS FROM t7.events",
     "CREATE VIEW more AS FROM t7.events",
+    "CREATE MACRO more() AS TABLE FROM t7.events",
+    "CREATE TEMP MACRO more() AS (SELECT max(id) FROM t7.events)",
+    "CREATE MACRO t7.more() AS 1",
+    "ALTER TABLE t7.events SET SORTED BY (id)",
     "SET VARIABLE n = (SELECT count(*) FROM t7.events)",
 )
 HARMLESS = (
@@ -85,6 +100,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
         home = opened.client(A, "admin")
         home.update("CREATE VIEW seen AS SELECT id, kind FROM t7.events")
         home.update("CREATE VIEW seen_again AS FROM seen")
+        home.update("CREATE MACRO newest_seen() AS (SELECT max(id) FROM t7.events)")
+        home.update("CREATE MACRO twice_seen(x) AS x + newest_seen()")
+        home.update("CREATE MACRO all_seen() AS TABLE FROM t7.events")
         yield opened
 
 

@@ -198,6 +198,10 @@ def test_lists_of_the_catalog_do_not_show_the_ledger_but_to_admins(clients: dict
     assert shown > 15
     with pytest.raises(NotAllowedError):
         run(clients[role], "CREATE TEMP VIEW listed AS FROM duckdb_tables()")
+    for name in ("producers", "deliveries"):
+        with pytest.raises(duckdb.CatalogException) as missing:
+            run(clients[role], f"FROM {name}")
+        assert "_catchment" not in str(missing.value)
 
 
 def test_a_prepared_statement_is_judged_with_its_arguments(place: Place, clients: dict[Role, Session]) -> None:

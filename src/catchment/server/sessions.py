@@ -26,8 +26,9 @@ from catchment.queue import DqCoordinator
 from catchment.server import forward, ingest
 from catchment.server.engine import Engine
 from catchment.server.forward import Forwarding, Rewindable
+from catchment.server.islands import without_ledger
 from catchment.server.links import Link
-from catchment.server.model import Call, IngestTarget, Outcome, Principal
+from catchment.server.model import Call, IngestTarget, Outcome, Principal, Role
 from catchment.server.peers import PeerSession
 from catchment.server.prepared import Prepared
 from catchment.server.rewrite import ByName, Plain, Step, plan
@@ -402,7 +403,9 @@ class Session:
 
     def _told(self) -> AbstractContextManager[None]:
         """Have errors say nothing that is not for the session's user."""
-        return nullcontext() if self.island is None else self.island.told()
+        if self.island is None:
+            return nullcontext() if self.principal.role >= Role.ADMIN else without_ledger()
+        return self.island.told()
 
     def own_link(self) -> Link:
         """The session's own link, made anew where its DuckDB instance was given up."""
