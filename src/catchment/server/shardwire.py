@@ -66,12 +66,17 @@ def pack_shipments(shipments: Sequence[Shipment]) -> tuple[list[dict[str, Any]],
     heads = [
         {
             "table": [part.table.schema, part.table.name],
-            "columns": [asdict(column) for column in part.columns],
+            "columns": [_named(column) for column in part.columns],
             "seq_first": part.seq_first,
         }
         for part in shipments
     ]
     return heads, [part.rows for part in shipments]
+
+
+def _named(column: Column) -> dict[str, Any]:
+    """A column without what only its own lake knows it by."""
+    return {key: value for key, value in asdict(column.unbound).items() if key not in ("table_uuid", "lake_field")}
 
 
 def unpack_shipments(heads: Sequence[Mapping[str, Any]], tables: Sequence[pa.Table]) -> list[Shipment]:
