@@ -29,6 +29,7 @@ from catchment.errors import SparkFailedError
 
 STOP_S_MAX = 30.0
 _LOOK_S = 0.02
+_ENDING_S_MAX = 0.5
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
@@ -124,9 +125,9 @@ def forget() -> None:
 
 def account_of(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> str:
     """What became of a JVM that did not start, in words."""
-    ended = process.poll()
     if overdue.is_set():
         return "it took too long (CATCHMENT_SPARK_START_SECONDS_MAX) and was ended"
+    ended = _exit_code(process)
     if ended is None:
         return "the connection to it failed"
     return f"it was killed by {signal.Signals(-ended).name}" if ended < 0 else f"it ended with exit code {ended}"
@@ -135,6 +136,17 @@ def account_of(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> 
 def ended_by_itself(error: SparkFailedError) -> bool:
     """Whether a start failed because Java ended, and was neither too slow nor killed by another process."""
     return error.facts.get("exit_code") not in (None, -signal.SIGKILL, -signal.SIGTERM)
+
+
+def is_gone(process: "subprocess.Popen[bytes] | None") -> bool:
+    """Whether the process has ended, or is about to: its connections break before the system says so."""
+    return process is not None and _exit_code(process) is not None
+
+
+def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(timeout=_ENDING_S_MAX)
+    return None
 
 
 def _start(conf: SparkConf, log: IO[bytes], answer: Path, cwd: Path | None) -> "subprocess.Popen[bytes]":
@@ -163,7 +175,8 @@ def _connect(conf: SparkConf, process: "subprocess.Popen[bytes]", answer: Path, 
 
 
 def _failure(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> SparkFailedError:
-    return SparkFailedError(account_of(process, overdue), exit_code=None if overdue.is_set() else process.poll())
+    account = account_of(process, overdue)
+    return SparkFailedError(account, exit_code=None if overdue.is_set() else process.returncode)
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import IO, Any, TypeVar
 from uuid import uuid4
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -33,6 +33,7 @@ _LOOPBACK = "127.0.0.1"
 _GONE = "its JVM has gone"
 _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 # How Spark and the connection to it fail.
+_OF_CONNECTION = (Py4JNetworkError, OSError, EOFError)
 _OF_SPARK = (Py4JError, PySparkException, OSError, EOFError)
 # What Python says of an error, or Java of it and of what it came from.
 _ERROR = re.compile(r"(?:: |Caused by: |Exception in thread \S+ )?([\w.$]+(?:Error|Exception)\b.*: .+)")
@@ -127,7 +128,7 @@ class Session:
         except Exception as error:
             # Java is asked what the error says, so before it ends.
             said = _reason(error)
-            is_lost = overdue.is_set() or not self.has_jvm
+            is_lost = overdue.is_set() or (isinstance(error, _OF_CONNECTION) and jvm.is_gone(self._gateway.proc))
             reason = jvm.account_of(self._gateway.proc, overdue) if is_lost else said
             self._give_up()
             raise SparkFailedError(f"Spark does not start: {reason}", log=self._log) from error
