@@ -118,12 +118,15 @@ def test_sql_may_begin_and_end_the_transactions_that_a_driver_opens(server: Serv
 def test_after_a_failed_statement_nothing_of_the_transaction_can_be_committed(
     server: ServerProcess, made: str, failing: str
 ) -> None:
-    """DuckDB gives such a transaction up; half of it must not be enqueued."""
+    """Half of what the statement was to do may be in it; none of that must be committed or enqueued."""
     with server.cursor() as cursor:
         cursor.execute("BEGIN")
         _both(cursor, made, 1)
         with pytest.raises(Error, match="InvalidArgument"):
             cursor.execute(failing.format(made))
+        for further in ("SELECT 1", f"INSERT INTO {made} VALUES (7)", f"INSERT INTO duckling_queue.{made} VALUES (7)"):
+            with pytest.raises(Error, match="transaction is aborted"):
+                cursor.execute(further)
         with pytest.raises(Error, match=r"nothing was committed.*\(Aborted"):
             cursor.execute("COMMIT")
         assert _seen(server, made) == []

@@ -19,6 +19,8 @@ from catchment.server.model import Call
 
 # What DuckDB has instead of a table whose lake is away, or was when the connection was made.
 _NAMELESS = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
+# Errors of statements that did not begin to run.
+_NOT_BEGUN = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
 # It binds names of every kind: these are the ones that are about a catalog.
 _BINDING_CATALOG = "Binder Error: Catalog "
 # DuckDB makes its vectors of 2,048 rows; the wire cuts by bytes.
@@ -61,6 +63,9 @@ class Link:
         self.origin = origin
         # Whether something would be missed in a new connection: USE, variables, temporary tables.
         self.has_state = False
+        # Whether a statement failed while it ran. Of an instance that no error invalidates, DuckDB goes on with a
+        # transaction then, which may hold half of what the statement was to do.
+        self.has_failed = False
         self.lock = threading.RLock()
         self._result_bytes_max = result_bytes_max
         self._live: LiveResult | None = None
@@ -184,6 +189,7 @@ class Link:
             try:
                 yield
             except duckdb.InterruptException:
+                self.has_failed = True
                 call.refuse_stopped()
                 self.origin.refuse_lost()
                 raise CancelledError from None
@@ -191,8 +197,12 @@ class Link:
                 self.origin.note(error)
                 raise
             except _NAMELESS as error:
+                self.has_failed = self.has_failed or not isinstance(error, _NOT_BEGUN)
                 if not isinstance(error, duckdb.BinderException) or str(error).startswith(_BINDING_CATALOG):
                     self._require_lake()
+                raise
+            except duckdb.Error as error:
+                self.has_failed = self.has_failed or not isinstance(error, _NOT_BEGUN)
                 raise
 
 
@@ -241,6 +251,7 @@ class LiveResult:
                     return None
                 except (duckdb.Error, pa.ArrowException, OSError) as error:
                     self._end()
+                    self._link.has_failed = True
                     self._link.origin.note(error)
                     if "INTERRUPT" in str(error):
                         call.refuse_stopped()
@@ -267,6 +278,7 @@ class LiveResult:
                     break
                 self._parked.append(batch)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
+            self._link.has_failed = True
             self._link.origin.note(error)
             self._failure = error
         finally:

@@ -283,6 +283,8 @@ class Statements:
             statement, verdict = self.examined(step, link)
             match verdict.kind:
                 case Kind.READ:
+                    if joined is not None:
+                        joined.refuse_failed()
                     return self._read(self.readable(step, verdict), statement, verdict, link, call, bound)
                 case Kind.WRITE:
                     if session.island is not None:

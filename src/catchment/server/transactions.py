@@ -27,6 +27,8 @@ from catchment.tenants.model import TenantId
 
 # How often a call that waits for the lake looks whether it is still wanted.
 _LOOK_S = 0.2
+# As DuckDB says it.
+_ABORTED = "TransactionContext Error: Current transaction is aborted (please ROLLBACK)"
 
 
 @contextmanager
@@ -101,7 +103,6 @@ class Transaction:
         self._bytes_max = bytes_max
         self._changing = changing
         self._lock = ExitStack()
-        self._has_failed = False
         self.has_written = False
         # Tenants whose tables a user without a tenant has changed in it: they must live here when it commits.
         self.touched: frozenset[TenantId] = frozenset()
@@ -115,10 +116,12 @@ class Transaction:
 
     def begin(self, call: Call) -> None:
         """Start it."""
+        self.link.has_failed = False
         self.link.run("BEGIN", call)
 
     def prepare_write(self, call: Call) -> None:
         """Have the commit lock: nobody else changes the lake between the first write and the end."""
+        self.refuse_failed()
         if not self.has_written:
             self._refuse_old()
             with ExitStack() as held:
@@ -138,12 +141,18 @@ class Transaction:
         if self.is_ending:
             raise no_such_transaction()
 
+    def refuse_failed(self) -> None:
+        """Refuse a further statement after one that failed, as DuckDB does."""
+        if self.link.has_failed:
+            raise duckdb.TransactionException(_ABORTED)
+
     def fail(self) -> None:
-        """A statement was done in part, and DuckDB does not know: the transaction can only be rolled back."""
-        self._has_failed = True
+        """A statement was done in part: the transaction can only be rolled back."""
+        self.link.has_failed = True
 
     def keep(self, table: TableId, rows: pa.Table) -> None:
         """Keep rows for the queue until COMMIT."""
+        self.refuse_failed()
         size = unfolding.size_of(rows)
         if self._kept_bytes + size > self._bytes_max:
             raise LimitError(
@@ -156,26 +165,16 @@ class Transaction:
     def commit(self, enqueue: Callable[[TableId, pa.Table], None], call: Call) -> None:
         """End it; what was written to the lake is there, and what was kept for the queue is enqueued."""
         self.link.settle(call)
-        self._refuse_failed()
+        if self.link.has_failed:
+            # Half of what the statement was to do may be in the transaction.
+            raise ConflictError(
+                "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
+            )
         try:
             self._lake.commit_on(self.link.connection, self.link.origin)
         finally:
             self._lock.close()
         self._enqueue(enqueue)
-
-    def _refuse_failed(self) -> None:
-        """To COMMIT a transaction in which a statement failed, DuckDB rolls it back and says nothing."""
-        try:
-            self.link.connection.execute("SELECT 1")
-        except duckdb.TransactionException:
-            self._has_failed = True
-        except duckdb.Error:
-            # The commit itself finds out what that means.
-            return
-        if self._has_failed:
-            raise ConflictError(
-                "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
-            )
 
     def _enqueue(self, enqueue: Callable[[TableId, pa.Table], None]) -> None:
         # Rows of one shape go together: a column that some lack has its default there, and not NULL.
