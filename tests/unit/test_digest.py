@@ -176,7 +176,7 @@ def test_digests_have_the_values_that_ledgers_hold(connection: duckdb.DuckDBPyCo
 
 
 def test_a_table_may_have_thousands_of_columns(connection: duckdb.DuckDBPyConnection) -> None:
-    """As a chain, this expression would be refused for its depth, and half as many columns take minutes to plan."""
+    """As a chain of as many links, DuckDB refuses the expression for its depth."""
     assert _one(connection, f"SELECT {digest.rows_digest(_wide(2_000))} FROM ({_wide_rows(2_000)})") > 0
 
 
