@@ -22,7 +22,7 @@ from catchment import sql
 from catchment.errors import CatchmentError, NotAllowedError, TableMissingError
 from catchment.ids import TableId
 from catchment.lake import extensions
-from catchment.lake.tables import LEDGER_SCHEMA
+from catchment.lake.tables import LEDGER_SCHEMA, metadata_of
 from catchment.server import functions, options
 from catchment.server.functions import TENANT_TABLE_FUNCTIONS
 from catchment.server.gate import names_only_its_target, refuse_calls
@@ -184,12 +184,13 @@ class Island:
 
 @contextmanager
 def without_ledger() -> Iterator[None]:
-    """Leave out of errors which tables DuckDB takes for meant, if Catchment's own are among them."""
+    """Leave out of errors which tables DuckDB takes for meant, if Catchment's or DuckLake's own are among them."""
     try:
         yield
     except duckdb.Error as error:
         text = str(error)
-        if LEDGER_SCHEMA not in text or (kept := _CANDIDATES.sub("", text)) == text:
+        is_own = any(name in text for name in (LEDGER_SCHEMA, metadata_of("")))
+        if not is_own or (kept := _CANDIDATES.sub("", text)) == text:
             raise
         raise type(error)(kept) from None
 

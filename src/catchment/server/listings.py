@@ -44,11 +44,10 @@ _LETTERS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads the lists: an admin, a user of the lake, or with `own`, a user of the tenant of that schema."""
+    """Who reads the lists: a user of the lake, or with `own`, a user of the tenant of that schema."""
 
     lake: str
     own: str | None = None
-    is_admin: bool = False
 
     def sees(self, database: str = "database_name", schema: str = "schema_name") -> str:
         """The condition that holds for the rows that the reader may see."""
@@ -57,7 +56,7 @@ class Reader:
                 f"lower({database}) = {sql.literal(sql.fold(self.lake))} AND lower({schema}) = {sql.literal(self.own)}"
             )
             return f"({database} IN ('system', 'temp') OR ({is_own}))"
-        return "true" if self.is_admin else f"lower({schema}) IS DISTINCT FROM {sql.literal(LEDGER_SCHEMA)}"
+        return f"lower({schema}) IS DISTINCT FROM {sql.literal(LEDGER_SCHEMA)}"
 
 
 def is_list(parts: tuple[str, ...]) -> bool:
@@ -145,8 +144,6 @@ def _function(name: str, reader: Reader) -> str | None:
         hidden = "NULL::VARCHAR AS path, MAP {} AS tags, MAP {} AS options"
         where = "" if reader.own is None else f" WHERE database_name IN ('system', 'temp', {sql.literal(reader.lake)})"
         return f"SELECT * REPLACE ({hidden}) FROM duckdb_databases(){where}"
-    if reader.is_admin:
-        return None
     if name in _BY_SCHEMA:
         return f"SELECT * FROM {name}() WHERE {reader.sees()}"
     short = functions.of_lake(name) if name in _OF_LAKE else None

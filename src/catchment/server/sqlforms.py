@@ -84,7 +84,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("SHOW TABLES"),
         Form(
             "SHOW ALL TABLES",
-            note="Lists show `_catchment` to admins alone, and tenants what is theirs.",
+            note="Lists leave `_catchment` out, and show tenants what is theirs.",
         ),
         Form("SHOW SCHEMAS"),
         Form("SHOW DATABASES"),

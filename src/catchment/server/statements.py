@@ -397,13 +397,12 @@ class Statements:
 
     def readable(self, step: Plain, verdict: Verdict) -> Plain:
         """The query as this session may run it: lists of the catalog are cut to what its user may see."""
-        island, principal = self.session.island, self.session.principal
+        island = self.session.island
         if island is not None and step.tokens[0].text == "explain":
             step = replace(step, text=island.placed(step.text, step.tokens))
         if not verdict.lists:
             return step
-        is_admin = principal.role >= Role.ADMIN and island is None
-        reader = Reader(self.session.lake.name, None if island is None else island.schema, is_admin=is_admin)
+        reader = Reader(self.session.lake.name, None if island is None else island.schema)
         return replace(step, text=cut(step.text, step.tokens, reader))
 
     def _read(
