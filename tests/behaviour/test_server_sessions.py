@@ -233,6 +233,59 @@ def test_two_executions_of_one_prepared_statement_each_have_their_own_rows(sessi
     assert run(session, f"SELECT a FROM catchment_fresh.{table} ORDER BY a") == [{"a": 1}, {"a": 2}]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INSERT INTO {t} (a) VALUES (?)",
+        "INSERT INTO {t} (a) SELECT 1 WHERE 1 = ?",
+        "UPDATE {t} SET a = ?",
+        "DELETE FROM {t} WHERE a = ? RETURNING a",
+        "INSERT INTO duckling_queue.{t} (a) VALUES (?)",
+        "INSERT INTO duckling_queue.{t} (a) SELECT a FROM {t} WHERE a = ?",
+    ],
+)
+def test_a_change_for_no_row_of_parameters_changes_nothing(session: Session, table: str, text: str) -> None:
+    run(session, f"INSERT INTO {table} (a) VALUES (1)")
+    none = pa.table({"a": pa.array([], pa.int32())})
+    outcome = session.prepare(text.format(t=table)).execute(Call(), none, is_update=True)
+    outcome.result.close()
+    assert outcome.rows == 0
+    assert run(session, f"SELECT a FROM catchment_fresh.{table}") == [{"a": 1}]
+
+
+@pytest.mark.parametrize("text", ["SELECT ? AS x", "SELECT count(*) FROM catchment_fresh.{t} WHERE a = ?"])
+def test_a_query_needs_a_row_of_parameters(session: Session, table: str, text: str) -> None:
+    with pytest.raises(InputError, match="No row"):
+        run(session, text.format(t=table), parameters=pa.table({"x": pa.array([], pa.int32())}))
+
+
+@pytest.mark.parametrize(
+    ("months", "days", "nanoseconds", "found"),
+    [(1, 2, 3_000_000, "1 month 2 days 00:00:00.003"), (13, 0, 3_000_000_000, "1 year 1 month 00:00:03")],
+)
+def test_intervals_are_bound_wherever_a_value_may_stand(
+    session: Session, table: str, months: int, days: int, nanoseconds: int, found: str
+) -> None:
+    run(session, f"CREATE TABLE {table}_i (a INTEGER, i INTERVAL)")
+    run(session, f"INSERT INTO {table}_i VALUES (1, NULL)")
+    given = pa.array([pa.MonthDayNano([months, days, nanoseconds])], pa.month_day_nano_interval())
+    bound = pa.table({"i": given})
+    run(session, f"UPDATE {table}_i SET i = ?", parameters=bound)
+    assert run(session, f"SELECT i::VARCHAR AS i FROM {table}_i") == [{"i": found}]
+    assert run(session, "SELECT typeof($1) AS kind, $1::VARCHAR AS i", parameters=bound)[0] == {
+        "kind": "INTERVAL",
+        "i": found,
+    }
+    run(session, f"UPDATE {table}_i SET i = ?", parameters=pa.table({"i": pa.nulls(1, given.type)}))
+    assert run(session, f"SELECT i FROM {table}_i") == [{"i": None}]
+
+
+def test_an_interval_may_be_negative(session: Session) -> None:
+    given = pa.array([pa.MonthDayNano([-13, -2, -3_000_000_000])], pa.month_day_nano_interval())
+    found = run(session, "SELECT ?::VARCHAR AS i", parameters=pa.table({"i": given}))
+    assert found == [{"i": "-1 year -1 month -2 days -00:00:03"}]
+
+
 def test_a_statement_of_which_only_some_rows_can_be_bound_changes_none(session: Session, table: str) -> None:
     run(session, f"CREATE TABLE {table}_at (moment TIMESTAMP)")
     run(session, f"INSERT INTO {table}_at VALUES ('2024-01-01')")

@@ -1,12 +1,14 @@
-"""Times of day in nanoseconds, which DuckLake cannot store: they become microseconds, or are refused."""
+"""What DuckLake cannot store: times of day in nanoseconds become microseconds, or are refused; decimals are refused."""
 
 from collections.abc import Callable, Iterator
 from datetime import time
+from decimal import Decimal
 
 import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.serve import FlightServer
 from catchment.settings import Settings
 from tests.flight_scenes import Client, ingest, refused, server
@@ -75,6 +77,29 @@ def test_a_long_stream_is_refused_in_the_same_words(client: Client) -> None:
     rows = pa.table({"moment": values, "text": ["x" * 100] * 100_000})
     assert "'moment'" in refused(INVALID, client.put, ingest("long", create=False), rows)
     assert client.query("SELECT count(*) AS n FROM long") == [{"n": 0}]
+
+
+HUNDREDS = pa.array([Decimal(100), None], pa.decimal128(5, -2))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [HUNDREDS, HUNDREDS.dictionary_encode(), pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), HUNDREDS)],
+    ids=["plain", "dictionary", "list"],
+)
+def test_decimals_of_a_negative_scale_are_refused_with_the_column(client: Client, values: pa.Array) -> None:
+    rows = pa.table({"amount": values})
+    client.update("CREATE TABLE IF NOT EXISTS amounts (amount DECIMAL(9, 0))")
+    prepared = client.prepare("INSERT INTO amounts VALUES (?)").prepared_statement_handle
+    for command in (
+        *(ingest("amounts", schema=schema) for schema in ("main", "duckling_queue")),
+        sql.CommandPreparedStatementUpdate(prepared_statement_handle=prepared),
+        sql.CommandPreparedStatementQuery(prepared_statement_handle=prepared),
+    ):
+        said = refused(INVALID, client.put, command, rows)
+        assert "'amount'" in said
+        assert "scale 0" in said
+    assert client.query("SELECT * FROM amounts") == []
 
 
 @pytest.mark.parametrize("kind", [pa.list_view(NS), pa.run_end_encoded(pa.int32(), NS)])

@@ -43,7 +43,15 @@ def python_values(column: pa.ChunkedArray) -> list[object]:
         values: list[object] = column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise InputError(f"A bound value cannot be used: {error}") from None
+    if pa.types.is_interval(column.type):
+        return [None if value is None else _interval(value) for value in values]
     return values
+
+
+def _interval(value: pa.MonthDayNano) -> duckdb.Value:
+    """An interval; DuckDB's Python would take the three numbers of Arrow's for a list."""
+    text = f"{value.months} months {value.days} days {value.nanoseconds // 1_000} microseconds"
+    return duckdb.Value(text, duckdb.sqltypes.INTERVAL)
 
 
 class Link:

@@ -63,8 +63,6 @@ class Statements:
 
     def run(self, step: Step, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
         """Run one statement; `bound` are the rows of its parameters."""
-        if bound is not None and not bound.num_rows:
-            raise InputError("No row of parameters is bound.")
         match step:
             case Command():
                 return self._command(step)
@@ -146,6 +144,8 @@ class Statements:
         table = self.spelled(step.table)
         if table != step.table:
             step = replace(step, table=table)
+        if bound is not None and not bound.num_rows:
+            return Outcome(0, TableResult(_count(0)))
         rows = self._given(step, queue, bound)
         if rows is None:
             with self.link(transaction) as link, self.session.reading_lake():
@@ -214,6 +214,7 @@ class Statements:
         # Its statement is judged as it was written: what is put in its place is ours.
         with self.session.autocommit_link() as link:
             statement, verdict = self.examined(step, link)
+        _require_row(bound)
         if bound is not None and bound.num_rows > 1:
             raise NotSupportedError("A fresh read takes one row of parameters.")
         with ExitStack() as cleanup:
@@ -414,6 +415,7 @@ class Statements:
         call: Call,
         bound: pa.Table | None,
     ) -> Outcome:
+        _require_row(bound)
         if bound is None or bound.num_rows == 1:
             row = None if bound is None else _row(statement, bound, 0)
             with ExitStack() as held:
@@ -497,7 +499,8 @@ class Statements:
             if parts and on_half is not None:
                 on_half()
             raise
-        return _outcome(pa.concat_tables(parts), verdict, step)
+        # An upload without rows is run for none.
+        return _outcome(pa.concat_tables(parts) if parts else _NOTHING, verdict, step)
 
     @staticmethod
     def _each(step: Plain, link: Link, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
@@ -541,6 +544,12 @@ def _outcome(result: pa.Table, verdict: Verdict, step: Plain) -> Outcome:
 @lru_cache(maxsize=64)
 def _count(rows: int) -> pa.Table:
     return pa.table({"Count": pa.array([rows], pa.int64())})
+
+
+def _require_row(bound: pa.Table | None) -> None:
+    """What a query gives for no row of parameters, no query can say."""
+    if bound is not None and not bound.num_rows:
+        raise InputError("No row of parameters is bound.")
 
 
 def _row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:

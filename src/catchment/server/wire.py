@@ -64,6 +64,7 @@ class Upload:
             _require_text(stream.schema)
         except (pa.ArrowException, OSError, UnicodeError) as error:
             raise _damaged(error) from None
+        _refuse_negative_scales(stream.schema)
         return pa.RecordBatchReader.from_batches(stream.schema, self._batches(stream))
 
     def table(self) -> pa.Table | None:
@@ -299,6 +300,24 @@ def _require_text(fields: Iterable[pa.Field]) -> None:
     for field in fields:
         _ = field.name
         _require_text(field.type.field(index) for index in range(field.type.num_fields))
+
+
+def _refuse_negative_scales(schema: pa.Schema) -> None:
+    """DuckDB has no decimals of a negative scale: it fails inside on some, and takes others for smaller numbers."""
+    for field in schema:
+        if _holds_negative_scale(field.type):
+            raise InputError(
+                f"Column {field.name!r} has decimals of a negative scale, which DuckDB does not have.",
+                hint="Cast it to a decimal of scale 0.",
+            )
+
+
+def _holds_negative_scale(kind: pa.DataType) -> bool:
+    if pa.types.is_decimal(kind):
+        return bool(kind.scale < 0)
+    inner = [kind.value_type] if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else []
+    inner += [kind.field(index).type for index in range(kind.num_fields)]
+    return any(_holds_negative_scale(each) for each in inner)
 
 
 def _damaged(error: Exception) -> InputError:
