@@ -140,9 +140,9 @@ def write(cursor: Any, case: Case, way: str, *, queue: str, table: str, first: i
     try:
         match way:
             case "literal":
-                cursor.execute(f"{insert} VALUES {_plain(case.rows(first))}")
+                cursor.execute(f"{insert} VALUES {plain(case.rows(first))}")
             case "select":
-                cursor.execute(f"{insert} SELECT * FROM (VALUES {_plain(case.rows(first))})")
+                cursor.execute(f"{insert} SELECT * FROM (VALUES {plain(case.rows(first))})")
             case "parameters":
                 for row in _python(case, first):
                     cursor.execute(f"{insert} VALUES (?, ?)", row)
@@ -155,7 +155,7 @@ def write(cursor: Any, case: Case, way: str, *, queue: str, table: str, first: i
     return None
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """SQL that needs no macro of ours."""
     for number in (1, 2):
         text = text.replace(f"uuid_of({number})", f"'00000000-0000-0000-0000-00000000000{number}'")
@@ -166,7 +166,7 @@ def _python(case: Case, first: int) -> list[tuple[int, Any]]:
     """The rows as a program would bind them: texts as texts, and all else as Python has it."""
     with duckdb.connect() as connection:
         return [
-            (first + at, connection.execute(f"SELECT {_plain(value)}").fetchall()[0][0])
+            (first + at, connection.execute(f"SELECT {plain(value)}").fetchall()[0][0])
             for at, value in enumerate(case.values)
         ]
 
@@ -175,5 +175,5 @@ def _arrow(case: Case, first: int) -> pa.Table:
     """The rows in plain Arrow, as clients make it from a column of the type."""
     with duckdb.connect() as connection:
         connection.execute(f"CREATE TABLE given (k INTEGER, {case.column} {case.type.removesuffix(' NOT NULL')})")
-        connection.execute(f"INSERT INTO given VALUES {_plain(case.rows(first))}")
+        connection.execute(f"INSERT INTO given VALUES {plain(case.rows(first))}")
         return connection.execute("FROM given").to_arrow_table()

@@ -320,6 +320,8 @@ HIDDEN = (
     "INSERT INTO duckling_queue.t FROM (SUMMARIZE '{file}')",
     "INSERT INTO duckling_queue.new_one SELECT * FROM '{file}'",
     "INSERT INTO duckling_queue.new_one (x) SELECT content FROM read_text('{outside}/secret.csv')",
+    "CREATE TABLE duckling_queue.new_one AS SELECT * FROM '{file}'",
+    "CREATE TABLE duckling_queue.new_one AS SELECT content FROM read_text('{outside}/secret.csv')",
     "FROM catchment_fresh.t, '{file}'",
     "SELECT * FROM catchment_fresh.t, read_text('{outside}/secret.csv')",
     "SELECT *, current_setting('temp_directory') FROM catchment_fresh.t",
@@ -360,6 +362,8 @@ LEDGER = (
     "SET search_path TO $$lake._catchment$$",
     "INSERT INTO duckling_queue._catchment.producers (producer) VALUES ('x')",
     "INSERT INTO duckling_queue.\"_CATCHMENT\".producers SELECT 'x' AS producer",
+    "CREATE TABLE duckling_queue._catchment.mine (a INTEGER)",
+    "CREATE TABLE IF NOT EXISTS duckling_queue._catchment.producers AS SELECT 1 AS a",
 )
 
 LEGITIMATE = (

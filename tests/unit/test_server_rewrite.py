@@ -11,7 +11,7 @@ from catchment.errors import InputError, NotAllowedError, NotSupportedError
 from catchment.ids import TableId
 from catchment.server.gate import judge
 from catchment.server.model import Principal, Role
-from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Plain, plan
+from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Making, Plain, plan
 from tests import wall_scenes
 
 SOMEBODY = Principal("somebody", Role.ADMIN)
@@ -139,6 +139,36 @@ def test_an_insert_into_the_queue_is_taken_apart(text: str, table: TableId, colu
 
 
 @pytest.mark.parametrize(
+    ("text", "table", "expected"),
+    [
+        ("CREATE TABLE duckling_queue.t (a INTEGER)", TableId("main", "t"), "CREATE TABLE X (a INTEGER)"),
+        (
+            "create table Duckling_Queue.s.T as select 1",
+            TableId("s", "T"),
+            "CREATE TABLE X AS FROM ( select 1 ) LIMIT 0",
+        ),
+        (
+            'CREATE TABLE "duckling_queue"."ü" (a, b) AS (SELECT \'é\', 2) WITH NO DATA -- é',
+            TableId("main", "ü"),
+            "CREATE TABLE X (a, b) AS FROM ( (SELECT 'é', 2) ) LIMIT 0",
+        ),
+        (
+            "CREATE TABLE IF NOT EXISTS duckling_queue.t (a INTEGER AS (1)) AS FROM x",
+            TableId("main", "t"),
+            "CREATE TABLE X (a INTEGER AS (1)) AS FROM ( FROM x ) LIMIT 0",
+        ),
+    ],
+)
+def test_a_create_table_of_the_queue_is_taken_apart(text: str, table: TableId, expected: str) -> None:
+    step = only(text)
+    assert isinstance(step, Making)
+    assert step.table == table
+    assert re.sub(r"\s+", " ", step.named("X")) == expected
+    assert step.if_not_exists == ("IF NOT EXISTS" in text)
+    assert step.has_rows == (step.source is not None and "NO DATA" not in text)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("FROM catchment_fresh.t", 'FROM (S) AS "t"'),
@@ -176,7 +206,11 @@ def test_a_name_of_ours_elsewhere_means_nothing(text: str) -> None:
         "SELECT * FROM duckling_queue.t",
         "DELETE FROM duckling_queue.t",
         "UPDATE duckling_queue.t SET a = 1",
-        "CREATE TABLE duckling_queue.t (a INTEGER)",
+        "CREATE OR REPLACE TABLE duckling_queue.t (a INTEGER)",
+        "CREATE TEMP TABLE duckling_queue.t (a INTEGER)",
+        "CREATE VIEW duckling_queue.t AS SELECT 1",
+        "CREATE TABLE t AS FROM duckling_queue.t",
+        "CREATE TABLE duckling_queue.t AS FROM duckling_queue.u",
         "INSERT INTO duckling_queue.t VALUES (1) RETURNING a",
         "INSERT INTO duckling_queue.t VALUES (1) ON CONFLICT DO NOTHING",
         "INSERT OR REPLACE INTO duckling_queue.t VALUES (1)",

@@ -212,6 +212,15 @@ def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -
         )
 
 
+def require_queueable(columns: Sequence[Column]) -> None:
+    """Refuse columns of a table that the queue could take no rows for."""
+    refuse_reserved(columns)
+    for column in columns:
+        types.require_deliverable(column)
+    types.require_bounded(columns)
+    refuse_unknown(columns)
+
+
 def refuse_unknown(columns: Iterable[Column]) -> None:
     """Refuse columns of a type that Arrow has no form for: the queue keeps and hands on its rows in Arrow."""
     for column in columns:

@@ -155,11 +155,7 @@ class Targets:
                 )
             self._create(table, arrivals.columns_of(schema))
             found = self._lake.table(table)
-        arrivals.refuse_reserved(found.columns)
-        for column in found.columns:
-            types.require_deliverable(column)
-        types.require_bounded(found.columns)
-        arrivals.refuse_unknown(found.columns)
+        arrivals.require_queueable(found.columns)
         return found.columns
 
     def _remembered(self) -> dict[TableId, tuple[Column, ...]]:

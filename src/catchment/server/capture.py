@@ -158,17 +158,33 @@ def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link
 
 def _selected(step: Capture, link: Link, admit: Admit, call: Call) -> pa.Table:
     """The rows for a table that is still to be made: as the source gives them, under the names that it has."""
-    text = f"SELECT * FROM ({step.source}\n)"
-    _judge(text, link, admit)
-    described = link.run(f"DESCRIBE {text}", call).fetchall()
-    columns = [Column(name=name, type=types.normal(kind)) for name, kind, *_ in described]
-    places = [f"column_{at}" for at in range(len(columns))]
-    chosen = ", ".join(_carried_as(place, column) for place, column in zip(places, columns, strict=True))
-    rows = link.table(f"SELECT {chosen} FROM ({step.source}\n) AS given({', '.join(places)})", call)
-    rows = arrivals.restored(rows, columns)
+    rows, _ = selected(step.source, link, admit, call)
     if step.columns and len(step.columns) != rows.num_columns:
         raise InputError(f"{len(step.columns)} columns are named, and there are {rows.num_columns} values.")
     return rows.rename_columns(list(step.columns)) if step.columns else rows
+
+
+def selected(
+    source: str, link: Link, admit: Admit, call: Call, bound: pa.Table | None = None
+) -> tuple[pa.Table, tuple[Column, ...]]:
+    """What a query gives, without loss, and its columns; the link's lock is held by the caller.
+
+    `bound` is one row of parameters.
+    """
+    text = f"SELECT * FROM ({source}\n)"
+    _judge(text, link, admit)
+    columns = described(f"DESCRIBE {text}", link, call, bound)
+    places = [f"column_{at}" for at in range(len(columns))]
+    chosen = ", ".join(_carried_as(place, column) for place, column in zip(places, columns, strict=True))
+    rows = _run(f"SELECT {chosen} FROM ({source}\n) AS given({', '.join(places)})", link, call, bound, is_bulk=False)
+    return arrivals.restored(rows, columns), columns
+
+
+def described(text: str, link: Link, call: Call, bound: pa.Table | None = None) -> tuple[Column, ...]:
+    """The columns that a DESCRIBE tells of."""
+    found = _run(text, link, call, bound, is_bulk=False)
+    kinds = zip(found.column("column_name").to_pylist(), found.column("column_type").to_pylist(), strict=True)
+    return tuple(Column(name=name, type=types.normal(kind)) for name, kind in kinds)
 
 
 def _judge(text: str, link: Link, admit: Admit) -> None:

@@ -18,7 +18,7 @@ from catchment.server import tokens
 from catchment.server.engine import TenantDesk
 from catchment.server.model import Call, Principal
 from catchment.server.peers import PeerSession
-from catchment.server.rewrite import ByName, Capture, Plain, Step
+from catchment.server.rewrite import ByName, Capture, Making, Plain, Step
 from catchment.tenants.model import Shard, ShardId, TenantId
 
 _POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
@@ -151,7 +151,9 @@ def texts(text: str) -> tuple[str, ...]:
 
 def may_change(step: Step) -> bool:
     """Whether a statement of which no answer came may have changed something."""
-    return isinstance(step, Capture | ByName) or (isinstance(step, Plain) and step.tokens[0].text not in _READS)
+    if isinstance(step, Plain):
+        return step.tokens[0].text not in _READS
+    return isinstance(step, Capture | Making | ByName)
 
 
 def begins(step: Step) -> bool:

@@ -18,7 +18,7 @@ from catchment.errors import (
 )
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.server import bulk, capture, unfolding
+from catchment.server import bulk, capture, newtables, unfolding
 from catchment.server.links import Link
 from catchment.server.model import Call, IfExists, IngestTarget, Role
 from catchment.server.rewrite import FRESH, QUEUE
@@ -63,9 +63,13 @@ def _take(
     joined = session.find(transaction, join=True)
     schema = _schema(session, target)
     if QUEUE in (sql.fold(target.catalog or ""), sql.fold(target.schema or "")):
-        _refuse_making(target)
+        _refuse_replacing(target)
         table = statements.spelled(TableId(schema, target.table))
-        return _enqueue(statements, table, rows, call, joined)
+        gathered = _gathered(rows, session.engine.settings.server_write_bytes_max)
+        if target.create and newtables.prepare(statements, target, table, gathered, call, joined):
+            newtables.enqueue(statements, table, gathered, joined)
+            return int(gathered.num_rows)
+        return _enqueue(statements, table, gathered, call, joined)
     if sql.fold(schema) == LEDGER_SCHEMA or sql.fold(schema) == FRESH:
         raise NotAllowedError(f"{schema} is not for clients to write to.")
     if target.catalog and sql.fold(target.catalog) not in (sql.fold(session.lake.name), "temp"):
@@ -112,10 +116,7 @@ def _schema(session: "Session", target: IngestTarget) -> str:
     return given or DEFAULT_SCHEMA
 
 
-def _enqueue(
-    statements: Statements, table: TableId, rows: pa.RecordBatchReader, call: Call, joined: Transaction | None
-) -> int:
-    gathered = _gathered(rows, statements.session.engine.settings.server_write_bytes_max)
+def _enqueue(statements: Statements, table: TableId, gathered: pa.Table, call: Call, joined: Transaction | None) -> int:
     try:
         statements.enqueue(table, gathered, joined)
     except TypeConflictError:
@@ -127,7 +128,7 @@ def _enqueue(
     return int(gathered.num_rows)
 
 
-def _refuse_making(target: IngestTarget) -> None:
+def _refuse_replacing(target: IngestTarget) -> None:
     if target.if_exists is IfExists.REPLACE:
         raise InputError(f"{QUEUE} cannot replace a table.", hint="Append, or replace the table in the lake.")
 
@@ -180,7 +181,7 @@ def _write(
     is_temporary = _is_temporary(target)
     catalog = "temp" if is_temporary else session.lake.name
     name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
-    exists = _exists(link, catalog, schema, target.table, call)
+    exists = newtables.is_in_lake(link, catalog, TableId("main" if is_temporary else schema, target.table), call)
     if exists and target.if_exists is IfExists.FAIL:
         raise AlreadyExistsError(f"The table {target.table} exists already.")
     if not exists and not target.create:
@@ -205,15 +206,3 @@ def _write(
 
 def _is_temporary(target: IngestTarget) -> bool:
     return target.temporary or sql.fold(target.catalog or "") == "temp"
-
-
-def _exists(link: Link, catalog: str, schema: str, table: str, call: Call) -> bool:
-    # Not in DuckDB's list of tables, for which DuckLake counts the rows of all of them: of columns, also of views.
-    found = link.table(
-        "SELECT 1 FROM duckdb_columns() WHERE database_name = $1 AND lower(schema_name) = lower($2) "
-        "AND lower(table_name) = lower($3) AND NOT EXISTS (FROM duckdb_views() WHERE database_name = $1 "
-        "AND lower(schema_name) = lower($2) AND lower(view_name) = lower($3)) LIMIT 1",
-        call,
-        [catalog, "main" if catalog == "temp" else schema, table],
-    )
-    return bool(found.num_rows)

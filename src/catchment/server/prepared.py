@@ -17,7 +17,7 @@ from catchment.server.gate import Kind
 from catchment.server.links import Link, Parameters, by_place_or_name
 from catchment.server.model import Call, Outcome
 from catchment.server.peers import Facts
-from catchment.server.rewrite import Bulk, ByName, Capture, Command, FreshRead, Plain, Step
+from catchment.server.rewrite import Bulk, ByName, Capture, Command, FreshRead, Making, Plain, Step
 from catchment.server.statements import Statements
 from catchment.server.syntax import nodes
 
@@ -115,6 +115,10 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
             return none, none, True
         case Capture():
             return none, _captured_parameters(session, step), True
+        case Making():
+            with session.autocommit_link() as link:
+                made = link.connection.extract_statements(step.named("catchment_target"))[-1]
+            return none, _unknown(len(made.named_parameters)), True
         case FreshRead():
             return _fresh_facts(session, step)
         case Plain():
@@ -126,7 +130,7 @@ def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bo
     if isinstance(step, ByName):
         return step.verb == "execute" and _gives_rows(session, Statements(session).kept(step), transaction)
     if not isinstance(step, Plain):
-        return not isinstance(step, Capture)
+        return not isinstance(step, Capture | Making)
     statements = Statements(session)
     with statements.link(session.find(transaction)) as link:
         return statements.examined(step, link)[1].kind is Kind.READ

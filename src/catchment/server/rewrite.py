@@ -39,6 +39,10 @@ _SAMPLE = "VALUES (NULL)"
 _READS_TABLES = frozenset({"select", "from", "table", "with", "returning", "conflict", "by", "default", "as"})
 
 
+_IF_NOT_EXISTS = ["if", "not", "exists"]
+_MADE_HOW = frozenset({"or", "replace", "temp", "temporary"})
+_DATA_CLAUSES = (["with", "no", "data"], ["with", "data"])
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _BY_NAME = frozenset({"prepare", "execute", "deallocate"})
 _PRAGMAS: dict[tuple[str, ...], str] = {
     ("show_tables",): "SHOW TABLES",
@@ -107,6 +111,8 @@ class Plain:
     text: str
     tokens: tuple[Token, ...]
     bulk: Bulk | None = None
+    # The table that it makes for the queue, which has to take rows for it.
+    queued: TableId | None = None
 
     @property
     def returns(self) -> bool:
@@ -131,6 +137,28 @@ class Capture:
         head, _, tail = text.partition("{}")
         # On a line of its own: the statement may end in a comment.
         return f"{head}{target}{tail}\nRETURNING {returning}"
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """A table that is made through the queue.
+
+    `definition` is the statement's text between the table's name and AS, `columns` are the names in it, if it has
+    nothing but names, and `source` is the query after AS, or None. Its rows are for the queue, unless the statement
+    says WITH NO DATA.
+    """
+
+    table: TableId
+    definition: str
+    columns: tuple[str, ...]
+    source: str | None
+    has_rows: bool
+    if_not_exists: bool
+
+    def named(self, target: str) -> str:
+        """The statement that makes the table under that name, without rows; it fails if there is one."""
+        query = "" if self.source is None else f" AS FROM ({self.source}\n) LIMIT 0"
+        return f"CREATE TABLE {target}{self.definition}{query}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +191,7 @@ class ByName:
     text: str = ""
 
 
-Step = Plain | Capture | FreshRead | Command | ByName | RescueCommand
+Step = Plain | Capture | Making | FreshRead | Command | ByName | RescueCommand
 
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
@@ -223,7 +251,7 @@ def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
         return _rescue(rescue)
     if _is_plain_insert(tokens):
         return _capture(text, tokens, schema)
-    return _parsed(text, tokens, schema)
+    return _making(text, tokens, schema) or _parsed(text, tokens, schema)
 
 
 def _rescue(found: re.Match[str]) -> RescueCommand:
@@ -269,7 +297,7 @@ def _arguments(source: bytes, tokens: tuple[Token, ...]) -> str:
         raise InputError("EXECUTE takes its arguments in brackets.")
     depth, begins = 0, [1]
     for at, token in enumerate(tokens[1:-1], start=1):
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token.text, 0)
+        depth += _BRACKETS.get(token.text, 0)
         if token.text == "," and depth == 0:
             begins.append(at + 1)
     parts = []
@@ -297,7 +325,7 @@ def _parsed(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
         return _capture(text, tokens, schema)
     if any(_is_in(table, QUEUE) for table in tables):
         raise NotSupportedError(
-            f"{QUEUE} is write-only: it takes INSERT INTO {QUEUE}.<table>, and nothing else.",
+            f"{QUEUE} is write-only: it takes INSERT INTO and CREATE TABLE {QUEUE}.<table>, and nothing else.",
             hint=f"Read the table itself, or {FRESH}.<table> with the rows that are still buffered.",
         )
     fresh = [table for table in tables if _is_in(table, FRESH)]
@@ -343,6 +371,59 @@ def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema
     )
 
 
+def _making(text: str, tokens: tuple[Token, ...], schema: str) -> Making | None:
+    """CREATE TABLE duckling_queue.t, taken apart; None if the statement is another one."""
+    words = ["" if token.is_quoted else token.text for token in tokens]
+    at = words.index("table") + 1 if words[0] == "create" and "table" in words else len(words)
+    how = words[1 : at - 1]
+    if_not_exists = words[at : at + 3] == _IF_NOT_EXISTS
+    at += len(_IF_NOT_EXISTS) if if_not_exists else 0
+    if at >= len(words) or tokens[at].text != QUEUE or not _MADE_HOW.issuperset(how):
+        return None
+    if how:
+        raise NotSupportedError(
+            f"CREATE {' '.join(how).upper()} TABLE is not possible on {QUEUE}: its tables are those of the lake, and "
+            "rows that were acknowledged for one are on their way to it.",
+            hint=f"CREATE TABLE {QUEUE}.<table>, or replace the table in the lake itself.",
+        )
+    source, names = text.encode(), _target_names(tokens, at)
+    rest = tokens[names[-1] + 1 :]
+    for other in (token.text for token in rest if token.is_name and token.text in (QUEUE, FRESH)):
+        raise NotSupportedError(f"{other} can be read by a query, not within a CREATE TABLE.")
+    start = rest[0].start if rest else len(source)
+    query_at = _query_at(rest)
+    clause = next((each for each in _DATA_CLAUSES if words[-len(each) :] == each), [])
+    until = tokens[-len(clause)].start if clause else len(source)
+    return Making(
+        table=_table_id([_spelled(source, tokens, i) for i in names[1:]], schema),
+        definition=" " + source[start:query_at].decode(),
+        columns=_columns(source, rest, 0)[0],
+        source=None if query_at is None else source[query_at + len("as") : until].decode(),
+        has_rows=query_at is not None and "no" not in clause,
+        if_not_exists=if_not_exists,
+    )
+
+
+def _query_at(tokens: tuple[Token, ...]) -> int | None:
+    """Where AS begins that is in no bracket."""
+    depth = 0
+    for token in tokens:
+        depth += _BRACKETS.get(token.text, 0)
+        if depth == 0 and token.text == "as" and not token.is_quoted:
+            return token.start
+    return None
+
+
+def _target_names(tokens: tuple[Token, ...], at: int) -> list[int]:
+    """Where the parts of the queue's name for a table stand, from the first on."""
+    names = [at]
+    while names[-1] + 2 < len(tokens) and tokens[names[-1] + 1].text == ".":
+        names.append(names[-1] + 2)
+    if len(names) not in (2, 3) or not all(tokens[i].is_name for i in names):
+        raise InputError(f"The target of the statement is not {QUEUE}.<table>.")
+    return names
+
+
 def _table_id(names: list[str], default: str) -> TableId:
     schema, name = names if len(names) == 2 else (default, *names)
     return TableId(schema, name)
@@ -353,11 +434,7 @@ def _capture(text: str, tokens: tuple[Token, ...], schema: str) -> Capture:
     source = text.encode()
     # Where there is no INTO, nothing after it is a name.
     at = next((i for i, t in enumerate(tokens) if t.text == "into" and not t.is_quoted), len(tokens) - 1) + 1
-    names = [at]
-    while names[-1] + 2 < len(tokens) and tokens[names[-1] + 1].text == ".":
-        names.append(names[-1] + 2)
-    if len(names) not in (2, 3) or not all(tokens[i].is_name for i in names):
-        raise InputError(f"The target of the INSERT is no {QUEUE}.<table>.")
+    names = _target_names(tokens, at)
     spelled = [_spelled(source, tokens, i) for i in names[1:]]
     after = tokens[names[-1] + 1].start if names[-1] + 1 < len(tokens) else len(source)
     columns, begin = _columns(source, tokens, names[-1] + 1)

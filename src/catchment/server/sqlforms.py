@@ -139,6 +139,13 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "Rows": (
         Form("INSERT INTO t VALUES (1, 'x')", _W),
         Form("INSERT INTO duckling_queue.t VALUES (1, 'x')", _W, note="Durable at once, in the table later."),
+        Form(
+            "CREATE TABLE duckling_queue.queued AS FROM t; DROP TABLE queued",
+            _W,
+            note="Makes the table, and enqueues the rows, if `DUCKLING_QUEUE_AUTO_CREATE_TABLES` is set.",
+        ),
+        *_refused("is not possible on duckling_queue", "CREATE OR REPLACE TABLE duckling_queue.t AS FROM t"),
+        *_refused("write-only", "DROP TABLE duckling_queue.t", "SELECT * FROM duckling_queue.t"),
         Form("UPDATE t SET b = 'y' WHERE a = -1", _W),
         Form("DELETE FROM t WHERE a = -1", _W),
         Form("MERGE INTO t USING (SELECT -1 AS a) s USING (a) WHEN MATCHED THEN DELETE", _W),

@@ -22,9 +22,10 @@ from catchment.errors import (
     TableMissingError,
 )
 from catchment.ids import DEFAULT_SCHEMA, TableId
-from catchment.queue import DqCoordinator
+from catchment.queue import DqCoordinator, arrivals
 from catchment.queue.arrivals import size_of
-from catchment.server import capture, literals, queuetables, residents, storable
+from catchment.server import capture, literals, newtables, queuetables, residents, storable
+from catchment.server import tokens as scanner
 from catchment.server.gate import Kind, Verdict, judge
 from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
 from catchment.server.listings import Reader, cut
@@ -37,6 +38,7 @@ from catchment.server.rewrite import (
     Capture,
     Command,
     FreshRead,
+    Making,
     Plain,
     Rescue,
     RescueCommand,
@@ -70,6 +72,9 @@ class Statements:
                 return self._rescue(step)
             case Capture():
                 return self._capture(step, call, self.session.find(transaction), bound)
+            case Making():
+                rows = newtables.create(self, step, call, self.session.find(transaction), bound)
+                return Outcome(rows or 0, TableResult(_NOTHING if rows is None else _count(rows)))
             case FreshRead():
                 return self._fresh(step, call, bound)
             case ByName():
@@ -183,13 +188,7 @@ class Statements:
     def enqueue(self, table: TableId, rows: pa.Table, transaction: Transaction | None) -> None:
         """Hand rows to the queue, now or at COMMIT."""
         session, queue = self.session, self.queue()
-        limit = session.engine.settings.server_write_bytes_max
-        size = size_of(rows)
-        if size > limit:
-            raise LimitError(
-                f"The rows come to {size:,} bytes, and {limit:,} is the most for one write to the queue.",
-                hint="Write fewer at a time, or straight to the table.",
-            )
+        self.require_small(rows)
         if not rows.num_rows:
             return
         if transaction is None:
@@ -199,6 +198,22 @@ class Statements:
                 self._require_made(table, transaction)
                 queue.examine(table, rows, session=session.queue_name)
                 transaction.keep(table, rows)
+
+    def require_small(self, rows: pa.Table) -> None:
+        """Refuse rows that are too many for one write to the queue."""
+        limit, size = self.session.engine.settings.server_write_bytes_max, size_of(rows)
+        if size > limit:
+            raise LimitError(
+                f"The rows come to {size:,} bytes, and {limit:,} is the most for one write to the queue.",
+                hint="Write fewer at a time, or straight to the table.",
+            )
+
+    def make(
+        self, table: TableId, text: str, call: Call, transaction: Transaction | None, bound: pa.Table | None = None
+    ) -> None:
+        """Run a CREATE TABLE of the lake for a table that the queue has to take rows for."""
+        step = Plain(text, scanner.read(text.encode()), queued=table)
+        self._plain(step, call, None if transaction is None else transaction.handle, bound)
 
     def _require_made(self, table: TableId, transaction: Transaction) -> None:
         """See that no table has to be made while the transaction keeps everybody, itself among them, from doing so."""
@@ -495,6 +510,9 @@ class Statements:
                 if sum(each.nbytes for each in parts) > limit:
                     raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
             storable.require_made(step, link, self.session.lake.name, call)
+            if step.queued is not None:
+                place = sql.qualified(self.session.lake.name, step.queued.schema, step.queued.name)
+                arrivals.require_queueable(capture.described(f"DESCRIBE {place}", link, call))
         except BaseException:
             if parts and on_half is not None:
                 on_half()
