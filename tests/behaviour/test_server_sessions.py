@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -284,6 +285,45 @@ def test_an_interval_may_be_negative(session: Session) -> None:
     given = pa.array([pa.MonthDayNano([-13, -2, -3_000_000_000])], pa.month_day_nano_interval())
     found = run(session, "SELECT ?::VARCHAR AS i", parameters=pa.table({"i": given}))
     assert found == [{"i": "-1 year -1 month -2 days -00:00:03"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM {t} AT (VERSION => NULL)",
+        "FROM {t} AT(version=>NULL -- none\n)",
+        "FROM {t} JOIN {t} AT (VERSION => getvariable('unset')::BIGINT) USING (a)",
+        "EXPLAIN FROM {t} AT (VERSION => (NULL))",
+        "CREATE TABLE {t}_x AS FROM {t} AT (VERSION => getvariable('unset'))",
+        "CREATE VIEW {t}_v AS FROM {t} AT (VERSION => getvariable('unset'))",
+        "INSERT INTO {t} FROM {t} AT (VERSION => getvariable('unset'))",
+        "INSERT INTO duckling_queue.{t} FROM {t} AT (VERSION => getvariable('unset'))",
+        "SELECT 'é', (SELECT max(a) FROM {t} AT (VERSION => NULL))",
+    ],
+)
+def test_a_version_that_is_null_is_an_error_of_the_statement_alone(session: Session, table: str, text: str) -> None:
+    with session.autocommit_link() as link:
+        origin = link.origin
+    with pytest.raises(duckdb.InvalidInputException, match="The version is NULL"):
+        run(session, text.format(t=table))
+    assert not origin.is_lost
+
+
+def test_versions_are_numbers_texts_and_what_can_be_computed(session: Session, table: str) -> None:
+    run(session, f"INSERT INTO {table} (a) VALUES (1)")
+    now = run(session, "SELECT id AS v FROM lake.current_snapshot()")[0]["v"]
+    run(session, f"DELETE FROM {table}")
+    run(session, f"SET VARIABLE v = {now}")
+    for version in (
+        str(now),
+        f"'{now}'",
+        f"{now} + 0",
+        "getvariable('v')",
+        f"CAST(getvariable('v') AS BIGINT) /* {now} */",
+    ):
+        assert run(session, f"SELECT a FROM {table} AT (VERSION => {version})") == [{"a": 1}], version
+    run(session, f"CREATE VIEW {table}_then AS FROM {table} AT (VERSION => getvariable('v'))")
+    assert run(session, f"SELECT a FROM {table}_then") == [{"a": 1}]
 
 
 def test_a_statement_of_which_only_some_rows_can_be_bound_changes_none(session: Session, table: str) -> None:

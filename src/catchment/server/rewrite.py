@@ -17,6 +17,7 @@ from catchment import sql
 from catchment.errors import InputError, NotSupportedError
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.server import tokens as scanner
+from catchment.server import travel
 from catchment.server.syntax import parse
 from catchment.server.tokens import Token
 
@@ -230,6 +231,7 @@ def _plan(text: str, schema: str) -> tuple[Step, ...]:
         raise InputError("The statement is no text.") from None
     if b"\0" in source:
         raise InputError("The statement holds a zero byte.")
+    source = travel.guarded(source, scanner.read(source))
     steps = tuple(_step(own.decode(), words, schema) for own, words in scanner.statements(source, scanner.read(source)))
     if not steps:
         raise InputError("There is no statement in the text.")
