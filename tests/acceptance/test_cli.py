@@ -192,6 +192,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(shell: Shell, delivered: D
         "mode": "auto",
         "units": 2,
         "delivered_already": 5,
+        "insert_reason": None,
         "bytes": size,
         "commits": 1,
         "tasks": [{"mode": "rewrite", "files": 2, "bytes": size}],

@@ -1,6 +1,6 @@
 """A process that takes rows in, flushes them, and is killed on the way; started by the crash tests of the queue.
 
-    python -m tests.crash.queue_child {write|flush|granted|paused} SETTINGS TABLE POINT NTH
+    python -m tests.crash.queue_child {write|flush|granted|paused|discard} SETTINGS TABLE POINT NTH
 
 `write`: two clients write, each in a session of its own; once both have rows acknowledged, everything is flushed while
 they go on, and the process kills itself when it comes to the point for the NTH time. `paused` stops there instead, and
@@ -9,6 +9,8 @@ waits to be killed. Both say on stdout what was acknowledged, after it was: `ack
 `flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is how many rows this
 process brought to the lake. With `granted`, every lease is had by everybody, and the process says `staged` and waits
 for another line at the point.
+
+`discard`: the rows of a table that was dropped are discarded, and the process kills itself at the point.
 
 SETTINGS is a JSON object, with secrets in the clear.
 """
@@ -126,6 +128,10 @@ def main(act: str, values: str, table: str, point: str, nth: str) -> None:
     settings = Settings(**json.loads(values))
     if act in ("flush", "granted"):
         _serve(settings, point if act == "granted" else None)
+    elif act == "discard":
+        faults.arm(point, faults.kill)
+        with open_queue(settings) as queue, queue.stranded(TableId.parse(table)) as rows:
+            rows.discard()
     else:
         _write_and_flush(settings, TableId.parse(table), point, int(nth), pause=act == "paused")
 

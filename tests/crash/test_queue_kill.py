@@ -23,19 +23,20 @@ from tests.scenes import create_table
 
 LATER = frozenset(range(CLIENTS * CLIENT_IDS, CLIENTS * CLIENT_IDS + BATCH))
 ASIDE = "queue.between_aside"
+DISCARD = "queue.before_discard"
 SEGMENTS_ONLY = ("queue.before_seal", "queue.after_seal", "queue.before_flushed")
 SLICES_ONLY = ("queue.before_retire", "queue.after_settle")
 # A unit of the queue has one input, so a flush does not come between two.
 FLUSHING = [
     point
     for point in faults.POINTS
-    if point.startswith(("deliver.", "retire.", "queue.")) and point not in ("retire.between_inputs", ASIDE)
+    if point.startswith(("deliver.", "retire.", "queue.")) and point not in ("retire.between_inputs", ASIDE, DISCARD)
 ]
 POINTS = {
     "shared": [point for point in FLUSHING if point not in SEGMENTS_ONLY],
     "sessions": [point for point in FLUSHING if point not in SLICES_ONLY],
 }
-KILLED = frozenset((*POINTS["shared"], *POINTS["sessions"], ASIDE))
+KILLED = frozenset((*POINTS["shared"], *POINTS["sessions"], ASIDE, DISCARD))
 UNCOMMITTED = (
     "deliver.before_write",
     "deliver.after_write",
@@ -228,6 +229,25 @@ def test_a_damaged_file_is_kept_whole_when_its_finder_is_killed_while_setting_it
         assert sum(state.rows for state in queue.buffer.tables()) == 0
     assert {*content.items()} <= {*_set_aside(scene.root)}
     assert {text for _, text in _set_aside(scene.root)} == {*content.values()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_discard_that_is_killed_is_finished_by_the_next_one(layout: str, make_scene: MakeScene) -> None:
+    scene = make_scene("sqlite", layout)
+    with scene.queue() as queue:
+        queue.enqueue(scene.table, event_rows(range(5)))
+    with scene.lake.write() as connection:
+        connection.execute(f"DROP TABLE {scene.table}")
+    ended = warm.run(command("discard", scene.settings, DISCARD, table=scene.table), cwd=ROOT, timeout=60)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with scene.queue() as queue:
+        assert sum(state.rows for state in queue.buffer.tables()) == 5
+        with queue.stranded(scene.table) as rows:
+            rows.discard()
+        assert sum(state.rows for state in queue.buffer.tables()) == 0
+        queue.force_flush_all()
+    (noted,) = [each for each in scene.lake.audit().producers if str(scene.table) in each.tables]
+    assert (noted.units, noted.rows) == (1, 0)
 
 
 def _set_aside(root: Path) -> Iterator[tuple[str, bytes]]:
