@@ -62,6 +62,8 @@ _WORDS_REFUSED = frozenset({"pragma", "call", "checkpoint", "import", "force"})
 _NAMES_TABLES = frozenset(
     {"select", "from", "table", "with", "join", "using", "pivot", "unpivot", "describe", "show", "summarize", "desc"}
 )
+# What a commit message may consist of, besides texts.
+_MESSAGE_WORDS = frozenset({"(", ")", ",", "=", "extra_info", "null"})
 
 
 class Kind(Enum):
@@ -255,11 +257,11 @@ def _spelled(given: str) -> list[tuple[str, ...]]:
 
 
 def _is_commit_message(tokens: tuple[Token, ...]) -> bool:
-    """CALL [lake.]set_commit_message('…', '…'), or the same by its long name: nothing in it but plain texts."""
+    """CALL [lake.]set_commit_message('…', '…'), or the same by its long name: plain texts, or NULL."""
     chain = name_at(tokens, 1)
     rest = tokens[2 * len(chain) :]
     is_name = chain[-1:] in (("set_commit_message",), ("ducklake_set_commit_message",)) and len(chain) <= 3
-    return is_name and all(t.is_string or t.text in ("(", ")", ",", "=", "extra_info") for t in rest)
+    return is_name and all(t.is_string or t.text in _MESSAGE_WORDS for t in rest)
 
 
 def _require_creatable(tokens: tuple[Token, ...]) -> None:
@@ -325,11 +327,17 @@ def _refused_views() -> frozenset[str]:
 
 def names_only_its_target(kind: StatementType, tokens: tuple[Token, ...]) -> bool:
     """Whether it is a DROP MACRO, or an INSERT or ALTER TABLE that names no table but its target."""
-    is_alter = kind == StatementType.ALTER and [token.text for token in tokens[:2]] == ["alter", "table"]
     if kind == StatementType.DROP and tokens[1].text in _MACROS:
         return True
-    rest = tokens[2:] if is_alter else tokens
-    return (is_alter or kind == StatementType.INSERT) and not any(t.is_name and t.text in _NAMES_TABLES for t in rest)
+    if kind == StatementType.ALTER and [token.text for token in tokens[:2]] == ["alter", "table"]:
+        # SET SORTED BY (a DESC): as a query, DESC begins a bracket.
+        words = pairwise(tokens[1:])
+        return not any(_names_table(each) and (each.text != "desc" or last.text == "(") for last, each in words)
+    return kind == StatementType.INSERT and not any(map(_names_table, tokens))
+
+
+def _names_table(token: Token) -> bool:
+    return token.is_name and token.text in _NAMES_TABLES
 
 
 def _shows(tokens: tuple[Token, ...]) -> bool:

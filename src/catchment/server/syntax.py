@@ -51,6 +51,8 @@ _EXPLAIN_OPTIONS = frozenset({"analyze", "format"})
 _MACRO_WORDS = frozenset({"macro", "function"})
 _MADE_WORDS = frozenset({"table", "view", "schema"})
 _TABLE = frozenset({"table"})
+# sqlglot does not know that NULL takes a comment away.
+_COMMENT_ENDED = re.compile(r"(\A\s*COMMENT\s.*\sIS\s+)NULL(?=\s*;?\s*\Z)", re.I | re.S)
 _PIVOTS = frozenset({"pivot", "pivot_wider"})
 # All are reserved: none is a column that a PIVOT is on.
 _PIVOT_ENDS = frozenset({"using", "group", "order", "limit", "offset", "union", "intersect", "except"})
@@ -301,7 +303,7 @@ def function_name(function: exp.Func) -> str:
 
 def parse(text: str) -> list[exp.Expr]:
     """The statement as sqlglot reads it; InputError where it reads nothing in it."""
-    body = explained(text, read(text.encode())).text
+    body = _COMMENT_ENDED.sub(r"\1''", explained(text, read(text.encode())).text)
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:
         words = dialect.tokenize(body)
