@@ -227,6 +227,7 @@ LISTS = (
     "CREATE TABLE duckling_queue.new_one AS FROM duckdb_tables()",
     "CREATE TABLE duckling_queue.new_one AS FROM information_schema.tables",
     "SELECT * FROM catchment_fresh.events, duckdb_tables()",
+    "DESCRIBE SELECT * FROM catchment_fresh.events, duckdb_tables()",
     "SELECT * FROM catchment_fresh.events, information_schema.tables",
     "CALL duckling_queue_status()",
     "FROM duckling_queue_status()",
@@ -413,6 +414,8 @@ LEGITIMATE = (
     "CREATE TABLE duckling_queue.t7.made_with_rows AS SELECT t8.a FROM events t8",
     "CREATE TABLE IF NOT EXISTS duckling_queue.Made_With_Rows AS SELECT 1 AS a",
     "SELECT count(*) FROM catchment_fresh.events",
+    "DESCRIBE catchment_fresh.events",
+    "SUMMARIZE catchment_fresh.t7.events",
     "SELECT f.a FROM catchment_fresh.t7.events AS f JOIN events USING (a)",
     "WITH t8 AS (FROM catchment_fresh.events) SELECT t8.a FROM t8",
 )

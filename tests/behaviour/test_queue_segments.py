@@ -215,6 +215,27 @@ def test_no_write_is_lost_or_missed_while_segments_rotate_under_it(make: Make) -
     assert ids_of(buffer.parcels(), buffer) == list(range(120))
 
 
+def test_rows_and_tables_of_one_session_are_told_apart_in_active_and_in_sealed_files(
+    buffer: SessionsBuffer, make: Make
+) -> None:
+    buffer.append(EVENTS, COLUMNS, rows(1, 2), session="one")
+    buffer.append(EVENTS, COLUMNS, rows(10, 2), session="two")
+    buffer.seal()
+    buffer.append(EVENTS, COLUMNS, rows(3), session="one")
+    buffer.append(CLICKS, COLUMNS, rows(20), session="two")
+
+    def ids(of: SessionsBuffer, session: str) -> list[int]:
+        return sorted(number for each in of.held(EVENTS, session) for number in each.rows["id"].to_pylist())
+
+    assert [ids(buffer, session) for session in ("one", "two", "three")] == [[1, 2, 3], [10, 11], []]
+    assert [(state.table, state.rows) for state in buffer.tables("one")] == [(EVENTS, 3)]
+    assert [(state.table, state.rows) for state in buffer.tables("two")] == [(EVENTS, 2), (CLICKS, 1)]
+    assert buffer.tables("three") == ()
+    buffer.close()
+    again = make()
+    assert [ids(again, session) for session in ("one", "two")] == [[1, 2, 3], [10, 11]]
+
+
 def test_rows_are_held_once_while_their_segment_moves(buffer: SessionsBuffer) -> None:
     buffer.append(EVENTS, COLUMNS, rows(1, 3), session="one")
     (active,) = buffer.held(EVENTS)

@@ -257,3 +257,91 @@ def test_where_the_queue_makes_no_tables_a_create_table_is_refused_with_the_sett
         cursor.execute("CREATE TABLE t (a INTEGER)")
         cursor.execute("CREATE TABLE IF NOT EXISTS duckling_queue.t AS SELECT 1 AS a")
         assert rows(cursor, "SELECT * FROM catchment_fresh.t") == []
+
+
+# Reading a session's own rows.
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server in the layout with a file for each session."""
+    with flight_scenes.server(settings_of(tmp_path_factory.mktemp("own"), "sessions")) as running:
+        yield running.uri
+
+
+def test_a_session_reads_the_rows_that_it_has_buffered_and_those_of_no_other(sessions: str, table: str) -> None:
+    with connected(sessions) as mine, connected(sessions) as other:
+        mine.execute(f"CREATE TABLE duckling_queue.{table} AS SELECT 1 AS a, 'mine' AS b")
+        assert rows(mine, f"SELECT * FROM duckling_queue.{table}") == [(1, "mine")]
+        assert rows(other, f"SELECT * FROM duckling_queue.{table}") == []
+        other.execute(f"INSERT INTO duckling_queue.{table} VALUES (2, 'other')")
+        other.execute(f"INSERT INTO {table} VALUES (3, 'lake')")
+        assert rows(mine, f"SELECT * FROM duckling_queue.main.{table.upper()}") == [(1, "mine")]
+        assert rows(other, f"SELECT * FROM duckling_queue.{table}") == [(2, "other")]
+        assert rows(mine, f"SELECT a FROM catchment_fresh.{table} ORDER BY a") == [(1,), (2,), (3,)]
+        mine.execute("PRAGMA duckling_queue.flush").fetchall()
+        for cursor in (mine, other):
+            assert rows(cursor, f"SELECT * FROM duckling_queue.{table}") == []
+            assert rows(cursor, f"SELECT a FROM {table} ORDER BY a") == [(1,), (2,), (3,)]
+
+
+def test_own_rows_are_read_in_queries_of_every_kind(sessions: str, table: str) -> None:
+    with connected(sessions) as cursor:
+        cursor.execute(f"CREATE TABLE {table} AS SELECT 1 AS a, 'lake' AS b")
+        cursor.execute(f"INSERT INTO duckling_queue.{table} VALUES (2, 'own'), (3, 'own')")
+        for query, expected in [
+            ("FROM duckling_queue.{} ORDER BY a LIMIT 1", [(2, "own")]),
+            ("SELECT {}.a FROM duckling_queue.{} WHERE {}.b = 'own' ORDER BY 1", [(2,), (3,)]),
+            ("SELECT count(*) FROM duckling_queue.{} JOIN catchment_fresh.{} f USING (a)", [(2,)]),
+            ("SELECT f.a FROM catchment_fresh.{} f ANTI JOIN duckling_queue.{} q USING (a)", [(1,)]),
+            ("WITH w AS (FROM duckling_queue.{}) SELECT sum(a)::INTEGER FROM w", [(5,)]),
+            ("SELECT a FROM {} UNION ALL SELECT a FROM duckling_queue.{} ORDER BY a", [(1,), (2,), (3,)]),
+            ("SELECT column_name FROM (DESCRIBE {}) ORDER BY 1", [("a",), ("b",)]),
+        ]:
+            assert rows(cursor, query.replace("{}", table)) == expected, query
+        cursor.execute(f"SELECT b FROM duckling_queue.{table} WHERE a = ?", (3,))
+        assert cursor.fetchall() == [("own",)]
+        for verb in ("DESCRIBE", "SHOW", "DESC"):
+            assert [row[:2] for row in rows(cursor, f"{verb} duckling_queue.{table}")] == [
+                ("a", "INTEGER"),
+                ("b", "VARCHAR"),
+            ]
+        assert rows(cursor, f"SUMMARIZE duckling_queue.{table}")[0][:4] == ("a", "INTEGER", "2", "3")
+        assert "append-only" in failure(cursor, f"INSERT INTO {table} FROM duckling_queue.{table}")
+        assert "append-only" in failure(cursor, f"DROP TABLE duckling_queue.{table}")
+        assert "has no table" in failure(cursor, f"SELECT * FROM duckling_queue.{table}_missing")
+
+
+def test_own_rows_are_read_from_sealed_files_and_in_the_columns_that_the_table_has_now(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "sessions")
+    with (
+        flight_scenes.server(settings) as running,
+        connected(running.uri) as mine,
+        connected(running.uri) as other,
+    ):
+        mine.execute("CREATE TABLE t (a INTEGER, b INTEGER)")
+        for cursor, number in ((mine, 1), (other, 2), (mine, 3)):
+            cursor.execute(f"INSERT INTO duckling_queue.t VALUES ({number}, {10 * number})")
+        running.app.queue.buffer.seal()
+        assert not any((settings.queue_path / "active").iterdir())
+        mine.execute("ALTER TABLE t RENAME COLUMN a TO c; ALTER TABLE t RENAME COLUMN b TO a")
+        mine.execute("ALTER TABLE t ADD COLUMN d VARCHAR DEFAULT 'x'")
+        assert rows(mine, "SELECT a, c, d FROM duckling_queue.t ORDER BY a") == [(10, 1, "x"), (30, 3, "x")]
+        assert rows(other, "SELECT a, c, d FROM duckling_queue.t") == [(20, 2, "x")]
+        mine.execute("ALTER TABLE t RENAME TO u")
+        assert rows(mine, "SELECT a FROM duckling_queue.u ORDER BY a") == [(10,), (30,)]
+    with flight_scenes.server(settings) as running, connected(running.uri) as cursor:
+        # The sessions ended with their server: what they wrote is nobody's own, and is not lost.
+        assert rows(cursor, "SELECT a FROM duckling_queue.u") == []
+        assert rows(cursor, "SELECT a FROM catchment_fresh.u ORDER BY a") == [(10,), (20,), (30,)]
+        cursor.execute("CALL duckling_queue_flush()").fetchall()
+        assert rows(cursor, "SELECT a, c FROM u ORDER BY a") == [(10, 1), (20, 2), (30, 3)]
+
+
+def test_where_sessions_share_a_file_the_queue_is_write_only(tmp_path: Path) -> None:
+    with flight_scenes.server(settings_of(tmp_path, "shared")) as running, connected(running.uri) as cursor:
+        cursor.execute("CREATE TABLE duckling_queue.t AS SELECT 1 AS a")
+        for query in ("SELECT * FROM duckling_queue.t", "DESCRIBE duckling_queue.t"):
+            reason = failure(cursor, query)
+            assert "write-only" in reason
+            assert "catchment_fresh" in reason

@@ -178,13 +178,17 @@ def test_a_create_table_of_the_queue_is_taken_apart(text: str, table: TableId, e
         ("FROM catchment_fresh.main.t a, catchment_fresh.t b", "FROM (S) a, (S) b"),
         ('SELECT * FROM x JOIN "Catchment_Fresh" . "t" USING (a)', 'SELECT * FROM x JOIN (S) AS "t" USING (a)'),
         ("EXPLAIN SELECT * FROM catchment_fresh.t", 'EXPLAIN SELECT * FROM (S) AS "t"'),
+        ("FROM duckling_queue.t JOIN catchment_fresh.t f USING (a)", 'FROM (OWN) AS "t" JOIN (S) f USING (a)'),
+        ("DESCRIBE duckling_queue.main.t -- é", 'DESCRIBE SELECT * FROM (OWN) AS "t" -- é'),
+        ("SHOW catchment_fresh.t", 'DESCRIBE SELECT * FROM (S) AS "t"'),
+        ("SUMMARIZE FROM duckling_queue.t", 'SUMMARIZE FROM (OWN) AS "t"'),
         ("SELECT $$ é' $$, * FROM catchment_fresh.t", 'SELECT $$ é\' $$, * FROM (S) AS "t"'),
     ],
 )
 def test_a_fresh_table_is_replaced_where_it_stands(text: str, expected: str) -> None:
     step = only(text)
     assert isinstance(step, FreshRead)
-    assert step.over(dict.fromkeys(step.tables, "S")) == expected
+    assert step.over(lambda _, is_own: "OWN" if is_own else "S") == expected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,9 @@ def test_a_name_of_ours_elsewhere_means_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT * FROM duckling_queue.t",
+        "INSERT INTO duckling_queue.t FROM duckling_queue.u",
+        "INSERT INTO t FROM duckling_queue.u",
+        "DROP TABLE duckling_queue.t",
         "DELETE FROM duckling_queue.t",
         "UPDATE duckling_queue.t SET a = 1",
         "CREATE OR REPLACE TABLE duckling_queue.t (a INTEGER)",

@@ -27,12 +27,11 @@ from catchment.lake.types import Column
 from catchment.meters import Meters
 from catchment.queue import aside, failure
 from catchment.queue.group import GroupCommit
-from catchment.queue.layout import Layout, Part, SegmentName, State, parts_of, wal_of
+from catchment.queue.layout import IDENTITY, Layout, Part, SegmentName, State, parts_of, wal_of
 from catchment.queue.lease import Lease, Leases
 from catchment.queue.store import Store, new_identity
 from catchment.queue.writes import Write
 
-_IDENTITY = "__session_queue_metadata"
 _GROUP_MAX = 1_000
 _SEAL_AGAIN_AFTER = timedelta(seconds=10)
 
@@ -112,7 +111,7 @@ class ActiveSegments:
     def open(self, path: Path, session: str = "") -> Store:
         return Store.open(
             path,
-            identity_table=_IDENTITY,
+            identity_table=IDENTITY,
             fresh=new_identity(self._incarnation, session, self._clock),
             checkpoint_bytes=self._checkpoint_bytes,
         )

@@ -131,8 +131,8 @@ class Buffer(Protocol):
         """
         ...
 
-    def tables(self) -> tuple[TableState, ...]:
-        """What is buffered, by table."""
+    def tables(self, session: str | None = None) -> tuple[TableState, ...]:
+        """What is buffered, by table; with `session`, what that session wrote, if the layout tells sessions apart."""
         ...
 
     def state(self, table: TableId) -> TableState | None:
@@ -177,8 +177,11 @@ class Buffer(Protocol):
         """
         ...
 
-    def held(self, table: TableId) -> list[Held]:
-        """All rows of the table that are not retired, as of one moment."""
+    def held(self, table: TableId, session: str | None = None) -> list[Held]:
+        """All rows of the table that are not retired, as of one moment.
+
+        With `session`, those that it wrote, if the layout tells sessions apart.
+        """
         ...
 
     def complete_through(self, table: TableId) -> dict[str, int]:

@@ -285,9 +285,18 @@ class DqCoordinator:
         """When the first table in trouble may be tried again."""
         return self._turns.next_retry_at()
 
-    def fresh(self, *tables: TableId, through: Mapping[TableId, int] | None = None) -> AbstractContextManager[Fresh]:
-        """Read tables with their buffered rows, each row once; with `through`, none behind that number."""
-        return fresh(self.lake, self.buffer, tables, through)
+    def fresh(
+        self,
+        *tables: TableId,
+        through: Mapping[TableId, int] | None = None,
+        own: Sequence[TableId] = (),
+        session: str | None = None,
+    ) -> AbstractContextManager[Fresh]:
+        """Read tables with their buffered rows, each row once; with `through`, none behind that number.
+
+        Of `own`, read what the session has in the buffer, and nothing else.
+        """
+        return fresh(self.lake, self.buffer, tables, through, own=own, session=session)
 
     def columns(self, table: TableId, *, session: str = "default", ask: bool = False) -> tuple[Column, ...]:
         """What rows for the table are taken with; `ask` asks the lake although it is known."""

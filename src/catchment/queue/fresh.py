@@ -4,7 +4,7 @@ The buffer is looked at first and the lake second, so that no row is missed betw
 snapshot as the table, tells which buffered rows the lake has by then, so that none is seen twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -23,11 +23,15 @@ from catchment.queue.buffer import SEQ, Buffer, Held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """An open read. `queries` give the rows by table; `complete_through` says, by source, up to which number."""
+    """An open read. `queries` give the rows by table; `complete_through` says, by source, up to which number.
+
+    `own` give, by table, the buffered rows of one session alone.
+    """
 
     connection: duckdb.DuckDBPyConnection
     queries: Mapping[TableId, str]
     complete_through: Mapping[TableId, Mapping[str, int]]
+    own: Mapping[TableId, str]
 
     def rows(self, table: TableId | None = None) -> pa.Table:
         """All rows of one of the tables; it need not be said which where there is only one."""
@@ -37,31 +41,46 @@ class Fresh:
 
 @contextmanager
 def fresh(
-    lake: Lake, buffer: Buffer, tables: Sequence[TableId], through: Mapping[TableId, int] | None = None
+    lake: Lake,
+    buffer: Buffer,
+    tables: Sequence[TableId],
+    through: Mapping[TableId, int] | None = None,
+    *,
+    own: Sequence[TableId] = (),
+    session: str | None = None,
 ) -> Iterator[Fresh]:
-    """Read tables with their buffered rows, as of one moment.
+    """Read tables with their buffered rows, and of `own` the rows that the session has in the buffer, as of one moment.
 
     With `through`, rows behind that number are left out; NotReadyError where the lake has some of them already.
     """
-    names = {table: {table} for table in tables}
+    names = {table: {table} for table in (*tables, *own)}
     while True:
         # In this order: what is acknowledged by now is in the buffer or in the lake when each is looked at.
         bound = {state.table: state.uuids for state in buffer.tables()}
         complete = {table: buffer.complete_through(table) for table in tables}
-        held = {table: [each for name in sorted(names[table]) for each in buffer.held(name)] for table in tables}
+        held = {table: _held(buffer, names[table]) for table in tables}
+        held_own = {table: _held(buffer, names[table], session) for table in own}
         with lake.snapshot() as connection, ExitStack() as cleanup:
-            targets = {table: lake.table_in(connection, table) for table in tables}
+            targets = {table: lake.table_in(connection, table) for table in names}
             under = {
                 table: names[table] | {name for name, uuids in bound.items() if target.uuid in uuids}
                 for table, target in targets.items()
             }
             if under == names:
                 reading = _Reading(connection, lake, buffer, cleanup)
-                queries = {table: reading.query(targets[table], held[table], through) for table in tables}
-                yield Fresh(connection=connection, queries=queries, complete_through=complete)
+                yield Fresh(
+                    connection=connection,
+                    queries={table: reading.query(targets[table], held[table], through) for table in tables},
+                    complete_through=complete,
+                    own={table: reading.own_query(targets[table], held_own[table]) for table in own},
+                )
                 return
         # Rows of a table that was renamed are buffered under the name that it had.
         names = under
+
+
+def _held(buffer: Buffer, names: Iterable[TableId], session: str | None = None) -> list[Held]:
+    return [each for name in sorted(names) for each in buffer.held(name, session)]
 
 
 class _Reading:
@@ -76,19 +95,28 @@ class _Reading:
 
     def query(self, target: Table, held: Sequence[Held], through: Mapping[TableId, int] | None) -> str:
         """All rows of one table, with those of the held rows that the lake does not have."""
-        place = sql.qualified(self._lake.name, target.id.schema, target.id.name)
-        parts = [f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {place}"]
         last = None if through is None else through.get(target.id, 0)
         if last is not None:
             _refuse_further(self._connection, self._lake.name, self._buffer, target.id, last)
+        return " UNION ALL ".join([self._stored(target), *self._missing(target, held, last)])
+
+    def own_query(self, target: Table, held: Sequence[Held]) -> str:
+        """Those of the held rows that the lake does not have, in the table's columns also if there are none."""
+        return " UNION ALL ".join([f"{self._stored(target)} WHERE false", *self._missing(target, held, None)])
+
+    def _stored(self, target: Table) -> str:
+        place = sql.qualified(self._lake.name, target.id.schema, target.id.name)
+        return f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {place}"
+
+    def _missing(self, target: Table, held: Sequence[Held], last: int | None) -> Iterator[str]:
+        """Queries for the held rows that the lake does not have, none after number `last`."""
         mine = [each for each in held if types.table_of(each.parcel.columns) in (None, target.uuid)]
         for each in _undelivered(self._connection, self._lake.name, mine, target):
             name = next(self._names)
             self._connection.register(name, each.rows)
             self._cleanup.callback(self._connection.unregister, name)
             covered = _covered(self._connection, self._lake.name, self._buffer, each)
-            parts.append(_buffered(name, each, target, covered, last))
-        return " UNION ALL ".join(parts)
+            yield _buffered(name, each, target, covered, last)
 
 
 def _undelivered(

@@ -31,6 +31,8 @@ from catchment.queue.failure import failure
 from catchment.queue.log import Log
 from catchment.queue.store import WAL
 
+# The table in which a segment says which session wrote it.
+IDENTITY = "__session_queue_metadata"
 _NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
 _SAMPLE_ROWS = 1_000
 
@@ -182,6 +184,11 @@ class SealedFile:
             for schema, name, version, staging, columns in known
         )
         return tuple(part for part in found if part.rows)
+
+    def session(self) -> str:
+        """The session that wrote the segment."""
+        found: tuple[str, ...] | None = self._connection.execute(f"SELECT session FROM {IDENTITY}").fetchone()
+        return found[0] if found else ""
 
     def rows(self, relation: str) -> pa.Table:
         """The rows of one part, in order, with their numbers."""

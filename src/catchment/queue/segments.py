@@ -126,10 +126,10 @@ class SessionsBuffer:
         writer.rotate(lambda segment: segment.is_full(self._rotate_size_bytes, self._clock.now()))
         return Ack(table=table, source=place.source, seq_first=place.seq_first, seq_last=place.seq_last)
 
-    def tables(self) -> tuple[TableState, ...]:
+    def tables(self, session: str | None = None) -> tuple[TableState, ...]:
         # Active ones first: a segment that is sealed meanwhile is then met once more, and not missed.
-        active = self._active_parts()
-        sealed = self._sealed_parts(without=active)
+        active = self._active_parts(session=session)
+        sealed = self._sealed_parts(without=active, session=session)
         tables = {part.table for some in (*active.values(), *sealed.values()) for part in some}
         return tuple(_state(table, active, sealed) for table in sorted(tables))
 
@@ -204,16 +204,16 @@ class SessionsBuffer:
     def covered(self, table: TableId, seq: int) -> int:
         return seq
 
-    def held(self, table: TableId) -> list[Held]:
+    def held(self, table: TableId, session: str | None = None) -> list[Held]:
         """Each session's rows are those of one moment; sessions are looked at one after the other."""
         # Active ones first, and no segment twice: one that moves on while we look was read where it was.
         found: dict[SegmentName, list[tuple[Part, pa.Table]]] = {}
-        for writer in self._current_writers():
+        for writer in self._current_writers(session):
             found.update(writer.read(table))
         active = set(found)
         for name in self._layout.names(State.SEALED):
             if name not in active:
-                found[name] = self._read_sealed(name, table)
+                found[name] = self._read_sealed(name, table, session)
         return [
             Held(parcel=self._parcel(name, part, State.ACTIVE if name in active else State.SEALED), rows=rows)
             for name, some in sorted(found.items())
@@ -280,23 +280,29 @@ class SessionsBuffer:
                 writer = self._writers[session] = Writer(session, self._segments, self._clock, self._meters)
             return writer
 
-    def _current_writers(self) -> list["Writer"]:
+    def _current_writers(self, session: str | None = None) -> list["Writer"]:
+        """All writers, or that of one session."""
         with self._mutex:
-            return list(self._writers.values())
+            return [writer for name, writer in self._writers.items() if session in (None, name)]
 
-    def _active_parts(self, table: TableId | None = None) -> dict[SegmentName, list[Part]]:
+    def _active_parts(
+        self, table: TableId | None = None, *, session: str | None = None
+    ) -> dict[SegmentName, list[Part]]:
         found: dict[SegmentName, list[Part]] = {}
-        for writer in self._current_writers():
+        for writer in self._current_writers(session):
             found.update(writer.parts(table))
         return found
 
-    def _sealed_parts(self, *, without: Container[SegmentName]) -> dict[SegmentName, tuple[Part, ...]]:
+    def _sealed_parts(
+        self, *, without: Container[SegmentName], session: str | None = None
+    ) -> dict[SegmentName, tuple[Part, ...]]:
         found: dict[SegmentName, tuple[Part, ...]] = {}
         for name in self._layout.names(State.SEALED):
             if name not in without:
                 sealed = self._sealed_file(name)
                 with sealed.lock:
-                    found[name] = self._parts(sealed)
+                    parts = self._parts(sealed)
+                    found[name] = parts if session in (None, sealed.session) else ()
         return found
 
     def _note_sealed(self, name: SegmentName, parts: Sequence[Part]) -> None:
@@ -400,6 +406,7 @@ class SessionsBuffer:
 
             def look() -> tuple[Part, ...]:
                 with SealedFile.opened(path) as file:
+                    sealed.session = file.session()
                     return file.parts()
 
             try:
@@ -414,17 +421,22 @@ class SessionsBuffer:
             sealed.stamp = stamp
         return sealed.waiting()
 
-    def _read_sealed(self, name: SegmentName, table: TableId) -> list[tuple[Part, pa.Table]]:
+    def _read_sealed(self, name: SegmentName, table: TableId, session: str | None) -> list[tuple[Part, pa.Table]]:
         sealed = self._sealed_file(name)
         path = self._layout.path(State.SEALED, name)
 
         def look() -> list[tuple[Part, pa.Table]]:
             # Looked at afresh and in one go: another process may mark a part as soon as the file is closed.
             with SealedFile.opened(path) as file:
+                sealed.session = file.session()
+                if session not in (None, sealed.session):
+                    return []
                 parts = [part for part in file.parts() if part.table == table]
                 return [(part, file.rows(part.relation)) for part in parts if part.relation not in sealed.delivered]
 
         with sealed.lock:
+            if session is not None and sealed.session not in (None, session):
+                return []
             try:
                 return self._patiently(look)
             except BufferDamagedError as error:
@@ -503,6 +515,8 @@ class _Sealed:
         # A sealed file changes only when a part is marked; what it holds is looked up once for each stamp.
         self.stamp: _Stamp | None = None
         self.parts = tuple(parts)
+        # The session that wrote it, once the file was looked at.
+        self.session: str | None = None
 
     def waiting(self) -> tuple[Part, ...]:
         """What the lake does not have."""

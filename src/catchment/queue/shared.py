@@ -116,7 +116,7 @@ class SharedBuffer:
         first, last = self._group.submit((Write(table=table, columns=columns, rows=rows),))
         return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=last)
 
-    def tables(self) -> tuple[TableState, ...]:
+    def tables(self, session: str | None = None) -> tuple[TableState, ...]:
         return tuple(_state(table, log) for table, log in sorted(self._store.logs().items()))
 
     def state(self, table: TableId) -> TableState | None:
@@ -187,7 +187,7 @@ class SharedBuffer:
             )
         return seq
 
-    def held(self, table: TableId) -> list[Held]:
+    def held(self, table: TableId, session: str | None = None) -> list[Held]:
         log = self._store.log(table)
         if log is None:
             return []

@@ -62,6 +62,7 @@ _QUERY_BEGINS = frozenset({"(", "select", "from", "with", "table", "values", *_S
 _BEFORE_QUERIES = frozenset({"(", "as", "from"})
 _CREATE_TEMP = frozenset({"temp", "temporary"})
 _PATH_GIVEN = re.compile(r"SET\s+(?:SESSION\s+)?(?:schema|search_path)\s*(?:=|\sTO\s)\s*'?([^']*)'?", re.I)
+Names = frozenset[str]
 _CANDIDATES = re.compile(r"\n?Did you mean .*?(?=\n\nLINE |\Z)", re.S)
 
 
@@ -93,7 +94,7 @@ class Island:
         """The schema that a client means for a table: its own, or an error."""
         return self.schema if given is None else self.own(TableId(given, table)).schema
 
-    def examine(self, kind: StatementType, text: str, tokens: tuple[Token, ...], *, fresh: str | None = None) -> None:
+    def examine(self, kind: StatementType, text: str, tokens: tuple[Token, ...], *, fresh: Names | None = None) -> None:
         """Refuse a statement that names anything beyond the island; the gate has let it through.
 
         Names in `fresh` are put elsewhere before it runs.
@@ -159,7 +160,7 @@ class Island:
                 error.hint = _HINT
             raise
 
-    def require(self, parts: tuple[str, ...], fresh: str | None = None, *, is_cut: bool = False) -> None:
+    def require(self, parts: tuple[str, ...], fresh: Names | None = None, *, is_cut: bool = False) -> None:
         """See that a name, in its parts, can only mean a table of the island, or a temporary one.
 
         With `is_cut`, lists of the catalog are cut before they are read.
@@ -172,7 +173,9 @@ class Island:
         if name in _system_views() or name.startswith(_SYSTEM) or _LISTS.intersection(where):
             raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant.", hint=_HINT)
         lake = sql.fold(self.lake)
-        is_own = where in ([], [lake, self.schema], [_TEMP], [_TEMP, "main"], [fresh], [fresh, self.schema])
+        is_own = where in ([], [lake, self.schema], [_TEMP], [_TEMP, "main"]) or any(
+            where in ([each], [each, self.schema]) for each in fresh or ()
+        )
         # In a lake of the tenant's name, this would be `main` of the lake.
         if not is_own and (where != [self.schema] or lake == self.schema):
             schema, table = parts[-2:]
@@ -196,11 +199,11 @@ def without_ledger() -> Iterator[None]:
 
 
 @lru_cache(maxsize=_REMEMBERED_MAX)
-def _remembered(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: str | None) -> None:
+def _remembered(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None) -> None:
     _examine(island, kind, text, tokens, fresh)
 
 
-def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: str | None) -> None:
+def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None) -> None:
     if kind == StatementType.TRANSACTION:
         return
     if kind == StatementType.EXPLAIN:
@@ -223,7 +226,7 @@ def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token
         island.require(macro.name)
         query, words = macro.query(text)
         # Lists in it would not be cut: they are no more allowed than in a fresh read.
-        _examine(island, StatementType.SELECT, query, words, fresh or "")
+        _examine(island, StatementType.SELECT, query, words, fresh or frozenset())
         return
     # Two opinions, as DuckDB shows none of its own: by the statement's words, and by sqlglot.
     _refuse_schemas(kind, tokens)
@@ -235,7 +238,7 @@ def _examine(island: Island, kind: StatementType, text: str, tokens: tuple[Token
         _examine_sqlglot(island, text, fresh)
 
 
-def _examine_tree(island: Island, tree: Any, fresh: str | None) -> None:
+def _examine_tree(island: Island, tree: Any, fresh: Names | None) -> None:
     found = named(tree)
     for parts in found.tables:
         island.require(parts, fresh, is_cut=fresh is None)
@@ -270,7 +273,7 @@ def _require_table_function(island: Island, called: Called) -> None:
         raise NotAllowedError(f"The table function {called.name} is not for users of a tenant.", hint=_HINT)
 
 
-def _examine_sqlglot(island: Island, text: str, fresh: str | None) -> None:
+def _examine_sqlglot(island: Island, text: str, fresh: Names | None) -> None:
     for tree in parse(text):
         for node in tree.walk():
             if isinstance(node, exp.Table) and isinstance(node.this, exp.Func):

@@ -37,6 +37,18 @@ def by_place_or_name(names: Collection[str], bound: Sequence[str], values: Seque
     return values if all(name.isdigit() for name in names) else dict(zip(bound, values, strict=True))
 
 
+def require_row(bound: pa.Table | None) -> None:
+    """Refuse a query without a row of parameters: nothing says what it gives."""
+    if bound is not None and not bound.num_rows:
+        raise InputError("No row of parameters is bound.")
+
+
+def parameter_row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
+    """One bound row, by place or by name, as the statement has its parameters."""
+    values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
+    return by_place_or_name(statement.named_parameters, bound.column_names, values)
+
+
 def python_values(column: pa.ChunkedArray) -> list[object]:
     """Values as DuckDB's Python takes them; InputError where Python has none, as after the year 9999."""
     try:

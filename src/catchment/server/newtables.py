@@ -15,7 +15,7 @@ from catchment.ids import TableId
 from catchment.lake.commit import refuse_ledger
 from catchment.queue import arrivals
 from catchment.server import capture
-from catchment.server.links import Link
+from catchment.server.links import Link, require_row
 from catchment.server.model import Call, IfExists, IngestTarget, Role
 from catchment.server.rewrite import Making
 from catchment.server.transactions import Transaction
@@ -30,6 +30,7 @@ def create(
     """Make the table; return how many rows were enqueued, None if the statement has no query."""
     statements.require(Role.WRITER, "CREATE TABLE")
     statements.queue()
+    require_row(bound)
     if bound is not None and bound.num_rows > 1:
         raise NotSupportedError("CREATE TABLE takes one row of parameters.")
     session, rows = statements.session, None

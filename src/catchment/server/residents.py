@@ -24,7 +24,7 @@ from catchment.server.gate import names_only_its_target, tables_of
 from catchment.server.islands import by_words
 from catchment.server.links import Link
 from catchment.server.model import Call
-from catchment.server.rewrite import FRESH
+from catchment.server.rewrite import FRESH, QUEUE
 from catchment.server.syntax import explained, macro_of, named, parse, query_tree
 from catchment.server.tokens import Token
 from catchment.tenants.model import DEFAULT_TENANT, TenantId
@@ -138,7 +138,7 @@ def _places(name: Name, lake: str, path: tuple[str, ...]) -> list[Name]:
     match where:
         case []:
             return [(schema, table) for schema in (_TEMP, *path)]
-        case [schema] if schema in (sql.fold(lake), FRESH):
+        case [schema] if schema in (sql.fold(lake), FRESH, QUEUE):
             # A catalog without a schema; or a schema of that name.
             return [(DEFAULT_SCHEMA, table), (schema, table)]
         case [first, *_] if first == _TEMP:

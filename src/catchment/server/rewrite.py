@@ -6,6 +6,7 @@ temporary table of the target's shape, and what it returns is what is enqueued.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -40,6 +41,7 @@ _SAMPLE = "VALUES (NULL)"
 _READS_TABLES = frozenset({"select", "from", "table", "with", "returning", "conflict", "by", "default", "as"})
 
 
+_SHOWS = frozenset({"describe", "desc", "show", "summarize"})
 _IF_NOT_EXISTS = ["if", "not", "exists"]
 _MADE_HOW = frozenset({"or", "replace", "temp", "temporary"})
 _DATA_CLAUSES = (["with", "no", "data"], ["with", "data"])
@@ -164,19 +166,24 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class FreshRead:
-    """A query that reads buffered rows as well: `parts` is its text around each fresh table."""
+    """A query that reads buffered rows: `parts` is its text around each table that it reads them of.
+
+    Of those that are `own`, it reads the buffered rows of its session; of the others, the table with what is buffered.
+    """
 
     text: str
     tokens: tuple[Token, ...]
     tables: tuple[TableId, ...]
     parts: tuple[str, ...]
     aliases: tuple[str | None, ...]
+    own: tuple[bool, ...]
 
-    def over(self, sources: dict[TableId, str]) -> str:
-        """The query, with each fresh table read from its source."""
+    def over(self, source: Callable[[TableId, bool], str]) -> str:
+        """The query, with each of its tables read from its source, which is given the table and whether it is own."""
         out = self.parts[0]
-        for table, alias, part in zip(self.tables, self.aliases, self.parts[1:], strict=True):
-            out += f"({sources[table]})" + ("" if alias is None else f" AS {sql.identifier(alias)}") + part
+        for table, alias, is_own, part in zip(self.tables, self.aliases, self.own, self.parts[1:], strict=True):
+            as_named = "" if alias is None else f" AS {sql.identifier(alias)}"
+            out += f"({source(table, is_own)}){as_named}{part}"
         return out
 
 
@@ -253,7 +260,8 @@ def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
         return _rescue(rescue)
     if _is_plain_insert(tokens):
         return _capture(text, tokens, schema)
-    return _making(text, tokens, schema) or _parsed(text, tokens, schema)
+    found = _making(text, tokens, schema) or _shown(text, tokens, schema)
+    return found or _parsed(text, tokens, schema)
 
 
 def _rescue(found: re.Match[str]) -> RescueCommand:
@@ -322,20 +330,39 @@ def _parsed(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
     tables = [node for node in tree.find_all(exp.Table) if not isinstance(node.this, exp.Func)]
     if isinstance(tree, exp.Insert) and tokens[0].text != "explain" and _is_in(_target(tree), QUEUE):
         _refuse_unsupported(tree)
-        if any(_is_in(table, FRESH) for table in tables):
-            raise NotSupportedError(f"{FRESH} can be read by a query, not within an INSERT.")
+        others = [table for table in tables if table is not _target(tree)]
+        for name in (name for name in (FRESH, QUEUE) if any(_is_in(table, name) for table in others)):
+            raise NotSupportedError(f"{name} can be read by a query, not within an INSERT.")
         return _capture(text, tokens, schema)
-    if any(_is_in(table, QUEUE) for table in tables):
-        raise NotSupportedError(
-            f"{QUEUE} is write-only: it takes INSERT INTO and CREATE TABLE {QUEUE}.<table>, and nothing else.",
-            hint=f"Read the table itself, or {FRESH}.<table> with the rows that are still buffered.",
-        )
-    fresh = [table for table in tables if _is_in(table, FRESH)]
-    if not fresh:
+    read = [table for table in tables if _is_in(table, FRESH) or _is_in(table, QUEUE)]
+    if not read:
         return Plain(text, tokens, _bulk(text, tokens))
-    if not isinstance(tree, exp.Query):
-        raise NotSupportedError(f"{FRESH} can be read by a query, and nothing else.")
-    return _fresh(text, tokens, fresh, schema)
+    if isinstance(tree, exp.Query):
+        return _fresh(text, tokens, read, schema)
+    if any(_is_in(table, QUEUE) for table in read):
+        raise NotSupportedError(
+            f"{QUEUE} is append-only: it takes INSERT INTO and CREATE TABLE {QUEUE}.<table>. Its rows are "
+            "acknowledged, and are changed, copied or dropped once they are in their table.",
+            hint="`CALL duckling_queue_flush()` brings them there; then change or drop the table by its own name.",
+        )
+    raise NotSupportedError(f"{FRESH} can be read by a query, and nothing else.")
+
+
+def _shown(text: str, tokens: tuple[Token, ...], schema: str) -> FreshRead | None:
+    """DESCRIBE, SHOW or SUMMARIZE of a table of ours, or of a query that reads one; None for anything else."""
+    verb, body = tokens[0].text, text.encode()[tokens[1].start :].decode() if len(tokens) > 1 else ""
+    if verb not in _SHOWS or not body:
+        return None
+    if tokens[1].text in (FRESH, QUEUE):
+        body = f"SELECT * FROM {body}"
+    inner = _parsed(body, scanner.read(body.encode()), schema)
+    if not isinstance(inner, FreshRead):
+        return None
+    how = "SUMMARIZE " if verb == "summarize" else "DESCRIBE "
+    whole = how + inner.text
+    return replace(
+        inner, text=whole, tokens=scanner.read(whole.encode()), parts=(how + inner.parts[0], *inner.parts[1:])
+    )
 
 
 def _target(insert: exp.Insert) -> exp.Table:
@@ -358,7 +385,7 @@ def _refuse_unsupported(insert: exp.Insert) -> None:
 
 def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema: str) -> FreshRead:
     if not all("start" in part.meta for table in tables for part in table.parts):
-        raise InputError(f"What is read from {FRESH} is no name of a table.")
+        raise InputError(f"What is read from {FRESH} or {QUEUE} is not the name of a table.")
     tables = sorted(tables, key=lambda table: int(table.parts[0].meta["start"]))
     parts, at = [], 0
     for table in tables:
@@ -370,6 +397,7 @@ def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema
         tables=tuple(_table_id([part.name for part in table.parts[1:]], schema) for table in tables),
         parts=(*parts, text[at:]),
         aliases=tuple(None if table.alias else table.name for table in tables),
+        own=tuple(_is_in(table, QUEUE) for table in tables),
     )
 
 

@@ -24,16 +24,17 @@ from catchment.errors import (
 from catchment.ids import DEFAULT_SCHEMA, TableId
 from catchment.queue import DqCoordinator, arrivals
 from catchment.queue.arrivals import size_of
-from catchment.server import capture, literals, newtables, queuetables, residents, storable
+from catchment.server import capture, freshreads, literals, newtables, queuetables, residents, storable
 from catchment.server import tokens as scanner
 from catchment.server.gate import Kind, Verdict, judge
-from catchment.server.links import Link, Parameters, TableResult, by_place_or_name, python_values
+from catchment.server.links import Link, TableResult, parameter_row, require_row
 from catchment.server.listings import Reader, cut
 from catchment.server.model import Call, Outcome, Role
 from catchment.server.options import is_path, require_harmless_path, session_statement
 from catchment.server.rewrite import (
     BOUND,
     FRESH,
+    QUEUE,
     ByName,
     Capture,
     Command,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 # Words of a statement that makes something which is in its connection alone.
 _TEMPORARY = frozenset({"temp", "temporary"})
 _KEPT_MAX = 100
+# What a fresh read names, and reads from elsewhere.
+_READ_ELSEWHERE = frozenset({FRESH, QUEUE})
 _NOTHING = pa.table({"Count": pa.array([], pa.int64())})
 
 
@@ -76,7 +79,7 @@ class Statements:
                 rows = newtables.create(self, step, call, self.session.find(transaction), bound)
                 return Outcome(rows or 0, TableResult(_NOTHING if rows is None else _count(rows)))
             case FreshRead():
-                return self._fresh(step, call, bound)
+                return freshreads.read(self, step, call, bound)
             case ByName():
                 return self._by_name(step, call, transaction, bound)
             case Plain():
@@ -223,34 +226,6 @@ class Statements:
             except TableMissingError:
                 raise StateError(f"{table} is still to be made.", hint="COMMIT first, or create it.") from None
 
-    def _fresh(self, step: FreshRead, call: Call, bound: pa.Table | None) -> Outcome:
-        """A query over lake and buffer, on a connection of its own: it is always as of now."""
-        engine = self.session.engine
-        # Its statement is judged as it was written: what is put in its place is ours.
-        with self.session.autocommit_link() as link:
-            statement, verdict = self.examined(step, link)
-        _require_row(bound)
-        if bound is not None and bound.num_rows > 1:
-            raise NotSupportedError("A fresh read takes one row of parameters.")
-        with ExitStack() as cleanup:
-            cleanup.enter_context(self.session.reading_lake(verdict.touched))
-            spelled = {table: self.spelled(table) for table in step.tables}
-            origin = engine.lake.origin()
-            fresh = cleanup.enter_context(self.queue().fresh(*dict.fromkeys(spelled.values())))
-            link = engine.wrap(fresh.connection, origin)
-            if self.session.island is not None:
-                link.run(self.session.island.set_path, call)
-            text = step.over({table: fresh.queries[own] for table, own in spelled.items()})
-            keep_open = cleanup.pop_all()
-            try:
-                result = link.stream(
-                    text, call, None if bound is None else _row(statement, bound, 0), on_close=keep_open.close
-                )
-            except BaseException:
-                keep_open.close()
-                raise
-            return Outcome(None, result)
-
     # Statements that have names.
 
     def _by_name(self, step: ByName, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
@@ -347,7 +322,7 @@ class Statements:
     def examined(self, step: Plain | FreshRead, link: Link) -> tuple[duckdb.Statement, Verdict]:
         """The statement as DuckDB reads it, once it has passed the gate."""
         statement = link.connection.extract_statements(step.text)[-1]
-        fresh = FRESH if isinstance(step, FreshRead) else None
+        fresh = _READ_ELSEWHERE if isinstance(step, FreshRead) else None
         verdict = self.admitted(statement, step.text, step.tokens, link, fresh=fresh, is_cut=isinstance(step, Plain))
         self._require_macros(verdict.macros, link)
         return statement, verdict
@@ -375,7 +350,7 @@ class Statements:
         tokens: tuple[Token, ...],
         link: Link,
         *,
-        fresh: str | None = None,
+        fresh: frozenset[str] | None = None,
         is_cut: bool = False,
     ) -> Verdict:
         """What the gate says of a statement, which a tenant's user keeps on the tenant's island.
@@ -430,9 +405,9 @@ class Statements:
         call: Call,
         bound: pa.Table | None,
     ) -> Outcome:
-        _require_row(bound)
+        require_row(bound)
         if bound is None or bound.num_rows == 1:
-            row = None if bound is None else _row(statement, bound, 0)
+            row = None if bound is None else parameter_row(statement, bound, 0)
             with ExitStack() as held:
                 held.enter_context(self.session.reading_lake(verdict.touched))
                 result = link.stream(step.text, call, row)
@@ -441,7 +416,7 @@ class Statements:
         limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
         with self.session.reading_lake(verdict.touched):
             for at in range(bound.num_rows):
-                parts.append(link.table(step.text, call, _row(statement, bound, at)))
+                parts.append(link.table(step.text, call, parameter_row(statement, bound, at)))
                 size += parts[-1].nbytes
                 if size > limit:
                     raise LimitError(f"The results of all rows of parameters come to more than {limit:,} bytes.")
@@ -531,7 +506,7 @@ class Statements:
         else:
             statement = link.connection.extract_statements(step.text)[-1]
             # All of them before any is run: one that has no value in Python must not come too late.
-            for row in [_row(statement, bound, at) for at in range(bound.num_rows)]:
+            for row in [parameter_row(statement, bound, at) for at in range(bound.num_rows)]:
                 storable.require_source(step, link, call, row)
                 yield link.table(step.text, call, row)
 
@@ -562,15 +537,3 @@ def _outcome(result: pa.Table, verdict: Verdict, step: Plain) -> Outcome:
 @lru_cache(maxsize=64)
 def _count(rows: int) -> pa.Table:
     return pa.table({"Count": pa.array([rows], pa.int64())})
-
-
-def _require_row(bound: pa.Table | None) -> None:
-    """What a query gives for no row of parameters, no query can say."""
-    if bound is not None and not bound.num_rows:
-        raise InputError("No row of parameters is bound.")
-
-
-def _row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
-    """One bound row, by place or by name, as the statement has its parameters."""
-    values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
-    return by_place_or_name(statement.named_parameters, bound.column_names, values)

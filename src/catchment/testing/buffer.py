@@ -88,7 +88,7 @@ class ModelBuffer:
         ]
         return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=kept.seq_last)
 
-    def tables(self) -> tuple[TableState, ...]:
+    def tables(self, session: str | None = None) -> tuple[TableState, ...]:
         return tuple(
             TableState(
                 table=table,
@@ -148,7 +148,7 @@ class ModelBuffer:
     def covered(self, table: TableId, seq: int) -> int:
         return seq
 
-    def held(self, table: TableId) -> list[Held]:
+    def held(self, table: TableId, session: str | None = None) -> list[Held]:
         kept = self.disk.tables.get(table)
         return [
             Held(
