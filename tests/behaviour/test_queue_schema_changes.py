@@ -98,6 +98,7 @@ CHANGES = {
         "ALTER TABLE {} RENAME COLUMN s.x TO j",
     ],
     "partitioned": ["ALTER TABLE {} SET PARTITIONED BY (a)"],
+    "partitioned by a nested column": ["ALTER TABLE {} SET PARTITIONED BY (s)"],
     "sorted": ["ALTER TABLE {} SET SORTED BY (b)"],
 }
 DEFINITION = "a INTEGER, b INTEGER, k INTEGER DEFAULT 3, n INTEGER NOT NULL DEFAULT 0, s STRUCT(i INTEGER, j INTEGER)"

@@ -225,6 +225,8 @@ DATED = (Column(name="id", type="BIGINT"), Column(name="ts", type="TIMESTAMP"), 
         ([("id", "identity"), ("ts", "year")], (), True),
         ([("id", "bucket(4)")], (), True),
         ([("ts", "year")], (Column(name="YEAR", type="INTEGER"),), True),
+        ([("nested", "identity")], (Column(name="nested", type="STRUCT(i INTEGER)"),), True),
+        ([("id", "identity"), ("nested", "identity")], (Column(name="nested", type="INTEGER[]"),), True),
         ([("zoned", "day")], (Column(name="zoned", type="TIMESTAMP WITH TIME ZONE"),), True),
     ],
 )

@@ -96,10 +96,11 @@ class Table:
         DuckLake mixes up the keys of one column, and takes a folder that is called like a column for that column. What
         a part of a TIMESTAMPTZ is depends on the session, and what bucket a value is in on DuckLake.
         """
-        if not any(key.is_transform for key in self.partition_by):
-            return True
         kinds = {sql.fold(column.name): types.parse(column.type).id for column in self.columns}
         columns = {sql.fold(key.column) for key in self.partition_by}
+        if not any(key.is_transform for key in self.partition_by):
+            # No folder's name is taken for a nested value.
+            return not any(kinds.get(column) in types.NESTED for column in columns)
         folders = {sql.fold(key.folder) for key in self.partition_by}
         return (
             all(key.transform in _DATE_PARTS for key in self.partition_by)

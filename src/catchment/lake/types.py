@@ -28,13 +28,13 @@ LISTS_NESTED_MAX = 16
 NESTING_MAX = 50
 # DuckDB's Parquet writer holds 256 KiB for each: 3,000 do not fit into a task's default memory of 1 GiB.
 LEAVES_MAX = 2_000
-_NESTED = ("list", "struct", "map")
+NESTED = frozenset({"list", "struct", "map"})
 _REGISTERED = frozenset(
     {
         *("boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"),
         *("float", "double", "decimal", "varchar", "blob", "uuid", "date", "time"),
         *("timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"),
-        *_NESTED,
+        *NESTED,
     }
 )
 
@@ -331,12 +331,12 @@ def _parse(text: str) -> DuckDBType:
 
 
 def _holds(kind: DuckDBType, kinds: frozenset[str]) -> bool:
-    return kind.id in kinds or (kind.id in _NESTED and any(_holds(child, kinds) for child in _children(kind)))
+    return kind.id in kinds or (kind.id in NESTED and any(_holds(child, kinds) for child in _children(kind)))
 
 
 def _nesting(kind: DuckDBType) -> tuple[int, int]:
     """How deep a type is nested in Arrow, and how many lists or maps are on its longest way down."""
-    if kind.id not in (*_NESTED, "array"):
+    if kind.id not in (*NESTED, "array"):
         return 0, 0
     inner = [_nesting(child) for child in _children(kind)]
     depth, lists = max(depth for depth, _ in inner), max(lists for _, lists in inner)
@@ -344,14 +344,14 @@ def _nesting(kind: DuckDBType) -> tuple[int, int]:
 
 
 def _leaves(kind: DuckDBType) -> int:
-    return sum(map(_leaves, _children(kind))) if kind.id in (*_NESTED, "array") else 1
+    return sum(map(_leaves, _children(kind))) if kind.id in (*NESTED, "array") else 1
 
 
 def _find(kind: DuckDBType, is_it: Callable[[DuckDBType], bool]) -> DuckDBType | None:
     """The type itself, or one inside it, that is what is looked for."""
     if is_it(kind):
         return kind
-    inner = _children(kind) if kind.id in _NESTED else ()
+    inner = _children(kind) if kind.id in NESTED else ()
     return next((found for child in inner if (found := _find(child, is_it)) is not None), None)
 
 
