@@ -6,9 +6,10 @@ The oracle is a twin table that gets every row at the moment at which the queue 
 import pyarrow as pa
 import pytest
 
+from catchment import faults
 from catchment.errors import InputError, TableMissingError
 from catchment.ids import TableId
-from tests.buffer_scenes import MakeQueue, QueueScene
+from tests.buffer_scenes import Killed, MakeQueue, QueueScene, die
 
 T = TableId("main", "t")
 ONE, TWO, THREE = (pa.table({"a": pa.array([number], pa.int32())}) for number in (1, 2, 3))
@@ -178,6 +179,21 @@ def test_rows_of_a_dropped_table_neither_go_into_its_successor_nor_hold_it_up(ma
     troubled = [each for each in queue.coordinator.status().tables if each.trouble is not None]
     assert sum(each.state.rows for each in troubled) == 3
     assert queue.lake.audit().ok
+
+
+def test_rows_that_a_table_had_before_it_was_dropped_are_not_stranded(make_queue: MakeQueue) -> None:
+    queue = make_queue()
+    queue.sql("CREATE TABLE t (a INTEGER)")
+    queue.coordinator.enqueue(T, ONE)
+    with pytest.raises(Killed), faults.armed("deliver.after_commit", die):
+        queue.coordinator.force_flush_all()
+    queue.crash()
+    assert queue.lake_rows(T) == {(1,): 1}
+    queue.coordinator.enqueue(T, TWO)
+    queue.sql("DROP TABLE t")
+    report = queue.coordinator.force_flush_all()
+    assert sum(each.stranded for each in report.tables) == 1
+    assert sum(state.rows for state in queue.buffer.tables()) == 1
 
 
 def test_a_table_that_is_replaced_takes_only_rows_that_were_written_since(make_queue: MakeQueue) -> None:

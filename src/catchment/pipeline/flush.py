@@ -125,10 +125,11 @@ class FlushPipeline:
         stuck: set[TableId] = set()
         try:
             homes = self._homes(parcels, into)
+            remaining = self._without_arrived(parcels, homes, into)
             done = [
-                TableFlush(table=parcel.table, stranded=parcel.rows) for parcel in parcels if parcel.id not in homes
+                TableFlush(table=parcel.table, stranded=parcel.rows) for parcel in remaining if parcel.id not in homes
             ]
-            for some in _portions([parcel for parcel in parcels if parcel.id in homes]):
+            for some in _portions([parcel for parcel in remaining if parcel.id in homes]):
                 # Rows of a table go in their order: what comes after those that failed has to wait.
                 for each in self._deliver([parcel for parcel in some if parcel.table not in stuck], homes):
                     done.append(each)
@@ -152,6 +153,32 @@ class FlushPipeline:
         # Rows that were bound to no table, by an earlier version of Catchment or for another lake, go by its name.
         unbound = {parcel.id: parcel.table for parcel in parcels if uuids[parcel.id] is None}
         return {**{unit_id: home for unit_id, home in homes.items() if home is not None}, **unbound}
+
+    def _without_arrived(
+        self, parcels: Sequence[Parcel], homes: Mapping[str, TableId], into: TableId | None
+    ) -> list[Parcel]:
+        """Retire parcels that arrived in their table before it was dropped; returns the others.
+
+        The process that delivered them may have ended before it retired them. Deliveries into a table that is there
+        find this out by themselves, and parcels that have positions are known by their producer's.
+        """
+        doubtful: dict[str, list[Parcel]] = {}
+        for parcel in parcels:
+            uuid = types.table_of(parcel.columns)
+            if uuid is not None and not parcel.positioned and (into is not None or parcel.id not in homes):
+                doubtful.setdefault(uuid, []).append(parcel)
+        if not doubtful:
+            return list(parcels)
+        with self._lake.ledger() as ledger:
+            arrived = {
+                unit_id
+                for uuid, some in doubtful.items()
+                for unit_id in ledger.delivered_ids((parcel.id for parcel in some), uuid)
+            }
+        for parcel in parcels:
+            if parcel.id in arrived:
+                self._buffer.retire(parcel)
+        return [parcel for parcel in parcels if parcel.id not in arrived]
 
     def _deliver(self, parcels: Sequence[Parcel], homes: Mapping[str, TableId]) -> list[TableFlush]:
         if not parcels:
