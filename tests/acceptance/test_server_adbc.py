@@ -285,7 +285,7 @@ def test_the_server_says_what_it_is(server: ServerProcess) -> None:
         assert (info["vendor_name"], info["vendor_arrow_version"]) == ("Catchment", pa.__version__)
         # By this, ibis and SQLAlchemy know whose SQL it is.
         assert info["vendor_version"].startswith(f"duckdb v{duckdb.__version__} ")
-        assert connection.adbc_get_table_types() == ["TABLE", "VIEW"]
+        assert connection.adbc_get_table_types() == ["TABLE", "VIEW", "QUEUE"]
         assert (connection.adbc_current_catalog, connection.adbc_current_db_schema) == ("lake", "main")
 
 

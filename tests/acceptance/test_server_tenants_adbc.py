@@ -184,8 +184,8 @@ def test_metadata_is_that_of_the_home(tenant: Tenant) -> None:
             assert connection.adbc_get_table_schema("events", db_schema_filter=str(tenant.id)).names == ["id", "kind"]
     assert found[0] == found[1]
     (catalog,) = found[1]
-    (schema,) = catalog["catalog_db_schemas"]
-    assert schema["db_schema_name"] == str(tenant.id)
+    queue, schema = catalog["catalog_db_schemas"]
+    assert (queue["db_schema_name"], schema["db_schema_name"]) == ("duckling_queue", str(tenant.id))
     assert [table["table_name"] for table in schema["db_schema_tables"]] == ["events"]
 
 

@@ -93,7 +93,7 @@ def test_a_tables_schema_comes_with_what_drivers_want_to_know(client: Client) ->
 
 
 def test_there_are_tables_and_views(client: Client) -> None:
-    assert client.read(sql.CommandGetTableTypes())["table_type"].to_pylist() == ["TABLE", "VIEW"]
+    assert client.read(sql.CommandGetTableTypes())["table_type"].to_pylist() == ["TABLE", "VIEW", "QUEUE"]
 
 
 def test_there_are_no_keys(client: Client) -> None:
@@ -139,7 +139,7 @@ def test_a_value_is_of_the_kind_that_jdbc_expects(client: Client) -> None:
 def test_the_driver_finds_it_all(running: FlightServer) -> None:
     with adbc.connect(running.uri, autocommit=True) as connection:
         assert connection.adbc_get_info()["vendor_name"] == "Catchment"
-        assert connection.adbc_get_table_types() == ["TABLE", "VIEW"]
+        assert connection.adbc_get_table_types() == ["TABLE", "VIEW", "QUEUE"]
         assert connection.adbc_get_table_schema("events", db_schema_filter="main").names == ["id", "price", "tags"]
         (catalog,) = connection.adbc_get_objects(depth="all").read_all().to_pylist()
         assert connection.adbc_current_catalog == catalog["catalog_name"] == LAKE

@@ -8,10 +8,19 @@ from typing import Any
 
 import adbc_driver_flightsql.dbapi as flight
 import adbc_driver_manager
+import duckdb
 import pyarrow as pa
 import pytest
 
+from catchment.app import App
+from catchment.errors import CatchmentError
+from catchment.server import metadata
+from catchment.server.model import Call, Principal, Role
+from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.server.registry import SessionRegistry
+from catchment.server.sessions import Session
 from catchment.settings import Settings, load_settings
+from catchment.tenants.model import TenantId
 from tests import flight_scenes
 from tests.queue_matrix import TYPES, plain
 
@@ -234,15 +243,22 @@ def test_an_ingest_makes_its_table_by_the_rules_of_its_mode(uri: str, table: str
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_a_table_that_the_queue_made_outlive_a_restart(layout: str, tmp_path: Path) -> None:
+def test_rows_of_a_table_that_the_queue_made_outlive_a_process_that_ends_without_a_flush(
+    layout: str, tmp_path: Path
+) -> None:
     settings = settings_of(tmp_path, layout)
+    with App(settings, walled=True) as app:
+        session = SessionRegistry(app).open(Principal("ada", Role.WRITER))
+        execute(session, "CREATE TABLE duckling_queue.t AS SELECT uuid() AS u, i FROM range(5) r(i)")
+        before = rows_of(execute(session, "SELECT u::VARCHAR, i FROM catchment_fresh.t ORDER BY i"))
+        assert execute(session, "FROM t").num_rows == 0
     with flight_scenes.server(settings) as running, connected(running.uri) as cursor:
-        cursor.execute("CREATE TABLE duckling_queue.t AS SELECT uuid() AS u, i FROM range(5) r(i)")
-        before = rows(cursor, "SELECT u, i FROM catchment_fresh.t ORDER BY i")
-    with flight_scenes.server(settings) as running, connected(running.uri) as cursor:
-        assert rows(cursor, "SELECT u, i FROM catchment_fresh.t ORDER BY i") == before
+        assert rows(cursor, "SELECT count(*) FROM t") == [(0,)]
+        assert rows(cursor, "SELECT u::VARCHAR, i FROM catchment_fresh.t ORDER BY i") == before
+        # Of another session, which is over: nobody's own. One file for all does not tell.
+        assert listed(cursor) == ([("t", "QUEUE")] if layout == "shared" else [])
         cursor.execute("PRAGMA duckling_queue.flush").fetchall()
-        assert rows(cursor, "SELECT u, i FROM t ORDER BY i") == before
+        assert rows(cursor, "SELECT u::VARCHAR, i FROM t ORDER BY i") == before
 
 
 def test_where_the_queue_makes_no_tables_a_create_table_is_refused_with_the_setting(tmp_path: Path) -> None:
@@ -331,10 +347,8 @@ def test_own_rows_are_read_from_sealed_files_and_in_the_columns_that_the_table_h
         mine.execute("ALTER TABLE t RENAME TO u")
         assert rows(mine, "SELECT a FROM duckling_queue.u ORDER BY a") == [(10,), (30,)]
     with flight_scenes.server(settings) as running, connected(running.uri) as cursor:
-        # The sessions ended with their server: what they wrote is nobody's own, and is not lost.
+        # The server flushed them at its end.
         assert rows(cursor, "SELECT a FROM duckling_queue.u") == []
-        assert rows(cursor, "SELECT a FROM catchment_fresh.u ORDER BY a") == [(10,), (20,), (30,)]
-        cursor.execute("CALL duckling_queue_flush()").fetchall()
         assert rows(cursor, "SELECT a, c FROM u ORDER BY a") == [(10, 1), (20, 2), (30, 3)]
 
 
@@ -345,3 +359,80 @@ def test_where_sessions_share_a_file_the_queue_is_write_only(tmp_path: Path) -> 
             reason = failure(cursor, query)
             assert "write-only" in reason
             assert "catchment_fresh" in reason
+
+
+# Listing them.
+
+
+def listed(cursor: Any, **given: Any) -> list[tuple[str, str]]:
+    """Names and types of the tables in the schema of the queue."""
+    found = cursor.connection.adbc_get_objects(depth="tables", db_schema_filter="duckling_queue", **given)
+    (catalog,) = found.read_all().to_pylist()
+    return [
+        (table["table_name"], table["table_type"])
+        for schema in catalog["catalog_db_schemas"]
+        for table in schema["db_schema_tables"]
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drivers_list_the_tables_of_the_queue_that_have_buffered_rows(layout: str, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, layout)
+    with (
+        flight_scenes.server(settings) as running,
+        connected(running.uri) as mine,
+        connected(running.uri) as other,
+    ):
+        assert listed(mine) == []
+        mine.execute("CREATE TABLE duckling_queue.empty (a INTEGER); CREATE SCHEMA s")
+        for name in ("t", "s.t"):
+            mine.execute(f"CREATE TABLE duckling_queue.{name} AS SELECT 1.5 AS a")
+        other.execute("CREATE TABLE duckling_queue.u AS SELECT 1 AS a")
+        every = [("s.t", "QUEUE"), ("t", "QUEUE"), ("u", "QUEUE")]
+        is_shared = layout == "shared"
+        assert listed(mine) == (every if is_shared else every[:2])
+        assert listed(other) == (every if is_shared else every[2:])
+        assert listed(mine, table_name_filter="T") == [("t", "QUEUE")]
+        assert listed(mine, table_types_filter=["TABLE"]) == []
+        schema = mine.connection.adbc_get_table_schema("t", db_schema_filter="duckling_queue")
+        assert schema.field("a").type == pa.decimal128(2, 1)
+        mine.execute("CALL duckling_queue_flush()").fetchall()
+        assert listed(mine) == listed(other) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_users_of_a_tenant_find_and_read_what_is_theirs_in_the_queue_and_nothing_else(
+    layout: str, tmp_path: Path
+) -> None:
+    settings = settings_of(tmp_path, layout)
+    with App(settings, walled=True) as app:
+        registry = SessionRegistry(app)
+        founder = registry.open(Principal("founder", Role.ADMIN))
+        users = {name: registry.open(Principal(name, Role.WRITER, TenantId.parse(name))) for name in ("t7", "t8")}
+        for schema, user in users.items():
+            execute(founder, f"CREATE SCHEMA {schema}")
+            execute(user, f"CREATE TABLE duckling_queue.events AS SELECT '{schema}' AS a")
+        execute(users["t8"], "CREATE TABLE duckling_queue.secrets AS SELECT 'sesame' AS a")
+        for schema, user in users.items():
+            found = metadata.answer(sql.CommandGetTables(db_schema_filter_pattern="duckling%"), user, settings)
+            assert found["table_name"].to_pylist() == (["events"] if schema == "t7" else ["events", "secrets"])
+            if layout == "sessions":
+                assert execute(user, "FROM duckling_queue.events").to_pylist() == [{"a": schema}]
+        for query in ("FROM duckling_queue.{}", "FROM duckling_queue.t8.{}", "DESCRIBE duckling_queue.t8.{}"):
+            said = []
+            for name in ("secrets", "phantom"):
+                with pytest.raises((CatchmentError, duckdb.Error)) as failed:
+                    execute(users["t7"], query.format(name))
+                said.append(str(failed.value).replace(name, "{}"))
+            assert said[0] == said[1], "an error tells whether another tenant has the table"
+        registry.close_all()
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def execute(session: Session, text: str) -> pa.Table:
+    call = Call()
+    result = session.execute(text, call).result
+    return pa.Table.from_batches(result.batches(call), result.schema)

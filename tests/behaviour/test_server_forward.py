@@ -224,7 +224,7 @@ def test_statements_by_an_old_route_run_where_the_tenant_lives_by_now(place: Pla
             assert client.update("INSERT INTO events VALUES (1, 'x'); DELETE FROM events WHERE false") == 0
             expected += 4
             assert _count(client) == expected
-            tables = client.read(sql.CommandGetTables(include_schema=True))
+            tables = client.read(sql.CommandGetTables(include_schema=True, table_types=["TABLE"]))
             assert tables["table_name"].to_pylist() == ["events"]
 
 

@@ -1,8 +1,9 @@
 """What the catalog has, as clients ask for it: catalogs, schemas, tables and their columns, keys, types.
 
-There is one catalog, the lake. Catchment's own schema is not shown; the queue's is, so that people find it, though its
-tables are those of the lake under another name and are not listed twice. A tenant's user sees the tenant's schema, and
-nothing else. DuckLake has no keys.
+There is one catalog, the lake. Catchment's own schema is not shown; the queue's is, with the tables that have buffered
+rows: those of the session if the layout tells sessions apart, else all. They have a type of their own, and the columns
+of the lake's tables. A tenant's user sees the tenant's schema and its tables in the queue, and nothing else. DuckLake
+has no keys.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from catchment import sql
+from catchment.ids import DEFAULT_SCHEMA
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server import sqlinfo, typeinfo, wire
 from catchment.server.links import TableResult
@@ -33,7 +35,8 @@ COMMANDS = (
     commands.CommandGetXdbcTypeInfo,
     commands.CommandGetSqlInfo,
 )
-TABLE_TYPES = ("TABLE", "VIEW")
+_QUEUED = "QUEUE"
+TABLE_TYPES = ("TABLE", "VIEW", _QUEUED)
 
 _PACKAGE = "catchment.server"
 _METADATA = "ARROW:FLIGHT:SQL:"
@@ -149,8 +152,7 @@ def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: 
         }
         found = connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()
         names = [name for (name,) in found if name not in _away(session)]
-        shows_queue = settings.queue_enable and session.island is None and QUEUE not in names
-        if shows_queue and _is_like(connection, QUEUE, pattern):
+        if settings.queue_enable and QUEUE not in names and _is_like(connection, QUEUE, pattern):
             names.append(QUEUE)
     return [(settings.lake_name, name) for name in sorted(names)]
 
@@ -169,12 +171,43 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
         statement = sql.statement(_PACKAGE, "metadata_tables")
         listed = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
         away = _away(session)
-        found = [each for each in listed if each[0] not in away]
+        queued = _queued(command, session, connection)
+        found = sorted(
+            [*(each for each in listed if each[0] not in away), *((QUEUE, name, _QUEUED) for name in queued)]
+        )
         if not command.include_schema:
             return [(lake, *each) for each in found]
         schemas = _table_schemas(connection, values)
+        if queued:
+            every = _table_schemas(connection, {**values, "schemas": None, "tables": None})
+            schemas |= {(QUEUE, name): _renamed(every.get(table), name) for name, table in queued.items()}
     empty = pa.schema([])
     return [(lake, *each, wire.encode_schema(schemas.get(each[:2], empty))) for each in found]
+
+
+def _queued(
+    command: commands.CommandGetTables, session: Session, connection: duckdb.DuckDBPyConnection
+) -> dict[str, tuple[str, str]]:
+    """Tables with buffered rows that the caller can name after `duckling_queue.`, and where the lake has each."""
+    of_type = not command.table_types or _QUEUED in command.table_types
+    if session.queue is None or not of_type:
+        return {}
+    if not _is_like(connection, QUEUE, _given(command, "db_schema_filter_pattern")):
+        return {}
+    own, away, pattern = _own(session), _away(session), _given(command, "table_name_filter_pattern")
+    tables = [state.table for state in session.queue.buffer.tables(session.queue_name) if state.rows]
+    seen = [each for each in tables if each.schema not in away and own in (None, each.schema)]
+    names = {
+        each.name if each.schema == (own or DEFAULT_SCHEMA) else f"{each.schema}.{each.name}": (each.schema, each.name)
+        for each in seen
+    }
+    return {name: table for name, table in names.items() if _is_like(connection, name, pattern)}
+
+
+def _renamed(columns: pa.Schema | None, name: str) -> pa.Schema:
+    """The columns of a lake's table as those of the queue's; none if the table was dropped."""
+    named = {f"{_METADATA}DB_SCHEMA_NAME": QUEUE, f"{_METADATA}TABLE_NAME": name}
+    return pa.schema([field.with_metadata({**field.metadata, **named}) for field in columns or ()])
 
 
 def _table_schemas(
