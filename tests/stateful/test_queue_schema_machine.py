@@ -284,7 +284,7 @@ class SchemaMachine(RuleBasedStateMachine):
             return
         try:
             self._on_lake(name, statement, own=own)
-        except duckdb.Error:
+        except (duckdb.Error, InputError):
             # DuckLake goes by what it knows of a table's rows, which may all be in the buffer.
             if undo is None:
                 raise
