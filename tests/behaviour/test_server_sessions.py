@@ -13,6 +13,7 @@ import pytest
 
 from catchment.app import App
 from catchment.errors import CancelledError, ConflictError, InputError, LimitError, NotLoggedInError, StateError
+from catchment.ids import TableId
 from catchment.server import capture, statements
 from catchment.server import registry as registries
 from catchment.server.links import Link, TableResult
@@ -201,6 +202,64 @@ def test_begin_within_a_transaction_that_has_changes_is_refused(
     other = registry.open(FOUNDER)
     assert run(other, f"SELECT a FROM {table} ORDER BY a") == [{"a": 1}, {"a": 2}]
     registry.close(other)
+
+
+CHANGES = {
+    "exchanged": [
+        "ALTER TABLE {} RENAME COLUMN a TO x",
+        "ALTER TABLE {} RENAME COLUMN b TO a",
+        "ALTER TABLE {} RENAME COLUMN x TO b",
+    ],
+    "renamed": ["ALTER TABLE {} RENAME COLUMN b TO z"],
+    "added": ["ALTER TABLE {} ADD COLUMN c INTEGER DEFAULT 3"],
+    "dropped": ["ALTER TABLE {} DROP COLUMN b"],
+    "default": ["ALTER TABLE {} ALTER COLUMN b SET DEFAULT 9"],
+    "widened": ["ALTER TABLE {} ALTER COLUMN b SET DATA TYPE BIGINT"],
+    "table renamed": ["ALTER TABLE {} RENAME TO {}_elsewhere"],
+    "table dropped": ["DROP TABLE {}"],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
+def test_rows_for_the_queue_and_changes_of_their_table_are_refused_in_one_transaction(
+    session: Session, table: str, changes: list[str]
+) -> None:
+    insert, statements = (
+        f"INSERT INTO duckling_queue.{table} (a) VALUES (1)",
+        [each.format(table, table) for each in changes],
+    )
+    run(session, "BEGIN")
+    for each in statements:
+        run(session, each)
+    with pytest.raises(StateError, match="made or changed"):
+        run(session, insert)
+    run(session, "ROLLBACK")
+    run(session, "BEGIN")
+    run(session, insert)
+    for each in statements:
+        run(session, each)
+    with pytest.raises(StateError, match="nothing was committed"):
+        run(session, "COMMIT")
+    assert _fresh(session, table) == []
+    run(session, f"INSERT INTO {table} VALUES (1, 2)")
+    assert run(session, f"SELECT a, b FROM {table}") == [{"a": 1, "b": 2}]
+
+
+def test_rows_for_the_queue_and_changes_of_other_tables_go_into_one_transaction(session: Session, table: str) -> None:
+    run(session, "BEGIN")
+    run(session, f"INSERT INTO duckling_queue.{table} (a) VALUES (1)")
+    run(session, f"CREATE TABLE other_{table} (a INTEGER)")
+    run(session, f"COMMENT ON TABLE {table} IS 'a table'")
+    run(session, f"INSERT INTO duckling_queue.{table} (a) VALUES (2)")
+    run(session, "COMMIT")
+    assert _fresh(session, table) == [{"a": 1, "b": 7}, {"a": 2, "b": 7}]
+
+
+def _fresh(session: Session, table: str) -> list[dict[str, object]]:
+    assert session.queue is not None
+    with session.queue.fresh(TableId("main", table)) as fresh:
+        rows: list[dict[str, object]] = fresh.rows().sort_by("a").to_pylist()
+    return rows
 
 
 def test_columns_that_some_inserts_of_a_transaction_name_have_their_default_in_the_others(

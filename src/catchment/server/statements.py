@@ -154,6 +154,9 @@ class Statements:
             step = replace(step, table=table)
         if bound is not None and not bound.num_rows:
             return Outcome(0, TableResult(_count(0)))
+        if transaction is not None:
+            with self.link(transaction):
+                transaction.refuse_changed(table, call)
         rows = self._given(step, queue, bound)
         if rows is None:
             with self.link(transaction) as link, self.session.reading_lake():
@@ -198,6 +201,7 @@ class Statements:
             session.enqueue(table, rows)
         else:
             with self.link(transaction):
+                transaction.refuse_changed(table, Call())
                 self._require_made(table, transaction)
                 queue.examine(table, rows, session=session.queue_name)
                 transaction.keep(table, rows)

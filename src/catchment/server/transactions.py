@@ -27,6 +27,11 @@ from catchment.tenants.model import TenantId
 
 # How often a call that waits for the lake looks whether it is still wanted.
 _LOOK_S = 0.2
+# What values of rows go by. DESCRIBE would fail for a table that is not there, and the transaction with it.
+_SHAPE = (
+    "SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() WHERE database_name = $1 "
+    "AND lower(schema_name) = lower($2) AND lower(table_name) = lower($3) ORDER BY column_index"
+)
 # As DuckDB says it.
 _ABORTED = "TransactionContext Error: Current transaction is aborted (please ROLLBACK)"
 
@@ -107,6 +112,8 @@ class Transaction:
         # Tenants whose tables a user without a tenant has changed in it: they must live here when it commits.
         self.touched: frozenset[TenantId] = frozenset()
         self._kept: dict[TableId, list[pa.Table]] = {}
+        # What the tables of those rows were before the transaction changed anything, or when the rows came.
+        self._shapes: dict[TableId, list[tuple[object, ...]]] = {}
         self._kept_bytes = 0
 
     @property
@@ -129,6 +136,7 @@ class Transaction:
                 held.enter_context(exclusive(self._lake, call))
                 self._refuse_old()
                 self._lock = held.pop_all()
+            self._shapes = {table: self._shape(table, call) for table in self._kept}
             self.has_written = True
 
     def _refuse_old(self) -> None:
@@ -159,8 +167,28 @@ class Transaction:
                 f"The transaction's rows for the queue would come to more than {self._bytes_max:,} bytes.",
                 hint="Commit more often; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
             )
+        if self.has_written and table not in self._shapes:
+            self._shapes[table] = self._shape(table, Call())
         self._kept_bytes += size
         self._kept.setdefault(table, []).append(rows)
+
+    def refuse_changed(self, table: TableId, call: Call) -> None:
+        """Refuse rows for a table that the transaction has made or changed: the queue takes them by what it was."""
+        if self.has_written:
+            with self._lake.cursor() as cursor:
+                before = cursor.execute(_SHAPE, self._place(table)).fetchall()
+            if self._shape(table, call) != before:
+                raise StateError(
+                    f"The transaction has made or changed {table}, and the queue does not know that before COMMIT.",
+                    hint="COMMIT first, or write straight to the table.",
+                )
+
+    def _shape(self, table: TableId, call: Call) -> list[tuple[object, ...]]:
+        """The table's columns as the transaction sees them; none if there is no table."""
+        return [tuple(row.values()) for row in self.link.table(_SHAPE, call, self._place(table)).to_pylist()]
+
+    def _place(self, table: TableId) -> list[str]:
+        return [self._lake.name, table.schema, table.name]
 
     def commit(self, enqueue: Callable[[TableId, pa.Table], None], call: Call) -> None:
         """End it; what was written to the lake is there, and what was kept for the queue is enqueued."""
@@ -170,6 +198,12 @@ class Transaction:
             raise ConflictError(
                 "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
             )
+        for table, shape in self._shapes.items():
+            if self._shape(table, call) != shape:
+                raise StateError(
+                    f"The transaction changed {table} after writing rows for it to the queue: nothing was committed.",
+                    hint="COMMIT between the two, or write straight to the table.",
+                )
         try:
             self._lake.commit_on(self.link.connection, self.link.origin)
         finally:
