@@ -13,6 +13,8 @@ from typing import Any
 import adbc_driver_flightsql.dbapi as flight
 import pytest
 
+from catchment import faults
+from catchment.errors import LakeUnavailableError
 from catchment.settings import load_settings
 from tests import flight_scenes
 from tests.queue_matrix import CHANGES, SHAPES, TYPES, WAYS, Case, write
@@ -29,6 +31,10 @@ class Found:
     rows: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
 
+def _away() -> None:
+    raise LakeUnavailableError("The lake is away.")
+
+
 class Matrix:
     """Several cases in one server, written in every way and read at every stage."""
 
@@ -39,11 +45,14 @@ class Matrix:
             queue_rotate_interval_seconds=3_600, lake_threads_max=1,
         )  # fmt: skip
         self.found = {case.name: Found() for case in cases}
-        with self._cursor() as cursor:
+        # A server that ends flushes what it has; this one cannot, so that the next one finds it in the buffer.
+        with faults.armed("deliver.before_write", _away), self._cursor() as cursor:
             for number, case in enumerate(self._cases):
                 self._make(cursor, case, number)
             self._read_all(cursor, STAGES[0])
         with self._cursor() as cursor:
+            buffered = cursor.execute("CALL duckling_queue_status()").fetch_arrow_table()
+            assert sum(buffered["rows"].to_pylist()) > 0
             self._read_all(cursor, STAGES[1])
             cursor.execute("CALL duckling_queue_flush()").fetchall()
             self._read_all(cursor, STAGES[2], fresh=False)
