@@ -246,8 +246,8 @@ def test_a_discard_that_is_killed_is_finished_by_the_next_one(layout: str, make_
             rows.discard()
         assert sum(state.rows for state in queue.buffer.tables()) == 0
         queue.force_flush_all()
-    (noted,) = [each for each in scene.lake.audit().producers if str(scene.table) in each.tables]
-    assert (noted.units, noted.rows) == (1, 0)
+        (noted,) = scene.lake.audit(queue.buffer.producer(scene.table)).producers
+        assert (noted.units, noted.rows) == (1, 0)
 
 
 def _set_aside(root: Path) -> Iterator[tuple[str, bytes]]:
