@@ -16,7 +16,7 @@ from adbc_driver_flightsql import dbapi
 
 from benchmarks.quack import connect
 from benchmarks.rates import Rate, rows_of
-from catchment import sql
+from catchment.foundation import sql
 
 Write = Callable[[int], object]
 Way = Callable[[str, str, Sequence[pa.Table]], Write]

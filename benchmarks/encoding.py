@@ -2,7 +2,7 @@
 
 import duckdb
 
-from catchment import sql
+from catchment.foundation import sql
 
 ZSTD = {"parquet_compression": "zstd", "parquet_compression_level": "3", "parquet_version": "1"}
 OURS = {"parquet_compression": "zstd", "parquet_compression_level": "1", "parquet_version": "2"}

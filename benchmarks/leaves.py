@@ -4,7 +4,7 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import sql
+from catchment.foundation import sql
 
 LOG_LIKE = """
 SELECT i AS id,

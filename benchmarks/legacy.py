@@ -23,19 +23,19 @@ import duckdb
 from pydantic import SecretStr
 
 from benchmarks.encoding import ZSTD, encode
-from catchment import sql
-from catchment.clock import SystemClock
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
 from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.pipeline import Deliverer, Mode, SparkRunner
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.settings import Settings
-from catchment.testing.legacy_tree import KEYS, LegacyTable, Shape, make_legacy_home
+from catchment.testing.legacy_tree import KEYS, LegacyTable, TreeShape, make_legacy_home
 
 REPEATS = 3
 TABLE = "aws_cloudtrail_log"
@@ -69,7 +69,7 @@ class Bench:
     def single(self) -> Way:
         return self._median("(b) one INSERT", self._single)
 
-    def ours(self, name: str, options: Options) -> Way:
+    def ours(self, name: str, options: ImportOptions) -> Way:
         return self._median(name, lambda lake, home: self._import(lake, home, options))
 
     def _median(self, name: str, work: Callable[[Lake, Path], None]) -> Way:
@@ -99,10 +99,10 @@ class Bench:
         url = f"{self._catalog}:{folder / 'lake' / 'catalog'}"
         return Settings(home=folder / "lake", lake_catalog=SecretStr(url))
 
-    def _import(self, lake: Lake, home: Path, options: Options) -> None:
+    def _import(self, lake: Lake, home: Path, options: ImportOptions) -> None:
         settings = self._settings(home.parent)
         job = LegacyImport(
-            Place.tailpipe(home),
+            ImportFolders.tailpipe(home),
             options,
             find_lake=lambda: lake,
             deliverer=lambda: Deliverer(
@@ -197,7 +197,7 @@ def _run(scale: float, catalogs: list[str], work: Path) -> list[dict[str, object
     print(f"Making {crumbs} crumbs and {large} large leaves in {work} …")
     trees = {}
     for name, leaves, rows_each in (("crumbs", crumbs, CRUMB_ROWS), ("large", large, LARGE_ROWS)):
-        table = LegacyTable(name=TABLE, shape=Shape.CLOUDTRAIL, leaves=leaves, rows_per_file=rows_each)
+        table = LegacyTable(name=TABLE, shape=TreeShape.CLOUDTRAIL, leaves=leaves, rows_per_file=rows_each)
         trees[name] = make_legacy_home(work / name, tables=[table]).home
     with SparkRunner(Settings(home=work / "spark")) as runner:
         runner.context.parallelize(range(4), 4).map(_warm).collect()
@@ -209,17 +209,17 @@ def _catalog(runner: SparkRunner, catalog: str, work: Path, trees: dict[str, Pat
     ways = [
         bench.per_leaf(),
         bench.single(),
-        bench.ours("auto", Options()),
-        bench.ours("rewrite", Options(mode=Mode.REWRITE)),
-        bench.ours("auto, unpartitioned", Options(partition_by=())),
+        bench.ours("auto", ImportOptions()),
+        bench.ours("rewrite", ImportOptions(mode=Mode.REWRITE)),
+        bench.ours("auto, unpartitioned", ImportOptions(partition_by=())),
     ]
     title = f"{bench.leaves} crumbs of {CRUMB_ROWS:,} rows, {catalog} catalog"
     rows = _show(title, ways, {"auto": {"(a)": 5.0, "(b)": 0.8}})
     bench = Bench(runner, work, trees["large"], catalog)
     ways = [
         bench.single(),
-        bench.ours("auto, without digests", Options(digests=False)),
-        bench.ours("auto", Options()),
+        bench.ours("auto, without digests", ImportOptions(digests=False)),
+        bench.ours("auto", ImportOptions()),
     ]
     title = f"{bench.leaves} leaves of {LARGE_ROWS:,} rows, {catalog} catalog"
     return rows + _show(title, ways, {"auto, without digests": {"(b)": 30.0}, "auto": {"(b)": 3.0}})

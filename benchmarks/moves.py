@@ -27,17 +27,17 @@ from pydantic import SecretStr
 
 from benchmarks.serving import catchment_server
 from catchment.app import ShardBackfill
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, NotReadyError
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.pipeline import SparkRunner
 from catchment.server.remote import Remotes
-from catchment.settings import Settings
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.migration import TenantMigration
-from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
+from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
-from catchment.tenants.store import ControlStore
 
 MOVES = 30
 WRITERS = 4
@@ -169,7 +169,7 @@ def move_to_and_fro(work: Path, moves: int) -> tuple[list[tuple[float, ...]], Ac
                 "DUCKLING_QUEUE_AUTO_CREATE_TABLES": "true",
             }
             server = stack.enter_context(catchment_server(home, flushes=False, **environment))
-            store.add_shard(Shard(id=shard, region="here", location=server.address, home=str(home)))
+            store.add_shard(ShardInfo(id=shard, region="here", location=server.address, home=str(home)))
         store.create_tenant(TENANT, "bench", TenantConfig(), A)
         writers = Writers(control)
         stack.callback(writers.kill)

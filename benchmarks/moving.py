@@ -22,12 +22,12 @@ from pydantic import SecretStr
 from benchmarks.encoding import OURS, ZSTD, encode
 from benchmarks.leaves import make_leaves
 from benchmarks.memory import peak_memory
-from catchment import sql
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
-from catchment.pipeline import Deliverer, Mode, ParquetFiles, Report, SparkRunner
-from catchment.settings import Settings
+from catchment.pipeline import Deliverer, DeliveryReport, Mode, ParquetFiles, SparkRunner
 from catchment.testing import EmbeddedPostgres
 
 REPEATS = 5
@@ -79,7 +79,7 @@ class Bench:
         """Deliver, and compare nothing."""
         self._deliver(self._new_table(paths), paths, mode)
 
-    def _timed(self, name: str, paths: list[Path], move: Callable[[TableId], Report | None]) -> Way:
+    def _timed(self, name: str, paths: list[Path], move: Callable[[TableId], DeliveryReport | None]) -> Way:
         table = self._new_table(paths)
         # Nobody pays for pages that the way before left to the disk.
         os.sync()
@@ -103,7 +103,7 @@ class Bench:
                 query = f"INSERT INTO {table} FROM read_parquet({listed}, hive_partitioning = false)"
                 cursor.execute(query)
 
-    def _deliver(self, table: TableId, paths: list[Path], mode: Mode) -> Report:
+    def _deliver(self, table: TableId, paths: list[Path], mode: Mode) -> DeliveryReport:
         report = self._deliverer.run(ParquetFiles(paths, table), mode=mode)
         assert report.ok, report.failures
         assert report.delivered == len(paths)

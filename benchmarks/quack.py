@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from catchment import sql
+from catchment.foundation import sql
 
 _START_S_MAX = 60
 

@@ -21,17 +21,17 @@ from pydantic import SecretStr
 
 from benchmarks.encoding import ZSTD, encode
 from benchmarks.rates import Rate, drive, drive_while, rows_of
-from catchment import sql
-from catchment.clock import SystemClock
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import DqCoordinator
-from catchment.queue.arrivals import columns_of
-from catchment.queue.shared import SharedBuffer
-from catchment.settings import Settings
+from catchment.queue.incoming import columns_of
+from catchment.queue.shared_buffer import SharedBuffer
 
 SECONDS = 4.0
 PEER_SECONDS = 4.0

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from catchment.errors import CatchmentError, ScriptError
 from catchment.schema.check import State
-from catchment.schema.engine import Engine
 from catchment.schema.migrate import Migrate
 from catchment.schema.models import TableRow
+from catchment.schema.sqlite_engine import SqliteEngine
 
 PEERS = ("alembic", "sqlite-utils")
 ROUNDS_MAX = 6
@@ -312,10 +312,10 @@ print(json.dumps(answer))
 OURS = """
 import pathlib, sys
 from catchment.errors import StateError
-from catchment.schema.engine import Engine
+from catchment.schema.sqlite_engine import SqliteEngine
 from catchment.schema.migrate import Migrate
 
-migrate = Migrate(Engine(pathlib.Path(sys.argv[1]) / "my.sqlite"), [])
+migrate = Migrate(SqliteEngine(pathlib.Path(sys.argv[1]) / "my.sqlite"), [])
 sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
 try:
     migrate.apply("001.change.sql")
@@ -367,7 +367,7 @@ class Bench:
 def ours(bench: Bench, change: Change) -> Outcome:
     """Generate, choose where it asks, and apply, until there is nothing left to do."""
     folder = bench.folder(*change.start, relation="Users_ID")
-    migrate = Migrate(Engine(folder / "my.sqlite"), _classes(change.models))
+    migrate = Migrate(SqliteEngine(folder / "my.sqlite"), _classes(change.models))
     found, error = "does not find it", ""
     wanted = [*change.chosen]
     for _ in range(ROUNDS_MAX):
@@ -431,7 +431,7 @@ def edited(bench: Bench) -> dict[str, Outcome]:
             path.write_text(path.read_text(encoding="utf-8").replace(before[0], after[0]), encoding="utf-8")
         is_noticed = False
         if tool == "ours":
-            result = Migrate(Engine(folder / "my.sqlite"), []).check()
+            result = Migrate(SqliteEngine(folder / "my.sqlite"), []).check()
             is_noticed = result.state is State.DIVERGED and bool(result.differences)
         else:
             is_noticed = bool(_upgrade(bench, tool, folder, after))
@@ -535,7 +535,7 @@ def _upgrade(bench: Bench, tool: str, folder: Path, statements: list[str]) -> st
     """Apply what is pending; returns what went wrong."""
     if tool == "ours":
         try:
-            Migrate(Engine(folder / "my.sqlite"), []).apply("001.change.sql")
+            Migrate(SqliteEngine(folder / "my.sqlite"), []).apply("001.change.sql")
         except CatchmentError as error:
             return error.message
         return ""

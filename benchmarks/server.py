@@ -27,10 +27,10 @@ from benchmarks.quack import quack_server
 from benchmarks.queue import Bench
 from benchmarks.rates import Rate, drive, rows_of
 from benchmarks.serving import Server, catchment_server
-from catchment.clock import SystemClock
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.lake.attach import LakeAddress, SqliteCatalog, open_connection
 from catchment.pipeline import SparkRunner
-from catchment.settings import Settings
 
 CLIENTS = (1, 4)
 SECONDS = 2.0

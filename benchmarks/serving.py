@@ -12,8 +12,8 @@ import psutil
 import pyarrow as pa
 from adbc_driver_flightsql import dbapi
 
-from catchment import sql
-from catchment.queue.arrivals import columns_of
+from catchment.foundation import sql
+from catchment.queue.incoming import columns_of
 
 _NEVER = "1000000000000"
 _END_S_MAX = 120

@@ -22,12 +22,12 @@ import duckdb
 from pydantic import SecretStr
 
 from benchmarks.leaves import LOG_LIKE
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.digest import table_digest
-from catchment.lake.past import schema_at
+from catchment.lake.snapshot_schema import schema_at
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.backfill import Backfill
-from catchment.settings import Settings
 
 REPEATS = 3
 SCHEMA = "t7"

@@ -13,7 +13,7 @@ from catchment.cli.context import Started
 from catchment.cli.demo.command import Demo
 from catchment.cli.demo.interrupts import Interrupts
 from catchment.cli.output import Output
-from catchment.settings import load_settings
+from catchment.foundation.settings import load_settings
 
 PICTURE = Path(__file__).parent / "pictures" / "demo.svg"
 # Rich's own form fetches a font from elsewhere; a reader's monospace will do.

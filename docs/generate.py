@@ -9,16 +9,16 @@ from pathlib import Path
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from catchment import faults
 from catchment.cli.main import command_line
 from catchment.cli.schema import EXIT_DIVERGED
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError
-from catchment.event_catalogue import AROUND, IDS, VERBS
-from catchment.server.sqlforms import FORMS, Form
-from catchment.settings import FILE_NAME, Settings, declared
+from catchment.foundation import faults
+from catchment.foundation.event_catalogue import AROUND, IDS, VERBS
+from catchment.foundation.settings import FILE_NAME, Settings, declared
+from catchment.server.sql_forms import FORMS, Form
 from catchment.status.keys import KEYS
-from catchment.web.catalogue import METRICS
-from catchment.web.metrics import PROCESS, Declared
+from catchment.web.metric_catalogue import METRICS
+from catchment.web.metrics import PROCESS, MetricInfo
 
 REFERENCE = Path(__file__).parent / "reference"
 EXAMPLE = Path(__file__).parents[1] / "deploy" / FILE_NAME
@@ -163,7 +163,7 @@ def metrics_page() -> str:
     )
 
 
-def _metric(metric: Declared) -> Iterator[str]:
+def _metric(metric: MetricInfo) -> Iterator[str]:
     labels = f", by {', '.join(_code(label) for label in metric.labels)}" if metric.labels else ""
     yield from (f"## `{metric.name}`", "", f"A {metric.kind}{labels}. {metric.help}", "")
     yield from (f"- **How to read it:** {metric.read}", f"- **What to do:** {metric.act}", "")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.digest import table_digest
-from catchment.lake.past import differences, schema_at
+from catchment.lake.snapshot_schema import differences, schema_at
 from catchment.pipeline.backfill import Backfill, BackfillReport
-from catchment.settings import Settings
 from tests.made_lakes import new_lake
 from tests.scenes import deliverer
 

@@ -10,14 +10,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment import faults, sql
 from catchment.errors import LakeUnavailableError
-from catchment.ids import TableId
+from catchment.foundation import faults, sql
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import Ack, Buffer, DqCoordinator, open_buffer
-from catchment.settings import Settings
 from catchment.testing import FakeClock, InlineRunner, ModelBuffer, ModelDisk
 from tests.conftest import CATALOGS
 from tests.scenes import EVENTS

@@ -9,10 +9,10 @@ from pydantic import SecretStr
 
 # Before anybody imports gRPC: it says how that is to fork, and tests start Java from the process that has it.
 import catchment.server  # noqa: F401
-from catchment.absent import remember_absent
+from catchment.foundation.pandas_probe import skip_pandas_probe
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
-from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres
 from tests.made_lakes import new_lake
 
@@ -33,7 +33,7 @@ def _spared_cores() -> Iterator[None]:
     Threads that share a small statement cost nearly twice its CPU. A worker of Spark costs a second's before its first
     task, which is most of what a command with little to do takes; the run's own session has two.
     """
-    remember_absent()
+    skip_pandas_probe()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATCHMENT_LAKE_THREADS_MAX", "1")
         patch.setenv("CATCHMENT_SPARK_MASTER", "local[1]")

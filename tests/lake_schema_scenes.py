@@ -7,7 +7,7 @@ from typing import Any
 
 from catchment.lake import Lake
 from catchment.schema.check import CheckResult, State
-from catchment.schema.lake import LakeEngine
+from catchment.schema.lake_engine import LakeEngine
 from catchment.schema.migrate import Migrate
 from catchment.schema.models import TableRow
 

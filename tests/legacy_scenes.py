@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from catchment import sql
-from catchment.clock import SystemClock
+from catchment.foundation import sql
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.lake import Delivery, Lake
 from catchment.pipeline import Deliverer
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.pipeline.spark import Runner
-from catchment.settings import Settings
+from catchment.pipeline.runner import Runner
 from catchment.testing import InlineRunner
 from catchment.testing.legacy_tree import (
     TABLE_KEY,
@@ -58,7 +58,7 @@ class Scene:
     """A home, the lake it goes into, and what the home held before anything was moved."""
 
     home: LegacyHome
-    place: Place
+    place: ImportFolders
     settings: Settings
     lake: Lake
     before: Snapshot
@@ -66,7 +66,7 @@ class Scene:
 
     def job(
         self,
-        options: Options | None = None,
+        options: ImportOptions | None = None,
         *,
         adopt_bytes_min: int = 16 << 20,
         units_per_commit_max: int | None = None,
@@ -76,7 +76,7 @@ class Scene:
         """An import of the home, as a new process would make it."""
         return LegacyImport(
             self.place,
-            options or Options(),
+            options or ImportOptions(),
             find_lake=lambda: self.lake if has_lake else None,
             deliverer=lambda: Deliverer(
                 self.lake, runner or InlineRunner(), self.settings, units_per_commit_max=units_per_commit_max
@@ -125,7 +125,7 @@ def make_scene(
     home = make_legacy_home(folder / "tp", tables=tables, workspace=workspace, odd=frozenset(odd), **more)
     return Scene(
         home=home,
-        place=Place.tailpipe(home.home),
+        place=ImportFolders.tailpipe(home.home),
         settings=settings,
         lake=lake,
         before=snapshot_tree(home.data),
@@ -176,7 +176,7 @@ def _plain(value: Any) -> Any:
             return value
 
 
-def assert_imported(scene: Scene, options: Options | None = None) -> None:
+def assert_imported(scene: Scene, options: ImportOptions | None = None) -> None:
     """The end that every import comes to: the lake has the source's rows, the backup its bytes, and nothing is left."""
     for table, rows in scene.rows.items():
         assert lake_rows(scene, table) == rows

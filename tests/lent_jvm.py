@@ -13,9 +13,9 @@ from typing import IO, Any
 
 from pyspark import SparkConf
 
-from catchment.pipeline import session
+from catchment.foundation.settings import environment
+from catchment.pipeline import spark_driver
 from catchment.pipeline.jvm import launch_gateway
-from catchment.settings import environment
 from tests.repo.source_tree import ROOT
 
 ASK, GIVE = "ask", "give"
@@ -81,7 +81,7 @@ def borrow_from(lender: str) -> None:
         gateway.close = give_back
         return gateway
 
-    vars(session)["launch_gateway"] = launch
+    vars(spark_driver)["launch_gateway"] = launch
 
 
 def _disowned(gateway: Any) -> int:

@@ -20,11 +20,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
 from pydantic import SecretStr
 
-from catchment import sql
-from catchment.clock import Clock
+from catchment.foundation import sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake, extensions
 from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog, parse_catalog
-from catchment.settings import Settings
 from tests.scenes import create_table
 
 

@@ -17,30 +17,30 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message
 
-from catchment import events
 from catchment.errors import NotLoggedInError
-from catchment.queue.deadletter import Retried
-from catchment.status.cached import SLOW
+from catchment.foundation import events
+from catchment.queue.dead_letter_actions import Retried
+from catchment.status.background import SLOW
 from catchment.status.model import (
     NO_TREND,
     PARTS,
     Health,
     Imports,
     LakePart,
-    Part,
     Queue,
     Schemas,
     Sessions,
     Status,
+    StatusPart,
     Tenants,
     Trend,
 )
 from catchment.testing import FakeClock
 from catchment.web import pages
-from catchment.web.app import application
-from catchment.web.letters import Letter
+from catchment.web.dead_letter_pages import ShownDeadLetter
 from catchment.web.live import Live
-from catchment.web.session import Visitor
+from catchment.web.login_sessions import Identity
+from catchment.web.site import application
 from tests.status_scenes import NOW, full_status
 
 PASSWORD = "correct horse"
@@ -100,12 +100,12 @@ def empty_status() -> Status:
         shard=None,
         health=Health(ok=True, reasons=()),
         totals=acks,
-        queue=Part(NOW, queue),
-        lake=Part(NOW, lake),
-        legacy=Part(NOW, Imports(imports=())),
-        schemas=Part(NOW, Schemas(databases=())),
-        tenants=Part(NOW, Tenants(tenants_total=0, shards=(), tenants=(), moves=())),
-        sessions=Part(NOW, sessions),
+        queue=StatusPart(NOW, queue),
+        lake=StatusPart(NOW, lake),
+        legacy=StatusPart(NOW, Imports(imports=())),
+        schemas=StatusPart(NOW, Schemas(databases=())),
+        tenants=StatusPart(NOW, Tenants(tenants_total=0, shards=(), tenants=(), moves=())),
+        sessions=StatusPart(NOW, sessions),
         meters={**full.meters, "ack_seconds": _nothing(full)},
         trend=NO_TREND,
     )
@@ -113,7 +113,7 @@ def empty_status() -> Status:
 
 def away_status(reason: str = "secret reason of an outage") -> Status:
     """A server of which no part answers."""
-    away: dict[str, Any] = {name: Part(NOW, unavailable=reason) for name in PARTS}
+    away: dict[str, Any] = {name: StatusPart(NOW, unavailable=reason) for name in PARTS}
     return replace(full_status(), **away)
 
 
@@ -132,19 +132,19 @@ class House:
     """Users and what became of them; `is_open` lets everybody in as an admin."""
 
     is_open: bool = False
-    users: dict[str, Visitor] = field(
+    users: dict[str, Identity] = field(
         default_factory=lambda: {
-            "ann": Visitor(name="ann", role="admin"),
-            "rob": Visitor(name="rob", role="reader"),
-            "eve": Visitor(name="eve", role="reader", tenant="t7"),
+            "ann": Identity(name="ann", role="admin"),
+            "rob": Identity(name="rob", role="reader"),
+            "eve": Identity(name="eve", role="reader", tenant="t7"),
         }
     )
     hashes: int = 0
 
-    def visitor(self, authorization: str, host: str) -> Visitor:
+    def visitor(self, authorization: str, host: str) -> Identity:
         if not authorization:
             if self.is_open:
-                return Visitor(name="anonymous", role="admin")
+                return Identity(name="anonymous", role="admin")
             raise NotLoggedInError("Log in first.")
         self.hashes += 1
         name, _, password = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
@@ -163,9 +163,9 @@ class Letters:
     retried: list[Sequence[str] | None] = field(default_factory=list)
     asked_by: list[object] = field(default_factory=list)
 
-    def letters(self) -> Part[tuple[Letter, ...]]:
-        letter = Letter(id="l1", table="main.events", seq=7, reason="secret <b>reason</b>", buried_at=NOW)
-        return Part(NOW, (letter,))
+    def letters(self) -> StatusPart[tuple[ShownDeadLetter, ...]]:
+        letter = ShownDeadLetter(id="l1", table="main.events", seq=7, reason="secret <b>reason</b>", buried_at=NOW)
+        return StatusPart(NOW, (letter,))
 
     def retry(self, ids: Sequence[str] | None) -> Retried:
         self.retried.append(ids)

@@ -9,18 +9,18 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from catchment.app import ShardBackfill
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
-from catchment.server.model import Role
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
+from catchment.server.flight_server import FlightServer
 from catchment.server.remote import Remotes
-from catchment.server.serve import FlightServer
 from catchment.server.tenancy import Tenancy
 from catchment.server.users import Users
-from catchment.settings import Settings
-from catchment.tenants.drive import drive
+from catchment.server.values import Role
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
-from catchment.tenants.model import Shard, ShardId, TenantConfig
-from catchment.tenants.store import ControlStore
+from catchment.tenants.model import ShardId, ShardInfo, TenantConfig
+from catchment.tenants.run_move import run_move
 from catchment.testing import InlineRunner
 from tests.flight_scenes import Client
 from tests.made_lakes import put_lake
@@ -87,7 +87,7 @@ class Place:
     def move(self, source: ShardId = A, target: ShardId = B) -> None:
         """Move the tenant, to the end: the source has collected it."""
         with self.migration(source, target) as migration:
-            drive(migration, clock=SystemClock(), gc_window_s=0.0)
+            run_move(migration, clock=SystemClock(), gc_window_s=0.0)
 
     @contextmanager
     def migration(self, source: ShardId = A, target: ShardId = B) -> Iterator[TenantMigration]:
@@ -126,7 +126,7 @@ def two_servers(folder: Path) -> Iterator[Place]:
         for shard in (A, B):
             server = place.start(shard)
             opened.callback(place.stop, shard)
-            place.store.add_shard(Shard(id=shard, region="eu", location=server.uri, home=str(folder / shard.name)))
+            place.store.add_shard(ShardInfo(id=shard, region="eu", location=server.uri, home=str(folder / shard.name)))
         opened.callback(place.hang_up)
         place.store.create_tenant(T7, "seven", TenantConfig(), A)
         place.client(A).update("CREATE TABLE events (id BIGINT, kind VARCHAR)")

@@ -7,13 +7,13 @@ from pathlib import Path
 import psycopg
 import pyarrow as pa
 
-from catchment.clock import Clock, SystemClock
-from catchment.ids import TableId
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FlushPipeline
 from catchment.queue import Buffer, DqCoordinator, open_buffer
-from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests.made_lakes import put_lake
 from tests.scenes import EVENTS, rows_of

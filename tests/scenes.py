@@ -7,16 +7,16 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import sql
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
+from catchment.lake.maintenance import Ages
 from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
-from catchment.lake.upkeep import Ages
 from catchment.pipeline import Deliverer, ParquetFiles, Unit
-from catchment.pipeline.spark import Runner
-from catchment.settings import Settings
+from catchment.pipeline.runner import Runner
 from catchment.testing import InlineRunner
 
 EVENTS = TableId("main", "events")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
 
-from catchment.backoff import Backoff
+from catchment.foundation.backoff import Backoff
 from catchment.schema.check import CheckResult
-from catchment.schema.engine import Engine
 from catchment.schema.migrate import Migrate
 from catchment.schema.models import TableRow
+from catchment.schema.sqlite_engine import SqliteEngine
 
 SCENARIOS = Path(__file__).parent / "scenarios" / "schema"
 # For tests in which somebody stays in the way.
@@ -23,7 +23,7 @@ Rows = list[tuple[object, ...]]
 class Scene:
     """A database with its scripts and models, in a folder of the test's own."""
 
-    engine: Engine
+    engine: SqliteEngine
     models: list[type[TableRow]]
 
     @property
@@ -84,7 +84,7 @@ def scene(name: str, folder: Path, *, busy: Backoff | None = None) -> Scene:
             with closing(sqlite3.connect(target)) as connection:
                 connection.executescript((source / text).read_text(encoding="utf-8"))
     models = importlib.import_module(f"tests.scenarios.schema.{name}.models").MODELS
-    return Scene(engine=Engine(database, busy=busy) if busy else Engine(database), models=list(models))
+    return Scene(engine=SqliteEngine(database, busy=busy) if busy else SqliteEngine(database), models=list(models))
 
 
 def dump(path: Path) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from catchment.errors import StorageFailedError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.lake.types import Column
-from catchment.queue.buffer import Parcel
-from catchment.queue.lease import FileLeases
-from catchment.queue.segments import SessionsBuffer
-from catchment.settings import MIB
+from catchment.queue.buffer import FlushPayload
+from catchment.queue.leases import FileLeases
+from catchment.queue.sessions_buffer import SessionsBuffer
 from catchment.testing import FakeClock
 from tests import warm
 from tests.repo.source_tree import ROOT
@@ -30,10 +30,10 @@ Make = Callable[..., SessionsBuffer]
 _WRITER = """
 import os, signal, sys
 from pathlib import Path
-from catchment.clock import SystemClock
-from catchment.settings import Settings
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from tests.segment_scenes import COLUMNS, EVENTS, rows
-from catchment.queue.segments import SessionsBuffer
+from catchment.queue.sessions_buffer import SessionsBuffer
 home, act = sys.argv[1:]
 buffer = SessionsBuffer.from_settings(Settings(home=Path(home), queue_root=Path(home)), clock=SystemClock())
 for number in range(5):
@@ -80,7 +80,7 @@ def files_in(root: Path, state: str) -> list[Path]:
     return sorted((root / state).iterdir())
 
 
-def ids_of(parcels: list[Parcel], buffer: SessionsBuffer) -> list[int]:
+def ids_of(parcels: list[FlushPayload], buffer: SessionsBuffer) -> list[int]:
     """The ids in the parcels, in order."""
     return sorted(number for parcel in parcels for number in buffer.read(parcel)["id"].to_pylist())
 

@@ -12,11 +12,11 @@ import adbc_driver_flightsql.dbapi as flight
 import grpc
 from google.protobuf.message import Message
 
-from catchment.clock import SystemClock
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.server import messages
 from catchment.server.protocol import flight_pb2 as pb
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.settings import Settings
 from tests import warm
 from tests.acceptance.shell import COMMAND, KEPT
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from catchment.meters import Meters
-from catchment.status import Health, Part, Status
+from catchment.foundation.meters import Meters
+from catchment.status import Health, Status, StatusPart
 from catchment.status.model import (
     Audit,
     Delivered,
@@ -16,6 +16,7 @@ from catchment.status.model import (
     LakeTable,
     LeafProblem,
     MoveFacts,
+    QuarantinedFileStatus,
     Queue,
     QueueTable,
     SchemaDatabase,
@@ -23,19 +24,18 @@ from catchment.status.model import (
     ScriptFacts,
     SessionFacts,
     Sessions,
-    SetAsideFile,
     ShardFacts,
-    Statement,
+    StatementStatus,
     TenantFacts,
     Tenants,
     Totals,
 )
-from catchment.status.reader import readings
+from catchment.status.reader import meter_readings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 # What only admins may see begins with this.
 SECRET = "secret"
-_STATEMENT = Statement(at=NOW, session="secret-session", user="secret-user", seconds=2.0, text="SELECT 'secret'")
+_STATEMENT = StatementStatus(at=NOW, session="secret-session", user="secret-user", seconds=2.0, text="SELECT 'secret'")
 _TABLE = QueueTable(
     table="main.events",
     rows=3,
@@ -60,7 +60,7 @@ _QUEUE = Queue(
     oldest_age_s=2.5,
     tables_total=1,
     tables=(_TABLE,),
-    set_aside=(SetAsideFile(path="/secret/file", reason="secret damage"),),
+    set_aside=(QuarantinedFileStatus(path="/secret/file", reason="secret damage"),),
 )
 _LAKE = LakePart(
     tables_total=1,
@@ -163,15 +163,15 @@ def full_status(*, lake_away: str | None = None) -> Status:
             ack_p99_s=0.002,
             group_writes_mean=1.0,
         ),
-        queue=Part(NOW, _QUEUE),
-        lake=Part(NOW, _LAKE),
-        legacy=Part(NOW, Imports(imports=(_IMPORT,))),
-        schemas=Part(
+        queue=StatusPart(NOW, _QUEUE),
+        lake=StatusPart(NOW, _LAKE),
+        legacy=StatusPart(NOW, Imports(imports=(_IMPORT,))),
+        schemas=StatusPart(
             NOW,
             Schemas(databases=(_DATABASE,)),
         ),
-        tenants=Part(NOW, _TENANTS),
-        sessions=Part(NOW, _SESSIONS),
-        meters=readings(meters),
+        tenants=StatusPart(NOW, _TENANTS),
+        sessions=StatusPart(NOW, _SESSIONS),
+        meters=meter_readings(meters),
     )
-    return status if lake_away is None else replace(status, lake=Part(NOW, unavailable=lake_away))
+    return status if lake_away is None else replace(status, lake=StatusPart(NOW, unavailable=lake_away))

@@ -10,26 +10,26 @@ import pyarrow as pa
 from pydantic import SecretStr
 
 from catchment.app import ShardBackfill
-from catchment.clock import Clock, SystemClock
 from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, CommitUnknownError, ShardUnreachableError
-from catchment.ids import TableId
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
-from catchment.settings import Settings
-from catchment.tenants.decisions import StoredDecisions
+from catchment.tenants.control_client import ControlClient
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import (
-    Shard,
     ShardId,
+    ShardInfo,
     TenantConfig,
     TenantId,
 )
-from catchment.tenants.node import ShardNode
 from catchment.tenants.router import TenantRouter
 from catchment.tenants.shard import Admission, TenantShard, Waits
-from catchment.tenants.store import ControlStore
+from catchment.tenants.shard_api import ShardNode
 from catchment.testing import InlineRunner
 from tests.made_lakes import put_lake
 from tests.queue_scenes import open_queue
@@ -114,14 +114,14 @@ def two_shards(
     with scene.opened:
         for shard in (A, B):
             home = folder / shard.name
-            scene.store.add_shard(Shard(id=shard, region="eu", location=f"grpc://{shard}", home=str(home)))
+            scene.store.add_shard(ShardInfo(id=shard, region="eu", location=f"grpc://{shard}", home=str(home)))
             put_lake(scene.settings(shard))
             scene.queues[shard] = scene.opened.enter_context(open_queue(scene.settings(shard), clock=clock))
             opened = TenantShard(
                 shard,
                 scene.queues[shard],
                 home=home,
-                decisions=StoredDecisions(scene.store),
+                decisions=ControlClient(scene.store),
                 connect=scene.connect_shards,
                 clock=clock,
                 admission=admission,

@@ -28,8 +28,8 @@ from pathlib import Path
 import duckdb
 
 import catchment
-from catchment.absent import remember_absent
 from catchment.cli.main import command_line
+from catchment.foundation.pandas_probe import skip_pandas_probe
 from catchment.lake import extensions
 from tests.lent_jvm import ASK, GIVE, Lender, borrow_from
 
@@ -38,11 +38,11 @@ _ORDER_BYTES_MAX = 1 << 20
 _LATER = (
     "catchment.control",
     "catchment.doctor",
-    "catchment.pipeline.session",
+    "catchment.pipeline.spark_driver",
     "catchment.server.remote",
-    "catchment.server.serve",
+    "catchment.server.flight_server",
     "catchment.tenants.gateway",
-    "catchment.tenants.store",
+    "catchment.tenants.control_store",
     "psycopg",
     "pyarrow.parquet",
     "tests.legacy_scenes",
@@ -152,7 +152,7 @@ def _warm_up() -> None:
     command_line()
     for name in _LATER:
         import_module(name)
-    remember_absent()
+    skip_pandas_probe()
     # DuckDB opens a database in memory when it is imported; without threads there is nothing that a fork would miss. So
     # it is with one that loads the extensions, whose code is then there for all, and is closed again.
     duckdb.execute("SET threads = 1")

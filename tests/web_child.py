@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from catchment.server.serve import FlightServer
-from catchment.settings import load_settings
+from catchment.foundation.settings import load_settings
+from catchment.server.flight_server import FlightServer
 from catchment.testing import InlineRunner
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from catchment.app import App
-from catchment.ids import TableId
-from catchment.settings import Settings
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 
 ORDERS = TableId("shop", "orders")
 WRITERS, WRITES, ROWS = 4, 25, 10

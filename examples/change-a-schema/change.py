@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlite3 import connect
 
 from catchment.errors import ScriptError
-from catchment.schema import Engine, Migrate, TableRow, develop
+from catchment.schema import Migrate, SqliteEngine, TableRow, develop
 
 
 class Customer(TableRow):
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
     if path.exists():
         sys.exit(f"{path} is there already; name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    with Engine(path) as engine:
+    with SqliteEngine(path) as engine:
         develop(Migrate(engine, [Customer, OrderAtFirst]), on_step=lambda step: print("first:", step))
         fill(path)
 

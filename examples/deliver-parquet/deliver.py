@@ -5,11 +5,11 @@ from pathlib import Path
 
 import duckdb
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import load_settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
 from catchment.pipeline import Deliverer, ParquetFiles, SparkRunner
-from catchment.settings import load_settings
 
 
 def main(home: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import duckdb
 
 from catchment.app import App
+from catchment.foundation.settings import load_settings
 from catchment.lake.types import Column
-from catchment.pipeline.legacy.place import Phase, Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.settings import load_settings
+from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
 
 KEYS = (Column(name="region", type="VARCHAR"), Column(name="day", type="DATE"))
 
@@ -24,11 +24,11 @@ def make_tree(tree: Path) -> None:
 
 
 def main(home: Path) -> None:
-    place = Place.tree(home / "legacy" / "sales")
-    if place.phase() is Phase.NOTHING:
+    place = ImportFolders.tree(home / "legacy" / "sales")
+    if place.phase() is ImportPhase.NOTHING:
         make_tree(place.data)
     with App(load_settings(home)) as app:
-        job = app.legacy_import(place, Options(keys=KEYS, table="sales"))
+        job = app.legacy_import(place, ImportOptions(keys=KEYS, table="sales"))
         print(*job.plan().explain(), sep="\n")
         for attempt in ("first", "again"):
             report = job.run()

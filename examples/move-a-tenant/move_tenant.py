@@ -12,20 +12,20 @@ import adbc_driver_flightsql.dbapi as flight
 import pyarrow as pa
 
 from catchment.app import App
+from catchment.foundation.settings import load_settings
 from catchment.lake import Lake
 from catchment.server.remote import Remotes
-from catchment.settings import load_settings
 from catchment.tenants.control import ControlPlane
-from catchment.tenants.drive import drive
 from catchment.tenants.migration import TenantMigration
-from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
+from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
+from catchment.tenants.run_move import run_move
 
 A, B, T7 = ShardId("a"), ShardId("b"), TenantId(7)
 ROWS, PAUSE_S = 10, 0.05
 
 
 @contextmanager
-def served(home: Path, shard: ShardId, control: Path) -> Iterator[Shard]:
+def served(home: Path, shard: ShardId, control: Path) -> Iterator[ShardInfo]:
     """A server that is a shard; its home says where the control database is."""
     home.mkdir(parents=True)
     (home / "catchment.toml").write_text(f'control_db = "sqlite:{control}"\n')
@@ -35,7 +35,7 @@ def served(home: Path, shard: ShardId, control: Path) -> Iterator[Shard]:
         try:
             assert server.stdout is not None
             uri = server.stdout.readline().split()[1]
-            yield Shard(id=shard, region="default", location=uri, home=str(home))
+            yield ShardInfo(id=shard, region="default", location=uri, home=str(home))
         finally:
             server.terminate()
 
@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
                     T7, A, B,
                     control=app.control_store, connect=remotes.connect, backfill=app.tenant_backfill(), clock=app.clock,
                 )  # fmt: skip
-                report = drive(migration, clock=app.clock, gc_window_s=0)
+                report = run_move(migration, clock=app.clock, gc_window_s=0)
             finally:
                 stop.set()
         remotes.close()

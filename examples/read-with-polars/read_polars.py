@@ -10,8 +10,8 @@ import adbc_driver_flightsql.dbapi as flight
 import polars as pl
 import pyarrow as pa
 
+from catchment.foundation.settings import load_settings
 from catchment.lake import Lake
-from catchment.settings import load_settings
 
 ROWS = 1_000
 BY_CITY = "SELECT city, count(*) AS n, avg(celsius) AS mean FROM {table} GROUP BY ALL ORDER BY city"

@@ -12,12 +12,12 @@ from pyspark.sql import functions as f
 
 from catchment.app import App
 from catchment.errors import NotSupportedError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import load_settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
-from catchment.lake.past import Field, PastFile, schema_at
+from catchment.lake.snapshot_schema import SnapshotField, SnapshotFile, schema_at
 from catchment.pipeline import ParquetFiles
-from catchment.settings import load_settings
 
 ITEMS = TableId("shop", "items")
 
@@ -35,7 +35,7 @@ def read_table(spark: SparkSession, lake: Lake, table: TableId) -> DataFrame:
     return reduce(DataFrame.unionAll, parts)
 
 
-def names_in(file: PastFile) -> dict[int, str]:
+def names_in(file: SnapshotFile) -> dict[int, str]:
     """What the columns are called in the file, by the number that stays when one is renamed."""
     if file.deletes or file.is_partial:
         raise NotSupportedError(f"{file.path} has rows that are deleted, or of later snapshots: read it with DuckDB.")
@@ -46,13 +46,13 @@ def names_in(file: PastFile) -> dict[int, str]:
     return {int(field.metadata[b"PARQUET:field_id"]): field.name for field in pq.read_schema(file.path)}
 
 
-def column(field: Field, name: str | None) -> Column:
+def column(field: SnapshotField, name: str | None) -> Column:
     """A column from the file; where the file is older than the column, what such rows read."""
     found = f.lit(field.initial) if name is None else f.col(f"`{name}`")
     return found.cast(spark_type(field)).alias(field.name)
 
 
-def spark_type(field: Field) -> str:
+def spark_type(field: SnapshotField) -> str:
     """Spark's word for the column's type."""
     words = {"BIGINT": "bigint", "INTEGER": "int", "VARCHAR": "string", "DOUBLE": "double", "DATE": "date"}
     return words[field.type or ""]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from catchment.app import App
-from catchment.ids import TableId
-from catchment.settings import Settings
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 
 VISITS = TableId("shop", "visits")
 WRITES, ROWS, PAUSE_S = 100, 10, 0.02

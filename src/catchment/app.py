@@ -7,34 +7,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from catchment import files
-from catchment.clock import Clock, SystemClock
 from catchment.errors import InputError, LakeMissingError, SettingsError
-from catchment.ids import ProducerId
-from catchment.lake import AuditReport, Lake, audited, parse_catalog
+from catchment.foundation import files
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.ids import ProducerId
+from catchment.foundation.meters import Meters
+from catchment.foundation.settings import Settings, settings_of
+from catchment.lake import AuditReport, Lake, last_audit, parse_catalog
 from catchment.lake.attach import PostgresCatalog
-from catchment.lake.upkeep import Ages, UpkeepReport, maintain
-from catchment.lake.wall import Wall
-from catchment.meters import Meters
+from catchment.lake.maintenance import Ages, MaintenanceReport, maintain
+from catchment.lake.sandbox import Sandbox
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.backfill import Backfill
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
-from catchment.pipeline.legacy import known
+from catchment.pipeline.legacy import known_imports
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.pipeline.spark import Runner
+from catchment.pipeline.runner import Runner
 from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
-from catchment.queue.layout import State
-from catchment.queue.shared import FILE_NAME
+from catchment.queue.segment_files import SegmentState
+from catchment.queue.shared_buffer import FILE_NAME
 from catchment.queue.store import WAL
-from catchment.settings import Settings, settings_of
-from catchment.tenants.migration import History, Progress
-from catchment.tenants.model import Shard, TenantId
+from catchment.tenants.migration import History, HistoryProgress
+from catchment.tenants.model import ShardInfo, TenantId
 
 if TYPE_CHECKING:
     from catchment.control import ControlDatabase
-    from catchment.tenants.store import ControlStore
+    from catchment.tenants.control_store import ControlStore
 
 
 class App:
@@ -101,9 +101,9 @@ class App:
         )
 
     @property
-    def wall(self) -> Wall:
+    def wall(self) -> Sandbox:
         """What closes in an instance in which strangers' SQL runs."""
-        return Wall(spill_path=self.settings.home.absolute() / "spill", memory_mb=self.settings.server_memory_mb)
+        return Sandbox(spill_path=self.settings.home.absolute() / "spill", memory_mb=self.settings.server_memory_mb)
 
     @property
     def control(self) -> "ControlDatabase":
@@ -132,7 +132,7 @@ class App:
         """The same for plans alone: the lake is neither made nor opened for it."""
         return Deliverer(self._lake or self._make_lake(), self.runner, self.settings)
 
-    def legacy_import(self, place: Place, options: Options) -> LegacyImport:
+    def legacy_import(self, place: ImportFolders, options: ImportOptions) -> LegacyImport:
         """An import of legacy Parquet; the lake is made when it starts to deliver, Spark when it has work."""
         return LegacyImport(
             place,
@@ -150,7 +150,7 @@ class App:
             data_path=files.local_path(self.settings.data_path),
             clock=self.clock,
             own_files=self._own_files(),
-            begun=lambda: known.remember(self.settings.home, place, options),
+            begun=lambda: known_imports.remember(self.settings.home, place, options),
         )
 
     def _own_files(self) -> tuple[Path, ...]:
@@ -190,7 +190,7 @@ class App:
 
     def find_queue(self) -> DqCoordinator | None:
         """The queue, where it has a buffer already; None where it has none, and none is made."""
-        names = {"shared": (FILE_NAME, FILE_NAME + WAL), "sessions": (State.ACTIVE, State.SEALED)}
+        names = {"shared": (FILE_NAME, FILE_NAME + WAL), "sessions": (SegmentState.ACTIVE, SegmentState.SEALED)}
         root = self.settings.queue_path
         has_buffer = any((root / name).exists() for name in names[self.settings.queue_layout])
         return self.queue if self._queue is not None or has_buffer else None
@@ -207,7 +207,7 @@ class App:
     @property
     def control_store(self) -> "ControlStore":
         """Shards, tenants and moves, in the control database."""
-        from catchment.tenants.store import ControlStore
+        from catchment.tenants.control_store import ControlStore
 
         return ControlStore(self.control, clock=self.clock)
 
@@ -219,10 +219,10 @@ class App:
         """Audit the lake, or one producer; what came of the whole is kept for the status."""
         report = self.existing_lake.audit(producer)
         if producer is None and self.settings.home.is_dir():
-            audited.note(self.settings.home, report, self.clock.now())
+            last_audit.note(self.settings.home, report, self.clock.now())
         return report
 
-    def maintain(self, *, dry_run: bool) -> UpkeepReport:
+    def maintain(self, *, dry_run: bool) -> MaintenanceReport:
         """Run the lake's upkeep."""
         lake = self.existing_lake
         if not dry_run:
@@ -237,7 +237,9 @@ class ShardBackfill:
         self._runner = runner
         self._clock = clock
 
-    def plan(self, tenant: TenantId, source: Shard, target: Shard, *, snapshot: int | None, token: str) -> History:
+    def plan(
+        self, tenant: TenantId, source: ShardInfo, target: ShardInfo, *, snapshot: int | None, token: str
+    ) -> History:
         """What there is to copy, without effect."""
         with self._between(source, target) as (lake, other, backfill):
             plan = backfill.plan(tenant.schema, snapshot or lake.newest_snapshot(), token)
@@ -259,12 +261,12 @@ class ShardBackfill:
     def run(
         self,
         tenant: TenantId,
-        source: Shard,
-        target: Shard,
+        source: ShardInfo,
+        target: ShardInfo,
         *,
         snapshot: int,
         token: str,
-        progress: Progress | None = None,
+        progress: HistoryProgress | None = None,
     ) -> History:
         """Copy what the target does not have yet, each file once."""
         with self._between(source, target) as (_, _, backfill):
@@ -272,7 +274,7 @@ class ShardBackfill:
         return History(tables=len(report.tables), files=report.files, bytes=report.bytes)
 
     @contextmanager
-    def _between(self, source: Shard, target: Shard) -> Iterator[tuple[Lake, Lake, Backfill]]:
+    def _between(self, source: ShardInfo, target: ShardInfo) -> Iterator[tuple[Lake, Lake, Backfill]]:
         ours, theirs = (settings_of(Path(shard.home)) for shard in (source, target))
         one = Lake.from_settings(ours, clock=self._clock)
         other = Lake.from_settings(theirs, clock=self._clock)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import psycopg
 
-from catchment import files
 from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError, StorageFailedError
+from catchment.foundation import files
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.pipeline import SparkRunner
 from catchment.pipeline.java import archive_path, find_java
-from catchment.pipeline.plan import counted
-from catchment.settings import Settings
+from catchment.pipeline.plan import plural
 
 _PYTHON_MIN = (3, 11)
 _FREE_BYTES_MIN = 2 * 1024**3
@@ -99,7 +99,7 @@ def _lake(settings: Settings) -> str:
     lake = Lake.from_settings(settings)
     try:
         lake.open(create=False)
-        found = f"{counted(len(lake.tables()), 'table')} at {lake.address.catalog}"
+        found = f"{plural(len(lake.tables()), 'table')} at {lake.address.catalog}"
         return found if lake.has_ledger else f"{found}; no ledger yet: the first command that writes adds one"
     except LakeMissingError:
         places = [] if isinstance(catalog, PostgresCatalog) else [catalog.path.parent]
@@ -129,7 +129,7 @@ def _require_writable(*places: Path) -> None:
 
 def _prepare(settings: Settings) -> str:
     # Imported here, because it brings Spark's client along.
-    from catchment.pipeline.session import prepare
+    from catchment.pipeline.spark_driver import prepare
 
     archive = archive_path()
     prepare(settings, archive)

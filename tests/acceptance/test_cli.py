@@ -10,12 +10,12 @@ from typing import Any
 import duckdb
 import pytest
 
-from catchment import sql
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings, declared
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import CreateTable
 from catchment.pipeline import Deliverer, ParquetFiles
-from catchment.settings import Settings, declared
 from catchment.testing import InlineRunner
 from tests.acceptance.shell import Ended, Shell
 

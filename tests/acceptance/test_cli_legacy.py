@@ -12,14 +12,14 @@ import pytest
 
 from catchment.cli.legacy import parse_keys
 from catchment.errors import InputError
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.settings import Settings
 from catchment.testing.legacy_tree import (
     BLOCKING,
     LegacyHome,
     LegacyTable,
     Odd,
-    Shape,
+    TreeShape,
     make_legacy_home,
     snapshot_tree,
 )
@@ -27,7 +27,7 @@ from tests import scenes, warm
 from tests.acceptance.shell import Ended, Shell
 
 TRAIL = LegacyTable(name="aws_cloudtrail_log", leaves=4)
-NGINX = LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=2, files_per_leaf=3)
+NGINX = LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=2, files_per_leaf=3)
 UNREADABLE = frozenset({Odd.TRUNCATED_FILE, Odd.ZERO_BYTE_FILE, Odd.GARBAGE_FILE})
 Snapshot = dict[str, tuple[int, str]]
 

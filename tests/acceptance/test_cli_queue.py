@@ -11,13 +11,13 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment.clock import SystemClock
-from catchment.ids import TableId
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FlushPipeline
-from catchment.queue import DqCoordinator, aside, open_buffer
-from catchment.settings import Settings
+from catchment.queue import DqCoordinator, open_buffer, quarantine
 from catchment.testing import InlineRunner
 from tests import scenes
 from tests.acceptance.shell import Ended, Shell
@@ -328,7 +328,7 @@ def test_an_audit_with_a_finding_exits_with_one_although_files_were_set_aside(sh
     with Queue(home).make(EVENTS).write(EVENTS, count=20).opened() as opened:
         (parcel,) = opened.buffer.parcels()
         opened.buffer.retire(parcel)
-        aside.put(_file(home, "other.duckdb"), reason="of old", clock=SystemClock())
+        quarantine.put(_file(home, "other.duckdb"), reason="of old", clock=SystemClock())
     ended = shell.run("queue", "audit", "--json", home=home)
     assert ended.code == 1
     assert [each["reason"] for each in ended.json["set_aside"]] == ["of old"]

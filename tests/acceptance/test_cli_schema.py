@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.settings import Settings
 from tests.acceptance.shell import Ended, Shell
 
 DB = "app.sqlite"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from catchment.cli import status as command
-from catchment.server.model import Role
+from catchment.foundation.settings import Settings
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Role
 from tests.acceptance.shell import Shell
 from tests.browser.rich_scenes import rich_status
 from tests.status_scenes import NOW

@@ -18,15 +18,15 @@ import pytest
 from adbc_driver_manager import OperationalError
 from pydantic import SecretStr
 
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
-from catchment.ids import TableId
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.server.remote import Remotes
-from catchment.settings import Settings
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.router import TenantRouter
-from catchment.tenants.store import ControlStore
 from tests import warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
 from tests.server_scenes import ServerProcess, serving, wait_until
@@ -36,7 +36,7 @@ PATIENCE_S = 120
 # The command line in a process that kills itself when it comes to a point.
 ARMED = """
 import sys
-from catchment import faults
+from catchment.foundation import faults
 from catchment.cli.main import main
 faults.arm(sys.argv[1], faults.kill)
 sys.argv = ["catchment", *sys.argv[2:]]

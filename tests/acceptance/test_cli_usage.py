@@ -58,7 +58,7 @@ def test_an_output_without_room_is_one_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["catchment", *arguments])
-    monkeypatch.setattr("catchment.events.configure_logging", lambda **_: None)
+    monkeypatch.setattr("catchment.foundation.events.configure_logging", lambda **_: None)
     with Path("/dev/full").open("w") as full, redirect_stdout(full), pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1

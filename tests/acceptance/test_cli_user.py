@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from catchment.server.model import Role
 from catchment.server.users import Users, is_password
+from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from tests import warm
 from tests.acceptance.shell import COMMAND, Ended, Shell

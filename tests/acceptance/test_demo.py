@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from catchment.clock import SystemClock
-from catchment.files import FileLock
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.files import FileLock
 from tests.acceptance.installed import Installed
 from tests.acceptance.shell import COMMAND, Ended, Shell
 from tests.server_scenes import wait_until

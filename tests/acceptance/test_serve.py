@@ -22,11 +22,11 @@ import pytest
 
 from catchment.control import database
 from catchment.control.models import MODELS
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.schema import Engine, Migrate, State
-from catchment.server.model import Role
+from catchment.schema import Migrate, SqliteEngine, State
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Role
 from tests import scenes, warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
 from tests.server_scenes import BEAT_S
@@ -257,10 +257,10 @@ def test_an_older_control_database_is_backed_up_and_upgraded_at_the_start(serve:
         (first / later).unlink()
     path = tmp_path / "home" / "control.sqlite"
     path.parent.mkdir()
-    Migrate(Engine(path, scripts=first), MODELS, edits_scripts=False).apply(scripts[0])
+    Migrate(SqliteEngine(path, scripts=first), MODELS, edits_scripts=False).apply(scripts[0])
     served = serve()
     assert f"The control database {path} was backed up into {path}.bak, and upgraded: {scripts[1]}" in served.said
-    migrate = Migrate(Engine(path, scripts=database.SCRIPTS), MODELS, edits_scripts=False)
+    migrate = Migrate(SqliteEngine(path, scripts=database.SCRIPTS), MODELS, edits_scripts=False)
     assert migrate.look().state is State.CURRENT
     assert "pre_002.control.sqlite.bak" in [backup.name for backup in migrate.backups()]
     served.end()

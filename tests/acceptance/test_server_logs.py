@@ -15,10 +15,10 @@ import adbc_driver_manager
 import grpc
 import pytest
 
-from catchment.event_catalogue import VERBS
+from catchment.foundation.event_catalogue import VERBS
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.server.protocol import flight_pb2 as pb
-from catchment.settings import Settings
 from tests import warm
 from tests.acceptance.shell import COMMAND
 from tests.scenes import rows_of

@@ -16,16 +16,16 @@ import pytest
 from pydantic import SecretStr
 
 from catchment.app import ShardBackfill
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
-from catchment.server.model import Role
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.server.remote import Remotes
 from catchment.server.users import Users
-from catchment.settings import Settings
-from catchment.tenants.drive import drive
+from catchment.server.values import Role
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
-from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
-from catchment.tenants.store import ControlStore
+from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
+from catchment.tenants.run_move import run_move
 from catchment.testing import InlineRunner
 from tests.server_scenes import BEAT_S, ServerProcess, wait_until
 from tests.tenant_scenes import A, B
@@ -64,7 +64,7 @@ class Fleet:
         }
         for shard, server in self.servers.items():
             server.start()
-            self.store.add_shard(Shard(id=shard, region="eu", location=server.uri, home=str(server.home)))
+            self.store.add_shard(ShardInfo(id=shard, region="eu", location=server.uri, home=str(server.home)))
 
     def tenant(self, home: ShardId, config: TenantConfig | None = None) -> "Tenant":
         """A new tenant, with a user who may write."""
@@ -87,7 +87,7 @@ class Fleet:
             gate_s=2.0,
         )
         try:
-            drive(migration, clock=self.clock, gc_window_s=0.0)
+            run_move(migration, clock=self.clock, gc_window_s=0.0)
         finally:
             remotes.close()
 

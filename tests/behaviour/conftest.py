@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.settings import Settings
 from tests.buffer_scenes import LAYOUTS, MakeQueue, QueueScene
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import MakeScene, make_scene

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from catchment.ids import ProducerId
+from catchment.foundation.ids import ProducerId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.settings import Settings
 from tests.scenes import EVENTS, assert_exactly_once, create_table, deliverer, event_files, source_of
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from catchment import faults
 from catchment.errors import FencedError, InputError, NotSupportedError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake import Commit, Table
 from catchment.lake.commit import CreateTable
-from catchment.lake.past import differences
+from catchment.lake.maintenance import maintain
+from catchment.lake.snapshot_schema import differences
 from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
-from catchment.lake.upkeep import maintain
 from catchment.pipeline import Mode, ParquetFiles
 from catchment.pipeline.backfill import Backfill
 from catchment.pipeline.plan import Plan

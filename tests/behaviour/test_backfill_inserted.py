@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import ParquetFiles
-from catchment.settings import Settings
 from tests.backfill_scenes import Scene, make_scene
 from tests.made_lakes import make_encrypted
 from tests.scenes import deliverer, rows_of, write_parquet

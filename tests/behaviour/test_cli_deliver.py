@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from catchment import events
 from catchment.app import App
 from catchment.cli.main import app
-from catchment.ids import TableId
+from catchment.foundation import events
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests.made_lakes import new_lake
 from tests.scenes import EVENTS, assert_exactly_once, create_table, event_files, rows_of, write_parquet

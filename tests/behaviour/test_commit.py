@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import (
     ConflictError,
     FencedError,
@@ -15,7 +14,9 @@ from catchment.errors import (
     PreconditionError,
     TypeConflictError,
 )
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Claim, Commit, Delivery, Lake
 from catchment.lake.commit import (
     AddColumn,
@@ -23,7 +24,7 @@ from catchment.lake.commit import (
     Change,
     CreateTable,
     InsertRows,
-    Record,
+    RecordUnits,
     RegisterFiles,
     TableIs,
     Undelivered,
@@ -32,7 +33,6 @@ from catchment.lake.lake import LakeLimits
 from catchment.lake.ledger import Ledger
 from catchment.lake.locks import CommitLock
 from catchment.lake.types import Column
-from catchment.settings import Settings
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.scenes import EVENT_COLUMNS, EVENTS, PRODUCER, create_table, once, rows_of, write_parquet
@@ -73,7 +73,7 @@ def _files(lake: Lake, folder: str, count: int = 1) -> RegisterFiles:
 def _deliver(lake: Lake, claim: Claim, unit: str, folder: str, count: int = 1) -> Commit:
     changes: tuple[Change, ...] = (
         Advance(claim=claim, seq_to=claim.seq + 1),
-        Record(deliveries=(_delivery(lake, claim, unit, rows=10 * count),)),
+        RecordUnits(deliveries=(_delivery(lake, claim, unit, rows=10 * count),)),
         _files(lake, folder, count),
     )
     requirement = Undelivered(unit_ids=(unit,), table_uuid=lake.table(EVENTS).uuid)

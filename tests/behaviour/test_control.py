@@ -14,8 +14,8 @@ from catchment.app import App
 from catchment.control import ControlDatabase, database, sqlite
 from catchment.control.models import MODELS
 from catchment.errors import CatchmentError, ControlUnavailableError, SettingsError, StateError
-from catchment.schema import Engine, Migrate, State
-from catchment.settings import Settings
+from catchment.foundation.settings import Settings
+from catchment.schema import Migrate, SqliteEngine, State
 from tests import warm
 
 SCRIPTS = sorted(path.name for path in database.SCRIPTS.iterdir())
@@ -24,7 +24,7 @@ STARTER = """
 import sys
 from pathlib import Path
 from catchment.control import ControlDatabase
-from catchment.settings import Settings
+from catchment.foundation.settings import Settings
 print("there", flush=True)
 sys.stdin.readline()
 print(ControlDatabase.open(Settings(home=Path(sys.argv[1]))).path)
@@ -45,7 +45,7 @@ class Home:
         return ControlDatabase.open(self.settings)
 
     def migrate(self, scripts: Path = database.SCRIPTS) -> Migrate:
-        return Migrate(Engine(self.path, scripts=scripts), MODELS, edits_scripts=False)
+        return Migrate(SqliteEngine(self.path, scripts=scripts), MODELS, edits_scripts=False)
 
     def run(self, statement: str, *values: object) -> list[tuple[object, ...]]:
         with closing(sqlite3.connect(self.path)) as connection, connection:

@@ -12,14 +12,14 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
 from catchment.control.database import SCRIPTS_POSTGRES
 from catchment.control.models import MODELS
 from catchment.control.postgres import PostgresControl
 from catchment.errors import ControlUnavailableError, StateError
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.schema.models import fields_of, table_name
-from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres
 
 SCRIPTS = sorted(path.name for path in SCRIPTS_POSTGRES.iterdir())

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from catchment import faults, sql
 from catchment.errors import InputError, PreconditionError, TypeConflictError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import faults, sql
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import AddColumn
 from catchment.lake.types import Column
-from catchment.pipeline import Format, Input, Mode, ParquetFiles, Report, Retirement, Unit
+from catchment.pipeline import DeliveryReport, Format, Input, Mode, ParquetFiles, Retirement, Unit
 from catchment.pipeline.deliver import Deliverer
 from catchment.pipeline.plan import Plan
-from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests.conftest import MakeSettings
 from tests.scenes import (
@@ -47,7 +47,7 @@ def _unit(name: str, *paths: Path, **facts: object) -> Unit:
     return Unit(id=name, source=name, inputs=inputs)
 
 
-def _run(lake: Lake, settings: Settings, *units: Unit, mode: Mode = Mode.REWRITE, **options: bool) -> Report:
+def _run(lake: Lake, settings: Settings, *units: Unit, mode: Mode = Mode.REWRITE, **options: bool) -> DeliveryReport:
     return deliverer(lake, settings).run(Units(*units), mode=mode, **options)
 
 
@@ -283,7 +283,7 @@ def test_units_go_in_batches_of_a_bounded_size(lake: Lake, make_settings: MakeSe
     assert_exactly_once(lake, 8)
 
 
-def _auto(lake: Lake, make_settings: MakeSettings, path: Path) -> tuple[Report, set[str]]:
+def _auto(lake: Lake, make_settings: MakeSettings, path: Path) -> tuple[DeliveryReport, set[str]]:
     settings = make_settings("duckdb", deliver_adopt_bytes_min=0)
     report = deliverer(lake, settings).run(Units(_unit(path.name, path)), mode=Mode.AUTO)
     with lake.ledger() as ledger:

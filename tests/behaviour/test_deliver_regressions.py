@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.lake.maintenance import maintain
 from catchment.lake.types import Column
-from catchment.lake.upkeep import maintain
 from catchment.pipeline import Input, Mode, ParquetFiles, Unit
-from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.scenes import (
     EVENTS,

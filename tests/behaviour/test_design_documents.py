@@ -8,13 +8,13 @@ import duckdb
 import grpc
 import pytest
 
-from catchment import faults
-from catchment.clock import SystemClock
 from catchment.errors import SettingsError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import load_settings
 from catchment.queue import QueueRuntime
-from catchment.queue.shared import SharedBuffer
-from catchment.settings import load_settings
+from catchment.queue.shared_buffer import SharedBuffer
 from tests.conftest import MakeSettings
 from tests.flight_scenes import Client, refused, server
 from tests.made_lakes import put_lake

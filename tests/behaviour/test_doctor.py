@@ -10,13 +10,14 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from catchment import doctor, events
+from catchment import doctor
 from catchment.cli.main import app
 from catchment.doctor import Check, examine
 from catchment.errors import JavaMissingError
-from catchment.ids import TableId
+from catchment.foundation import events
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.pipeline.java import find_java
-from catchment.settings import Settings
 from tests.made_lakes import new_lake
 from tests.scenes import create_table
 

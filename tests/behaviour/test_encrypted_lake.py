@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from catchment.errors import InputError, InvariantError
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import RegisterFiles
 from catchment.pipeline import Mode
-from catchment.pipeline.target import draft, drafted
-from catchment.settings import Settings
+from catchment.pipeline.target_table import draft, drafted
 from tests.buffer_scenes import QueueScene
 from tests.conftest import MakeSettings
 from tests.flight_scenes import Client, ingest, server

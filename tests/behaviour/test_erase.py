@@ -5,11 +5,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.erase import Erased, erase
-from catchment.lake.upkeep import maintain
-from catchment.settings import Settings
+from catchment.lake.maintenance import maintain
 from tests.scenes import NOW, create_table, deliverer, event_files, rows_of, source_of
 
 OURS, OTHERS, LIKE = TableId("t7", "events"), TableId("main", "events"), TableId("t70", "events")

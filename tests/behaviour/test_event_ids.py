@@ -9,11 +9,11 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment import events
-from catchment.events import NAMED_MAX, Event
-from catchment.queue import deadletter
-from catchment.settings import Settings
-from catchment.tenants.drive import drive
+from catchment.foundation import events
+from catchment.foundation.events import NAMED_MAX, Event
+from catchment.foundation.settings import Settings
+from catchment.queue import dead_letter_actions
+from catchment.tenants.run_move import run_move
 from tests import schema_scenes, tenant_scenes
 from tests.behaviour import test_server_forward
 from tests.buffer_scenes import QueueScene
@@ -105,8 +105,8 @@ def test_dead_letters_are_told_with_their_ids_and_with_who_dealt_with_them(queue
         queue.coordinator.force_flush_all()
         (letter,) = queue.lake.dead_letters()
         with events.context(user="ada"):
-            deadletter.retry(queue.lake, [letter.id])
-            deadletter.drop(queue.lake, [letter.id])
+            dead_letter_actions.retry(queue.lake, [letter.id])
+            dead_letter_actions.drop(queue.lake, [letter.id])
     assert heard.one("sifted")["letter_ids"] == [letter.id]
     for verb in ("dead_letters_retried", "dead_letters_dropped"):
         assert (heard.one(verb)["letter_ids"], heard.one(verb)["user"]) == ([letter.id], "ada")
@@ -126,7 +126,7 @@ def test_every_step_of_a_move_has_the_move_and_so_has_what_it_delivers(tmp_path:
     with tenant_scenes.two_shards(tmp_path) as scene, hearing() as heard:
         scene.gateway().signal_for_tenant(T7, "events", tenant_scenes.events(1, 2, 3))
         scene.queues[A].force_flush_all()
-        drive(scene.move(), clock=scene.clock, gc_window_s=0.0)
+        run_move(scene.move(), clock=scene.clock, gc_window_s=0.0)
     moves = {facts["move"] for facts in heard.all("move_changed")}
     assert len(moves) == 1
     copied = [facts for facts in heard.all("delivered") if facts.get("phase") == "preparing"]

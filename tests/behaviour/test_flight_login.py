@@ -11,12 +11,12 @@ import grpc
 import pytest
 from adbc_driver_flightsql import DatabaseOptions
 
-from catchment.server.model import Role
+from catchment.foundation.settings import Settings
+from catchment.server.flight_server import FlightServer
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.serve import FlightServer
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Role
 from tests.flight_scenes import Client, refused, server, sessions
 
 Code = grpc.StatusCode

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 
+from catchment.foundation.settings import MIB, Settings
 from catchment.server import messages, wire
+from catchment.server.flight_server import FlightServer
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.serve import FlightServer
 from catchment.server.sessions import Session
-from catchment.settings import MIB, Settings
 from tests import warm
 from tests.flight_scenes import (
     ENDLESS,

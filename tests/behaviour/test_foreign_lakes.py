@@ -7,21 +7,22 @@ import duckdb
 import pytest
 from pydantic import SecretStr
 
-from catchment import doctor, faults
+from catchment import doctor
 from catchment.app import App
-from catchment.clock import SystemClock
 from catchment.errors import InputError, LakeMissingError, SettingsError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Column, Commit, extensions
 from catchment.lake.commit import CreateTable
 from catchment.lake.tables import metadata_of
 from catchment.pipeline import Deliverer, ParquetFiles
+from catchment.pipeline.legacy.folders import ImportFolders, ImportJournal, ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
-from catchment.pipeline.legacy.place import Journal, Phase, Place
-from catchment.pipeline.legacy.plan import Options
 from catchment.schema import LakeEngine
-from catchment.settings import Settings
-from catchment.status import sources
+from catchment.status import readings
 from catchment.testing import InlineRunner
 from catchment.testing.legacy_tree import LegacyHome, make_legacy_home, snapshot_tree
 from tests.conftest import MakeSettings
@@ -62,8 +63,8 @@ def _bytes(settings: Settings) -> bytes:
 
 def _job(app: App, home: LegacyHome) -> LegacyImport:
     return LegacyImport(
-        Place.tailpipe(home.home),
-        Options(),
+        ImportFolders.tailpipe(home.home),
+        ImportOptions(),
         find_lake=app.find_lake,
         deliverer=lambda: Deliverer(app.lake, InlineRunner(), app.settings),
         parallelism=2,
@@ -95,7 +96,7 @@ def test_reading_a_lake_that_another_program_made_shows_its_tables_and_changes_n
     _plainly(settings, "CREATE TABLE t (a INTEGER)", "INSERT INTO t VALUES (1), (2)")
     before = _bytes(settings)
     with App(settings) as app:
-        seen = sources.lake(app).lake
+        seen = readings.lake(app).lake
         assert [each.table for each in seen.tables] == ["main.t"]
         assert seen.last_deliveries == ()
         audit = app.audit()
@@ -319,7 +320,7 @@ def test_a_lake_that_cannot_be_opened_refuses_the_run_before_anything_moves(
         _plainly(settings, "CREATE TABLE t (a INTEGER)", data_path="elsewhere/of/theirs")
         with pytest.raises(SettingsError):
             job.run(planned)
-        assert job.detect() is Phase.READY
+        assert job.detect() is ImportPhase.READY
     assert snapshot_tree(home.data) == before
 
 
@@ -370,9 +371,9 @@ def test_a_table_that_took_the_place_of_an_imported_one_is_left_by_an_undo(app: 
 
 
 def test_a_journal_of_an_earlier_version_names_tables_without_their_uuids(tmp_path: Path) -> None:
-    place = Place.tailpipe(tmp_path)
+    place = ImportFolders.tailpipe(tmp_path)
     place.migration.mkdir(parents=True)
     place.journal_path.write_text('{"tables_made": ["main.a"]}', encoding="utf-8")
-    assert place.journal() == Journal(tables_made={"main.a": ""})
+    assert place.journal() == ImportJournal(tables_made={"main.a": ""})
     assert place.journal().has_made("main.a", "any")
     assert not place.journal().has_made("main.b", "any")

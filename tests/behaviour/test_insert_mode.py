@@ -10,14 +10,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import ConflictError, InputError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.staging import FOLDER
 from catchment.pipeline import Mode
-from catchment.queue import deadletter
-from catchment.settings import Settings
+from catchment.queue import dead_letter_actions
 from tests.buffer_scenes import QueueScene
 from tests.conftest import MakeSettings
 from tests.scenes import deliverer, once, rows_of, source_of, write_parquet
@@ -361,7 +361,7 @@ def test_a_dead_letter_is_tried_again_unless_ducklake_would_change_it(text: str,
     queue.coordinator.force_flush_all()
     (letter,) = queue.lake.dead_letters()
     do("ALTER TABLE delivered ALTER must DROP NOT NULL")
-    retried = deadletter.retry(queue.lake)
+    retried = dead_letter_actions.retry(queue.lake)
     if text == "good":
         assert retried.delivered == (letter.id,)
         assert rows_of(queue.lake, "SELECT id FROM delivered ORDER BY id") == [(0,), (1,), (2,)]

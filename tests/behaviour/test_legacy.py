@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults, files
 from catchment.errors import CorruptInputError, InputError, LockTimeoutError
-from catchment.ids import TableId
+from catchment.foundation import faults, files
+from catchment.foundation.ids import TableId
 from catchment.lake import Lake, extensions
+from catchment.lake.maintenance import maintain
 from catchment.lake.types import Column
-from catchment.lake.upkeep import maintain
-from catchment.pipeline.legacy.place import Phase, Place
-from catchment.pipeline.legacy.plan import Options
+from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.report import LegacyReport
 from catchment.pipeline.work import Mode, Task
 from catchment.testing import InlineRunner
-from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, Shape, make_legacy_home, snapshot_tree
+from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, TreeShape, make_legacy_home, snapshot_tree
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import (
     ADOPT_ALL,
@@ -49,7 +49,7 @@ BROKEN = sorted(BLOCKING - {Odd.CONFLICT})
 def test_every_row_of_an_odd_tree_arrives_as_it_was(odd: Odd, make: MakeScene) -> None:
     scene = make(odd)
     report = scene.job().run()
-    assert (report.phase, report.ok, report.failures) == (Phase.DONE, True, ())
+    assert (report.phase, report.ok, report.failures) == (ImportPhase.DONE, True, ())
     assert report.rows == len(scene.rows[LOG])
     assert_imported(scene)
 
@@ -59,10 +59,10 @@ def test_all_oddities_at_once_go_in_both_ways_on_every_catalog(
     mode: Mode, catalog: str, tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(catalog)
-    tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=2, files_per_leaf=2))
+    tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=2, files_per_leaf=2))
     with new_lake(settings) as lake:
         scene = make_scene(tmp_path, lake, settings, odd=GOOD, tables=tables)
-        report = scene.job(Options(mode=mode), adopt_bytes_min=ADOPT_ALL).run()
+        report = scene.job(ImportOptions(mode=mode), adopt_bytes_min=ADOPT_ALL).run()
         assert report.ok, report.failures
         assert_imported(scene)
 
@@ -73,7 +73,7 @@ def test_a_leaf_that_cannot_go_in_stays_whole_and_the_others_go_in(odd: Odd, mak
     leaf = leaf_of(scene, odd)
     sentences = [text for text in scene.job().plan().problems if leaf.path in text]
     report = scene.job().run()
-    assert (report.phase, report.ok) == (Phase.IMPORTING, False)
+    assert (report.phase, report.ok) == (ImportPhase.IMPORTING, False)
     assert [failure.leaf for failure in report.failures] == [leaf.path]
     assert lake_rows(scene) == without(scene, odd)
     at = f"{leaf.path}/"
@@ -97,7 +97,7 @@ def test_a_broken_file_is_set_aside_on_request_and_its_leaf_finishes(odd: Odd, w
     leaf = leaf_of(scene, odd)
     if when == "later":
         assert not scene.job().run().ok
-    report = scene.job(Options(quarantine=True)).run()
+    report = scene.job(ImportOptions(quarantine=True)).run()
     assert report.ok, report.failures
     assert report.quarantined == (f"{leaf.path}/{leaf.unreadable[0]}",)
     assert scene.job().status().quarantined == report.quarantined
@@ -109,7 +109,7 @@ def test_a_leaf_of_broken_files_only_is_set_aside_whole(make: MakeScene) -> None
     for leaf in scene.home.leaves:
         (scene.home.data / leaf.path / leaf.files[0]).write_bytes(b"")
     before = snapshot_tree(scene.home.data)
-    report = scene.job(Options(quarantine=True)).run()
+    report = scene.job(ImportOptions(quarantine=True)).run()
     assert (report.ok, report.failures, len(report.quarantined)) == (True, (), 2)
     assert snapshot_tree(scene.place.migrated) == before
     assert scene.job().verify().ok
@@ -136,7 +136,7 @@ def test_damaged_pages_behind_a_good_footer_are_named_and_set_aside_on_request(
     assert [failure.leaf for failure in report.failures] == [leaf.path]
     assert leaf.files[0] in report.failures[0].reason
     assert lake_rows(scene) == others
-    mended = scene.job(Options(quarantine=True), adopt_bytes_min=adopt_bytes_min).run()
+    mended = scene.job(ImportOptions(quarantine=True), adopt_bytes_min=adopt_bytes_min).run()
     assert (mended.ok, mended.failures) == (True, ())
     assert mended.quarantined == (f"{leaf.path}/{leaf.files[0]}",)
     assert lake_rows(scene) == good
@@ -225,7 +225,7 @@ def test_large_files_are_adopted_and_crumbs_are_coalesced(make: MakeScene) -> No
 
 def test_an_adopted_file_and_its_backup_are_one_and_each_deletes_its_own_name_only(make: MakeScene) -> None:
     scene = make(tables=(LegacyTable(name=LOG, leaves=3, rows_per_file=10),))
-    assert scene.job(Options(mode=Mode.ADOPT)).run().ok
+    assert scene.job(ImportOptions(mode=Mode.ADOPT)).run().ok
     inodes = {path.stat().st_ino for path in scene.place.migrated.rglob("*.parquet")}
     lakes = {Path(row[0]) for row in scene.execute(f"SELECT data_file FROM ducklake_list_files('lake', '{LOG}')")}
     assert {path.stat().st_ino for path in lakes} == inodes
@@ -239,7 +239,7 @@ def test_an_adopted_file_and_its_backup_are_one_and_each_deletes_its_own_name_on
 
 def test_a_table_is_partitioned_as_the_caller_says(make: MakeScene) -> None:
     scene = make(Odd.NULL_VALUES)
-    options = Options(partition_by=("aws_region",))
+    options = ImportOptions(partition_by=("aws_region",))
     assert scene.job(options).run().ok
     table = scene.lake.table(TableId("main", LOG))
     assert [key.column for key in table.partition_by] == ["aws_region"]
@@ -249,7 +249,7 @@ def test_a_table_is_partitioned_as_the_caller_says(make: MakeScene) -> None:
 def test_a_partition_key_that_no_column_has_is_refused_before_anything_moves(make: MakeScene) -> None:
     scene = make()
     with pytest.raises(InputError, match="no column nowhere"):
-        scene.job(Options(partition_by=("nowhere",))).run()
+        scene.job(ImportOptions(partition_by=("nowhere",))).run()
     assert snapshot_tree(scene.home.data) == scene.before
 
 
@@ -285,10 +285,10 @@ def test_a_stopped_import_finishes_its_commit_and_goes_on_from_there(upkeep: boo
         return len(asked) > 2
 
     report = scene.job(units_per_commit_max=2).run(stop=stop)
-    assert (report.phase, report.stopped, report.failures) == (Phase.IMPORTING, True, ())
+    assert (report.phase, report.stopped, report.failures) == (ImportPhase.IMPORTING, True, ())
     assert scene.count() == report.rows == 40
     status = scene.job().status()
-    assert (status.phase, status.leaves_imported, status.leaves_left) == (Phase.IMPORTING, 4, 2)
+    assert (status.phase, status.leaves_imported, status.leaves_left) == (ImportPhase.IMPORTING, 4, 2)
     assert scene.job().verify().ok
     if upkeep:
         maintain(scene.lake, NOW)
@@ -384,7 +384,7 @@ def test_a_commit_that_one_leaf_spoils_is_tried_without_it(make: MakeScene, monk
 
 def test_new_data_goes_into_the_same_table_once_and_the_first_backup_stays_whole(make: MakeScene) -> None:
     scene = make(Odd.TRUNCATED_FILE)
-    assert scene.job(Options(quarantine=True)).run().ok
+    assert scene.job(ImportOptions(quarantine=True)).run().ok
     # The same leaves again, with rows of their own, as a day is that was collected in two goes.
     later = make_legacy_home(
         scene.home.home / "next", tables=SMALL, seed=1, odd=frozenset({Odd.EXTRA_COLUMN, Odd.LEADING_ZEROS})
@@ -397,7 +397,7 @@ def test_new_data_goes_into_the_same_table_once_and_the_first_backup_stays_whole
     scene.place.data.rmdir()
     later.data.rename(scene.place.data)
     second = snapshot_tree(scene.place.data)
-    assert scene.job().detect() is Phase.READY
+    assert scene.job().detect() is ImportPhase.READY
     assert scene.job().run().ok
     assert columns_of(scene)["tp_tags"] == "VARCHAR[]"
     ids = [row[0] for row in scene.execute(f"SELECT tp_id FROM {LOG}")]
@@ -452,7 +452,7 @@ def test_the_level_of_the_workspace_is_optional(workspace: str, make: MakeScene)
     scene = make(workspace=workspace)
     assert scene.place.workspace == workspace
     assert scene.job().run().ok
-    assert Place.tailpipe(scene.home.home) == scene.place
+    assert ImportFolders.tailpipe(scene.home.home) == scene.place
     assert_imported(scene)
 
 
@@ -476,10 +476,10 @@ def test_any_hive_tree_is_imported_with_keys_and_types(make: MakeScene, tmp_path
         write_parquet(tree / f"year={year}" / f"shop={shop}" / "x.parquet", query)
     (tree / "readme.txt").write_text("kept")
     before = snapshot_tree(tree)
-    scene.place = Place.tree(tree)
+    scene.place = ImportFolders.tree(tree)
     keys = (Column(name="year", type="INTEGER"), Column(name="shop", type="VARCHAR"))
-    options = Options(keys=keys, table="sales")
-    assert scene.job(options).detect() is Phase.READY
+    options = ImportOptions(keys=keys, table="sales")
+    assert scene.job(options).detect() is ImportPhase.READY
     report = scene.job(options).run()
     assert report.ok, report.failures
     assert columns_of(scene, "sales") == {"id": "BIGINT", "name": "VARCHAR", "year": "INTEGER", "shop": "VARCHAR"}
@@ -503,13 +503,13 @@ def test_a_folder_above_the_tree_that_would_stand_in_for_a_value_keeps_every_lea
     above = tmp_path / f"{named}=mars"
     above.mkdir()
     scene.home.home.rename(above / "tp")
-    scene.place = Place.tailpipe(above / "tp")
+    scene.place = ImportFolders.tailpipe(above / "tp")
     report = scene.job().run()
     assert {failure.leaf for failure in report.failures} == {leaf.path for leaf in scene.home.leaves}
     assert all(f"{named}=" in failure.reason for failure in report.failures)
     # What the sentence says: the tree is moved, and the import goes on.
     (above / "tp").rename(scene.home.home)
-    scene.place = Place.tailpipe(scene.home.home)
+    scene.place = ImportFolders.tailpipe(scene.home.home)
     assert scene.job().run().ok
     assert_imported(scene)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.commit import AddColumn
-from catchment.pipeline.legacy.plan import Options
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.work import Mode
-from catchment.settings import Settings
 from catchment.testing.legacy_tree import LegacyTable, Odd
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import ADOPT_ALL, LOG, Scene, assert_imported, leaf_of, make_scene
@@ -61,5 +61,5 @@ def test_a_crash_before_the_late_columns_are_added_is_mended_by_the_next_run(
 
 
 def test_nothing_comes_late_where_all_is_rewritten(scene: Scene) -> None:
-    (table,) = scene.job(Options(mode=Mode.REWRITE)).plan().tables
+    (table,) = scene.job(ImportOptions(mode=Mode.REWRITE)).plan().tables
     assert table.late == ()

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from catchment import faults
 from catchment.app import App
 from catchment.cli.legacy import _failure_lines, _status_lines, _Target, _target
 from catchment.errors import InputError
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.pipeline.legacy import known
-from catchment.pipeline.legacy.place import DATABASE, Phase, Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.settings import Settings
+from catchment.pipeline.legacy import known_imports
+from catchment.pipeline.legacy.folders import DATABASE, ImportFolders, ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.status import StatusReader
-from catchment.testing.legacy_tree import LegacyTable, Odd, Shape, snapshot_tree
+from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape, snapshot_tree
 from tests.legacy_scenes import (
     LOG,
     SMALL,
@@ -43,7 +43,7 @@ def _as_the_database_lies_beside(scene: Scene) -> None:
     """Have `tailpipe.db` in `data/`, and the tree in `data/default/`."""
     top = scene.home.home / "data"
     (top / "default" / DATABASE).rename(top / DATABASE)
-    scene.place = Place.tailpipe(scene.home.home)
+    scene.place = ImportFolders.tailpipe(scene.home.home)
     scene.before = snapshot_tree(top)
 
 
@@ -59,7 +59,7 @@ def _assert_imported(scene: Scene) -> None:
 def test_a_home_with_its_database_beside_the_workspaces_is_imported(make: MakeScene) -> None:
     scene = make()
     _as_the_database_lies_beside(scene)
-    assert scene.job().detect() is Phase.READY
+    assert scene.job().detect() is ImportPhase.READY
     assert scene.job().plan().problems == ()
     assert scene.job().run().ok
     _assert_imported(scene)
@@ -74,8 +74,8 @@ def test_an_interrupted_import_with_its_database_beside_the_workspaces_goes_on(m
     _as_the_database_lies_beside(scene)
     scene.place.migration.mkdir()
     scene.place.data.rename(scene.place.migration / "migrating")
-    scene.place = Place.tailpipe(scene.home.home)
-    assert scene.job().detect() is Phase.IMPORTING
+    scene.place = ImportFolders.tailpipe(scene.home.home)
+    assert scene.job().detect() is ImportPhase.IMPORTING
     assert scene.job().run().ok
     _assert_imported(scene)
 
@@ -85,20 +85,20 @@ def test_a_database_beside_a_workspace_that_has_its_own_is_ambiguous(make: MakeS
     top = scene.home.home / "data"
     (top / DATABASE).write_bytes((top / "default" / DATABASE).read_bytes())
     with pytest.raises(InputError, match="default"):
-        Place.tailpipe(scene.home.home)
-    scene.place = Place.tailpipe(scene.home.home, "default")
+        ImportFolders.tailpipe(scene.home.home)
+    scene.place = ImportFolders.tailpipe(scene.home.home, "default")
     assert scene.job().run().ok
 
 
-@pytest.mark.parametrize("phase", [Phase.READY, Phase.IMPORTING])
+@pytest.mark.parametrize("phase", [ImportPhase.READY, ImportPhase.IMPORTING])
 def test_an_import_in_which_every_parquet_file_is_a_stray_is_refused_and_moves_nothing(
-    phase: Phase, make: MakeScene
+    phase: ImportPhase, make: MakeScene
 ) -> None:
     scene = make()
     tree = scene.home.data / f"tp_table={LOG}"
     tree.rename(scene.home.data / "deeper")
     before = snapshot_tree(scene.home.data)
-    if phase is Phase.IMPORTING:
+    if phase is ImportPhase.IMPORTING:
         scene.place.migrating.parent.mkdir(parents=True)
         scene.home.data.rename(scene.place.migrating)
     planned = scene.job().plan()
@@ -119,7 +119,7 @@ def test_strays_may_be_the_rest_of_an_import(make: MakeScene) -> None:
     scene.place.migrating.mkdir(parents=True)
     for name in (DATABASE, "tp_table=half_collected_log"):
         (scene.place.migrated / name).rename(scene.place.migrating / name)
-    assert scene.job().detect() is Phase.IMPORTING
+    assert scene.job().detect() is ImportPhase.IMPORTING
     assert scene.job().run().ok
     _assert_imported(scene)
 
@@ -164,7 +164,7 @@ def test_a_file_with_capitals_in_its_ending_is_imported(make: MakeScene) -> None
 
 
 def test_a_plan_of_a_home_whose_move_was_cut_off_knows_what_has_moved(make: MakeScene) -> None:
-    tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=2))
+    tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=2))
     scene = make(tables=tables)
     moved = scene.place.migrating / "tp_table=nginx_access_log"
     moved.parent.mkdir(parents=True)
@@ -183,12 +183,12 @@ def test_quarantine_is_named_only_where_it_helps(odd: Odd, helps: bool, make: Ma
     again = scene.job().last_report()
     assert [each["unreadable"] for each in again["failures"]] == [helps]
     assert ("--quarantine" in "\n".join(_failure_lines(_target_of(scene), report.failures))) == helps
-    assert scene.job(Options(quarantine=True)).run().ok == helps
+    assert scene.job(ImportOptions(quarantine=True)).run().ok == helps
 
 
 def _reasons(scene: Scene) -> tuple[str, ...]:
     """What a status of the lake's home says about imports."""
-    known.remember(scene.settings.home, scene.place, Options())
+    known_imports.remember(scene.settings.home, scene.place, ImportOptions())
     with App(scene.settings) as app, StatusReader(app) as reader:
         health = reader.status().health
     assert health.ok == (not health.reasons)

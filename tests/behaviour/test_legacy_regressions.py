@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from catchment import faults, files
 from catchment.errors import InputError
+from catchment.foundation import faults, files
 from catchment.lake import Lake
 from catchment.lake.types import Column
+from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
-from catchment.pipeline.legacy.place import Phase, Place
-from catchment.pipeline.legacy.plan import Options
 from catchment.pipeline.legacy.report import Verification
 from catchment.testing.legacy_tree import Odd, make_legacy_home, snapshot_tree
 from tests.legacy_scenes import (
@@ -63,7 +63,7 @@ def test_a_row_that_is_written_while_an_undo_proves_the_table_is_not_lost(
     with pytest.raises(InputError, match="not what was imported"):
         job.undo()
     assert scene.count() == len(scene.rows[LOG]) + 1
-    assert scene.job().detect() is Phase.DONE
+    assert scene.job().detect() is ImportPhase.DONE
 
 
 def test_an_undo_whose_commit_failed_proves_the_tables_again(make: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_an_undo_whose_commit_failed_proves_the_tables_again(make: MakeScene, mo
         patch.setattr(Lake, "commit", fails)
         with pytest.raises(CutError):
             scene.job().undo()
-    assert scene.job().detect() is Phase.UNDOING
+    assert scene.job().detect() is ImportPhase.UNDOING
     scene.execute(f"INSERT INTO {LOG} (tp_id) VALUES ('live')")
     with pytest.raises(InputError, match="not what was imported"):
         scene.job().undo()
@@ -105,7 +105,7 @@ def test_an_undo_is_refused_where_unmoved_leaves_went_into_a_table_that_had_rows
     with pytest.raises(InputError, match="was there before"):
         scene.job().undo()
     assert scene.count() == rows
-    assert scene.job().detect() is Phase.IMPORTING
+    assert scene.job().detect() is ImportPhase.IMPORTING
 
 
 def test_an_undo_without_the_lake_is_refused_and_forgets_nothing(make: MakeScene) -> None:
@@ -113,7 +113,7 @@ def test_an_undo_without_the_lake_is_refused_and_forgets_nothing(make: MakeScene
     assert scene.job().run().ok
     with pytest.raises(InputError, match="There is no lake"):
         scene.job(has_lake=False).undo()
-    assert scene.job().detect() is Phase.DONE
+    assert scene.job().detect() is ImportPhase.DONE
     assert scene.job().verify().ok
 
 
@@ -135,7 +135,7 @@ def test_data_collected_after_a_kill_in_the_move_is_not_mixed_into_the_old_tree(
     _collect_again(scene)
     with pytest.raises(InputError, match="lies both in"):
         scene.job().run()
-    assert scene.job(Options(quarantine=True)).place.journal().tables_made.keys() == {f"main.{LOG}"}
+    assert scene.job(ImportOptions(quarantine=True)).place.journal().tables_made.keys() == {f"main.{LOG}"}
 
 
 def test_a_kill_at_the_very_end_does_not_hinder_the_next_import(make: MakeScene) -> None:
@@ -210,13 +210,13 @@ def test_a_value_of_a_folder_that_a_cast_would_round_stops_its_leaf(
     write_parquet(tmp_path / "tree" / f"k={value}" / "f.parquet", "SELECT 1 AS a")
     scene = Scene(
         home=None,  # type: ignore[arg-type]
-        place=Place.tree(tmp_path / "tree"),
+        place=ImportFolders.tree(tmp_path / "tree"),
         settings=make_settings(),
         lake=sqlite_lake,
         before={},
         rows={},
     )
-    report = scene.job(Options(keys=(Column(name="k", type=kind),), table="t")).run()
+    report = scene.job(ImportOptions(keys=(Column(name="k", type=kind),), table="t")).run()
     assert report.ok is fits
 
 

@@ -4,11 +4,11 @@ import shutil
 
 import pytest
 
-from catchment import faults
 from catchment.errors import InputError
-from catchment.lake.upkeep import maintain
-from catchment.pipeline.legacy.place import Phase
-from catchment.pipeline.legacy.plan import Options
+from catchment.foundation import faults
+from catchment.lake.maintenance import maintain
+from catchment.pipeline.legacy.folders import ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.work import Mode
 from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, snapshot_tree
 from tests.legacy_scenes import LOG, CutError, MakeScene, Scene, assert_backed_up, assert_imported, cut_off
@@ -18,7 +18,7 @@ from tests.scenes import NOW, once
 def _assert_undone(scene: Scene) -> None:
     assert snapshot_tree(scene.home.data) == scene.before
     assert not scene.lake.tables()
-    assert scene.job().detect() is Phase.READY
+    assert scene.job().detect() is ImportPhase.READY
     audit = scene.lake.audit()
     assert audit.ok, audit.findings
 
@@ -29,7 +29,7 @@ def test_an_undo_puts_the_tree_back_byte_for_byte_and_takes_the_tables_out(
 ) -> None:
     odd = {Odd.EMPTY_LEAF, Odd.LEFTOVERS, Odd.TABLE_WITHOUT_VIEW, Odd.WAL, Odd.STRANGE_NAMES, Odd.TRUNCATED_FILE}
     scene = make(*odd, workspace=workspace)
-    assert scene.job(Options(mode=mode, quarantine=True)).run().ok
+    assert scene.job(ImportOptions(mode=mode, quarantine=True)).run().ok
     assert scene.job().undo() == (f"main.{LOG}",)
     _assert_undone(scene)
     # The lake's own files go with the snapshots that show them, and take nothing of the tree along.
@@ -37,7 +37,7 @@ def test_an_undo_puts_the_tree_back_byte_for_byte_and_takes_the_tables_out(
         maintain(scene.lake, NOW)
     assert snapshot_tree(scene.home.data) == scene.before
     # As if nothing had been: the same tree goes in again.
-    assert scene.job(Options(quarantine=True)).run().ok
+    assert scene.job(ImportOptions(quarantine=True)).run().ok
     assert_imported(scene)
 
 
@@ -58,7 +58,7 @@ def test_an_undo_is_refused_once_something_else_has_written(change: str, make: M
     with pytest.raises(InputError, match="not what was imported"):
         scene.job().undo()
     assert scene.count() == there
-    assert scene.job().detect() is Phase.DONE
+    assert scene.job().detect() is ImportPhase.DONE
     assert_backed_up(scene)
 
 
@@ -137,7 +137,7 @@ def test_an_undo_that_was_cut_off_is_finished_by_an_undo_and_by_nothing_else(sta
     with faults.armed("legacy.after_drop", cut_off), pytest.raises(CutError):
         scene.job().undo()
     assert not scene.lake.tables()
-    assert scene.job().status().phase is Phase.UNDOING
+    assert scene.job().status().phase is ImportPhase.UNDOING
     for act in (scene.job().run, scene.job().plan, scene.job().verify):
         with pytest.raises(InputError, match="undo was begun"):
             act()

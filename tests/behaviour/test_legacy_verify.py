@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import InputError
-from catchment.pipeline.legacy.plan import Options
+from catchment.foundation import faults
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.testing.legacy_tree import LegacyLeaf, LegacyTable, Odd
 from tests.legacy_scenes import ADOPT_ALL, ADOPT_NOTHING, LOG, CutError, MakeScene, clean_leaf, cut_off
 from tests.scenes import once
@@ -117,7 +117,7 @@ def test_a_damaged_backup_is_found_and_only_its_leaf_is_named(damage: str, make:
 
 def test_an_import_without_digests_is_proven_by_reading_both_sides(make: MakeScene) -> None:
     scene = make(tables=(LegacyTable(name=LOG, leaves=2, rows_per_file=10),))
-    assert scene.job(Options(digests=False), adopt_bytes_min=ADOPT_ALL).run().ok
+    assert scene.job(ImportOptions(digests=False), adopt_bytes_min=ADOPT_ALL).run().ok
     assert set(scene.modes().values()) == {"adopt"}
     assert scene.job().verify().ok
     scene.execute(TAMPERING["a text is changed"].format(log=LOG, leaf=_of(clean_leaf(scene))))

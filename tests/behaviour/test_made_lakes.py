@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.settings import Settings
 from tests.conftest import CATALOGS, MakeSettings
 from tests.made_lakes import new_lake
 from tests.scenes import EVENTS, create_table, deliverer, event_files, rows_of, source_of

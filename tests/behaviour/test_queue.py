@@ -7,7 +7,6 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from catchment import events, faults
 from catchment.errors import (
     BackpressureError,
     FlushFailedError,
@@ -15,8 +14,9 @@ from catchment.errors import (
     LakeUnavailableError,
     RetryableError,
 )
-from catchment.events import Event
-from catchment.ids import TableId
+from catchment.foundation import events, faults
+from catchment.foundation.events import Event
+from catchment.foundation.ids import TableId
 from catchment.pipeline.flush import FlushPipeline
 from catchment.queue.coordinator import DIRECT
 from catchment.queue.flushing import TableFlush

@@ -5,9 +5,9 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import InputError, TypeConflictError
-from catchment.queue import deadletter
+from catchment.foundation import faults
+from catchment.queue import dead_letter_actions
 from tests.buffer_scenes import (
     LAYOUTS_AND_CATALOGS,
     OTHER,
@@ -163,14 +163,14 @@ def test_dead_letters_are_delivered_once_when_they_are_tried_again_and_fit(queue
     _tightened(queue)
     queue.coordinator.force_flush_all()
     (first, second) = queue.lake.dead_letters()
-    refused = deadletter.retry(queue.lake, [first.id])
+    refused = dead_letter_actions.retry(queue.lake, [first.id])
     assert (refused.delivered, list(refused.refused)) == ((), [first.id])
     assert len(queue.lake.dead_letters()) == 2
     queue.sql("ALTER TABLE events ALTER COLUMN kind DROP NOT NULL")
-    assert deadletter.retry(queue.lake, [first.id]).delivered == (first.id,)
+    assert dead_letter_actions.retry(queue.lake, [first.id]).delivered == (first.id,)
     assert [letter.id for letter in queue.lake.dead_letters()] == [second.id]
-    assert deadletter.retry(queue.lake).delivered == (second.id,)
-    assert deadletter.retry(queue.lake).delivered == ()
+    assert dead_letter_actions.retry(queue.lake).delivered == (second.id,)
+    assert dead_letter_actions.retry(queue.lake).delivered == ()
     sent = once_each(range(12), range(13, 19), range(20, 22)) + Counter([(12, None), (19, None)])
     assert queue.lake_rows() == sent
     assert_audited(queue)
@@ -180,12 +180,12 @@ def test_a_dead_letter_that_is_dropped_is_gone_and_one_that_is_not_there_is_an_e
     _tightened(queue)
     queue.coordinator.force_flush_all()
     (first, second) = queue.lake.dead_letters()
-    for act in (deadletter.retry, deadletter.drop):
+    for act in (dead_letter_actions.retry, dead_letter_actions.drop):
         with pytest.raises(InputError, match="no dead letter"):
             act(queue.lake, [first.id, "no such"])
-    assert deadletter.drop(queue.lake, [first.id]) == 1
+    assert dead_letter_actions.drop(queue.lake, [first.id]) == 1
     assert [letter.id for letter in queue.lake.dead_letters()] == [second.id]
     with pytest.raises(InputError, match="no dead letter"):
-        deadletter.drop(queue.lake, [first.id])
+        dead_letter_actions.drop(queue.lake, [first.id])
     assert queue.lake_rows() == once_each(range(12), range(13, 19), range(20, 22))
     assert_audited(queue)

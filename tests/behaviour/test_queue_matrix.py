@@ -13,9 +13,9 @@ from typing import Any
 import adbc_driver_flightsql.dbapi as flight
 import pytest
 
-from catchment import faults
 from catchment.errors import LakeUnavailableError
-from catchment.settings import load_settings
+from catchment.foundation import faults
+from catchment.foundation.settings import load_settings
 from tests import flight_scenes
 from tests.queue_matrix import CHANGES, SHAPES, TYPES, WAYS, Case, write
 

@@ -10,18 +10,18 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment import faults
-from catchment.clock import SystemClock
 from catchment.errors import BufferHeldError, CommitUnknownError, StorageFailedError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.lake import Lake
-from catchment.queue import Buffer, DqCoordinator, Parcel, TableFlush, open_buffer
+from catchment.queue import Buffer, DqCoordinator, FlushPayload, TableFlush, open_buffer
 from catchment.queue.flushing import Progress
 from catchment.queue.policy import Trigger
-from catchment.queue.shared import SharedBuffer
+from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store, new_identity
 from catchment.queue.writes import Write
-from catchment.settings import MIB
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
@@ -174,7 +174,7 @@ class FailingFlusher:
         return {}
 
     def flush(
-        self, parcels: Sequence[Parcel], progress: Progress | None = None, *, into: TableId | None = None
+        self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
     ) -> tuple[TableFlush, ...]:
         self.calls += 1
         for parcel in parcels:
@@ -212,7 +212,7 @@ def test_a_flush_that_keeps_failing_is_tried_ever_less_often(layout: str, make_s
 def test_a_flush_that_fails_for_a_bug_is_named_by_the_status_and_backs_off(make_settings: MakeSettings) -> None:
     class Broken(FailingFlusher):
         def flush(
-            self, parcels: Sequence[Parcel], progress: Progress | None = None, *, into: TableId | None = None
+            self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
         ) -> tuple[TableFlush, ...]:
             super().flush(parcels, progress)
             raise ZeroDivisionError("a bug")

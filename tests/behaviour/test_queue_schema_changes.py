@@ -6,9 +6,9 @@ The oracle is a twin table that gets every row at the moment at which the queue 
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import InputError, TableMissingError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
 from tests.buffer_scenes import Killed, MakeQueue, QueueScene, die
 
 T = TableId("main", "t")

@@ -10,13 +10,13 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from catchment import events, faults
-from catchment.clock import SystemClock
 from catchment.errors import BufferHeldError, LakeUnavailableError, StorageFailedError
-from catchment.queue.buffer import SEQ, Parcel
-from catchment.queue.lease import Lease
-from catchment.queue.lease_postgres import PostgresLeases
-from catchment.queue.segments import SessionsBuffer
+from catchment.foundation import events, faults
+from catchment.foundation.clock import SystemClock
+from catchment.queue.buffer import SEQ, FlushPayload
+from catchment.queue.leases import Lease
+from catchment.queue.postgres_leases import PostgresLeases
+from catchment.queue.sessions_buffer import SessionsBuffer
 from catchment.testing import EmbeddedPostgres, FakeClock
 from tests import warm
 from tests.segment_scenes import (
@@ -51,14 +51,14 @@ def buffer(make: Make) -> SessionsBuffer:
     return make()
 
 
-def _one_sealed(buffer: SessionsBuffer) -> Parcel:
+def _one_sealed(buffer: SessionsBuffer) -> FlushPayload:
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.seal()
     (parcel,) = buffer.parcels()
     return parcel
 
 
-def _two_sealed(buffer: SessionsBuffer) -> list[Parcel]:
+def _two_sealed(buffer: SessionsBuffer) -> list[FlushPayload]:
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.append(CLICKS, COLUMNS, rows(2), session="one")
     buffer.seal()

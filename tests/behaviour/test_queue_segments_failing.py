@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import CommitUnknownError, StorageFailedError
-from catchment.queue.lease import FileLeases
-from catchment.queue.segments import SessionsBuffer
+from catchment.foundation import faults
+from catchment.queue.leases import FileLeases
+from catchment.queue.sessions_buffer import SessionsBuffer
 from catchment.queue.store import Store
 from catchment.queue.writes import Write
 from catchment.testing import FakeClock

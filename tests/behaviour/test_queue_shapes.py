@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from catchment import sql
 from catchment.errors import InputError, TableMissingError, TypeConflictError
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
-from catchment.queue import arrivals
+from catchment.queue import incoming
 from tests.buffer_scenes import (
     MakeQueue,
     QueueScene,
@@ -407,7 +407,7 @@ DEEP = {
 def test_values_that_are_nested_as_deep_as_may_be_come_out_as_they_went_in(kind: str, queue: QueueScene) -> None:
     query = f"SELECT {DEEP[kind]} AS c"
     sent = arrow(query)
-    create_table(queue.lake, VALUES, columns=arrivals.columns_of(sent.schema))
+    create_table(queue.lake, VALUES, columns=incoming.columns_of(sent.schema))
     queue.coordinator.enqueue(VALUES, sent)
     assert _read(queue, VALUES, query) == []
 
@@ -415,7 +415,7 @@ def test_values_that_are_nested_as_deep_as_may_be_come_out_as_they_went_in(kind:
 def test_a_row_of_a_thousand_columns_comes_out_as_it_went_in(queue: QueueScene) -> None:
     query = f"SELECT {', '.join(f'{n} AS c{n}' for n in range(1_000))}"
     sent = arrow(query)
-    create_table(queue.lake, VALUES, columns=arrivals.columns_of(sent.schema))
+    create_table(queue.lake, VALUES, columns=incoming.columns_of(sent.schema))
     queue.coordinator.enqueue(VALUES, sent)
     assert _read(queue, VALUES, query) == []
 
@@ -427,7 +427,7 @@ def test_rows_that_are_nested_too_deep_are_refused_before_they_are_kept(
     queue = make_queue(queue_auto_create_tables=auto_create)
     sent = arrow(f"SELECT {'[' * 17}1{']' * 17} AS c")
     if not auto_create:
-        create_table(queue.lake, VALUES, columns=arrivals.columns_of(sent.schema))
+        create_table(queue.lake, VALUES, columns=incoming.columns_of(sent.schema))
     with pytest.raises(TypeConflictError, match="17 deep, and at most 16"):
         queue.coordinator.enqueue(VALUES, sent)
     assert queue.buffer.tables() == ()

@@ -7,11 +7,11 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import BackpressureError, NotSupportedError, SeqGapError, StateError, TableMissingError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
-from catchment.queue.shipment import Shipment
+from catchment.queue.replication import LogRows
 from tests.buffer_scenes import (
     Killed,
     MakeQueue,
@@ -44,16 +44,16 @@ def copy(make_settings: MakeSettings) -> Iterator[QueueScene]:
         yield scene
 
 
-def _shipped(first: int, last: int, table: TableId = T7) -> Shipment:
+def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
     """Rows whose ids are their numbers."""
-    return Shipment(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=events_of(range(first, last + 1)))
+    return LogRows(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=events_of(range(first, last + 1)))
 
 
 def _ship(home: QueueScene, copy: QueueScene, table: TableId = T7) -> None:
     """Ship what the copy lacks."""
     after = copy.coordinator.positions(table.schema).get(table, 0)
-    while (found := home.coordinator.shipment(table, after, rows_max=7)) is not None:
-        copy.coordinator.receive([found])
+    while (found := home.coordinator.read_log(table, after, rows_max=7)) is not None:
+        copy.coordinator.append_replicated([found])
         after = found.seq_last
 
 
@@ -61,13 +61,13 @@ def _ship(home: QueueScene, copy: QueueScene, table: TableId = T7) -> None:
 def test_a_table_that_begins_behind_its_history_gets_the_rest_once(make_queue: MakeQueue, catalog: str) -> None:
     queue = make_queue(catalog, queue_flush_chunk_rows=100)
     create_table(queue.lake, T7)
-    queue.coordinator.begin_at(T7, BEGUN)
-    queue.coordinator.receive([_shipped(1_001, 1_250), _shipped(1_251, 1_500)])
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_250), _shipped(1_251, 1_500)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1_001, 1_501), table=T7)
     queue.reopen()
-    queue.coordinator.begin_at(T7, BEGUN)
-    queue.coordinator.receive([_shipped(1_499, 1_501)])
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_499, 1_501)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1_001, 1_502), table=T7)
 
@@ -81,43 +81,43 @@ def test_a_crash_while_a_table_begins_loses_nothing(make_queue: MakeQueue, point
         _begin_receive_and_flush(queue)
     queue.crash()
     if again:
-        queue.coordinator.begin_at(T7, BEGUN)
-    queue.coordinator.receive([_shipped(1_001, 1_500)])
+        queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_500)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1_001, 1_501), table=T7)
 
 
 def _begin_receive_and_flush(queue: QueueScene) -> None:
-    queue.coordinator.begin_at(T7, BEGUN)
-    queue.coordinator.receive([_shipped(1_001, 1_500)])
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_500)])
     queue.coordinator.force_flush_all()
 
 
 def test_a_table_that_the_lake_lacks_begins_nowhere(queue: QueueScene) -> None:
     with pytest.raises(TableMissingError):
-        queue.coordinator.begin_at(T7, BEGUN)
+        queue.coordinator.start_after(T7, BEGUN)
     assert queue.coordinator.positions("t7") == {}
 
 
 def test_a_table_that_was_here_before_goes_on_behind_what_others_took(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.receive([_shipped(1, 10)])
+    queue.coordinator.append_replicated([_shipped(1, 10)])
     with pytest.raises(StateError):
-        queue.coordinator.begin_at(T7, 20)
+        queue.coordinator.start_after(T7, 20)
     queue.coordinator.force_flush_all()
-    queue.coordinator.begin_at(T7, 20)
-    queue.coordinator.receive([_shipped(21, 30)])
+    queue.coordinator.start_after(T7, 20)
+    queue.coordinator.append_replicated([_shipped(21, 30)])
     queue.coordinator.force_flush_all()
-    queue.coordinator.begin_at(T7, 40)
-    queue.coordinator.receive([_shipped(41, 50)])
+    queue.coordinator.start_after(T7, 40)
+    queue.coordinator.append_replicated([_shipped(41, 50)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 11), range(21, 31), range(41, 51), table=T7)
 
 
 def test_a_table_that_began_and_is_gone_from_the_lake_holds_back_no_other(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.begin_at(T7, BEGUN)
-    queue.coordinator.receive([_shipped(1_001, 1_010)])
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_010)])
     queue.sql("DROP TABLE t7.events")
     queue.reopen()
     queue.write(range(5))
@@ -134,7 +134,7 @@ def test_what_is_received_makes_its_table(make_queue: MakeQueue, auto_create: bo
         Column(name="id", type="BIGINT", nullable=False),
         Column(name="kind", type="VARCHAR", default="'x'", initial="x"),
     )
-    queue.coordinator.receive([Shipment(table=T7, columns=columns, seq_first=1, rows=events_of(range(1, 4)))])
+    queue.coordinator.append_replicated([LogRows(table=T7, columns=columns, seq_first=1, rows=events_of(range(1, 4)))])
     assert tuple(column.unbound for column in queue.lake.table(T7).columns) == columns
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 4), table=T7)
@@ -142,13 +142,13 @@ def test_what_is_received_makes_its_table(make_queue: MakeQueue, auto_create: bo
 
 def test_the_copy_has_what_its_home_has_whoever_flushes_when(queue: QueueScene, copy: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.hold("t7")
+    queue.coordinator.retain_log("t7")
     queue.write(range(10), T7)
     queue.coordinator.force_flush_all()
     queue.write(range(10, 15), T7)
     _ship(queue, copy)
     copy.coordinator.force_flush_all()
-    queue.coordinator.let_go(T7, 15)
+    queue.coordinator.truncate_log(T7, 15)
     queue.write(range(15, 40), T7)
     _ship(queue, copy)
     assert copy.fresh_rows(T7) == queue.fresh_rows(T7) == once_each(range(40))
@@ -159,7 +159,7 @@ def test_the_copy_has_what_its_home_has_whoever_flushes_when(queue: QueueScene, 
 
 
 def test_held_rows_are_flushed_once_and_read_once(queue: QueueScene) -> None:
-    queue.coordinator.hold("main")
+    queue.coordinator.retain_log("main")
     queue.write(range(10))
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(10))
@@ -169,12 +169,12 @@ def test_held_rows_are_flushed_once_and_read_once(queue: QueueScene) -> None:
     assert queue.coordinator.due_tables() == []
     assert queue.coordinator.force_flush_all().rows == 0
     assert_delivered(queue, range(10))
-    assert queue.coordinator.shipment(EVENTS, 0, rows_max=ALL) is not None
+    assert queue.coordinator.read_log(EVENTS, 0, rows_max=ALL) is not None
 
 
 @pytest.mark.parametrize("point", ["deliver.after_commit", "queue.before_retire", "queue.after_retire"])
 def test_held_rows_are_flushed_once_through_a_crash(queue: QueueScene, point: str) -> None:
-    queue.coordinator.hold("main")
+    queue.coordinator.retain_log("main")
     queue.write(range(10))
     with faults.armed(point, once(die)), pytest.raises(Killed):
         queue.coordinator.force_flush_all()
@@ -182,35 +182,35 @@ def test_held_rows_are_flushed_once_through_a_crash(queue: QueueScene, point: st
     assert queue.fresh_rows() == once_each(range(10))
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(10))
-    shipment = queue.coordinator.shipment(EVENTS, 0, rows_max=ALL)
+    shipment = queue.coordinator.read_log(EVENTS, 0, rows_max=ALL)
     assert shipment is not None
     assert shipment.rows["id"].to_pylist() == list(range(10))
 
 
 def test_a_dropped_table_that_comes_again_loses_no_row_to_the_old_watermark(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.begin_at(T7, 10)
-    queue.coordinator.receive([_shipped(11, 30)])
+    queue.coordinator.start_after(T7, 10)
+    queue.coordinator.append_replicated([_shipped(11, 30)])
     queue.coordinator.force_flush_all()
-    queue.coordinator.receive([_shipped(31, 35)])
+    queue.coordinator.append_replicated([_shipped(31, 35)])
     queue.coordinator.drop("t7")
     queue.sql("DROP SCHEMA t7 CASCADE")
     create_table(queue.lake, T7)
     # Its home has flushed less by now than was flushed here in the first life.
-    queue.coordinator.begin_at(T7, 20)
-    queue.coordinator.receive([_shipped(21, 40)])
+    queue.coordinator.start_after(T7, 20)
+    queue.coordinator.append_replicated([_shipped(21, 40)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(21, 41), table=T7)
     queue.coordinator.drop("t7")
     queue.sql("DROP SCHEMA t7 CASCADE")
-    queue.coordinator.receive([_shipped(1, 5)])
+    queue.coordinator.append_replicated([_shipped(1, 5)])
     queue.crash()
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 6), table=T7)
 
 
 def test_a_drop_waits_for_the_flush_of_its_tables_and_ends_their_trouble(queue: QueueScene) -> None:
-    queue.coordinator.receive([_shipped(1, 5)])
+    queue.coordinator.append_replicated([_shipped(1, 5)])
     queue.write(range(5))
     dropping = threading.Thread(target=lambda: queue.coordinator.drop("t7"))
     there: list[bool] = []
@@ -225,7 +225,7 @@ def test_a_drop_waits_for_the_flush_of_its_tables_and_ends_their_trouble(queue: 
     assert there == [True]
     assert _t7(queue) == {}
     assert_audited(queue)
-    queue.coordinator.receive([_shipped(1, 5)])
+    queue.coordinator.append_replicated([_shipped(1, 5)])
     queue.coordinator.requeue(T7, "for a test")
     queue.coordinator.drop("t7")
     assert queue.coordinator.next_retry_at() is None
@@ -240,11 +240,11 @@ def test_a_full_buffer_refuses_rows_of_a_held_schema_and_takes_others_past_it(ma
     queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
     create_table(queue.lake, T7)
     queue.write(range(5), T7)
-    queue.coordinator.hold("t7")
+    queue.coordinator.retain_log("t7")
     with pytest.raises(BackpressureError):
         queue.write(range(5, 10), T7)
     with pytest.raises(BackpressureError):
-        queue.coordinator.receive([_shipped(1, 5)])
+        queue.coordinator.append_replicated([_shipped(1, 5)])
     ack, shipment = queue.coordinator.take(EVENTS, events_of(range(5)))
     assert (ack.rows, shipment) == (5, None)
     assert queue.lake_rows(T7) == queue.lake_rows() == once_each(range(5))
@@ -255,12 +255,12 @@ def test_who_holds_a_schema_waits_for_what_goes_past_the_buffer(make_queue: Make
     seen: list[int] = []
     is_held = threading.Event()
 
-    def hold() -> None:
-        queue.coordinator.hold("main")
+    def retain_log() -> None:
+        queue.coordinator.retain_log("main")
         is_held.set()
         seen.append(sum(queue.lake_rows().values()))
 
-    holding = threading.Thread(target=hold)
+    holding = threading.Thread(target=retain_log)
     emitted = queue.lake.insert
 
     def insert(table: TableId, rows: pa.Table) -> None:
@@ -285,13 +285,13 @@ def test_rows_that_are_kept_as_they_arrived_can_be_shipped_without_a_reading(
     assert shipment is not None
     assert (ack.seq_first, ack.seq_last) == (shipment.seq_first, shipment.seq_last) == (4, 6)
     with pytest.raises(SeqGapError):
-        copy.coordinator.receive([shipment])
-    copy.coordinator.receive([_first_of(queue, 3), shipment])
+        copy.coordinator.append_replicated([shipment])
+    copy.coordinator.append_replicated([_first_of(queue, 3), shipment])
     assert copy.fresh_rows(T7) == once_each(range(6))
 
 
-def _first_of(queue: QueueScene, rows_max: int) -> Shipment:
-    shipment = queue.coordinator.shipment(T7, 0, rows_max=rows_max)
+def _first_of(queue: QueueScene, rows_max: int) -> LogRows:
+    shipment = queue.coordinator.read_log(T7, 0, rows_max=rows_max)
     assert shipment is not None
     return shipment
 
@@ -315,14 +315,14 @@ def test_rows_that_are_kept_otherwise_have_to_be_read(queue: QueueScene, rows: p
 def test_a_layout_without_such_numbers_refuses(queue: QueueScene) -> None:
     coordinator = queue.coordinator
     for refused in (
-        lambda: coordinator.hold("main"),
-        lambda: coordinator.unhold("main"),
+        lambda: coordinator.retain_log("main"),
+        lambda: coordinator.release_log("main"),
         coordinator.held_schemas,
-        lambda: coordinator.let_go(EVENTS, 1),
+        lambda: coordinator.truncate_log(EVENTS, 1),
         lambda: coordinator.positions("main"),
-        lambda: coordinator.shipment(EVENTS, 0, rows_max=1),
-        lambda: coordinator.receive([_shipped(1, 2)]),
-        lambda: coordinator.begin_at(EVENTS, 1),
+        lambda: coordinator.read_log(EVENTS, 0, rows_max=1),
+        lambda: coordinator.append_replicated([_shipped(1, 2)]),
+        lambda: coordinator.start_after(EVENTS, 1),
         lambda: coordinator.drop("main"),
     ):
         with pytest.raises(NotSupportedError) as error:

@@ -4,9 +4,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import InputError, TypeConflictError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
 from catchment.queue.stranded import Stranded
 from tests.buffer_scenes import Killed, MakeQueue, QueueScene, assert_audited, die
 

@@ -14,12 +14,12 @@ import pytest
 
 from catchment.app import App
 from catchment.errors import CatchmentError
+from catchment.foundation.settings import Settings, load_settings
 from catchment.server import metadata
-from catchment.server.model import Call, Principal, Role
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
-from catchment.settings import Settings, load_settings
+from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 from tests import flight_scenes
 from tests.queue_matrix import TYPES, plain

@@ -9,15 +9,15 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment import faults
-from catchment.clock import SystemClock
 from catchment.errors import BufferOutdatedError, FlushFailedError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator
-from catchment.queue.shared import FILE_NAME, SharedBuffer
+from catchment.queue.shared_buffer import FILE_NAME, SharedBuffer
 from catchment.queue.writes import Write
-from catchment.settings import Settings
 from tests.buffer_scenes import Killed, die
 from tests.conftest import MakeSettings
 from tests.made_lakes import put_lake

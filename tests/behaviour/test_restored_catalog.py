@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import FlushFailedError
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.audit import AuditReport
-from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.queue_scenes import assert_drained, event_rows, ids_in, new_queue, open_queue
 from tests.repo.source_tree import ROOT

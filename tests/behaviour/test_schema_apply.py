@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import LockTimeoutError, ScriptError, StateError
+from catchment.foundation import faults
 from catchment.schema.check import State
-from catchment.schema.engine import Engine
 from catchment.schema.migrate import Migrate
+from catchment.schema.sqlite_engine import SqliteEngine
 from tests import warm
 from tests.repo.source_tree import ROOT
 from tests.schema_scenes import IMPATIENT, Scene, dump, scene
@@ -210,7 +210,7 @@ def test_readers_do_not_fail_a_migration_that_outlasts_them(tmp_path: Path) -> N
 
 def test_whoever_waits_too_long_for_another_applier_is_told(tmp_path: Path) -> None:
     here = scene("pending", tmp_path)
-    second = Migrate(Engine(here.path, lock_timeout_s=0.01), here.models)
+    second = Migrate(SqliteEngine(here.path, lock_timeout_s=0.01), here.models)
     with here.engine.locked(), pytest.raises(LockTimeoutError):
         second.apply("003.add_profile.sql")
     assert second.check().state is State.PENDING, "a check does not wait"
@@ -218,7 +218,7 @@ def test_whoever_waits_too_long_for_another_applier_is_told(tmp_path: Path) -> N
 
 def test_the_state_is_looked_at_again_under_the_lock(tmp_path: Path) -> None:
     here = scene("pending", tmp_path)
-    first, second = here.migrate, Migrate(Engine(here.path), here.models)
+    first, second = here.migrate, Migrate(SqliteEngine(here.path), here.models)
     pending = second.check().pending
     first.apply("003.add_profile.sql")
     with pytest.raises(StateError, match="CURRENT"):
@@ -229,9 +229,9 @@ APPLIER = """
 import sys
 from catchment.errors import StateError
 from tests.scenarios.schema.steady.models import MODELS
-from catchment.schema.engine import Engine
+from catchment.schema.sqlite_engine import SqliteEngine
 from catchment.schema.migrate import Migrate
-migrate = Migrate(Engine(sys.argv[1]), MODELS)
+migrate = Migrate(SqliteEngine(sys.argv[1]), MODELS)
 pending = migrate.check().pending
 print("ready", flush=True)
 sys.stdin.readline()

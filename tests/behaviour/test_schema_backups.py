@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import BackupMissingError, CorruptInputError, LockTimeoutError
+from catchment.foundation import faults
 from catchment.schema.check import State
-from catchment.schema.database import Kind
-from catchment.schema.engine import Engine
 from catchment.schema.lint import Risk
+from catchment.schema.migratable import BackupKind
 from catchment.schema.migrate import Migrate
+from catchment.schema.sqlite_engine import SqliteEngine
 from tests.schema_scenes import IMPATIENT, Scene, dump, scene
 
 THIRD = "003.add_profile.sql"
@@ -74,7 +74,7 @@ def test_the_reference_is_read_and_nothing_is_put_beside_it(tmp_path: Path) -> N
 
 def test_the_newest_of_each_kind_are_kept(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
-    here.engine = Engine(here.path, backups_keep=2)
+    here.engine = SqliteEngine(here.path, backups_keep=2)
     here.migrate.backup()
     for number in range(4, 8):
         here.migrate.apply(here.write(f"{number:03d}.more.sql", f"CREATE TABLE t{number} (n)"))
@@ -87,7 +87,7 @@ def test_the_newest_of_each_kind_are_kept(tmp_path: Path) -> None:
 
 def test_the_backup_that_is_restored_outlives_the_one_made_by_restoring_it(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
-    here.engine = Engine(here.path, backups_keep=1)
+    here.engine = SqliteEngine(here.path, backups_keep=1)
     first = here.content()
     here.migrate.restore(here.migrate.backup().name)
     here.run("DELETE FROM profiles")
@@ -102,7 +102,7 @@ def test_a_backup_that_changed_nothing_since_is_the_same_one(tmp_path: Path) -> 
     assert here.migrate.backup().name == here.migrate.backup().name
     here.run("DELETE FROM profiles")
     assert here.migrate.backup().name == "manual_003.2.mydb.sqlite.bak"
-    assert [backup.kind for backup in here.migrate.backups()] == [Kind.MANUAL, Kind.MANUAL]
+    assert [backup.kind for backup in here.migrate.backups()] == [BackupKind.MANUAL, BackupKind.MANUAL]
 
 
 @pytest.mark.parametrize("name", ["pre_077", "../mydb.sqlite", "mydb.sqlite.ref", ""])
@@ -241,7 +241,7 @@ def test_what_a_killed_backup_left_goes_with_the_next_one(tmp_path: Path) -> Non
     with faults.armed("schema.before_backup", stop), pytest.raises(KeyboardInterrupt):
         here.migrate.backup()
     assert _names(here) == []
-    here.engine.backup(Kind.PRE, 4)
+    here.engine.backup(BackupKind.PRE, 4)
     assert [path.name for path in here.path.with_name("mydb.sqlite.bak").iterdir()] == ["pre_004.mydb.sqlite.bak"]
 
 
@@ -255,6 +255,6 @@ def test_a_hot_journal_is_rolled_back_before_reading(tmp_path: Path) -> None:
         # What a power cut would leave: pages of an open transaction in the file, and the journal that undoes them.
         copied.write_bytes(here.path.read_bytes())
         Path(f"{copied}-journal").write_bytes(here.path.with_name("mydb.sqlite-journal").read_bytes())
-    result = Migrate(Engine(copied, scripts=here.engine.scripts), here.models).check()
+    result = Migrate(SqliteEngine(copied, scripts=here.engine.scripts), here.models).check()
     assert result.state is State.CURRENT
     assert dump(copied) == before

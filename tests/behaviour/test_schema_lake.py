@@ -17,8 +17,8 @@ from catchment.errors import (
 )
 from catchment.lake import Lake
 from catchment.schema.check import State
-from catchment.schema.database import Kind
 from catchment.schema.lint import Risk
+from catchment.schema.migratable import BackupKind
 from tests.conftest import MakeSettings
 from tests.lake_schema_scenes import LakeScene, model
 from tests.made_lakes import new_lake
@@ -411,7 +411,7 @@ def test_a_diverged_script_leads_back_to_the_reference_and_forward_again(here: L
     assert here.uuids() == uuids, "the table is the one that units were delivered to"
     assert here.check().pending == ["002.add_email.sql"]
     replaced = here.engine.backups()[0]
-    assert replaced.kind is Kind.REPLACED
+    assert replaced.kind is BackupKind.REPLACED
     here.migrate.restore(replaced.name)
     assert here.content() == after
 
@@ -473,7 +473,7 @@ def test_a_restore_to_an_expired_snapshot_is_refused_and_changes_nothing(here: L
         with pytest.raises(BackupMissingError, match="which the lake does not have any more"):
             here.engine.restore(name)
     assert here.content() == before
-    assert [each.kind for each in here.engine.backups()] == [Kind.MANUAL, Kind.PRE]
+    assert [each.kind for each in here.engine.backups()] == [BackupKind.MANUAL, BackupKind.PRE]
 
 
 def test_a_backup_that_is_damaged_or_of_another_lake_is_refused(plain: LakeScene) -> None:

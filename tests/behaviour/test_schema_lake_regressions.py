@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from catchment import events, faults
 from catchment.errors import ScriptError
-from catchment.events import Event
-from catchment.lake import Lake, upkeep
+from catchment.foundation import events, faults
+from catchment.foundation.events import Event
+from catchment.foundation.settings import Settings
+from catchment.lake import Lake, maintenance
 from catchment.lake.locks import CommitLock
 from catchment.pipeline import ParquetFiles
-from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.lake_schema_scenes import LakeScene, model
 from tests.scenes import EVENTS, deliverer, event_files, rows_of
@@ -123,14 +123,14 @@ def test_a_restore_finds_rows_and_deletions_that_upkeep_has_merged_with_later_on
         # As many go as come, so that counting them would not do. One stays, or its file would be seen to go.
         here.run("DELETE FROM events WHERE id < 9")
         here.run("INSERT INTO events SELECT 50 + i, 'late' FROM range(8) r(i)")
-        report = upkeep.maintain(lake, upkeep.Ages.from_settings(settings))
+        report = maintenance.maintain(lake, maintenance.Ages.from_settings(settings))
         assert report.steps[0].count == 2, "upkeep merged nothing"
         after = here.content()
         assert len(after["tables"]["events"][1]) == len(before["tables"]["events"][1])
         here.migrate.restore(backup.name)
         assert here.content() == before
         assert here.uuids() == uuids
-        upkeep.maintain(lake, upkeep.Ages.from_settings(settings))
+        maintenance.maintain(lake, maintenance.Ages.from_settings(settings))
         here.migrate.restore(here.migrate.backups()[0].name)
         assert here.content() == after
         _deliver(lake, settings, sources[:2])

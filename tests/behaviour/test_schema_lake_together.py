@@ -7,8 +7,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from catchment import faults
 from catchment.errors import CommitUnknownError, ScriptError
+from catchment.foundation import faults
 from catchment.lake import Lake
 from catchment.lake.instance import Origin
 from catchment.lake.locks import CommitLock

@@ -9,7 +9,7 @@ import pytest
 
 from catchment.errors import BackupMissingError, ScriptError, StateError
 from catchment.schema.check import State
-from catchment.schema.database import Kind
+from catchment.schema.migratable import BackupKind
 from catchment.schema.migrate import ALLOWED, Migrate
 from catchment.schema.models import TableRow
 from tests.schema_scenes import Scene, scene
@@ -48,7 +48,10 @@ def test_a_step_is_taken_where_it_is_allowed_and_refused_with_what_is_elsewhere(
         assert here.migrate.generate() is None
         return
     # A rehearsal starts from the reference, where the edited script is pending.
-    if step in ALLOWED[state] or (step, state) in {("rehearse", State.DIVERGED), ("rehearse", State.CURRENT)}:
+    if step in ALLOWED[state] or (step, state) in {
+        ("rehearse", State.DIVERGED),
+        ("rehearse", State.CURRENT),
+    }:
         _take(step, here)
         return
     before, files = here.content(), here.files()
@@ -72,7 +75,7 @@ def test_the_reference_can_be_restored_in_every_state_and_what_was_there_is_a_ba
     before = here.content()
     assert here.migrate.preview_restore() is None
     here.migrate.restore()
-    assert here.migrate.backups()[0].kind is Kind.REPLACED
+    assert here.migrate.backups()[0].kind is BackupKind.REPLACED
     with closing(sqlite3.connect(here.path)) as now, closing(sqlite3.connect(here.engine.reference)) as reference:
         assert list(now.iterdump()) == list(reference.iterdump())
     here.migrate.restore(here.migrate.backups()[0].name)

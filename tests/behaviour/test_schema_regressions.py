@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from catchment import faults
 from catchment.errors import ScriptError
-from catchment.schema import Development, Engine, LakeEngine, State, TableRow, develop, history
-from catchment.schema.database import Act, Replaceable
-from catchment.schema.history import Record
+from catchment.foundation import faults
+from catchment.schema import Development, LakeEngine, SqliteEngine, State, TableRow, applied_scripts, develop
+from catchment.schema.applied_scripts import AppliedScript
+from catchment.schema.migratable import Replaceable, TableAccess
 from catchment.schema.scripts import Script
 from tests.schema_scenes import Scene, scene
 
@@ -32,7 +32,7 @@ def _scene(folder: Path, statements: str, *models: type[TableRow]) -> Scene:
     path = folder / "mydb.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(statements)
-    return Scene(engine=Engine(path), models=list(models))
+    return Scene(engine=SqliteEngine(path), models=list(models))
 
 
 def _apply(here: Scene, text: str) -> None:
@@ -66,10 +66,10 @@ def test_a_script_that_fails_does_not_take_back_what_others_committed_meanwhile(
     assert [backup.name for backup in here.migrate.backups()] == ["pre_004.mydb.sqlite.bak"]
 
 
-class Damaging(Engine):
+class Damaging(SqliteEngine):
     """An engine whose disk fails: after a script the file is no database any more."""
 
-    def apply(self, script: Script) -> tuple[Act, ...]:
+    def apply(self, script: Script) -> tuple[TableAccess, ...]:
         self.path.write_bytes(b"this is no database" * 1_000)
         raise ScriptError("It broke.")
 
@@ -85,7 +85,7 @@ def test_a_database_that_a_failure_has_damaged_is_its_backup_again(tmp_path: Pat
 
 
 def test_a_lake_is_never_put_back_by_a_script_that_fails() -> None:
-    assert issubclass(Engine, Replaceable)
+    assert issubclass(SqliteEngine, Replaceable)
     assert not issubclass(LakeEngine, Replaceable)
 
 
@@ -226,11 +226,11 @@ def test_nothing_may_stand_in_front_of_the_record(tmp_path: Path, statement: str
 
 
 def test_the_record_is_kept_in_the_database_itself() -> None:
-    entry = Record(number=1, filename="001.a.sql", script="", started_at="", finished_at="")
+    entry = AppliedScript(number=1, filename="001.a.sql", script="", started_at="", finished_at="")
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(f"CREATE TEMP TABLE {RECORD}")
-        history.record(connection, entry)
-        assert history.read(connection) == (entry,)
+        applied_scripts.record(connection, entry)
+        assert applied_scripts.read(connection) == (entry,)
         assert connection.execute("SELECT number FROM main._migrations").fetchall() == [(1,)]
 
 
@@ -385,7 +385,7 @@ def test_a_rehearsal_is_one_of_the_database_where_the_reference_has_all_scripts(
     pending = here.check().pending
     with closing(sqlite3.connect(here.path)) as old, closing(sqlite3.connect(here.engine.reference)) as new:
         old.backup(new)
-    ahead = Scene(engine=Engine(here.engine.reference, scripts=here.engine.scripts), models=here.models)
+    ahead = Scene(engine=SqliteEngine(here.engine.reference, scripts=here.engine.scripts), models=here.models)
     for script in pending:
         ahead.migrate.apply(script)
     assert (ahead.check().state, here.check().state) == (State.CURRENT, State.PENDING)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import ScriptError
-from catchment.schema import Engine, State, TableRow, triggers
+from catchment.schema import SqliteEngine, State, TableRow, triggers
 from tests.schema_scenes import Scene
 
 TABLE = "CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL, email TEXT);"
@@ -35,7 +35,7 @@ def _scene(folder: Path, statements: str, *models: type[TableRow]) -> Scene:
     path = folder / "mydb.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(statements)
-    return Scene(engine=Engine(path), models=list(models))
+    return Scene(engine=SqliteEngine(path), models=list(models))
 
 
 def _apply(here: Scene, text: str) -> None:

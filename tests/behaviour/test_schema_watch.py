@@ -8,8 +8,8 @@ import duckdb
 import pytest
 
 from catchment.errors import LakeUnavailableError
-from catchment.lake import Lake, watch
-from catchment.lake.watch import SchemaWatch
+from catchment.lake import Lake, schema_watch
+from catchment.lake.schema_watch import SchemaWatch
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 
@@ -83,7 +83,7 @@ def test_a_lake_that_is_away_has_no_version_and_is_not_asked_again_at_once(lake:
 def test_a_lake_that_hangs_holds_no_writer_longer_than_the_bound(
     lake: SlowLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(schema_watch, "_WAIT_S_MAX", 0.05)
     clock = FakeClock()
     seen = SchemaWatch(lake, clock, age_s_max=1)
     lake.gate = threading.Event()

@@ -14,13 +14,13 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment import files
 from catchment.errors import CommitUnknownError, InvariantError
+from catchment.foundation import files
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
+from catchment.lake.maintenance import maintain
 from catchment.lake.staging import FOLDER, job_of
-from catchment.lake.upkeep import maintain
-from catchment.server.serve import FlightServer
-from catchment.settings import Settings
+from catchment.server.flight_server import FlightServer
 from tests.flight_scenes import PATIENCE_S, Client, ingest, put_messages, refused, server
 from tests.scenes import NOW
 from tests.server_scenes import wait_until

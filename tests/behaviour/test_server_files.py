@@ -11,10 +11,10 @@ import pytest
 
 from catchment.app import App
 from catchment.errors import CatchmentError, InputError, NotAllowedError, NotSupportedError, StateError
-from catchment.server.model import Call, Principal, Role
+from catchment.foundation.settings import Settings
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
-from catchment.settings import Settings
+from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 from tests import file_scenes
 

@@ -11,17 +11,17 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import CorruptInputError, NotReadyError, StaleRouteError
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
+from catchment.server.flight_server import FlightServer
 from catchment.server.forward import Rewindable, may_change, texts
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.rewrite import plan
-from catchment.server.serve import FlightServer
+from catchment.server.statement_plan import plan
 from catchment.server.users import Users
-from catchment.settings import Settings
 from catchment.tenants.model import ShardId
-from catchment.tenants.node import Role as HomeRole
+from catchment.tenants.shard_api import ShardRole as HomeRole
 from catchment.testing import InlineRunner
 from tests.flight_scenes import ENDLESS, Client, descriptor, ingest, put_messages, refused, sessions
 from tests.place_scenes import PASSWORD, SECRET, Place, two_servers

@@ -16,20 +16,20 @@ from google.protobuf.message import Message
 
 from catchment.app import App
 from catchment.errors import CatchmentError, NotAllowedError, StateError, TableMissingError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.server import functions, metadata
 from catchment.server.actions import Actions
 from catchment.server.auth import Authenticator
-from catchment.server.entrance import Entrance
-from catchment.server.model import Call, IfExists, IngestTarget, Principal, Role
 from catchment.server.peers import PeerSession
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as commands
 from catchment.server.registry import SessionRegistry
+from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session
 from catchment.server.users import Users
-from catchment.settings import Settings
-from catchment.tenants.model import Shard, TenantId
+from catchment.server.values import Call, IfExists, IngestTarget, Principal, Role
+from catchment.tenants.model import ShardInfo, TenantId
 from catchment.tenants.records import Residents
 from tests import island_scenes
 
@@ -306,7 +306,7 @@ def test_metadata_shows_the_tenants_schema_only(place: Place, client: Session) -
 def test_the_sessions_options_name_the_tenants_schema_and_take_no_other(place: Place, tmp_path: Path) -> None:
     users = Users(tmp_path / "users.json")
     users.add("eve", Role.WRITER, "a long password", tenant=OURS)
-    entrance = Entrance(place.registry, Authenticator(users, required=True))
+    entrance = SessionLookup(place.registry, Authenticator(users, required=True))
     context = cast(grpc.ServicerContext, _Context(place.registry.token_of(place.session())))
     actions = Actions(entrance, place.settings)
 
@@ -437,10 +437,10 @@ class Desk:
     def owner(self, schema: str) -> TenantId | None:
         return OURS if schema == OURS.schema else None
 
-    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> Shard | None:
+    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
         return None
 
-    def peer(self, shard: Shard, principal: Principal) -> PeerSession:
+    def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
         raise NotImplementedError
 
 

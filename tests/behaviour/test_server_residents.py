@@ -8,10 +8,10 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment.clock import SystemClock
+from catchment.foundation.clock import SystemClock
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.tenants.drive import drive
 from catchment.tenants.model import ShardId
+from catchment.tenants.run_move import run_move
 from tests.flight_scenes import Client, ingest, refused
 from tests.place_scenes import Place, two_servers
 from tests.tenant_scenes import T7, A, B
@@ -143,7 +143,7 @@ def test_after_the_switch_the_old_home_is_read_and_changed_by_nobody(place: Plac
     opened = reading.begin()
     assert reading.query("SELECT count(*) AS n FROM others", opened) == [{"n": 1}]
     with place.migration() as migration:
-        drive(migration, clock=SystemClock())
+        run_move(migration, clock=SystemClock())
         _assert_read_elsewhere(place, A, B, (*READS, *WRITES))
         at = f"lives in shard {B}, at"
         for statement in ("FROM events", "SHOW TABLES", "DESCRIBE events", "FROM mine", "FROM temp.mine"):

@@ -13,17 +13,17 @@ import pytest
 
 from catchment.app import App
 from catchment.errors import CancelledError, ConflictError, InputError, LimitError, NotLoggedInError, StateError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.server import capture, statements
 from catchment.server import registry as registries
-from catchment.server.links import Link, TableResult
-from catchment.server.model import Call, Outcome, Principal, Role
+from catchment.server.connections import Connection, TableResult
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
 from catchment.server.transactions import Transaction
 from catchment.server.users import ANONYMOUS
+from catchment.server.values import Call, Principal, Role, StatementOutcome
 from catchment.server.watchdog import Watchdog
-from catchment.settings import Settings
 
 FOUNDER = Principal("founder", Role.ADMIN)
 NOBODY = Principal(ANONYMOUS, Role.ADMIN)
@@ -106,7 +106,7 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event
     real = statements.Statements.link
 
     @contextmanager
-    def link(self: statements.Statements, transaction: Transaction | None) -> Iterator[Link]:
+    def link(self: statements.Statements, transaction: Transaction | None) -> Iterator[Connection]:
         there.set()
         assert go_on.wait(WAIT_S)
         with real(self, transaction) as found:
@@ -153,7 +153,7 @@ def test_results_that_nobody_reads_are_forgotten_while_others_use_the_link(sessi
         # One more, while a statement is under way and another one waits for it.
         waiting = threading.Thread(target=run, args=(session, "SELECT 2"), daemon=True)
         keeping = threading.Thread(
-            target=session.keep, args=(Outcome(None, TableResult(pa.table({"x": [1]}))),), daemon=True
+            target=session.keep, args=(StatementOutcome(None, TableResult(pa.table({"x": [1]}))),), daemon=True
         )
         waiting.start()
         keeping.start()

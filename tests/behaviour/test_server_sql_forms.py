@@ -9,11 +9,11 @@ import pytest
 
 from catchment.app import App
 from catchment.errors import CatchmentError, StateError
-from catchment.server.model import Call, Principal, Role
+from catchment.foundation.settings import Settings
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
-from catchment.server.sqlforms import FORMS, Form
-from catchment.settings import Settings
+from catchment.server.sql_forms import FORMS, Form
+from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 
 ALL = [form for forms in FORMS.values() for form in forms]

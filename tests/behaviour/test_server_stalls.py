@@ -9,13 +9,13 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.foundation.settings import Settings
 from catchment.server import watchdog
 from catchment.server.calls import STREAMS_PER_SESSION_MAX
-from catchment.server.model import Call
+from catchment.server.flight_server import FlightServer
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.serve import FlightServer
-from catchment.settings import Settings
+from catchment.server.values import Call
 from tests.flight_scenes import Client, ingest, put_messages, refused, server
 from tests.server_scenes import wait_until
 

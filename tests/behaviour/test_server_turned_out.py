@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from catchment.server.model import Role
+from catchment.foundation.settings import Settings
+from catchment.server.flight_server import FlightServer
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.serve import FlightServer
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from tests.flight_scenes import ENDLESS, PATIENCE_S, SERVICE, Client, descriptor, refused, server, sessions
 from tests.server_scenes import wait_until

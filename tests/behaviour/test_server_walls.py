@@ -22,14 +22,14 @@ from catchment.errors import (
     NotSupportedError,
     StateError,
 )
-from catchment.server import listings
+from catchment.foundation.settings import Settings
+from catchment.server import catalog_lists
 from catchment.server.auth import Authenticator
-from catchment.server.entrance import Entrance
-from catchment.server.model import Call, IfExists, IngestTarget, Principal, Role
 from catchment.server.registry import SessionRegistry
+from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Call, IfExists, IngestTarget, Principal, Role
 from tests import wall_scenes
 from tests.wall_scenes import SECRET
 
@@ -183,7 +183,7 @@ def test_lists_of_the_catalog_do_not_show_the_ledger(clients: dict[Role, Session
         ).fetchall()
     lists = [f"SELECT * FROM {name}" for (name,) in views]
     lists += [
-        f"SELECT 'é' AS x, l.* FROM {name}() AS l" for name in sorted(listings.LISTS - {"snapshots", "table_info"})
+        f"SELECT 'é' AS x, l.* FROM {name}() AS l" for name in sorted(catalog_lists.LISTS - {"snapshots", "table_info"})
     ]
     lists = [text.replace("ducklake_snapshots()", "lake.snapshots()") for text in lists]
     lists = [text.replace("ducklake_table_info()", "lake.table_info()") for text in lists]
@@ -377,7 +377,7 @@ def test_a_handle_opens_nothing_to_another_user(place: Place, tmp_path: Path) ->
     users = Users.from_settings(Settings(home=tmp_path))
     users.add("me", Role.WRITER, "a long password")
     users.add("other", Role.ADMIN, "another password")
-    entrance = Entrance(place.registry, Authenticator(users, required=True))
+    entrance = SessionLookup(place.registry, Authenticator(users, required=True))
     mine = place.session(Role.WRITER, "me")
     handle = mine.begin()
     basic = base64.b64encode(b"other:another password").decode()

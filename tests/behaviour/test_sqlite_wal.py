@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from catchment.files import SharedFile
+from catchment.foundation.files import SharedFile
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.lake.sqlitewal import OpenWal
-from catchment.settings import Settings
+from catchment.lake.sqlite_wal import OpenWal
 from tests import warm
 
 _OTHER = """
 import sys
 from pathlib import Path
 from catchment.lake import Lake
-from catchment.settings import Settings
+from catchment.foundation.settings import Settings
 with Lake.from_settings(Settings(home=Path(sys.argv[1]))) as lake, lake.write() as connection:
     connection.execute("INSERT INTO main.t VALUES (2)")
 """
@@ -86,7 +86,7 @@ def test_a_database_without_a_wal_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(path, timeout=0) as connection:
         connection.execute("INSERT INTO t VALUES (1)")
     connection.close()
-    wal.let_go()
+    wal.release()
 
 
 def test_a_shared_byte_is_held_against_this_process_too(tmp_path: Path) -> None:

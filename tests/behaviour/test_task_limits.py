@@ -6,11 +6,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
 from catchment.pipeline import kernel
-from catchment.pipeline.work import Input, Mode, Part, Shape, Task, TaskResult
-from catchment.queue import arrivals
+from catchment.pipeline.work import Input, Mode, OutputShape, Task, TaskResult, UnitPart
+from catchment.queue import incoming
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.faults.test_full_disk import no_file_beyond
@@ -27,8 +27,8 @@ def _task(folder: Path, query: str, *columns: Column, memory_mb: int = 64) -> Ta
     return Task(
         number=1,
         mode=Mode.REWRITE,
-        parts=(Part(unit_id="u", input=Input(uri=str(path), bytes=1)),),
-        shape=Shape(columns=columns),
+        parts=(UnitPart(unit_id="u", input=Input(uri=str(path), bytes=1)),),
+        shape=OutputShape(columns=columns),
         folder=str(folder / "out"),
         memory_mb=memory_mb,
         digest=False,
@@ -73,7 +73,7 @@ def test_a_table_that_memory_is_too_little_for_backs_off_with_its_rows_and_the_o
     settings = make_settings("sqlite", queue_layout=layout, queue_rotate_interval_seconds=1, deliver_task_memory_mb=64)
     wide = pa.table({f"c{number}": [number] for number in range(1_000)})
     with new_queue(settings, clock=clock) as queue:
-        create_table(queue.lake, WIDE, columns=arrivals.columns_of(wide.schema))
+        create_table(queue.lake, WIDE, columns=incoming.columns_of(wide.schema))
         queue.enqueue(WIDE, wide)
         queue.enqueue(EVENTS, event_rows(range(3)))
         clock.advance(2)

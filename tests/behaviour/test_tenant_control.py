@@ -22,27 +22,27 @@ from catchment.errors import (
     InvariantError,
     StateError,
 )
-from catchment.ids import TableId
-from catchment.settings import Settings
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.tenants.control import ControlPlane
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.model import (
     Complete,
     DualWrite,
     Finalizing,
-    Health,
     Idle,
     MigrationState,
-    Move,
+    MoveInfo,
     Positions,
     PreparingTarget,
+    RegionHealth,
     Route,
-    Shard,
     ShardId,
+    ShardInfo,
     TenantConfig,
     TenantId,
 )
 from catchment.tenants.router import Access, TenantRouter
-from catchment.tenants.store import ControlStore
 from catchment.testing import EmbeddedPostgres, FakeClock
 
 A, B, C = ShardId("a"), ShardId("b"), ShardId("c")
@@ -52,8 +52,8 @@ LIMITS = TenantConfig(rows_per_second_max=100, storage_bytes_max=10**15, require
 CUTOVER = Positions({TableId("t7", "events"): 5, TableId("t7", "dotted.name"): 2})
 
 
-def shard(shard_id: ShardId, region: str = "eu") -> Shard:
-    return Shard(id=shard_id, region=region, location=f"grpc://{shard_id}:1", home=f"homes/{shard_id}")
+def shard(shard_id: ShardId, region: str = "eu") -> ShardInfo:
+    return ShardInfo(id=shard_id, region=region, location=f"grpc://{shard_id}:1", home=f"homes/{shard_id}")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -80,7 +80,7 @@ def store(settings: Settings, clock: FakeClock) -> ControlStore:
 
 
 @pytest.fixture
-def move(store: ControlStore, clock: FakeClock) -> Move:
+def move(store: ControlStore, clock: FakeClock) -> MoveInfo:
     """The move of tenant 7 from a to b, just begun."""
     store.create_tenant(SEVEN, "acme", TenantConfig(), A)
     return store.open_move(SEVEN, A, B, clock.now())
@@ -162,14 +162,16 @@ def test_residency_is_kept_whatever_changes(store: ControlStore, clock: FakeCloc
     assert store.tenant(SEVEN).config == LIMITS
 
 
-def test_a_move_begins_idle_and_the_tenant_stays_where_it_is(store: ControlStore, move: Move, clock: FakeClock) -> None:
+def test_a_move_begins_idle_and_the_tenant_stays_where_it_is(
+    store: ControlStore, move: MoveInfo, clock: FakeClock
+) -> None:
     assert (move.tenant, move.source, move.target, move.state, move.version) == (SEVEN, A, B, Idle(), 0)
     assert (move.created_at, move.finished_at, move.outcome) == (clock.now(), None, None)
     assert store.move(SEVEN) == store.last_move(SEVEN) == move
     assert store.tenant(SEVEN).shard == A
 
 
-def test_a_tenant_on_its_way_cannot_set_out_again(store: ControlStore, move: Move, clock: FakeClock) -> None:
+def test_a_tenant_on_its_way_cannot_set_out_again(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
     with pytest.raises(StateError) as refused:
         store.open_move(SEVEN, A, C, clock.now())
     assert refused.value.facts["token"] == move.token
@@ -205,7 +207,7 @@ def test_a_move_starts_where_the_tenant_lives_and_leads_elsewhere(
     ids=repr,
 )
 def test_a_state_comes_back_with_its_own_data(
-    store: ControlStore, move: Move, clock: FakeClock, state: MigrationState
+    store: ControlStore, move: MoveInfo, clock: FakeClock, state: MigrationState
 ) -> None:
     clock.advance(5)
     changed = store.change_move(move, state)
@@ -213,7 +215,7 @@ def test_a_state_comes_back_with_its_own_data(
     assert store.move(SEVEN) == changed
 
 
-def test_a_change_of_a_move_that_is_another_by_now_changes_nothing(store: ControlStore, move: Move) -> None:
+def test_a_change_of_a_move_that_is_another_by_now_changes_nothing(store: ControlStore, move: MoveInfo) -> None:
     first = store.change_move(move, PreparingTarget(3))
     route = Route(tenant=SEVEN, epoch=2, home=B)
     with pytest.raises(ConflictError, match="in PreparingTarget, version 1, and was read at version 0") as lost:
@@ -223,20 +225,20 @@ def test_a_change_of_a_move_that_is_another_by_now_changes_nothing(store: Contro
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (A, 1)
 
 
-def test_a_move_that_is_over_changes_no_more(store: ControlStore, move: Move) -> None:
+def test_a_move_that_is_over_changes_no_more(store: ControlStore, move: MoveInfo) -> None:
     ended = store.change_move(move, Complete(), outcome="complete")
     with pytest.raises(ConflictError):
         store.change_move(ended, Idle())
     assert store.last_move(SEVEN) == ended
 
 
-def test_a_move_ends_in_one_of_the_ways_that_there_are(store: ControlStore, move: Move) -> None:
+def test_a_move_ends_in_one_of_the_ways_that_there_are(store: ControlStore, move: MoveInfo) -> None:
     with pytest.raises(InvariantError, match="lost"):
         store.change_move(move, Idle(), outcome="lost")
     assert store.move(SEVEN) == move
 
 
-def test_the_route_changes_with_the_move_or_not_at_all(store: ControlStore, move: Move) -> None:
+def test_the_route_changes_with_the_move_or_not_at_all(store: ControlStore, move: MoveInfo) -> None:
     moved = store.change_move(move, Finalizing(1), route=Route(tenant=SEVEN, epoch=2, home=B))
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (B, 2)
     for epoch in (1, 2):
@@ -248,7 +250,7 @@ def test_the_route_changes_with_the_move_or_not_at_all(store: ControlStore, move
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (B, 2)
 
 
-def test_of_many_who_swap_at_once_one_wins(settings: Settings, store: ControlStore, move: Move) -> None:
+def test_of_many_who_swap_at_once_one_wins(settings: Settings, store: ControlStore, move: MoveInfo) -> None:
     rivals = 4
     together = threading.Barrier(rivals)
 
@@ -287,7 +289,7 @@ def test_of_many_who_begin_a_move_at_once_one_does(settings: Settings, store: Co
     assert [each.token for each in store.moves()] == [token]
 
 
-def test_the_plane_tells_everything_in_keys_that_stay(store: ControlStore, move: Move, clock: FakeClock) -> None:
+def test_the_plane_tells_everything_in_keys_that_stay(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
     plane = ControlPlane(store, clock)
     dual = store.change_move(move, DualWrite(CUTOVER), route=Route(tenant=SEVEN, epoch=2, home=A))
     plane.report(A, {"replication_lag_s": 5.5, "disk_free_bytes": 10})
@@ -333,16 +335,16 @@ def test_the_plane_tells_everything_in_keys_that_stay(store: ControlStore, move:
 
 def test_a_region_is_what_its_shards_last_said(store: ControlStore, clock: FakeClock) -> None:
     plane = ControlPlane(store, clock)
-    assert plane.region_health("us") is Health.OFFLINE
+    assert plane.region_health("us") is RegionHealth.OFFLINE
     plane.report(C, {"replication_lag_s": 5.0})
-    assert plane.region_health("us") is Health.HEALTHY
+    assert plane.region_health("us") is RegionHealth.HEALTHY
     assert plane.shard_stats(C).seen_at == clock.now()
     clock.advance(29.9)
-    assert plane.region_health("us") is Health.HEALTHY
+    assert plane.region_health("us") is RegionHealth.HEALTHY
     clock.advance(0.1)
-    assert plane.region_health("us") is Health.OFFLINE
+    assert plane.region_health("us") is RegionHealth.OFFLINE
     plane.report(C, {"replication_lag_s": 5.1})
-    assert plane.region_health("us") is Health.DEGRADED
+    assert plane.region_health("us") is RegionHealth.DEGRADED
 
 
 def test_the_topology_takes_a_shard_in_and_changes_it(store: ControlStore, clock: FakeClock) -> None:
@@ -367,7 +369,7 @@ def test_a_tenant_without_a_shard_is_placed_in_its_regions(store: ControlStore, 
     assert placed == {A, B}
 
 
-def test_a_move_as_routers_see_it(store: ControlStore, move: Move, clock: FakeClock) -> None:
+def test_a_move_as_routers_see_it(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
     router = TenantRouter(store, route_seconds_max=10, routes_max=10, clock=clock)
     a, b = shard(A), shard(B)
     assert (router.route(SEVEN, Access.READ), router.route(SEVEN, Access.WRITE)) == ((a,), (a,))

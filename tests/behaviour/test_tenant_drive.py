@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import NotReadyError, RetryableError, ShardUnreachableError
-from catchment.tenants.drive import MoveReport, Phase, drive, insist
+from catchment.foundation import faults
 from catchment.tenants.model import Complete, Finalizing, Idle, PreparingTarget
-from catchment.tenants.node import Lag, Role
+from catchment.tenants.run_move import MovePhase, MoveReport, insist, run_move
+from catchment.tenants.shard_api import Lag, ShardRole
 from catchment.testing import FakeClock
 from tests.tenant_scenes import T7, A, B, Scene, events, two_shards
 
@@ -18,12 +18,12 @@ class Watched:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.phases: list[Phase] = []
+        self.phases: list[MovePhase] = []
         self.bytes: list[tuple[int, int]] = []
         self.rows_behind: list[int] = []
         self.errors: list[str] = []
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: MovePhase) -> None:
         self.phases.append(phase)
 
     def history(self, done: int, total: int) -> None:
@@ -51,14 +51,14 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def _drive(scene: Scene, watched: Watched | None = None, **options: object) -> MoveReport:
-    return drive(scene.move(), clock=scene.clock, watcher=watched, **options)  # type: ignore[arg-type]
+    return run_move(scene.move(), clock=scene.clock, watcher=watched, **options)  # type: ignore[arg-type]
 
 
 def test_a_drive_goes_to_the_switch_and_another_one_to_the_end(scene: Scene) -> None:
     watched = Watched()
     report = _drive(scene, watched)
     assert report.states == ("Idle", "PreparingTarget", "DualWrite", "Finalizing")
-    assert watched.phases == list(report.seconds) == list(Phase)[:5]
+    assert watched.phases == list(report.seconds) == list(MovePhase)[:5]
     assert watched.bytes[-1] == (report.bytes, report.bytes)
     assert watched.rows_behind[-1] == 0
     assert (report.rows, report.stopped) == (4, False)
@@ -69,7 +69,7 @@ def test_a_drive_goes_to_the_switch_and_another_one_to_the_end(scene: Scene) -> 
     assert isinstance(scene.move().state, Complete)
     whole = report.then(ended)
     assert whole.states == ("Idle", "PreparingTarget", "DualWrite", "Finalizing", "Complete")
-    assert list(whole.seconds) == list(Phase)
+    assert list(whole.seconds) == list(MovePhase)
     assert (whole.rows, whole.bytes, whole.pause_ms) == (5, report.bytes, report.pause_ms)
     assert scene.rows_in(B) == [1, 2, 3, 4, 5]
     assert scene.rows_in(A) == []
@@ -89,9 +89,9 @@ def test_a_drive_that_is_asked_to_stop_leaves_a_state_that_the_next_one_goes_on_
     asked = False
 
     class Stopping(Watched):
-        def phase(self, phase: Phase) -> None:
+        def phase(self, phase: MovePhase) -> None:
             nonlocal asked
-            asked = phase is Phase.CATCHING_UP
+            asked = phase is MovePhase.CATCHING_UP
 
     stopped = _drive(scene, Stopping(), stop=lambda: asked)
     assert (stopped.stopped, stopped.state) == (True, "PreparingTarget")
@@ -150,7 +150,7 @@ def test_a_step_that_fails_for_good_ends_with_its_last_error(scene: Scene) -> No
     watched = Watched()
     clock = FakeClock()
     with faults.armed("move.after_hold", fail), pytest.raises(ShardUnreachableError, match="away"):
-        drive(scene.move(), clock=clock, watcher=watched)
+        run_move(scene.move(), clock=clock, watcher=watched)
     assert 10 < len(watched.errors) < 100
     slept = len(clock.slept_s)
     with faults.armed("move.before_drop", fail), pytest.raises(ShardUnreachableError):
@@ -162,7 +162,7 @@ def test_a_step_that_fails_for_good_ends_with_its_last_error(scene: Scene) -> No
 
 
 def test_a_copy_that_gets_no_further_is_not_waited_for_forever(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("catchment.tenants.drive._STALL_S", 5.0)
+    monkeypatch.setattr("catchment.tenants.run_move._STALL_S", 5.0)
     move = scene.move()
     move.prepare_target()
     move.enter_dual_write()
@@ -170,7 +170,7 @@ def test_a_copy_that_gets_no_further_is_not_waited_for_forever(scene: Scene, mon
     scene.gateway().signal_for_tenant(T7, "events", events(*range(5, 20_000)))
     watched = Watched()
     with pytest.raises(NotReadyError, match="gets no further"):
-        drive(scene.move(), clock=FakeClock(), watcher=watched)
+        run_move(scene.move(), clock=FakeClock(), watcher=watched)
     assert watched.errors == []
     scene.away.clear()
     assert isinstance(scene.move().state, type(move.state))
@@ -190,7 +190,7 @@ def test_a_switch_that_nobody_was_told_of_is_told_by_the_next_drive(scene: Scene
         report = _drive(scene)
     assert (report.state, report.retries, report.pause_ms) == ("Finalizing", 1, None)
     roles = {each: record.role for each in (A, B) if (record := scene.shards[each].record(T7)) is not None}
-    assert roles == {A: Role.COPY, B: Role.HOME}
+    assert roles == {A: ShardRole.COPY, B: ShardRole.HOME}
 
 
 def test_a_home_that_was_not_told_of_an_abort_asks_before_it_holds_for_the_next_move(scene: Scene) -> None:
@@ -200,7 +200,7 @@ def test_a_home_that_was_not_told_of_an_abort_asks_before_it_holds_for_the_next_
     scene.move().prepare_target()
     with faults.armed("move.after_abort", die), pytest.raises(ShardUnreachableError):
         scene.move().abort()
-    assert scene.shards[A].hold(T7, epoch=scene.store.tenant(T7).epoch, move="next").watermarks.total == 3
+    assert scene.shards[A].retain_log(T7, epoch=scene.store.tenant(T7).epoch, move="next").watermarks.total == 3
 
 
 def test_a_move_that_was_aborted_by_somebody_who_died_can_be_begun_again(scene: Scene) -> None:

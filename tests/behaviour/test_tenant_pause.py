@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from catchment.app import App
-from catchment.cli.moves import move_facts, move_lines
-from catchment.settings import Settings
-from catchment.status import sources
-from catchment.status.model import Part, Tenants
-from catchment.tenants.model import Complete, Finalizing, Move
+from catchment.cli.move_output import move_facts, move_lines
+from catchment.foundation.settings import Settings
+from catchment.status import readings
+from catchment.status.model import StatusPart, Tenants
+from catchment.tenants.model import Complete, Finalizing, MoveInfo
 from catchment.web.pages import span
 from tests.page_scenes import browser_of, empty_status, web_app
 from tests.status_scenes import NOW
 from tests.tenant_scenes import T7, A, Scene, events, two_shards
 
 
-def _moved(scene: Scene) -> tuple[float, Move]:
+def _moved(scene: Scene) -> tuple[float, MoveInfo]:
     """A whole move: the pause behind its switch, and the move when it is over."""
     scene.gateway().signal_for_tenant(T7, "events", events(1, 2, 3))
     moving = scene.move()
@@ -33,7 +33,7 @@ def _moved(scene: Scene) -> tuple[float, Move]:
     return switched.pause_ms, _last_move(scene)
 
 
-def _last_move(scene: Scene) -> Move:
+def _last_move(scene: Scene) -> MoveInfo:
     found = scene.store.last_move(T7)
     assert found is not None
     return found
@@ -42,12 +42,12 @@ def _last_move(scene: Scene) -> Move:
 def _tenants(folder: Path) -> Tenants:
     """The tenants, by the status."""
     with App(Settings(home=folder / "control")) as app:
-        return sources.tenants(app)
+        return readings.tenants(app)
 
 
 def _cell(tenants: Tenants) -> str:
     """What the page says of how long writers waited for the one move that is over."""
-    status = replace(empty_status(), tenants=Part(NOW, tenants))
+    status = replace(empty_status(), tenants=StatusPart(NOW, tenants))
     body = browser_of(web_app(lambda: status), "ann").get("/tenants").body
     [cell] = re.findall(r'<td class="n" data-label="Writers waited">(.*?)</td>', body)
     return str(cell)

@@ -19,19 +19,19 @@ from catchment.errors import (
     LockTimeoutError,
     ShardUnreachableError,
 )
-from catchment.ids import ProducerId, TableId
-from catchment.lake.deadletters import DeadLetter, DeadLetters, packed
-from catchment.queue.shared import SharedBuffer
-from catchment.queue.shipment import Shipment
-from catchment.server import shardwire as wire
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.settings import MIB, Settings
+from catchment.lake.dead_letters import DeadLetter, DeadLetters, packed
+from catchment.queue.replication import LogRows
+from catchment.queue.shared_buffer import SharedBuffer
+from catchment.server import shard_messages as wire
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.remote import RemoteShard
-from catchment.settings import MIB, Settings
 from catchment.tenants import shipping
-from catchment.tenants.drive import drive
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Positions, TenantId
-from catchment.tenants.node import Held
+from catchment.tenants.run_move import run_move
+from catchment.tenants.shard_api import RetainedHistory
 from catchment.testing import InlineRunner
 from tests.server_scenes import wait_until
 from tests.tenant_scenes import EVENTS, T7, A, B, Scene, events, two_shards
@@ -81,14 +81,14 @@ def test_no_message_to_the_copy_is_larger_than_servers_take_however_wide_the_row
 ) -> None:
     monkeypatch.setattr(shipping, "_BYTES_MAX", BYTES_MAX)
     sizes: list[tuple[int, int]] = []
-    receive = scene.shards[B].receive
+    receive = scene.shards[B].append_replicated
 
-    def measured(tenant: TenantId, shipments: Sequence[Shipment], *, epoch: int) -> Positions:
+    def measured(tenant: TenantId, shipments: Sequence[LogRows], *, epoch: int) -> Positions:
         heads, tables = wire.pack_shipments(shipments)
         sizes.append((len(wire.pack({"shipments": heads}, tables)), sum(each.num_rows for each in tables)))
         return receive(tenant, shipments, epoch=epoch)
 
-    monkeypatch.setattr(scene.shards[B], "receive", measured)
+    monkeypatch.setattr(scene.shards[B], "append_replicated", measured)
     write = scene.gateway().signal_for_tenant
     write(T7, "events", wide(0, 1))
     move = in_dual_write(scene)
@@ -107,11 +107,11 @@ def test_no_message_to_the_copy_is_larger_than_servers_take_however_wide_the_row
 
 def test_no_more_of_the_log_is_read_than_goes_into_a_message(scene: Scene) -> None:
     scene.gateway().signal_for_tenant(T7, "events", wide(0, 10_000))
-    found = scene.queues[A].shipment(EVENTS, 0, rows_max=50_000, bytes_max=BYTES_MAX)
+    found = scene.queues[A].read_log(EVENTS, 0, rows_max=50_000, bytes_max=BYTES_MAX)
     assert found is not None
     assert found.seq_first == 1
     assert 0 < found.rows.num_rows < 5_000
-    rest = scene.queues[A].shipment(EVENTS, found.seq_last, rows_max=50_000)
+    rest = scene.queues[A].read_log(EVENTS, found.seq_last, rows_max=50_000)
     assert rest is not None
     assert rest.seq_last == 10_000
 
@@ -123,7 +123,7 @@ def test_a_copy_follows_again_after_any_trouble(
     write = scene.gateway().signal_for_tenant
     write(T7, "events", events(1))
     in_dual_write(scene)
-    receive = scene.shards[B].receive
+    receive = scene.shards[B].append_replicated
     troubles = [trouble]
 
     def troubled(*args: Any, **kwargs: Any) -> Positions:
@@ -131,7 +131,7 @@ def test_a_copy_follows_again_after_any_trouble(
             raise troubles.pop()
         return receive(*args, **kwargs)
 
-    monkeypatch.setattr(scene.shards[B], "receive", troubled)
+    monkeypatch.setattr(scene.shards[B], "append_replicated", troubled)
     write(T7, "events", events(2))
     caught_up(scene)
     assert scene.rows_in(B) == [1, 2]
@@ -193,16 +193,16 @@ def test_a_lake_that_is_away_or_busy_for_a_moment_does_not_end_the_drive(
     scene: Scene, trouble: CatchmentError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.gateway().signal_for_tenant(T7, "events", events(1))
-    hold = scene.shards[A].hold
+    hold = scene.shards[A].retain_log
     troubles = [trouble]
 
-    def troubled(*args: Any, **kwargs: Any) -> Held:
+    def troubled(*args: Any, **kwargs: Any) -> RetainedHistory:
         if troubles:
             raise troubles.pop()
         return hold(*args, **kwargs)
 
-    monkeypatch.setattr(scene.shards[A], "hold", troubled)
-    assert drive(scene.move(), clock=scene.clock).state == "Finalizing"
+    monkeypatch.setattr(scene.shards[A], "retain_log", troubled)
+    assert run_move(scene.move(), clock=scene.clock).state == "Finalizing"
     assert scene.rows_in(B) == [1]
 
 

@@ -18,12 +18,12 @@ from catchment.errors import (
     StaleRouteError,
     StateError,
 )
-from catchment.ids import TableId
-from catchment.tenants.decisions import StoredDecisions
+from catchment.foundation.ids import TableId
+from catchment.tenants.control_client import ControlClient
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import DualWrite, Finalizing, Positions, TenantConfig, TenantId
-from catchment.tenants.node import Record, Role
 from catchment.tenants.shard import TenantShard, Waits
+from catchment.tenants.shard_api import ShardRole, TenantRecord
 from catchment.testing import InlineRunner
 from tests.server_scenes import wait_until
 from tests.tenant_scenes import T7, A, B, Scene, events, two_shards
@@ -69,7 +69,7 @@ def test_a_home_whose_gate_was_closed_when_it_was_killed_asks_before_it_takes_a_
     assert known is not None
     scene.shards[A].close_gate(T7, move=known.token, version=known.version, deadline_s=3600)
     scene.shards[A].close()
-    decisions = _Away(StoredDecisions(scene.store))
+    decisions = _Away(ControlClient(scene.store))
     again = TenantShard(
         A,
         scene.queues[A],
@@ -94,11 +94,11 @@ def test_a_home_whose_gate_was_closed_when_it_was_killed_asks_before_it_takes_a_
 class _Away:
     """The control database, for a shard that cannot reach it."""
 
-    def __init__(self, decisions: StoredDecisions) -> None:
+    def __init__(self, decisions: ControlClient) -> None:
         self._decisions = decisions
         self.is_away = True
 
-    def decided(self, tenant: TenantId, shard: object) -> Record | None:
+    def decided(self, tenant: TenantId, shard: object) -> TenantRecord | None:
         self._refuse()
         return self._decisions.decided(tenant, A)
 
@@ -116,7 +116,7 @@ def test_a_home_that_was_never_told_of_the_switch_learns_it_from_the_first_write
     move.finalize()
     epoch = scene.store.tenant(T7).epoch
     # As if nobody had told the target.
-    scene.shards[B]._records.keep(Record(tenant=T7, role=Role.COPY, epoch=epoch - 1, move="x"))
+    scene.shards[B]._records.keep(TenantRecord(tenant=T7, role=ShardRole.COPY, epoch=epoch - 1, move="x"))
     scene.shards[B].write(T7, "events", events(2), epoch=epoch)
     assert scene.rows_in(B) == [1, 2]
 
@@ -166,7 +166,7 @@ def test_of_two_who_switch_at_once_one_decides_and_the_tenant_has_one_home(scene
     assert "done" in outcomes
     assert scene.store.tenant(T7).epoch == 2
     roles = {shard: found and found.role for shard, found in ((each, scene.shards[each].record(T7)) for each in (A, B))}
-    assert roles == {A: Role.COPY, B: Role.HOME}
+    assert roles == {A: ShardRole.COPY, B: ShardRole.HOME}
     scene.gateway().signal_for_tenant(T7, "events", events(2))
     assert scene.rows_in(B) == [1, 2]
 
@@ -174,17 +174,17 @@ def test_of_two_who_switch_at_once_one_decides_and_the_tenant_has_one_home(scene
 def test_a_copy_takes_no_rows_of_an_old_home_or_of_another_tenant(scene: Scene) -> None:
     move = in_dual_write(scene)
     scene.gateway().signal_for_tenant(T7, "events", events(2))
-    shipment = scene.queues[A].shipment(TableId("t7", "events"), 0, rows_max=10)
+    shipment = scene.queues[A].read_log(TableId("t7", "events"), 0, rows_max=10)
     assert shipment is not None
     # What it has, it passes over.
-    scene.shards[B].receive(T7, [shipment], epoch=1)
+    scene.shards[B].append_replicated(T7, [shipment], epoch=1)
     with pytest.raises(StateError, match="no table of t7"):
-        scene.shards[B].receive(T7, [replace(shipment, table=TableId("t8", "events"))], epoch=1)
+        scene.shards[B].append_replicated(T7, [replace(shipment, table=TableId("t8", "events"))], epoch=1)
     move.finalize()
     with pytest.raises(StaleRouteError):
-        scene.shards[B].receive(T7, [shipment], epoch=1)
+        scene.shards[B].append_replicated(T7, [shipment], epoch=1)
     with pytest.raises(StaleRouteError):
-        scene.shards[B].receive(T7, [shipment], epoch=2)
+        scene.shards[B].append_replicated(T7, [shipment], epoch=2)
     assert scene.rows_in(B) == [1, 2]
 
 

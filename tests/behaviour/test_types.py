@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from catchment import sql
 from catchment.errors import TypeConflictError
+from catchment.foundation import sql
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.types import Column
 from catchment.pipeline import Format, Input, Mode, Unit
-from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.scenes import Units, create_table, deliverer, event_files, rows_of, source_of, write_parquet
 

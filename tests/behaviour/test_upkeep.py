@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.lake.maintenance import Ages, MaintenanceReport, maintain
 from catchment.lake.staging import Staging
-from catchment.lake.upkeep import Ages, UpkeepReport, maintain
 from catchment.pipeline import Mode
-from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.scenes import NOW, assert_exactly_once, create_table, deliverer, event_files, once, rows_of, source_of
 
 YEAR = Ages(snapshot=timedelta(days=365), orphan=timedelta(days=365))
 
 
-def _counts(report: UpkeepReport) -> dict[str, int]:
+def _counts(report: MaintenanceReport) -> dict[str, int]:
     return {step.name: step.count for step in report.steps}
 
 
@@ -100,7 +100,7 @@ def test_files_of_a_running_delivery_are_left_alone_however_old_they_look(
     files = event_files(tmp_path / "in", 3)
     for path in files:
         os.utime(path, (0, 0))
-    reports: list[UpkeepReport] = []
+    reports: list[MaintenanceReport] = []
     for point in ("deliver.after_write", "deliver.after_place"):
         with faults.armed(point, once(lambda: reports.append(maintain(lake, NOW)))):
             deliverer(lake, settings).run(source_of(files[: len(reports) + 1]), mode=Mode.ADOPT)

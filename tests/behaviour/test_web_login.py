@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import NotLoggedInError
+from catchment.foundation.settings import Settings
 from catchment.server.auth import Authenticator
-from catchment.server.door import Door
-from catchment.server.model import Role
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Role
+from catchment.server.web_auth import WebAuth
 from catchment.testing import FakeClock
-from catchment.web.app import FORM_BYTES_MAX
-from catchment.web.session import IDLE_S_MAX, LOGIN_S_MAX, Reception
+from catchment.web.login_sessions import IDLE_S_MAX, LOGIN_S_MAX, LoginSessions
+from catchment.web.site import FORM_BYTES_MAX
 from tests.page_scenes import (
     COOKIE,
     PASSWORD,
@@ -144,7 +144,7 @@ def test_logging_out_makes_the_key_worthless() -> None:
 
 
 def test_of_too_many_logins_the_oldest_ends() -> None:
-    reception, browsers = Reception(House(), FakeClock(), logins_max=2), [Browser(web_app()) for _ in range(3)]
+    reception, browsers = LoginSessions(House(), FakeClock(), logins_max=2), [Browser(web_app()) for _ in range(3)]
     for browser in browsers:
         browser.cookies[COOKIE] = reception.login(browser.request("/login"), "rob", PASSWORD)
     with pytest.raises(NotLoggedInError):
@@ -154,7 +154,7 @@ def test_of_too_many_logins_the_oldest_ends() -> None:
 
 def test_a_user_stands_otherwise_once_anything_about_them_is_another(tmp_path: Path) -> None:
     users = Users.from_settings(Settings(home=tmp_path))
-    door = Door(Authenticator(users, required=None))
+    door = WebAuth(Authenticator(users, required=None))
     seen = [door.standing("rob")]
     users.add("rob", Role.READER, "correct horse")
     seen.append(door.standing("rob"))

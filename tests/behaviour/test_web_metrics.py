@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from catchment import events
 from catchment.errors import MachineError
-from catchment.server import running
-from catchment.server.model import Role
-from catchment.server.serve import FlightServer
+from catchment.foundation import events
+from catchment.foundation.settings import Settings
+from catchment.server import server_file
+from catchment.server.flight_server import FlightServer
+from catchment.server.status_client import fetch_status
 from catchment.server.users import Users
-from catchment.server.webclient import fetch_status
-from catchment.settings import Settings
-from catchment.status import StatusReader, sources
-from catchment.status.cached import SLOW
+from catchment.server.values import Role
+from catchment.status import StatusReader, readings
+from catchment.status.background import SLOW
 from catchment.status.model import FOR_ADMINS
 from catchment.tenants.model import TenantId
 from catchment.testing import InlineRunner
-from catchment.web.app import HEADERS
-from catchment.web.catalogue import METRICS
+from catchment.web.metric_catalogue import METRICS
+from catchment.web.site import HEADERS
 from tests.flight_scenes import server
 from tests.web_scenes import Watched, sample, watched
 
@@ -190,7 +190,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_which_option_to_change(tmp_p
         with pytest.raises(MachineError, match=rf"127\.0\.0\.1:{port} for the web: the port is taken") as caught:
             taken.start()
     assert "--web-port" in str(caught.value.hint)
-    assert running.find(Settings(home=tmp_path)) is None
+    assert server_file.find(Settings(home=tmp_path)) is None
 
 
 def test_a_server_with_tls_speaks_it_on_the_web_too(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_server_with_tls_speaks_it_on_the_web_too(tmp_path: Path) -> None:
         server_tls_key=CERTIFICATES / "loopback.key",
     )
     with server(settings) as found:
-        announced = running.find(settings)
+        announced = server_file.find(settings)
         assert announced is not None
         assert str(found.web_address).startswith("https://127.0.0.1:")
         assert announced.web == found.web_address
@@ -212,7 +212,7 @@ def test_the_web_can_be_switched_off(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, server_port=0, server_web_port="off")
     with server(settings) as found:
         assert found.web_address is None
-        announced = running.find(settings)
+        announced = server_file.find(settings)
         assert announced is not None
         assert announced.web is None
 
@@ -226,7 +226,7 @@ def test_a_source_that_hangs_costs_neither_the_last_flush_nor_the_end(
         happened.append("status closed")
         close(reader)
 
-    monkeypatch.setattr(sources, "imports", lambda _: release.wait())
+    monkeypatch.setattr(readings, "imports", lambda _: release.wait())
     monkeypatch.setattr(StatusReader, "close", closed)
     found = FlightServer(Settings(home=tmp_path, server_port=0))
     found.app._runner = ClosingRunner()  # type: ignore[assignment]

@@ -14,21 +14,21 @@ from starlette.applications import Starlette
 
 from catchment.app import App
 from catchment.errors import InputError
-from catchment.ids import ProducerId
+from catchment.foundation.ids import ProducerId
+from catchment.foundation.meters import Distribution, Meters
+from catchment.foundation.settings import Settings
 from catchment.lake import Commit, DeadLetter
 from catchment.lake.commit import Bury
-from catchment.lake.deadletters import packed
-from catchment.meters import Distribution, Meters
-from catchment.settings import Settings
+from catchment.lake.dead_letters import packed
 from catchment.status import Status
 from catchment.status.model import FOR_ADMINS
 from catchment.status.window import SAMPLE_S, TREND_S, Window
 from catchment.testing import FakeClock
 from catchment.web import charts, pages
-from catchment.web.app import HEADERS
-from catchment.web.letters import LETTERS_SHOWN_MAX, LakeDesk
+from catchment.web.dead_letter_pages import LETTERS_SHOWN_MAX, LakeDeadLetterService
 from catchment.web.live import Live
-from catchment.web.server import WebServer
+from catchment.web.site import HEADERS
+from catchment.web.web_server import WebServer
 from tests.page_scenes import (
     PATHS,
     Browser,
@@ -410,7 +410,7 @@ def test_the_trend_is_bounded_and_says_what_lies_between_readings() -> None:
 
 
 def test_a_dead_letter_is_shown_without_its_row_and_is_gone_once_it_is_delivered(tmp_path: Path) -> None:
-    with App(Settings(home=tmp_path)) as app, closing(LakeDesk(app)) as desk:
+    with App(Settings(home=tmp_path)) as app, closing(LakeDeadLetterService(app)) as desk:
         assert desk.letters().value == ()
         create_table(app.lake)
         letters = tuple(_letter(number) for number in range(LETTERS_SHOWN_MAX + 1))

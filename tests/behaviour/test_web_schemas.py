@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from catchment.app import App
-from catchment.schema import Engine, Migrate
-from catchment.schema.project import load_models
-from catchment.settings import Settings, load_settings
-from catchment.status import StatusReader, project, schemas, sources
+from catchment.foundation.settings import Settings, load_settings
+from catchment.schema import Migrate, SqliteEngine
+from catchment.schema.project_config import load_models
+from catchment.status import StatusReader, project_schema, readings, schemas
 from catchment.status.model import SchemaDatabase, ScriptFacts
-from catchment.tenants.model import Complete, Finalizing, Idle, Shard, ShardId, TenantConfig, TenantId
+from catchment.tenants.model import Complete, Finalizing, Idle, ShardId, ShardInfo, TenantConfig, TenantId
 
 MODELS = """
 from catchment.schema import TableRow
@@ -59,7 +59,7 @@ def _settings(app: App, folder: Path) -> Settings:
 
 
 def _look(app: App, folder: Path, name: str = "app.sqlite") -> SchemaDatabase:
-    found = project.look(_settings(app, folder))
+    found = project_schema.look(_settings(app, folder))
     assert found is not None
     assert found.name == name
     return found
@@ -75,7 +75,7 @@ def _names(settings: Settings) -> dict[str, str]:
 
 def _apply(folder: Path, script: str) -> None:
     [module] = folder.glob("models_*.py")
-    with Engine("app.sqlite", scripts=folder / "migrations") as engine:
+    with SqliteEngine("app.sqlite", scripts=folder / "migrations") as engine:
         Migrate(engine, load_models(module.stem, path=[folder])).apply(script)
 
 
@@ -157,7 +157,7 @@ def test_models_that_hang_are_ended_with_all_that_they_have_begun(app: App, fold
         f"import os, time\nheld = open({str(pipe)!r}, 'wb', 0)\nos.fork()\nheld.write(b'x')\ntime.sleep(600)\n"
     )
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    found = project.look(_settings(app, folder), seconds_max=5.0)
+    found = project_schema.look(_settings(app, folder), seconds_max=5.0)
     assert found is not None
     assert (found.name, found.state) == ("app.sqlite", schemas.UNCLEAR)
     assert "took longer than 5 s" in found.errors[0]
@@ -179,7 +179,7 @@ def test_no_code_is_run_unless_a_setting_names_its_project(app: App, folder: Pat
     ran = folder / "ran"
     module.write_text(f"open({str(ran)!r}, 'w').close()\n{module.read_text()}")
     # The process is inside of the project, and nothing else names it.
-    assert project.look(app.settings) is None
+    assert project_schema.look(app.settings) is None
     assert _names(app.settings) == {}
     assert not ran.exists()
     assert _names(_settings(app, folder)) == {"app.sqlite": "PENDING"}
@@ -238,7 +238,7 @@ def test_moves_that_are_over_are_listed_newest_first(app: App) -> None:
     store = app.control_store
     a, b = ShardId("a"), ShardId("b")
     for shard in (a, b):
-        store.add_shard(Shard(id=shard, region="eu", location="", home=""))
+        store.add_shard(ShardInfo(id=shard, region="eu", location="", home=""))
     for number in (1, 2, 3):
         store.create_tenant(TenantId(number), f"tenant {number}", TenantConfig(), a)
     done = store.open_move(TenantId(1), a, b, app.clock.now())
@@ -246,7 +246,7 @@ def test_moves_that_are_over_are_listed_newest_first(app: App) -> None:
     given_up = store.open_move(TenantId(2), a, b, app.clock.now())
     store.change_move(given_up, Idle(), outcome="aborted")
     store.open_move(TenantId(3), a, b, app.clock.now())
-    found = sources.tenants(app)
+    found = readings.tenants(app)
     assert [each.tenant for each in found.moves] == ["t3"]
     assert [(each.tenant, each.source, each.target, each.outcome) for each in found.finished] == [
         ("t2", "a", "b", "aborted"),

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from catchment.meters import Meters
+from catchment.foundation.meters import Meters
 from catchment.status.model import (
     Audit,
     Delivered,
@@ -17,7 +17,7 @@ from catchment.status.model import (
     LakeTable,
     LeafProblem,
     MoveFacts,
-    Part,
+    QuarantinedFileStatus,
     Queue,
     QueueTable,
     SchemaDatabase,
@@ -25,17 +25,17 @@ from catchment.status.model import (
     ScriptFacts,
     SessionFacts,
     Sessions,
-    SetAsideFile,
     ShardFacts,
-    Statement,
+    StatementStatus,
     Status,
+    StatusPart,
     TenantFacts,
     Tenants,
     Totals,
     Trend,
 )
-from catchment.status.reader import readings
-from catchment.web.letters import Letter
+from catchment.status.reader import meter_readings
+from catchment.web.dead_letter_pages import ShownDeadLetter
 
 MIB = 1024 * 1024
 _STEPS = 180
@@ -75,13 +75,13 @@ def rich_status(now: datetime) -> Status:
             ack_p99_s=0.0138,
             group_writes_mean=6.4,
         ),
-        queue=Part(now, _queue(now)),
-        lake=Part(now - timedelta(seconds=7), _lake(now)),
-        legacy=Part(now, _imports()),
-        schemas=Part(now, _schemas()),
-        tenants=Part(now, _tenants(now)),
-        sessions=Part(now, _sessions(now)),
-        meters=readings(_meters()),
+        queue=StatusPart(now, _queue(now)),
+        lake=StatusPart(now - timedelta(seconds=7), _lake(now)),
+        legacy=StatusPart(now, _imports()),
+        schemas=StatusPart(now, _schemas()),
+        tenants=StatusPart(now, _tenants(now)),
+        sessions=StatusPart(now, _sessions(now)),
+        meters=meter_readings(_meters()),
         trend=_trend(),
     )
 
@@ -90,11 +90,11 @@ def lost_lake(status: Status, reason: str = "Cannot open the lake's catalog: con
     """The same house while its catalog is away."""
     reasons = (*status.health.reasons, "The lake cannot be asked.")
     return replace(
-        status, lake=Part(status.at, unavailable=reason), health=replace(status.health, ok=False, reasons=reasons)
+        status, lake=StatusPart(status.at, unavailable=reason), health=replace(status.health, ok=False, reasons=reasons)
     )
 
 
-def rich_letters(now: datetime) -> tuple[Letter, ...]:
+def rich_letters(now: datetime) -> tuple[ShownDeadLetter, ...]:
     """Rows that were refused, for reasons of several lengths."""
     reasons = (
         "column amount: 'twelve' cannot be read as DECIMAL(18,2)",
@@ -102,7 +102,7 @@ def rich_letters(now: datetime) -> tuple[Letter, ...]:
         "column payload: a text of 70,212 letters does not fit the VARCHAR(65535) the table has had since May",
     )
     return tuple(
-        Letter(
+        ShownDeadLetter(
             id=f"letter-{number}",
             table="main.payments" if number % 2 else _LONG,
             seq=9_394_673 + 17 * number,
@@ -157,7 +157,7 @@ def _queue(now: datetime) -> Queue:
         tables_total=len(tables),
         tables=tables,
         set_aside=(
-            SetAsideFile(
+            QuarantinedFileStatus(
                 path="/srv/catchment/production/queue/aside/2026-11-14T03-12-44.buffer.duckdb",
                 reason="The file is no DuckDB database: its header is damaged.",
             ),
@@ -400,7 +400,7 @@ def _sessions(now: datetime) -> Sessions:
     )
     people = ("grafana", "ann", "etl-nightly", "rob")
     statements = tuple(
-        Statement(
+        StatementStatus(
             at=now - timedelta(seconds=9 + 311 * number),
             session=f"{(number * 7_919 + 1_048_583):08x}"[:8],
             user=people[number % 4],

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from catchment.clock import SystemClock
-from catchment.queue.deadletter import Retried
-from catchment.status.model import Part, Status
-from catchment.web.app import application
-from catchment.web.letters import Letter
+from catchment.foundation.clock import SystemClock
+from catchment.queue.dead_letter_actions import Retried
+from catchment.status.model import Status, StatusPart
+from catchment.web.dead_letter_pages import ShownDeadLetter
 from catchment.web.live import LISTENERS_MAX, Live
-from catchment.web.server import WebServer
+from catchment.web.site import application
+from catchment.web.web_server import WebServer
 from tests.browser.rich_scenes import rich_letters
 from tests.page_scenes import House
 
@@ -26,9 +26,9 @@ class Desk:
 
     retried: list[Sequence[str] | None] = field(default_factory=list)
 
-    def letters(self) -> Part[tuple[Letter, ...]]:
+    def letters(self) -> StatusPart[tuple[ShownDeadLetter, ...]]:
         now = SystemClock().now()
-        return Part(now, rich_letters(now))
+        return StatusPart(now, rich_letters(now))
 
     def retry(self, ids: Sequence[str] | None) -> Retried:
         self.retried.append(ids)

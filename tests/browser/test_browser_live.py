@@ -7,7 +7,7 @@ from urllib.request import urlopen
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from catchment.clock import SystemClock
+from catchment.foundation.clock import SystemClock
 from catchment.status.model import Status
 from tests.browser.rich_scenes import rich_status
 from tests.browser.stage import Stage, staged

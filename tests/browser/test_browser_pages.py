@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from catchment.status.cached import SLOW
-from catchment.status.model import PARTS, Health, Part, Status
+from catchment.status.background import SLOW
+from catchment.status.model import PARTS, Health, Status, StatusPart
 from catchment.web import pages
 from tests.browser.rich_scenes import lost_lake, rich_status
 from tests.browser.stage import Stage, staged
@@ -32,7 +32,7 @@ def _empty(now: datetime) -> Status:
 
 
 def _slow(now: datetime) -> Status:
-    slow: dict[str, Any] = {name: Part(now, unavailable=SLOW) for name in PARTS}
+    slow: dict[str, Any] = {name: StatusPart(now, unavailable=SLOW) for name in PARTS}
     return replace(rich_status(now), health=Health(ok=True, reasons=()), **slow)
 
 

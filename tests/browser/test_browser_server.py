@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from catchment.server.model import Role
+from catchment.foundation.settings import Settings
 from catchment.server.users import Users
-from catchment.settings import Settings
+from catchment.server.values import Role
 from tests.browser.window import Window
 from tests.web_scenes import PASSWORD, Watched, watched
 

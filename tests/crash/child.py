@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment import faults
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.lake.upkeep import maintain
+from catchment.lake.maintenance import maintain
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
-from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests.scenes import EVENTS, NOW
 

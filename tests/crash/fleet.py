@@ -10,15 +10,15 @@ from typing import Any
 import adbc_driver_flightsql.dbapi as flight
 from pydantic import SecretStr
 
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
-from catchment.ids import TableId
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.server.remote import Remotes
-from catchment.settings import Settings
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
-from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
+from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
-from catchment.tenants.store import ControlStore
 from tests import warm
 from tests.queue_scenes import assert_drained, open_queue
 from tests.repo.source_tree import ROOT
@@ -105,7 +105,7 @@ class Fleet:
         for shard, process in self.shards.items():
             process.start()
             location = f"grpc://127.0.0.1:{process.port}"
-            self.store.add_shard(Shard(id=shard, region="eu", location=location, home=str(process.home)))
+            self.store.add_shard(ShardInfo(id=shard, region="eu", location=location, home=str(process.home)))
 
     def gateway(self) -> TenantGateway:
         router = TenantRouter(self.store, route_seconds_max=3600, routes_max=100)

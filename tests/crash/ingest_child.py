@@ -6,8 +6,8 @@ python -m tests.crash.ingest_child HOME POINT
 import sys
 from pathlib import Path
 
-from catchment import faults
-from catchment.settings import Settings
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from tests.behaviour.test_server_bulk import LONG
 from tests.flight_scenes import Client, ingest, server
 

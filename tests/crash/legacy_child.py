@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment import faults
-from catchment.clock import SystemClock
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.settings import Settings
 from catchment.testing import InlineRunner
 
 UNITS_PER_COMMIT = 3
@@ -30,8 +30,8 @@ UNITS_PER_COMMIT = 3
 def job(home: Path, lake: Lake, settings: Settings) -> LegacyImport:
     """The import as the child does it: several commits, and leaves of both ways."""
     return LegacyImport(
-        Place.tailpipe(home),
-        Options(),
+        ImportFolders.tailpipe(home),
+        ImportOptions(),
         find_lake=lambda: lake,
         deliverer=lambda: Deliverer(lake, InlineRunner(), settings, units_per_commit_max=UNITS_PER_COMMIT),
         parallelism=2,
@@ -52,7 +52,7 @@ def main(act: str, home: str, lake_home: str, catalog: str, when: str, nth: str)
             work.run()
 
 
-def _prepare_to_die(when: str, nth: int, place: Place) -> None:
+def _prepare_to_die(when: str, nth: int, place: ImportFolders) -> None:
     match when:
         case "delay":
             timer = threading.Timer(nth / 1000, faults.kill)

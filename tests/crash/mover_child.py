@@ -11,16 +11,16 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment import faults
 from catchment.app import ShardBackfill
-from catchment.clock import SystemClock
 from catchment.control import ControlDatabase
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.server.remote import Remotes
-from catchment.settings import Settings
-from catchment.tenants.drive import drive, insist
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, TenantId
-from catchment.tenants.store import ControlStore
+from catchment.tenants.run_move import insist, run_move
 from catchment.testing import InlineRunner
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         gate_s=1.0,
     )
     if what == "move":
-        drive(migration, clock=clock, gc_window_s=0.0)
+        run_move(migration, clock=clock, gc_window_s=0.0)
     else:
         insist({"abort": migration.abort, "reverse": migration.reverse}[what], clock=clock)
     remotes.close()

@@ -23,15 +23,15 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
-from catchment import faults
-from catchment.clock import SystemClock
 from catchment.errors import FlushFailedError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
-from catchment.queue.lease import Lease
-from catchment.queue.segments import SessionsBuffer
-from catchment.settings import Settings
+from catchment.queue.leases import Lease
+from catchment.queue.sessions_buffer import SessionsBuffer
 from tests.queue_scenes import coordinator, event_rows, open_queue
 from tests.scenes import EVENTS
 

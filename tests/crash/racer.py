@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.locks import CommitLock
 from catchment.pipeline import Deliverer, ParquetFiles
-from catchment.settings import Settings
 from catchment.testing import InlineRunner
 from tests.scenes import EVENTS
 

@@ -6,14 +6,14 @@ python -m tests.crash.schema_child {apply|restore|generate|check} SCENARIO DATAB
 import importlib
 import sys
 
-from catchment import faults
-from catchment.schema.engine import Engine
+from catchment.foundation import faults
 from catchment.schema.migrate import Migrate
+from catchment.schema.sqlite_engine import SqliteEngine
 
 
 def main(act: str, scenario: str, database: str, point: str) -> None:
     models = importlib.import_module(f"tests.scenarios.schema.{scenario}.models").MODELS
-    migrate = Migrate(Engine(database), models)
+    migrate = Migrate(SqliteEngine(database), models)
     pending = migrate.look().pending
     faults.arm(point, faults.kill)
     match act:

@@ -6,11 +6,11 @@ python -m tests.crash.schema_lake_child {apply|restore} HOME CATALOG POINT
 import sys
 from pathlib import Path
 
-from catchment import faults
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.schema.lake import LakeEngine
+from catchment.schema.lake_engine import LakeEngine
 from catchment.schema.migrate import Migrate
-from catchment.settings import Settings
 
 
 def main(act: str, home: str, catalog: str, point: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment import faults
-from catchment.server.serve import FlightServer
-from catchment.settings import Settings
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
+from catchment.server.flight_server import FlightServer
 from catchment.testing import InlineRunner
 
 

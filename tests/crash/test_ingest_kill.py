@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.lake.upkeep import maintain
-from catchment.settings import Settings
+from catchment.lake.maintenance import maintain
 from tests import warm
 from tests.behaviour.test_server_bulk import COUNT
 from tests.repo.source_tree import ROOT

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.lake.maintenance import maintain
 from catchment.lake.staging import Staging
-from catchment.lake.upkeep import maintain
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
-from catchment.settings import Settings
 from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.test_ingest_kill import KILLED as INGEST

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from catchment import faults
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.pipeline.legacy.place import Phase
-from catchment.settings import Settings
-from catchment.testing.legacy_tree import LegacyTable, Odd, Shape, snapshot_tree
+from catchment.pipeline.legacy.folders import ImportPhase
+from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape, snapshot_tree
 from tests import warm
 from tests.legacy_scenes import LOG, Scene, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
@@ -28,7 +28,7 @@ KILLED = frozenset((*PREPARE, *FINALIZE, *UNDO))
 
 TABLES = (
     LegacyTable(name=LOG, leaves=3, files_per_leaf=2, rows_per_file=10),
-    LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=2, rows_per_file=10),
+    LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=2, rows_per_file=10),
 )
 # One commit takes three leaves of each table, so there are two of them.
 ODD = (Odd.EMPTY_LEAF, Odd.LEFTOVERS, Odd.TABLE_WITHOUT_VIEW, Odd.EXTRA_COLUMN, Odd.LEADING_ZEROS, Odd.WAL)
@@ -135,11 +135,11 @@ def test_an_undo_killed_anywhere_is_finished_by_an_undo(point: str, scene: Scene
     # Half of an import: the tree lies in both folders, and is put together again.
     _kill(scene, "run", "retire.after_unit", 2)
     _kill(scene, "undo", point)
-    assert scene.job().detect() is Phase.UNDOING
+    assert scene.job().detect() is ImportPhase.UNDOING
     assert not scene.lake.tables()
     scene.job().undo()
     assert snapshot_tree(scene.home.data) == scene.before
-    assert scene.job().detect() is Phase.READY
+    assert scene.job().detect() is ImportPhase.READY
     audit = scene.lake.audit()
     assert audit.ok, audit.findings
     assert scene.job().run().ok
@@ -154,11 +154,11 @@ def test_a_move_to_another_file_system_killed_in_the_middle_is_finished(
     _kill(scene, "run", "legacy.between_moves", nth)
     assert (scene.place.data / scene.place.marker).exists()
     assert 0 < len(snapshot_tree(scene.place.migrating)) < len(scene.before)
-    assert scene.job().detect() is Phase.READY
+    assert scene.job().detect() is ImportPhase.READY
     assert scene.job().run().ok
     assert_imported(scene)
     _kill(scene, "undo", "legacy.between_moves", nth)
-    assert scene.job().detect() is Phase.UNDOING
+    assert scene.job().detect() is ImportPhase.UNDOING
     scene.job().undo()
     assert snapshot_tree(scene.home.data) == scene.before
     scene.place.migration.unlink()
@@ -178,7 +178,7 @@ def _kill_at_random(scene: Scene, seed: int) -> None:
     assert_imported(scene)
     if luck.random() < 0.5:
         _run(scene, "undo", "any", luck.randint(1, 5))
-        if scene.job().detect() is not Phase.READY:
+        if scene.job().detect() is not ImportPhase.READY:
             scene.job().undo()
         assert snapshot_tree(scene.home.data) == scene.before
         assert not scene.lake.tables()

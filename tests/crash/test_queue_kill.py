@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from catchment import faults
-from catchment.clock import SystemClock
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
-from catchment.settings import Settings
 from tests import warm
 from tests.crash.queue_child import BATCH, BATCHES_BEFORE, CLIENT_IDS, CLIENTS, command
 from tests.queue_scenes import LAYOUTS, assert_drained, coordinator, event_rows, ids_in, segments_in, wait_for_locks

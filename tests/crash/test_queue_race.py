@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from pydantic import SecretStr
 
-from catchment.clock import SystemClock
 from catchment.errors import BufferHeldError
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import open_buffer
-from catchment.settings import Settings
 from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.queue_child import command

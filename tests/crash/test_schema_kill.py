@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from catchment import faults
+from catchment.foundation import faults
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.schema.check import State
-from catchment.settings import Settings
 from tests import warm
 from tests.lake_schema_scenes import LakeScene
 from tests.repo.source_tree import ROOT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from tests import warm
 from tests.queue_scenes import LAYOUTS, assert_drained, ids_in, open_queue
 from tests.repo.source_tree import ROOT

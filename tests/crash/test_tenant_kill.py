@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from catchment import faults
+from catchment.foundation import faults
 from catchment.tenants.model import ShardId
 from tests.crash.fleet import Fleet, assert_once, fleet_in, new_tenant
 from tests.tenant_scenes import A, B, Writers

@@ -7,9 +7,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from catchment import events
 from catchment.errors import EngineFailedError, InvariantError
-from catchment.events import Event
+from catchment.foundation import events
+from catchment.foundation.events import Event
 from catchment.lake import Lake
 from catchment.lake.instance import has_failed_inside
 from tests import warm

@@ -16,13 +16,13 @@ import pytest
 from adbc_driver_manager import OperationalError
 from prometheus_client.parser import text_string_to_metric_families
 
-from catchment.clock import SystemClock
 from catchment.errors import CommitUnknownError, DiskFullError, StorageFailedError
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import MIB, Settings
 from catchment.queue import DqCoordinator, open_buffer
-from catchment.queue.shared import SharedBuffer
+from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store
-from catchment.server import running
-from catchment.settings import MIB, Settings
+from catchment.server import server_file
 from tests.conftest import MakeSettings
 from tests.queue_scenes import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, segments_in
 from tests.scenes import EVENTS
@@ -277,7 +277,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def _web(server: ServerProcess, path: str) -> str:
-    found = running.find(server.settings)
+    found = server_file.find(server.settings)
     assert found is not None
     with urllib.request.urlopen(f"{found.web}{path}", timeout=60) as answer:
         return str(answer.read().decode())

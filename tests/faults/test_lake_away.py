@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from catchment.errors import LakeUnavailableError
-from catchment.server.serve import FlightServer
+from catchment.server.flight_server import FlightServer
 from catchment.testing import EmbeddedPostgres
 from tests.conftest import MakeSettings
 from tests.flight_scenes import Client, refused, server

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from catchment import faults
 from catchment.errors import CommitUnknownError, ConflictError, FencedError, LakeUnavailableError
+from catchment.foundation import faults
 from catchment.pipeline import Deliverer, ParquetFiles, Retirement
 from catchment.testing import EmbeddedPostgres, InlineRunner
 from tests.conftest import MakeSettings

@@ -16,18 +16,18 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment.clock import SystemClock
 from catchment.errors import CatchmentError
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
-from catchment.settings import Settings
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.made_lakes import put_lake
 from tests.queue_scenes import LAYOUTS, assert_drained, coordinator, event_rows, ids_in
 from tests.scenes import EVENTS
 
-# Every call of a file operation that changes something, where `catchment.files` makes it.
+# Every call of a file operation that changes something, where `catchment.foundation.files` makes it.
 FILE_CALLS: tuple[tuple[Any, str], ...] = (
     (os, "fsync"),
     (os, "fdatasync"),

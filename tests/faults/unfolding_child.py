@@ -15,9 +15,9 @@ import grpc
 import pyarrow as pa
 from google.protobuf.message import Message
 
+from catchment.foundation.settings import MIB, Settings
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.settings import MIB, Settings
 from tests.flight_scenes import Client, descriptor, ingest, server
 from tests.unfolding_scenes import ENCODINGS, NESTINGS, bombs
 

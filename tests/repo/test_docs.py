@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from catchment import faults, settings
+from catchment.foundation import faults, settings
 from catchment.status.keys import KEYS
-from catchment.web.catalogue import METRICS
+from catchment.web.metric_catalogue import METRICS
 from tests.repo.source_tree import ROOT, SOURCE, modules, readme_commands
 
 REFERENCE = ROOT / "docs" / "reference"

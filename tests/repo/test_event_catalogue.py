@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from catchment.event_catalogue import AROUND, IDS, VERBS
+from catchment.foundation.event_catalogue import AROUND, IDS, VERBS
 from tests.repo.source_tree import ROOT, modules
 
 SHAPE = re.compile(r"[a-z]+(_[a-z]+)*")

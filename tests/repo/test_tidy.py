@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import PurePath
 
-from catchment import faults
+from catchment.foundation import faults
 from tests.repo.source_tree import ROOT, SOURCE, modules
 
 MODULE_LINES_MAX = 600

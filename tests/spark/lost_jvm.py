@@ -22,13 +22,13 @@ import pyarrow as pa
 import pytest
 
 from catchment.errors import FlushFailedError, SparkFailedError
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.types import Column
-from catchment.pipeline import Deliverer, SparkRunner, session
+from catchment.pipeline import Deliverer, SparkRunner, spark_driver
 from catchment.pipeline.flush import FlushPipeline
-from catchment.pipeline.work import Input, Mode, Part, Shape, Task
+from catchment.pipeline.work import Input, Mode, OutputShape, Task, UnitPart
 from catchment.queue import DqCoordinator, open_buffer
-from catchment.settings import Settings
 from catchment.testing import FakeClock
 from tests.scenes import EVENTS, create_table, rows_of
 
@@ -61,7 +61,7 @@ def _task(settings: Settings) -> Task:
         number=1,
         mode=Mode.REWRITE,
         parts=(),
-        shape=Shape(columns=()),
+        shape=OutputShape(columns=()),
         folder=str(settings.home),
         memory_mb=64,
         digest=False,
@@ -71,12 +71,12 @@ def _task(settings: Settings) -> Task:
 @contextmanager
 def _launching(how: Callable[..., Any]) -> Iterator[None]:
     """Have JVMs launched by `how`, which gets the real way as its first argument."""
-    launch = vars(session)["launch_gateway"]
-    vars(session)["launch_gateway"] = lambda *given, **named: how(launch, *given, **named)
+    launch = vars(spark_driver)["launch_gateway"]
+    vars(spark_driver)["launch_gateway"] = lambda *given, **named: how(launch, *given, **named)
     try:
         yield
     finally:
-        vars(session)["launch_gateway"] = launch
+        vars(spark_driver)["launch_gateway"] = launch
 
 
 def _killed(launch: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -282,8 +282,8 @@ def _rewriting(settings: Settings, number: int, path: Path, *columns: Column) ->
     return replace(
         _task(settings),
         number=number,
-        parts=(Part(unit_id=f"u{number}", input=Input(uri=str(path), bytes=1)),),
-        shape=Shape(columns=columns),
+        parts=(UnitPart(unit_id=f"u{number}", input=Input(uri=str(path), bytes=1)),),
+        shape=OutputShape(columns=columns),
     )
 
 

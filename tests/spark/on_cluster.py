@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 from pydantic import SecretStr
 
-from catchment.clock import SystemClock
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, SparkRunner, java
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
 from catchment.pipeline.legacy.report import LegacyReport
-from catchment.settings import Settings
 from tests.scenes import EVENTS
 
 
@@ -46,8 +46,8 @@ def main(home: str, catalog: str, legacy: str, *paths: str) -> None:
 
 def _import(home: Path, lake: Lake, deliverer: Deliverer) -> LegacyReport:
     return LegacyImport(
-        Place.tailpipe(home),
-        Options(quarantine=True),
+        ImportFolders.tailpipe(home),
+        ImportOptions(quarantine=True),
         find_lake=lambda: lake,
         deliverer=lambda: deliverer,
         parallelism=deliverer.runner.parallelism,

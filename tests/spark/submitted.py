@@ -6,8 +6,8 @@ spark-submit submitted.py HOME
 import sys
 from pathlib import Path
 
+from catchment.foundation.settings import Settings
 from catchment.pipeline import SparkRunner
-from catchment.settings import Settings
 
 
 def main(home: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.digest import table_digest
-from catchment.lake.past import schema_at
+from catchment.lake.snapshot_schema import schema_at
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.backfill import Backfill
-from catchment.settings import Settings
 
 SCHEMA = "t7"
 STATEMENTS = (

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from catchment.testing.legacy_tree import LegacyTable, Odd, Shape
+from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape
 from tests import warm
 from tests.conftest import MakeSettings
 from tests.legacy_scenes import SMALL, assert_imported, make_scene
@@ -17,7 +17,7 @@ def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, t
     files = event_files(tmp_path / "in", 8)
     files[7].write_bytes(b"damaged")
     with new_lake(settings, events=True) as lake:
-        tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG, leaves=3, rows_per_file=20))
+        tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=3, rows_per_file=20))
         odd = set(Odd) - {Odd.CONFLICT}
         scene = make_scene(tmp_path, lake, settings, tables=tables, odd=odd)
         # A process of its own: a Python process has room for one Spark session, and this run has one already.

@@ -13,16 +13,16 @@ import psutil
 import pyspark
 import pytest
 
-from catchment import events
 from catchment.errors import JavaMissingError, SparkFailedError
-from catchment.events import Event
+from catchment.foundation import events
+from catchment.foundation.events import Event
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.pipeline import Deliverer, Mode, SparkRunner, java, session
+from catchment.pipeline import Deliverer, Mode, SparkRunner, java, spark_driver
 from catchment.pipeline.java import archive_path
-from catchment.pipeline.master import parallelism
-from catchment.pipeline.plan import Stint
-from catchment.pipeline.work import Input, Part, Shape, Task
-from catchment.settings import Settings
+from catchment.pipeline.plan import TaskSpec
+from catchment.pipeline.spark_master import parallelism
+from catchment.pipeline.work import Input, OutputShape, Task, UnitPart
 from tests.conftest import MakeSettings
 from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
@@ -89,9 +89,9 @@ def test_a_worker_starts_with_what_it_needs_imported_and_nothing_from_an_archive
 
         import pyspark
 
-        from catchment import daemon
+        from catchment import spark_daemon
 
-        archives = [each for each in sys.path if each not in daemon.installed_first(sys.path)]
+        archives = [each for each in sys.path if each not in spark_daemon.installed_first(sys.path)]
         # Not of this process, which may have done a task before.
         mapped = psutil.Process(os.getppid()).memory_maps()
         return pyspark.__file__, archives, any("_duckdb" in each.path for each in mapped)
@@ -175,12 +175,12 @@ def test_a_job_that_spark_gives_up_on_is_an_error_with_its_cause_and_commits_not
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     (path,) = event_files(tmp_path, 1)
-    stint = Stint(mode=Mode.REWRITE, parts=(Part(unit_id="u", input=Input(uri=str(path), bytes=1)),))
+    stint = TaskSpec(mode=Mode.REWRITE, parts=(UnitPart(unit_id="u", input=Input(uri=str(path), bytes=1)),))
     task = Task(
         number=1,
         mode=stint.mode,
         parts=stint.parts,
-        shape=Shape(columns=EVENT_COLUMNS),
+        shape=OutputShape(columns=EVENT_COLUMNS),
         folder=str(blocked / "below"),
         memory_mb=64,
         digest=False,
@@ -298,7 +298,7 @@ def test_spark_starts_without_an_archive_that_is_damaged(monkeypatch: pytest.Mon
     heard: list[Event] = []
     settings = Settings(home=tmp_path / "home")
     with (tmp_path / "log").open("wb") as log, events.listening(heard.append):
-        gateway = session._launch(session._conf(settings), log, str(tmp_path / "log"), MARKER_S_MAX)
+        gateway = spark_driver._launch(spark_driver._conf(settings), log, str(tmp_path / "log"), MARKER_S_MAX)
         gateway.shutdown()
         gateway.proc.stdin.close()
         assert gateway.proc.wait(timeout=MARKER_S_MAX) == 0

@@ -7,15 +7,15 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from catchment import events
-from catchment.clock import SystemClock
-from catchment.events import Event
-from catchment.ids import TableId
+from catchment.foundation import events
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.events import Event
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import DqCoordinator, QueueRuntime, open_buffer
-from catchment.settings import Settings
 from tests.conftest import MakeSettings
 from tests.scenes import EVENT_COLUMNS, EVENTS, create_table, rows_of
 

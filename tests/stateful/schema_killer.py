@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from catchment import faults
 from catchment.errors import CatchmentError
-from catchment.schema.engine import Engine
+from catchment.foundation import faults
 from catchment.schema.migrate import Migrate
+from catchment.schema.sqlite_engine import SqliteEngine
 from tests.repo.source_tree import ROOT
 from tests.stateful.schema_model import Field, Models, classes
 
@@ -76,7 +76,7 @@ def _migrate_and_die(request: dict[str, Any]) -> None:
             table: {name: Field(**each) for name, each in fields.items()} for table, fields in request["models"].items()
         }
         faults.arm(request["point"], faults.kill)
-        engine = Engine(request["path"], backups_keep=BACKUPS_KEPT)
+        engine = SqliteEngine(request["path"], backups_keep=BACKUPS_KEPT)
         do(Migrate(engine, classes(models)), request["step"], request["argument"])
         code = 0
     except CatchmentError:

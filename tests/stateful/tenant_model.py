@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from catchment.errors import CatchmentError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.tenants import protocol
 from catchment.tenants.model import (
     Complete,
@@ -26,28 +26,28 @@ from catchment.tenants.model import (
     Finalizing,
     Idle,
     MigrationState,
-    Move,
+    MoveInfo,
     Positions,
     PreparingTarget,
-    Shard,
     ShardId,
-    Tenant,
+    ShardInfo,
     TenantConfig,
     TenantId,
+    TenantInfo,
 )
-from catchment.tenants.node import Copy, Record, Role
+from catchment.tenants.shard_api import Replica, ShardRole, TenantRecord
 
 TENANT = TenantId(7)
 TABLE = TableId("t7", "events")
 NAMES = ("s", "t")
-SHARDS = tuple(Shard(id=ShardId(name), region="r", location=name, home=name) for name in NAMES)
+SHARDS = tuple(ShardInfo(id=ShardId(name), region="r", location=name, home=name) for name in NAMES)
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Rec(NamedTuple):
     """A record, as small as it can be."""
 
-    role: Role
+    role: ShardRole
     epoch: int
     sync: bool | None = None
     move: int | None = None
@@ -121,7 +121,7 @@ class Model:
 
     def start(self) -> World:
         """A tenant at home in the first shard, with one row; somebody wants it in the second."""
-        home = Node(Rec(Role.HOME, 1), begin=0, log=(1,))
+        home = Node(Rec(ShardRole.HOME, 1), begin=0, log=(1,))
         return World((Row(1, 1, "Idle", 0, 0, 0, 1, False),), (home, Node(None)), acked=1)
 
     def steps(self, world: World) -> Steps:
@@ -193,7 +193,7 @@ class Model:
         rec = self.settles(node.rec, duty(at, row))
         if rec == node.rec:
             return node._replace(rec=self.reopens(rec, row.version)) if rec.move == row.move else node
-        is_shipping = rec.role is Role.HOME and rec.sync is not None
+        is_shipping = rec.role is ShardRole.HOME and rec.sync is not None
         return node._replace(rec=rec, hold=(row.move, node.position) if is_shipping else None)
 
     def give_back(self, world: World, at: int) -> Steps:
@@ -257,7 +257,7 @@ class Model:
 
     def welcomed(self, node: Node, row: Row) -> Node:
         """The shard as a copy; what it has of an earlier move goes."""
-        rec = welcomes(node.rec, Rec(Role.COPY, row.epoch, move=row.move))
+        rec = welcomes(node.rec, Rec(ShardRole.COPY, row.epoch, move=row.move))
         return node if rec is None or rec == node.rec else Node(rec)
 
     def holding(self, world: World, row: Row) -> Steps:
@@ -344,7 +344,7 @@ class Model:
         """Only the home takes writes, and what the other has is how the home begins."""
         at = 1 - world.row.home
         node, home = world.nodes[at], world.nodes[world.row.home]
-        if node.rec and node.rec.role is Role.HOME and node.rec.closed_for is None:
+        if node.rec and node.rec.role is ShardRole.HOME and node.rec.closed_for is None:
             return f"{NAMES[at]} takes writes, and {NAMES[world.row.home]} is the home"
         if len(set(node.rows)) < len(node.rows):
             return f"{NAMES[at]} has a row twice: {node.rows}"
@@ -371,7 +371,7 @@ class Model:
 def put(world: World, at: int, node: Node, answer: tuple[Any, ...] | None = None) -> World:
     """The world with this shard in it; what it ships from now on may arrive at any time."""
     rec, ships = node.rec, world.ships
-    if rec is not None and rec.role is Role.HOME and rec.sync is not None and node.hold is not None:
+    if rec is not None and rec.role is ShardRole.HOME and rec.sync is not None and node.hold is not None:
         first = node.begin or 0
         ships |= {
             (at, rec.epoch, first + number, row)
@@ -402,26 +402,26 @@ def shown(row: Row) -> str:
 
 
 @cache
-def record(rec: Rec | None, at: int = 0) -> Record | None:
+def record(rec: Rec | None, at: int = 0) -> TenantRecord | None:
     if rec is None:
         return None
-    copy = None if rec.sync is None else Copy(shard=SHARDS[1 - at].id, location="", sync=rec.sync)
+    copy = None if rec.sync is None else Replica(shard=SHARDS[1 - at].id, location="", sync=rec.sync)
     move = None if rec.move is None else str(rec.move)
-    return Record(tenant=TENANT, role=rec.role, epoch=rec.epoch, copy=copy, move=move, closed_for=rec.closed_for)
+    return TenantRecord(tenant=TENANT, role=rec.role, epoch=rec.epoch, copy=copy, move=move, closed_for=rec.closed_for)
 
 
-def needed(rec: Rec) -> Record:
+def needed(rec: Rec) -> TenantRecord:
     found = record(rec)
     assert found is not None
     return found
 
 
-def small(record: Record) -> Rec:
+def small(record: TenantRecord) -> Rec:
     sync = None if record.copy is None else record.copy.sync
     return Rec(record.role, record.epoch, sync, None if record.move is None else int(record.move), record.closed_for)
 
 
-def tried(decide: Callable[[], Record]) -> Rec | None:
+def tried(decide: Callable[[], TenantRecord]) -> Rec | None:
     """What the protocol answers; None where it refuses."""
     try:
         return small(decide())
@@ -461,7 +461,7 @@ def holds(rec: Rec | None, epoch: int, move: int) -> Rec | None:
 
 @cache
 def replicates(rec: Rec | None, epoch: int, sync: bool) -> Rec | None:
-    copy = Copy(shard=SHARDS[1].id, location="", sync=sync)
+    copy = Replica(shard=SHARDS[1].id, location="", sync=sync)
     return tried(lambda: protocol.replicates(record(rec), copy, epoch=epoch))
 
 
@@ -478,7 +478,7 @@ def drops(rec: Rec | None, epoch: int) -> bool:
 @cache
 def duty(at: int, row: Row) -> Rec:
     """What the control database says that the shard is."""
-    tenant = Tenant(
+    tenant = TenantInfo(
         id=TENANT, name="", config=TenantConfig(), shard=SHARDS[row.home].id, epoch=row.epoch, created_at=LONG_AGO
     )
     return small(protocol.duty(SHARDS[at].id, tenant, None if row.is_over else _move(row), SHARDS[1 - at]))
@@ -510,7 +510,7 @@ def swapped(row: Row, kind: str, one: int = 0, other: int = 0) -> Row | None:
 def _observation(kind: str, one: int, other: int) -> protocol.Observation:
     match kind:
         case "prepared":
-            return protocol.Prepared(target=_positions(one))
+            return protocol.TargetPrepared(target=_positions(one))
         case "dual-write":
             return protocol.DualWriting(cutover=_positions(one))
         case "switch":
@@ -539,9 +539,9 @@ def _state(row: Row) -> MigrationState:
     return states[row.state]
 
 
-def _move(row: Row) -> Move:
+def _move(row: Row) -> MoveInfo:
     source, target = SHARDS[row.source].id, SHARDS[1 - row.source].id
-    return Move(
+    return MoveInfo(
         id=row.move, token=str(row.move), tenant=TENANT, source=source, target=target, state=_state(row),
         version=row.version, created_at=LONG_AGO, updated_at=LONG_AGO,
     )  # fmt: skip

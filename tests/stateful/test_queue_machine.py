@@ -25,11 +25,11 @@ from hypothesis.stateful import (
 )
 from pydantic import SecretStr
 
-from catchment import faults
 from catchment.errors import FlushFailedError
-from catchment.ids import TableId
-from catchment.queue.segments import SessionsBuffer
-from catchment.settings import Settings
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
+from catchment.queue.sessions_buffer import SessionsBuffer
 from tests.buffer_scenes import OTHER, Killed, QueueScene, Row, assert_audited, die
 from tests.made_lakes import put_lake
 from tests.scenes import EVENTS, create_table

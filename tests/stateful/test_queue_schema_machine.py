@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from pydantic import SecretStr
 
-from catchment import faults
 from catchment.errors import InputError, LakeUnavailableError, TableMissingError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import types
-from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres
 from tests.buffer_scenes import Killed, QueueScene, assert_audited, die
 from tests.made_lakes import put_lake

@@ -22,11 +22,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from catchment import faults
 from catchment.errors import BackupMissingError, ScriptError, StateError
+from catchment.foundation import faults
 from catchment.schema.check import CheckResult, State
-from catchment.schema.engine import Engine
 from catchment.schema.migrate import Migrate
+from catchment.schema.sqlite_engine import SqliteEngine
 from tests.schema_scenes import dump
 from tests.stateful.schema_killer import BACKUPS_KEPT, Killer, do
 from tests.stateful.schema_model import (
@@ -84,7 +84,7 @@ class SchemaMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="catchment-machine-")) / "my.sqlite"
-        self.engine = Engine(self.path, backups_keep=BACKUPS_KEPT)
+        self.engine = SqliteEngine(self.path, backups_keep=BACKUPS_KEPT)
         self.numbers = count(1)
         self.models: Models = {"users": dict(FIELDS), "posts": {**FIELDS, "a": Field("relation", target="users")}}
         self.models_settled: Models = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from catchment.tenants.node import Role
+from catchment.tenants.shard_api import ShardRole
 from tests.stateful import tenant_model
 from tests.stateful.tenant_exploration import dead_ends, explore
 from tests.stateful.tenant_model import (
@@ -65,8 +65,8 @@ def test_longer_moves_lose_nothing_and_leave_one_home(
 
 def _is_settled(world: World) -> bool:
     home, other = world.nodes[world.row.home], world.nodes[1 - world.row.home]
-    is_told = home.rec == Rec(Role.HOME, world.row.epoch) and home.hold is None
-    return world.row.is_over and is_told and (other.rec is None or other == Node(Rec(Role.GONE, world.row.epoch)))
+    is_told = home.rec == Rec(ShardRole.HOME, world.row.epoch) and home.hold is None
+    return world.row.is_over and is_told and (other.rec is None or other == Node(Rec(ShardRole.GONE, world.row.epoch)))
 
 
 def test_a_move_can_be_brought_to_its_end_from_wherever_it_was_left() -> None:
@@ -206,14 +206,14 @@ class AnyEpochIsReceived(Model):
     """A copy takes rows of any epoch."""
 
     def accepts(self, rec: Rec | None, epoch: int) -> bool:
-        return rec is not None and rec.role is Role.COPY
+        return rec is not None and rec.role is ShardRole.COPY
 
 
 class CopyTakesWrites(Model):
     """A shard takes writes under any epoch, whether it is the home or a copy, unless its gate is closed."""
 
     def admits(self, rec: Rec | None, epoch: int) -> bool:
-        return rec is not None and rec.role is not Role.GONE and rec.closed_for is None
+        return rec is not None and rec.role is not ShardRole.GONE and rec.closed_for is None
 
 
 class NobodyAsks(Model):
@@ -308,8 +308,8 @@ class DropBeforeDecision(Model):
     def closing(self, world: World, row: Row) -> Steps:
         yield from super().closing(world, row)
         node = world.nodes[row.source]
-        if row.state == "Finalizing" and node.rec and node.rec.role is Role.COPY and node.rec.epoch <= row.epoch:
-            yield f"s is dropped by {shown(row)}", put(world, row.source, Node(Rec(Role.GONE, row.epoch)))
+        if row.state == "Finalizing" and node.rec and node.rec.role is ShardRole.COPY and node.rec.epoch <= row.epoch:
+            yield f"s is dropped by {shown(row)}", put(world, row.source, Node(Rec(ShardRole.GONE, row.epoch)))
 
 
 class ClearedByName(Model):
@@ -318,7 +318,7 @@ class ClearedByName(Model):
     def preparing(self, world: World, row: Row) -> Steps:
         yield from super().preparing(world, row)
         node = world.nodes[1 - row.source]
-        if node.rec and node.rec.role is Role.COPY and node.rec.epoch <= row.epoch:
+        if node.rec and node.rec.role is ShardRole.COPY and node.rec.epoch <= row.epoch:
             yield f"t is dropped by {shown(row)}", put(world, 1 - row.source, Node(node.rec))
 
 
@@ -326,7 +326,7 @@ class WelcomeStartsOver(Model):
     """A welcome that comes again empties the copy."""
 
     def welcomed(self, node: Node, row: Row) -> Node:
-        rec = tenant_model.welcomes(node.rec, Rec(Role.COPY, row.epoch, move=row.move))
+        rec = tenant_model.welcomes(node.rec, Rec(ShardRole.COPY, row.epoch, move=row.move))
         return node if rec is None else Node(rec)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from catchment.absent import remember_absent
+from catchment.foundation.pandas_probe import skip_pandas_probe
 
 
 class Counting:
@@ -26,7 +26,7 @@ class Counting:
 def finders(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """The finders of a process that remembers nothing yet, and one that counts what comes to them."""
     counting = Counting()
-    plain = [each for each in sys.meta_path if type(each).__module__ != "catchment.absent"]
+    plain = [each for each in sys.meta_path if type(each).__module__ != "catchment.foundation.pandas_probe"]
     monkeypatch.setattr(sys, "meta_path", [counting, *plain])
     return counting
 
@@ -40,16 +40,16 @@ def test_duckdb_looks_for_it_with_every_value_until_it_is_remembered(finders: Co
     _bind()
     _bind()
     assert finders.asked > 2, "DuckDB no longer does that: this module can go"
-    remember_absent()
+    skip_pandas_probe()
     before = finders.asked
     assert _bind() == [(1, "a")]
     assert finders.asked == before
 
 
 def test_it_is_missing_as_before(finders: Counting) -> None:
-    remember_absent()
-    remember_absent()
-    assert [type(each).__module__ for each in sys.meta_path].count("catchment.absent") == 1
+    skip_pandas_probe()
+    skip_pandas_probe()
+    assert [type(each).__module__ for each in sys.meta_path].count("catchment.foundation.pandas_probe") == 1
     with pytest.raises(ModuleNotFoundError, match="No module named 'pandas'") as missing:
         importlib.import_module("pandas")
     assert missing.value.name == "pandas"
@@ -59,7 +59,7 @@ def test_it_is_missing_as_before(finders: Counting) -> None:
 def test_where_it_is_installed_it_is_found(finders: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pandas.py").write_text("HERE = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    remember_absent()
+    skip_pandas_probe()
     try:
         assert importlib.import_module("pandas").HERE
     finally:

@@ -12,9 +12,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from catchment.errors import CatchmentError, LakeUnavailableError, SettingsError
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake, LakeAddress, parse_catalog
 from catchment.lake.attach import DuckDbCatalog, PostgresCatalog, SqliteCatalog, open_connection
-from catchment.settings import Settings
 from catchment.testing import EmbeddedPostgres, FakeClock
 
 SECRET = "hunter2"

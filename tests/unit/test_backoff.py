@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchment.backoff import Backoff, retry
 from catchment.errors import CatchmentError, ConflictError, FencedError, LakeUnavailableError
+from catchment.foundation.backoff import Backoff, retry
 from catchment.testing import FakeClock
 
 # A machine that is busy with other things is no failure.

@@ -4,7 +4,7 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from catchment.clock import Clock, SystemClock
+from catchment.foundation.clock import Clock, SystemClock
 from catchment.testing import FakeClock
 
 

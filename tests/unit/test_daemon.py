@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchment.daemon import installed_first
+from catchment.spark_daemon import installed_first
 
 
 @pytest.fixture

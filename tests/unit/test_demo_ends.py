@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from catchment.cli.demo import marks, writers
+from catchment.cli.demo import process_file, writers
+from catchment.cli.demo.demo_folder import A, DemoPlace
 from catchment.cli.demo.interrupts import Interrupts
-from catchment.cli.demo.marks import Mark
-from catchment.cli.demo.place import A, DemoPlace
+from catchment.cli.demo.process_file import ProcessMark
 from catchment.cli.demo.servers import Servers
-from catchment.cli.demo.writers import Login, Writer, Writers
-from catchment.clock import SystemClock
+from catchment.cli.demo.writers import DemoWriter, Login, Writers
 from catchment.errors import MachineError, StateError
-from catchment.server.running import FILE_NAME
+from catchment.foundation.clock import SystemClock
+from catchment.server.server_file import FILE_NAME
 
 _NOBODY = "grpc://127.0.0.1:1"
 
@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> DemoPlace:
 def server(place: DemoPlace) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that says it serves the first shard's home."""
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
-        said = {"pid": process.pid, "started": Mark.of(process.pid).started, "uri": _NOBODY, "certificate": None}
+        said = {"pid": process.pid, "started": ProcessMark.of(process.pid).started, "uri": _NOBODY, "certificate": None}
         (place.home(A) / FILE_NAME).write_text(json.dumps({**said, "token": "t"}), encoding="utf-8")
         yield process
         process.kill()
@@ -49,7 +49,7 @@ def _end_forgotten(place: DemoPlace) -> None:
 def test_a_server_that_a_demo_forgot_is_ended_and_one_that_nobody_buried_counts_as_gone(
     place: DemoPlace, server: "subprocess.Popen[bytes]"
 ) -> None:
-    marks.write(place.home(A), Mark.of(server.pid))
+    process_file.write(place.home(A), ProcessMark.of(server.pid))
     # Nobody waits for it meanwhile, so that it stays a zombie.
     _end_forgotten(place)
     assert server.wait() == -signal.SIGTERM
@@ -65,8 +65,8 @@ def test_a_server_that_no_demo_started_is_left_alone(place: DemoPlace, server: "
 def test_a_process_that_has_the_number_of_an_earlier_one_is_left_alone(
     place: DemoPlace, server: "subprocess.Popen[bytes]", field: str
 ) -> None:
-    mark = Mark.of(server.pid)
-    marks.write(place.home(A), replace(mark, boot="1") if field == "boot" else replace(mark, started="1"))
+    mark = ProcessMark.of(server.pid)
+    process_file.write(place.home(A), replace(mark, boot="1") if field == "boot" else replace(mark, started="1"))
     (place.home(A) / FILE_NAME).unlink()
     _end_forgotten(place)
     assert server.poll() is None
@@ -75,7 +75,7 @@ def test_a_process_that_has_the_number_of_an_earlier_one_is_left_alone(
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
 def test_a_mark_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "demo-server.json").write_text(text, encoding="utf-8")
-    assert marks.read(tmp_path) is None
+    assert process_file.read(tmp_path) is None
 
 
 def test_a_server_of_another_user_is_said_to_be_one(
@@ -84,13 +84,13 @@ def test_a_server_of_another_user_is_said_to_be_one(
     def refuse(_pid: int, _number: int) -> None:
         raise PermissionError
 
-    marks.write(place.home(A), Mark.of(server.pid))
+    process_file.write(place.home(A), ProcessMark.of(server.pid))
     monkeypatch.setattr(os, "kill", refuse)
     with pytest.raises(MachineError, match="another user's"):
         _end_forgotten(place)
 
 
-class _Hanging(Writer):
+class _Hanging(DemoWriter):
     """A writer whose last write is not answered until it is let go."""
 
     answered: threading.Event
@@ -105,7 +105,7 @@ def test_a_writer_whose_write_is_not_answered_is_waited_for_within_a_bound_and_t
     monkeypatch.setattr(writers, "_ANSWER_S_MAX", 0.01)
     writer = _Hanging(Login("kitchen", _NOBODY, "ada", "x"), SystemClock())
     writer.answered = threading.Event()
-    both = Writers((writer, Writer(Login("cellar", _NOBODY, "ben", "x"), SystemClock())))
+    both = Writers((writer, DemoWriter(Login("cellar", _NOBODY, "ben", "x"), SystemClock())))
     writer.start()
     both.stop()
     both.stop()

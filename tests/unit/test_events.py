@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from catchment import events, loglines
-from catchment.events import Event
-from catchment.loglines import VALUE_LETTERS_MAX
+from catchment.foundation import events, log_lines
+from catchment.foundation.events import Event
+from catchment.foundation.log_lines import VALUE_LETTERS_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -326,7 +326,7 @@ def test_a_password_is_in_no_line(text: str, as_json: bool, capsys: pytest.Captu
     ],
 )
 def test_words_about_passwords_are_left_as_they_are(text: str) -> None:
-    assert loglines.scrub(text) == text
+    assert log_lines.scrub(text) == text
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_however_long_and_strange_a_text_is_it_is_scrubbed_in_no_time(piece: str
     text = piece * (400_000 // len(piece))
     started_s = time.process_time()
     for value in (text, [text], {"key": text}, [piece] * 40_000):
-        assert len(str(loglines.plain(value))) <= VALUE_LETTERS_MAX + 3
+        assert len(str(log_lines.plain(value))) <= VALUE_LETTERS_MAX + 3
     assert time.process_time() - started_s < 1.0
 
 
@@ -421,7 +421,7 @@ def test_words_for_a_person_are_made_only_where_one_reads_them(monkeypatch: pyte
         made.append(verb)
         return verb
 
-    monkeypatch.setattr(loglines, "prose", prose)
+    monkeypatch.setattr(log_lines, "prose", prose)
     for as_json in (True, False):
         events.configure_logging(level="info", as_json=as_json)
         events.emit("delivered", rows=7)

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from catchment import faults
 from catchment.errors import InvariantError
+from catchment.foundation import faults
 
 POINT = "deliver.after_commit"
 KILLED = f"""
 import atexit
-from catchment import faults
+from catchment.foundation import faults
 atexit.register(lambda: print("cleaned up", flush=True))
 faults.arm("{POINT}", faults.kill)
 faults.reach("deliver.before_commit")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from catchment import files
-from catchment.clock import SystemClock
 from catchment.errors import LockTimeoutError, StorageFailedError, StorageUnsupportedError
-from catchment.files import FileLock
+from catchment.foundation import files
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.files import FileLock
 from catchment.testing import FakeClock
 from tests import warm
 
@@ -21,8 +21,8 @@ from tests import warm
 HOLDER = """
 import sys
 from pathlib import Path
-from catchment.clock import SystemClock
-from catchment.files import FileLock
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.files import FileLock
 lock = FileLock(Path(sys.argv[1]), clock=SystemClock()).take()
 print("holding" if lock else "refused", flush=True)
 sys.stdin.read()

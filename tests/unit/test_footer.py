@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from catchment.errors import InvariantError
-from catchment.lake.tokens import has_token
+from catchment.lake.placeholders import has_token
 from catchment.pipeline import footer
 
 TOKEN = "{SNAPSHOT_ID}"

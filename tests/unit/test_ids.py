@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchment.errors import InputError
-from catchment.ids import ProducerId, TableId, job_started_at, new_job_id, unit_id
+from catchment.foundation.ids import ProducerId, TableId, job_started_at, new_job_id, unit_id
 from catchment.testing import FakeClock
 
 # A machine that is busy with other things is no failure.

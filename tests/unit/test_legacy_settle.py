@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 
 from catchment.lake.types import Column
-from catchment.pipeline.legacy.settle import Settled, settle
 from catchment.pipeline.legacy.survey import FileShape
+from catchment.pipeline.legacy.table_columns import TableColumns, settle
 
 ITEM = "STRUCT(arn VARCHAR, kind VARCHAR)"
 WIDER_ITEM = "STRUCT(arn VARCHAR, kind VARCHAR, note VARCHAR)"
@@ -99,7 +99,7 @@ CASES = {
 }
 
 
-def _settle(case: Case, *shapes: FileShape) -> Settled:
+def _settle(case: Case, *shapes: FileShape) -> TableColumns:
     return settle(_columns(case.expected), shapes, keys=("day",), table=None)
 
 

@@ -16,13 +16,13 @@ from catchment.testing.legacy_tree import (
     LegacyLeaf,
     LegacyTable,
     Odd,
-    Shape,
+    TreeShape,
     make_legacy_home,
     snapshot_tree,
 )
 
 TRAIL = LegacyTable(name="aws_cloudtrail_log", leaves=13, files_per_leaf=2, rows_per_file=30)
-ACCESS = LegacyTable(name="nginx_access_log", shape=Shape.ACCESS_LOG)
+ACCESS = LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG)
 HIVE = f"hive_partitioning = true, hive_types = {{{', '.join(f'{key}: VARCHAR' for key in (TABLE_KEY, *KEYS))}}}"
 COLUMNS = (
     "SELECT column_name, data_type FROM duckdb_columns() WHERE NOT internal AND table_name = ? ORDER BY column_index"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from catchment.clock import SystemClock
-from catchment.meters import OTHER, Counter, Distribution, Histogram, Labelled, Meters
-from catchment.server.model import Principal, Role
-from catchment.server.statementlog import SLOW_MAX, TEXT_LETTERS_MAX, StatementLog
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.meters import OTHER, Counter, Distribution, Histogram, Labelled, Meters
+from catchment.server.statement_log import SLOW_MAX, TEXT_LETTERS_MAX, StatementLog
+from catchment.server.values import Principal, Role
 from catchment.testing import FakeClock
-from catchment.web.catalogue import METRICS
+from catchment.web.metric_catalogue import METRICS
 from catchment.web.metrics import PROCESS, exposition
 from tests.status_scenes import full_status
 

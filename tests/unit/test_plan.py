@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchment.errors import InputError, TypeConflictError
-from catchment.ids import ProducerId, TableId
-from catchment.lake import Claim, Standing
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.lake import Claim, ProducerState
 from catchment.lake.tables import PartitionKey, SortKey, Table
 from catchment.lake.types import Column
-from catchment.pipeline.plan import Bounds, Plan, Stint, Unit, plan, stints
-from catchment.pipeline.work import Format, Input, Mode, Part
+from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, plan, stints
+from catchment.pipeline.work import Format, Input, Mode, UnitPart
 
 # A machine that is busy with other things is no failure.
 UNHURRIED = settings(deadline=None)
@@ -52,8 +52,8 @@ def _units(draw: st.DrawFn) -> list[Unit]:
     return [_unit(number, each, draw(st.sampled_from(Format))) for number, each in enumerate(sizes)]
 
 
-def _parts(units: Sequence[Unit]) -> list[Part]:
-    return [Part(unit_id=unit.id, input=each) for unit in units for each in unit.inputs]
+def _parts(units: Sequence[Unit]) -> list[UnitPart]:
+    return [UnitPart(unit_id=unit.id, input=each) for unit in units for each in unit.inputs]
 
 
 def _plan(
@@ -65,11 +65,11 @@ def _plan(
     table: Table = TABLE,
 ) -> Plan:
     claim = Claim(producer=PRODUCER, epoch=0, seq=0)
-    standing = Standing(snapshot_id=7, table=table, claim=claim, delivered=frozenset(delivered))
+    standing = ProducerState(snapshot_id=7, table=table, claim=claim, delivered=frozenset(delivered))
     return plan(standing=standing, units=units, mode=mode, bounds=bounds)
 
 
-def _of_mode(found: Sequence[Stint], mode: Mode) -> list[Stint]:
+def _of_mode(found: Sequence[TaskSpec], mode: Mode) -> list[TaskSpec]:
     return [stint for stint in found if stint.mode is mode]
 
 

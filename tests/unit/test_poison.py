@@ -6,7 +6,7 @@ from math import ceil, log2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchment.pipeline.poison import halve
+from catchment.pipeline.bad_rows import halve
 
 UNHURRIED = settings(deadline=None)
 CASES = st.integers(0, 200).flatmap(

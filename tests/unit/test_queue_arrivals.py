@@ -5,8 +5,8 @@ import pytest
 
 from catchment.errors import InputError
 from catchment.lake.types import Column
-from catchment.queue import arrivals
-from catchment.queue.arrivals import size_of
+from catchment.queue import incoming
+from catchment.queue.incoming import size_of
 
 MANY = pa.table({"id": pa.array(range(100_000), pa.int64())})
 
@@ -30,9 +30,9 @@ def test_columns_that_took_one_shape_are_asked_anew_about_another() -> None:
     bytes_only = pa.schema([pa.field("id", pa.binary(16))])
     uuids = pa.schema([pa.field("id", pa.binary(16), metadata={"ARROW:extension:name": "arrow.uuid"})])
     for _ in range(2):
-        assert arrivals.misfit(uuids, columns) is None
-        assert arrivals.misfit(bytes_only, columns) is not None
-        assert arrivals.misfit(IDS, columns) is not None
+        assert incoming.schema_mismatch(uuids, columns) is None
+        assert incoming.schema_mismatch(bytes_only, columns) is not None
+        assert incoming.schema_mismatch(IDS, columns) is not None
 
 
 def test_new_columns_are_never_taken_for_old_ones() -> None:
@@ -42,7 +42,7 @@ def test_new_columns_are_never_taken_for_old_ones() -> None:
         # Once nobody holds on to them, Python gives the next ones their place, and so their identity.
         columns = (Column(name="id", type="BIGINT", nullable=nullable),)
         try:
-            arrivals.require_values(rows, columns)
+            incoming.require_values(rows, columns)
         except InputError:
             return True
         return False
@@ -53,5 +53,5 @@ def test_new_columns_are_never_taken_for_old_ones() -> None:
 def test_columns_without_end_take_no_memory_without_end() -> None:
     every = [(ID, Column(name=f"c{n}", type="BIGINT")) for n in range(2_500)]
     for columns in every:
-        assert arrivals.misfit(IDS, columns) is None
-    assert len(arrivals._latest) <= 1_000
+        assert incoming.schema_mismatch(IDS, columns) is None
+    assert len(incoming._latest) <= 1_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from catchment.errors import CommitUnknownError, InputError, InvariantError
-from catchment.queue.group import GroupCommit
+from catchment.queue.group_commit import GroupCommit
 
 WAIT_S = 30.0
 INTERRUPTING = 99

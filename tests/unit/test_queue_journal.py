@@ -10,15 +10,15 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment.clock import SystemClock
 from catchment.errors import BufferDamagedError
-from catchment.ids import TableId
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.queue import journal as journals
 from catchment.queue.journal import SUFFIX, Entry, Journal
-from catchment.queue.shared import SharedBuffer
+from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store, new_identity
 from catchment.queue.writes import Write
-from catchment.settings import MIB
 from tests.queue_scenes import event_rows
 from tests.scenes import EVENT_COLUMNS, EVENTS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import InvariantError, StorageFailedError
-from catchment.queue.layout import Layout, SegmentName, State, wal_of
+from catchment.queue.segment_files import SegmentFolders, SegmentName, SegmentState, wal_of
 from catchment.testing import FakeClock
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -13,8 +13,8 @@ TEXT = f"duckling_queue_{UUID}_1767225600.db"
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path)
+def layout(tmp_path: Path) -> SegmentFolders:
+    layout = SegmentFolders(tmp_path)
     layout.make()
     return layout
 
@@ -53,49 +53,49 @@ def test_what_is_not_a_segment_is_not_read_as_one(text: str) -> None:
     assert SegmentName.parse(text) is None
 
 
-def test_older_segments_come_first(layout: Layout) -> None:
+def test_older_segments_come_first(layout: SegmentFolders) -> None:
     clock = FakeClock()
     names = []
     for _ in range(3):
         names.append(SegmentName.new(clock))
         clock.advance(1)
     for name in reversed(names):
-        layout.path(State.ACTIVE, name).touch()
-    (layout.root / State.ACTIVE / "something else").touch()
-    assert layout.names(State.ACTIVE) == names
+        layout.path(SegmentState.ACTIVE, name).touch()
+    (layout.root / SegmentState.ACTIVE / "something else").touch()
+    assert layout.names(SegmentState.ACTIVE) == names
 
 
-def test_a_wal_alone_still_stands_for_its_segment(layout: Layout) -> None:
+def test_a_wal_alone_still_stands_for_its_segment(layout: SegmentFolders) -> None:
     name = SegmentName.new(FakeClock())
-    path = layout.path(State.ACTIVE, name)
+    path = layout.path(SegmentState.ACTIVE, name)
     wal_of(path).write_bytes(b"12345")
-    assert layout.names(State.ACTIVE) == [name]
-    assert layout.holds(State.ACTIVE, name)
+    assert layout.names(SegmentState.ACTIVE) == [name]
+    assert layout.holds(SegmentState.ACTIVE, name)
     path.write_bytes(b"123")
-    assert layout.names(State.ACTIVE) == [name]
-    assert layout.bytes(State.ACTIVE) == 8
+    assert layout.names(SegmentState.ACTIVE) == [name]
+    assert layout.bytes(SegmentState.ACTIVE) == 8
 
 
-def test_a_segment_goes_from_active_to_sealed_to_flushed_and_no_further(layout: Layout) -> None:
+def test_a_segment_goes_from_active_to_sealed_to_flushed_and_no_further(layout: SegmentFolders) -> None:
     name = SegmentName.new(FakeClock())
-    layout.path(State.ACTIVE, name).touch()
-    layout.advance(name, State.ACTIVE)
-    assert [layout.names(state) for state in State] == [[], [name], []]
-    layout.advance(name, State.SEALED)
-    assert [layout.names(state) for state in State] == [[], [], [name]]
+    layout.path(SegmentState.ACTIVE, name).touch()
+    layout.advance(name, SegmentState.ACTIVE)
+    assert [layout.names(state) for state in SegmentState] == [[], [name], []]
+    layout.advance(name, SegmentState.SEALED)
+    assert [layout.names(state) for state in SegmentState] == [[], [], [name]]
     with pytest.raises(InvariantError):
-        layout.advance(name, State.FLUSHED)
+        layout.advance(name, SegmentState.FLUSHED)
 
 
-def test_a_segment_that_is_not_there_cannot_move(layout: Layout) -> None:
+def test_a_segment_that_is_not_there_cannot_move(layout: SegmentFolders) -> None:
     with pytest.raises(StorageFailedError):
-        layout.advance(SegmentName.new(FakeClock()), State.ACTIVE)
+        layout.advance(SegmentName.new(FakeClock()), SegmentState.ACTIVE)
 
 
-def test_removing_a_segment_takes_its_wal_along_and_may_be_repeated(layout: Layout) -> None:
+def test_removing_a_segment_takes_its_wal_along_and_may_be_repeated(layout: SegmentFolders) -> None:
     name = SegmentName.new(FakeClock())
-    layout.path(State.ACTIVE, name).touch()
-    wal_of(layout.path(State.ACTIVE, name)).touch()
-    layout.remove(name, State.ACTIVE)
-    layout.remove(name, State.ACTIVE)
-    assert not layout.holds(State.ACTIVE, name)
+    layout.path(SegmentState.ACTIVE, name).touch()
+    wal_of(layout.path(SegmentState.ACTIVE, name)).touch()
+    layout.remove(name, SegmentState.ACTIVE)
+    layout.remove(name, SegmentState.ACTIVE)
+    assert not layout.holds(SegmentState.ACTIVE, name)

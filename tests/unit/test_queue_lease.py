@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from catchment.errors import LakeUnavailableError, SettingsError
-from catchment.queue.lease import FileLeases, Leases, leases_for
-from catchment.queue.lease_postgres import PostgresLeases
-from catchment.settings import Settings
+from catchment.foundation.settings import Settings
+from catchment.queue.leases import FileLeases, Leases, leases_for
+from catchment.queue.postgres_leases import PostgresLeases
 from catchment.testing import EmbeddedPostgres, FakeClock
 from tests import warm
 
@@ -19,9 +19,9 @@ Open = Callable[[], Leases]
 _HOLDER = """
 import sys
 from pathlib import Path
-from catchment.clock import SystemClock
-from catchment.queue.lease import FileLeases
-from catchment.queue.lease_postgres import PostgresLeases
+from catchment.foundation.clock import SystemClock
+from catchment.queue.leases import FileLeases
+from catchment.queue.postgres_leases import PostgresLeases
 kind, where = sys.argv[1:]
 leases = FileLeases(Path(where), SystemClock()) if kind == "files" else PostgresLeases(where)
 lease = leases.take("a")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.queue.buffer import TableState
-from catchment.queue.policy import Policy, Trigger, Trouble, failed_again
-from catchment.settings import Settings
+from catchment.queue.policy import FlushFailure, Policy, Trigger, failed_again
 
 UNHURRIED = settings(deadline=None)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,16 +36,16 @@ def _state(*, rows: int = 1, size: int = 1, age_s: float = 0, sealed: int | None
     )
 
 
-def _troubles(count: int, luck: float) -> list[Trouble]:
+def _troubles(count: int, luck: float) -> list[FlushFailure]:
     """What becomes of a table that fails so often, each time at the moment when it may be tried again."""
-    found: list[Trouble] = []
+    found: list[FlushFailure] = []
     for _ in range(count):
         before = found[-1] if found else None
         found.append(failed_again(before, "reason", POLICY, before.retry_at if before else NOW, luck))
     return found
 
 
-def _waits_s(troubles: list[Trouble]) -> list[float]:
+def _waits_s(troubles: list[FlushFailure]) -> list[float]:
     moments = [NOW, *(trouble.retry_at for trouble in troubles)]
     return [(after - before).total_seconds() for before, after in pairwise(moments)]
 
@@ -100,5 +100,5 @@ def test_a_trouble_is_over_at_the_moment_it_names() -> None:
 
 
 def test_the_number_of_failures_has_no_end_and_the_arithmetic_none_either() -> None:
-    tired = Trouble(failures=10**9, reason="", retry_at=NOW)
+    tired = FlushFailure(failures=10**9, reason="", retry_at=NOW)
     assert failed_again(tired, "", POLICY, NOW, 0.999).retry_at <= NOW + timedelta(seconds=90)

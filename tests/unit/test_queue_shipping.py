@@ -10,16 +10,16 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from catchment import faults
 from catchment.errors import InvariantError, SeqGapError, StateError
-from catchment.ids import TableId
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.lake.types import Column
-from catchment.queue import arrivals
+from catchment.queue import incoming
 from catchment.queue.buffer import SEQ
 from catchment.queue.journal import ENTRY_BYTES_MAX
-from catchment.queue.shared import FILE_NAME, SharedBuffer
-from catchment.queue.shipment import Shipment, ShippingBuffer
-from catchment.settings import MIB
+from catchment.queue.replication import LogRows, ReplicatedBuffer
+from catchment.queue.shared_buffer import FILE_NAME, SharedBuffer
 from catchment.testing import FakeClock
 from tests.buffer_scenes import Killed, arrow, die
 from tests.queue_scenes import event_rows
@@ -74,9 +74,9 @@ def _unflushed(buffer: SharedBuffer, table: TableId = T7) -> list[tuple[int, int
     ]
 
 
-def _shipments(buffer: SharedBuffer, after: int = 0, table: TableId = T7, rows_max: int = ALL) -> list[Shipment]:
+def _shipments(buffer: SharedBuffer, after: int = 0, table: TableId = T7, rows_max: int = ALL) -> list[LogRows]:
     found = []
-    while (shipment := buffer.shipment(table, after, rows_max=rows_max)) is not None:
+    while (shipment := buffer.read_log(table, after, rows_max=rows_max)) is not None:
         found.append(shipment)
         after = shipment.seq_last
     return found
@@ -96,18 +96,18 @@ def _numbered(first: int, last: int) -> list[tuple[int, int]]:
     return [(number, number) for number in range(first, last + 1)]
 
 
-def _shipped(first: int, last: int, table: TableId = T7) -> Shipment:
-    return Shipment(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=event_rows(range(first, last + 1)))
+def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
+    return LogRows(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=event_rows(range(first, last + 1)))
 
 
 def test_the_shared_buffer_ships(open_buffer: Open) -> None:
-    assert isinstance(open_buffer(), ShippingBuffer)
+    assert isinstance(open_buffer(), ReplicatedBuffer)
 
 
 class TestHold:
     def test_flushed_rows_of_a_held_schema_are_a_log_and_nothing_else(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 11))
         buffer.retire(buffer.parcels()[0])
         state = buffer.state(T7)
@@ -119,19 +119,19 @@ class TestHold:
 
     def test_a_table_that_is_not_held_keeps_no_log(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t8")
+        buffer.retain_log("t8")
         _write(buffer, range(1, 11))
         _retire(buffer, 4)
         with pytest.raises(InvariantError, match="starts behind seq 4"):
-            buffer.shipment(T7, 3, rows_max=ALL)
+            buffer.read_log(T7, 3, rows_max=ALL)
         assert _logged(buffer, 4) == _numbered(5, 10)
 
     def test_a_hold_and_what_it_keeps_survive_a_crash(self, open_buffer: Open) -> None:
         home = open_buffer()
         _write(home, range(1, 4))
         _retire(home, 2)
-        home.hold("t7")
-        home.hold("T7")
+        home.retain_log("t7")
+        home.retain_log("T7")
         _write(home, range(4, 11))
         _retire(home, 6)
         buffer = open_buffer(after="home")
@@ -146,40 +146,40 @@ class TestHold:
         assert (state.rows, state.seq_last, state.seq_flushed, state.oldest_at) == (0, 10, 10, None)
         assert _logged(again, 2) == _numbered(3, 10)
         with pytest.raises(InvariantError):
-            again.shipment(T7, 1, rows_max=ALL)
+            again.read_log(T7, 1, rows_max=ALL)
 
     def test_what_was_flushed_before_is_not_in_the_log(self, open_buffer: Open) -> None:
         buffer = open_buffer()
         _write(buffer, range(1, 11))
         _retire(buffer, 4)
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         with pytest.raises(InvariantError):
-            buffer.shipment(T7, 0, rows_max=ALL)
+            buffer.read_log(T7, 0, rows_max=ALL)
         assert _logged(buffer, 4) == _numbered(5, 10)
 
     def test_rows_go_once_they_are_flushed_and_let_go_of(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 11))
-        buffer.let_go(T7, 6)
+        buffer.truncate_log(T7, 6)
         assert _logged(buffer) == _numbered(1, 10)
         _retire(buffer, 4)
         assert _logged(buffer, 4) == _numbered(5, 10)
         _retire(buffer, 10)
         assert _logged(buffer, 6) == _numbered(7, 10)
         with pytest.raises(InvariantError, match="starts behind seq 6"):
-            buffer.shipment(T7, 5, rows_max=ALL)
-        buffer.let_go(T7, ALL)
-        assert buffer.shipment(T7, 10, rows_max=ALL) is None
+            buffer.read_log(T7, 5, rows_max=ALL)
+        buffer.truncate_log(T7, ALL)
+        assert buffer.read_log(T7, 10, rows_max=ALL) is None
         assert _rows_on_disk(open_buffer(after="home")) == 0
 
     def test_unheld_rows_go_at_once(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 11))
         _retire(buffer, 8)
-        buffer.unhold("t7")
-        buffer.unhold("t7")
+        buffer.release_log("t7")
+        buffer.release_log("t7")
         assert buffer.held_schemas() == frozenset()
         after = open_buffer(after="home")
         assert after.held_schemas() == frozenset()
@@ -188,26 +188,26 @@ class TestHold:
 
     def test_a_version_goes_when_its_rows_are_flushed_and_let_go_of(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 5))
         _write_wider(buffer, range(5, 9))
         _retire(buffer, 8)
         assert [each.columns for each in _shipments(buffer)] == [EVENT_COLUMNS, WIDER]
         after = open_buffer(after="home")
         assert [each.columns for each in _shipments(after)] == [EVENT_COLUMNS, WIDER]
-        buffer.let_go(T7, 4)
+        buffer.truncate_log(T7, 4)
         assert [each.columns for each in _shipments(buffer, 4)] == [WIDER]
         assert len(_staging_tables(open_buffer(after="home"))) == 1
 
     def test_rows_that_are_let_go_of_are_there_until_that_is_committed(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 11))
         _retire(buffer, 10)
         seen: list[list[tuple[int, int]]] = []
         look = once(lambda: seen.append(_logged(open_buffer(after="home"))))
         with faults.armed("queue.before_retire", look):
-            buffer.let_go(T7, 5)
+            buffer.truncate_log(T7, 5)
         assert seen == [_numbered(1, 10)]
 
     def test_a_file_from_before_there_were_holds_opens(self, open_buffer: Open, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ class TestHold:
             connection.execute("DROP TABLE table_lives")
         old = open_buffer()
         assert old.set_aside() == ()
-        old.hold("t7")
+        old.retain_log("t7")
         _retire(old, 3)
         assert _logged(old) == _numbered(1, 3)
 
@@ -226,7 +226,7 @@ class TestHold:
     def test_a_table_may_be_called_like_what_the_buffer_keeps(self, open_buffer: Open, name: str) -> None:
         home = open_buffer()
         _write(home, range(1, 4), TableId("main", name))
-        home.hold("main")
+        home.retain_log("main")
         after = open_buffer(after="home")
         assert after.set_aside() == ()
         assert _logged(after, table=TableId("main", name)) == _numbered(1, 3)
@@ -239,8 +239,8 @@ class TestShipment:
         found = _shipments(buffer, 1, rows_max=2)
         assert [(each.seq_first, each.seq_last) for each in found] == [(2, 3), (4, 5)]
         assert found[0].rows.column_names == ["id", "kind"]
-        assert buffer.shipment(T7, 5, rows_max=2) is None
-        assert buffer.shipment(OTHER, 0, rows_max=2) is None
+        assert buffer.read_log(T7, 5, rows_max=2) is None
+        assert buffer.read_log(OTHER, 0, rows_max=2) is None
 
     def test_a_shipment_has_the_columns_of_one_version(self, open_buffer: Open) -> None:
         buffer = open_buffer()
@@ -265,9 +265,9 @@ class TestShipment:
             "'x'::BLOB AS b, [1, NULL] AS l, {'a': 1, 'b': 'x'} AS s, INTERVAL 1 DAY AS i, TIME '10:00:00' AS t, "
             "MAP {'k': 1} AS m, '{\"a\": 1}'::JSON AS j, '101'::BIT AS bits, 'NaN'::DOUBLE AS f"
         )
-        columns = arrivals.columns_of(rows.schema)
+        columns = incoming.columns_of(rows.schema)
         home.append(T7, columns, rows, session="")
-        copy.receive(_shipments(home))
+        copy.append_replicated(_shipments(home))
         (there,), (here,) = _shipments(home), _shipments(copy)
         assert here.columns == there.columns
         assert here.rows.schema == there.rows.schema
@@ -279,7 +279,7 @@ class TestReceive:
         home, copy = open_buffer("home"), open_buffer("copy")
         _write(home, range(1, 6))
         _write_wider(home, range(6, 9))
-        copy.receive(_shipments(home))
+        copy.append_replicated(_shipments(home))
         after = open_buffer(after="copy")
         assert [(each.seq_first, each.columns) for each in _shipments(after)] == [(1, EVENT_COLUMNS), (6, WIDER)]
         assert _unflushed(after) == _numbered(1, 8)
@@ -288,21 +288,21 @@ class TestReceive:
     def test_what_is_there_is_passed_over(self, open_buffer: Open) -> None:
         copy = open_buffer()
         for first, last in ((1, 5), (1, 5), (3, 4), (2, 8), (8, 9)):
-            copy.receive([_shipped(first, last)])
+            copy.append_replicated([_shipped(first, last)])
         assert _unflushed(copy) == _numbered(1, 9)
         assert _unflushed(open_buffer(after="home")) == _numbered(1, 9)
 
     def test_what_is_there_twice_in_one_is_passed_over(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.receive([_shipped(1, 3), _shipped(1, 3), _shipped(2, 5), _shipped(6, 6)])
+        copy.append_replicated([_shipped(1, 3), _shipped(1, 3), _shipped(2, 5), _shipped(6, 6)])
         assert _unflushed(copy) == _numbered(1, 6)
 
     def test_what_is_there_starts_no_version(self, open_buffer: Open) -> None:
         home, copy = open_buffer("home"), open_buffer("copy")
         _write(home, range(1, 4))
         _write_wider(home, range(4, 6))
-        copy.receive(_shipments(home))
-        copy.receive(_shipments(home)[:1])
+        copy.append_replicated(_shipments(home))
+        copy.append_replicated(_shipments(home)[:1])
         assert [each.columns for each in _shipments(copy)] == [EVENT_COLUMNS, WIDER]
 
     @pytest.mark.parametrize("size", [1, ENTRY_BYTES_MAX], ids=["journal", "file"])
@@ -310,45 +310,45 @@ class TestReceive:
         self, open_buffer: Open, size: int
     ) -> None:
         copy = open_buffer()
-        copy.receive([_shipped(1, 3), _shipped(1, 1, OTHER)])
+        copy.append_replicated([_shipped(1, 3), _shipped(1, 1, OTHER)])
         far = _shipped(5, 5 + size // 8)
         with pytest.raises(SeqGapError) as error:
-            copy.receive([_shipped(2, 2, OTHER), far])
+            copy.append_replicated([_shipped(2, 2, OTHER), far])
         assert (error.value.facts["seq_last"], error.value.facts["table"]) == (3, str(T7))
         assert copy.positions("t7") == {T7: 3, OTHER: 1}
         assert open_buffer(after="home").positions("t7") == {T7: 3, OTHER: 1}
-        copy.receive([_shipped(2, 2, OTHER), _shipped(4, 4), far])
+        copy.append_replicated([_shipped(2, 2, OTHER), _shipped(4, 4), far])
         assert copy.positions("t7") == {T7: far.seq_last, OTHER: 2}
 
     def test_a_table_that_is_new_here_starts_at_1(self, open_buffer: Open) -> None:
         copy = open_buffer()
         with pytest.raises(SeqGapError) as error:
-            copy.receive([_shipped(2, 3)])
+            copy.append_replicated([_shipped(2, 3)])
         assert error.value.facts["seq_last"] == 0
         assert copy.positions("t7") == {}
 
     def test_numbers_go_on_behind_what_was_received(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.receive([_shipped(1, 3)])
+        copy.append_replicated([_shipped(1, 3)])
         assert copy.append(T7, EVENT_COLUMNS, event_rows(range(4, 6)), session="").seq_first == 4
 
     def test_nothing_is_received_of_what_was_not_committed(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.receive([_shipped(1, 3)])
+        copy.append_replicated([_shipped(1, 3)])
         with faults.armed("queue.before_ack", die), pytest.raises(Killed):
-            copy.receive([_shipped(4, 6)])
+            copy.append_replicated([_shipped(4, 6)])
         after = open_buffer(after="home")
         assert _unflushed(after) == _numbered(1, 3)
-        after.receive([_shipped(4, 6)])
+        after.append_replicated([_shipped(4, 6)])
         assert _unflushed(after) == _numbered(1, 6)
 
     def test_what_was_received_and_not_acknowledged_is_passed_over(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.receive([_shipped(1, 3)])
+        copy.append_replicated([_shipped(1, 3)])
         with faults.armed("queue.after_ack", die), pytest.raises(Killed):
-            copy.receive([_shipped(4, 6)])
+            copy.append_replicated([_shipped(4, 6)])
         after = open_buffer(after="home")
-        after.receive([_shipped(4, 6)])
+        after.append_replicated([_shipped(4, 6)])
         assert _unflushed(after) == _numbered(1, 6)
 
     def test_writers_of_other_tables_go_on_beside_shipments(self, open_buffer: Open) -> None:
@@ -358,11 +358,11 @@ class TestReceive:
             for number in range(1, 51):
                 _write(buffer, range(number, number + 1), T8)
 
-        def receive() -> None:
+        def append_replicated() -> None:
             for number in range(1, 51):
-                buffer.receive([_shipped(number, number)])
+                buffer.append_replicated([_shipped(number, number)])
 
-        writers = [threading.Thread(target=target) for target in (write, receive, receive)]
+        writers = [threading.Thread(target=target) for target in (write, append_replicated, append_replicated)]
         for each in writers:
             each.start()
         for each in writers:
@@ -374,50 +374,50 @@ class TestReceive:
 class TestBeginAt:
     def test_numbers_go_on_behind_it(self, open_buffer: Open) -> None:
         home = open_buffer()
-        home.hold("t7")
-        home.begin_at(T7, EVENT_COLUMNS, 1_000)
+        home.retain_log("t7")
+        home.start_after(T7, EVENT_COLUMNS, 1_000)
         after = open_buffer(after="home")
         for buffer in (home, after):
-            buffer.begin_at(T7, EVENT_COLUMNS, 1_000)
+            buffer.start_after(T7, EVENT_COLUMNS, 1_000)
             assert buffer.positions("t7") == {T7: 1_000}
-            assert buffer.begun_at(T7) == 1_000
-            assert buffer.shipment(T7, 1_000, rows_max=ALL) is None
+            assert buffer.start_seq(T7) == 1_000
+            assert buffer.read_log(T7, 1_000, rows_max=ALL) is None
             assert buffer.parcels() == []
             with pytest.raises(SeqGapError):
-                buffer.receive([_shipped(1_002, 1_003)])
-            buffer.receive([_shipped(998, 1_003)])
+                buffer.append_replicated([_shipped(1_002, 1_003)])
+            buffer.append_replicated([_shipped(998, 1_003)])
             assert _unflushed(buffer) == _numbered(1_001, 1_003)
             with pytest.raises(InvariantError):
-                buffer.shipment(T7, 999, rows_max=ALL)
+                buffer.read_log(T7, 999, rows_max=ALL)
 
     def test_it_may_be_repeated_although_rows_came_since(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.begin_at(T7, EVENT_COLUMNS, 5)
-        buffer.receive([_shipped(6, 9)])
-        buffer.begin_at(T7, EVENT_COLUMNS, 5)
-        open_buffer(after="home").begin_at(T7, EVENT_COLUMNS, 5)
+        buffer.start_after(T7, EVENT_COLUMNS, 5)
+        buffer.append_replicated([_shipped(6, 9)])
+        buffer.start_after(T7, EVENT_COLUMNS, 5)
+        open_buffer(after="home").start_after(T7, EVENT_COLUMNS, 5)
         assert _unflushed(buffer) == _numbered(6, 9)
 
     def test_a_table_that_was_here_before_jumps(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 4))
         _write_wider(buffer, range(4, 6))
         _retire(buffer, 5)
-        buffer.begin_at(T7, EVENT_COLUMNS, 20)
-        buffer.receive([_shipped(21, 23)])
+        buffer.start_after(T7, EVENT_COLUMNS, 20)
+        buffer.append_replicated([_shipped(21, 23)])
         for each in (buffer, open_buffer(after="home")):
             assert _unflushed(each) == _numbered(21, 23)
             assert _logged(each, 20) == _numbered(21, 23)
             with pytest.raises(InvariantError):
-                each.shipment(T7, 19, rows_max=ALL)
+                each.read_log(T7, 19, rows_max=ALL)
 
     def test_a_table_that_is_here_as_far_stays_as_it_is(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.hold("t7")
+        buffer.retain_log("t7")
         _write(buffer, range(1, 6))
         _retire(buffer, 5)
-        buffer.begin_at(T7, EVENT_COLUMNS, 5)
+        buffer.start_after(T7, EVENT_COLUMNS, 5)
         assert _logged(buffer) == _numbered(1, 5)
 
     @pytest.mark.parametrize("seq", [3, 5, 7])
@@ -425,7 +425,7 @@ class TestBeginAt:
         buffer = open_buffer()
         _write(buffer, range(1, 6))
         with pytest.raises(StateError):
-            buffer.begin_at(T7, EVENT_COLUMNS, seq)
+            buffer.start_after(T7, EVENT_COLUMNS, seq)
         assert _unflushed(buffer) == _numbered(1, 5)
 
     def test_numbers_do_not_go_back(self, open_buffer: Open) -> None:
@@ -433,14 +433,14 @@ class TestBeginAt:
         _write(buffer, range(1, 6))
         _retire(buffer, 5)
         with pytest.raises(StateError):
-            buffer.begin_at(T7, EVENT_COLUMNS, 4)
+            buffer.start_after(T7, EVENT_COLUMNS, 4)
 
 
 class TestDrop:
     def test_everything_of_the_schema_goes_and_nothing_else(self, open_buffer: Open) -> None:
         home = open_buffer()
-        home.hold("t7")
-        home.hold("t8")
+        home.retain_log("t7")
+        home.retain_log("t8")
         for table in (T7, OTHER, T8):
             _write(home, range(1, 6), table)
             _retire(home, 2, table)
@@ -469,7 +469,7 @@ class TestDrop:
             assert _unflushed(buffer) == _numbered(1, 3)
             assert buffer.parcels()[0].id != unit.id
         home.drop("t7")
-        home.begin_at(T7, EVENT_COLUMNS, 2)
+        home.start_after(T7, EVENT_COLUMNS, 2)
         assert len({before, home.producer(T7), open_buffer(after="home").producer(T7), home.producer(T8)}) == 3
 
     def test_what_the_journal_had_of_it_does_not_come_back(self, open_buffer: Open) -> None:

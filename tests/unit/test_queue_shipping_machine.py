@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from catchment.errors import InvariantError, SeqGapError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.lake.types import Column
-from catchment.queue.shared import SharedBuffer
-from catchment.queue.shipment import Shipment
-from catchment.settings import MIB
+from catchment.queue.replication import LogRows
+from catchment.queue.shared_buffer import SharedBuffer
 from catchment.testing import FakeClock
 
 TABLE = TableId("t7", "events")
@@ -37,16 +37,16 @@ class ShippingMachine(RuleBasedStateMachine):
         self.opened: list[SharedBuffer] = []
         self.acked: list[int] = []
         self.lakes: dict[str, list[int]] = {"home": [], "copy": []}
-        self.shipped: list[Shipment] = []
+        self.shipped: list[LogRows] = []
 
     @initialize(begun=st.sampled_from([0, 5]))
     def start(self, begun: int) -> None:
         for side in self.folders:
             self._open(side)
-        self.buffers["home"].hold("t7")
+        self.buffers["home"].retain_log("t7")
         self._append(begun, wide=False)
         if begun:
-            self.buffers["copy"].begin_at(TABLE, NARROW, begun)
+            self.buffers["copy"].start_after(TABLE, NARROW, begun)
             self.lakes["copy"] += self.acked
 
     @rule(rows=st.integers(0, 5), wide=st.booleans())
@@ -58,7 +58,7 @@ class ShippingMachine(RuleBasedStateMachine):
         """Read the log somewhere near where the copy is; what becomes of that is another step."""
         after = max(0, self._last("copy") - back)
         try:
-            shipment = self.buffers["home"].shipment(TABLE, after, rows_max=rows_max)
+            shipment = self.buffers["home"].read_log(TABLE, after, rows_max=rows_max)
         except InvariantError:
             # Let go of, because the copy has it.
             return
@@ -73,7 +73,7 @@ class ShippingMachine(RuleBasedStateMachine):
         some = data.draw(st.lists(st.sampled_from(range(len(self.shipped))), min_size=1, max_size=number))
         before = self._last("copy")
         try:
-            self.buffers["copy"].receive([self.shipped[at] for at in some])
+            self.buffers["copy"].append_replicated([self.shipped[at] for at in some])
         except SeqGapError:
             assert self._last("copy") == before
 
@@ -85,8 +85,8 @@ class ShippingMachine(RuleBasedStateMachine):
             buffer.retire(parcel)
 
     @rule()
-    def let_go(self) -> None:
-        self.buffers["home"].let_go(TABLE, self._last("copy"))
+    def truncate_log(self) -> None:
+        self.buffers["home"].truncate_log(TABLE, self._last("copy"))
 
     @rule(side=SIDES)
     def reopen(self, side: str) -> None:
@@ -111,7 +111,7 @@ class ShippingMachine(RuleBasedStateMachine):
     def the_log_goes_on_where_the_copy_is(self) -> None:
         if self.buffers:
             last = self._last("copy")
-            shipment = self.buffers["home"].shipment(TABLE, last, rows_max=100)
+            shipment = self.buffers["home"].read_log(TABLE, last, rows_max=100)
             rows = [] if shipment is None else shipment.rows["id"].to_pylist()
             assert rows == self.acked[last : last + len(rows)]
             assert bool(rows) == (last < len(self.acked))

@@ -2,14 +2,14 @@
 
 import pytest
 
+from catchment.schema.applied_scripts import AppliedScript
 from catchment.schema.check import CheckResult, State, edits, examine
 from catchment.schema.diff import ModelDiff
-from catchment.schema.history import Record
 from catchment.schema.scripts import Folder, Script, ScriptName, Unreadable
-from catchment.schema.structure import Column, Table
+from catchment.schema.structure import DeclaredColumn, DeclaredTable
 
 SAME = ModelDiff()
-OTHER = ModelDiff(missing=(Table(name="users", columns=(Column(name="id", type="INTEGER"),)),))
+OTHER = ModelDiff(missing=(DeclaredTable(name="users", columns=(DeclaredColumn(name="id", type="INTEGER"),)),))
 
 
 def _script(filename: str, text: str = "SELECT 1;\n") -> Script:
@@ -18,13 +18,13 @@ def _script(filename: str, text: str = "SELECT 1;\n") -> Script:
     return Script(name=name, raw=text)
 
 
-def _record(filename: str, text: str = "SELECT 1;\n", number: int | None = None) -> Record:
-    return Record(
+def _record(filename: str, text: str = "SELECT 1;\n", number: int | None = None) -> AppliedScript:
+    return AppliedScript(
         number=number or int(filename[:3]), filename=filename, script=text, started_at="2026", finished_at="2026"
     )
 
 
-def _examine(scripts: list[Script], history: list[Record], diff: ModelDiff = SAME) -> CheckResult:
+def _examine(scripts: list[Script], history: list[AppliedScript], diff: ModelDiff = SAME) -> CheckResult:
     return examine(Folder(scripts=tuple(scripts)), history, diff)
 
 
@@ -88,7 +88,7 @@ def test_equal_scripts_without_statements_are_not_taken_for_renumbered() -> None
     assert (result.state, result.missing) == (State.PENDING, ["002.empty.sql"])
 
 
-def _empty(number: int) -> list[Record]:
+def _empty(number: int) -> list[AppliedScript]:
     return [_record(f"{number:03d}.empty.sql", "-- later\n")]
 
 

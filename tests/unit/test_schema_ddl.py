@@ -8,7 +8,7 @@ import pytest
 from catchment.errors import InputError
 from catchment.schema import ddl
 from catchment.schema.ddl import Aspect, ColumnEdit
-from catchment.schema.structure import Column, Reference
+from catchment.schema.structure import DeclaredColumn, Reference
 
 STATEMENTS = [
     "CREATE TABLE t (a)",
@@ -50,7 +50,7 @@ CHANGED = 'NOT NULL DEFAULT 5 REFERENCES "o" ("id")'
 )
 def test_a_column_is_changed_in_what_differs_and_its_neighbours_are_not(before: str, after: str) -> None:
     edit = ColumnEdit(
-        column=Column(name="a", type="NEW", nullable=False, default="5"),
+        column=DeclaredColumn(name="a", type="NEW", nullable=False, default="5"),
         aspects=EVERYTHING,
         reference=Reference(columns=("a",), table="o", targets=("id",)),
     )
@@ -73,7 +73,7 @@ def test_what_is_no_statement_of_a_table_is_refused(text: str) -> None:
     "piece", ["a INT WHAT (1) NOT NULL FOO", "a INT CHECK (", "a INT NOT NULL ON", "a CONSTRAINT x"]
 )
 def test_a_column_that_is_not_understood_is_refused(piece: str) -> None:
-    edit = ColumnEdit(column=Column(name="a", type="TEXT"), aspects=frozenset({Aspect.TYPE}))
+    edit = ColumnEdit(column=DeclaredColumn(name="a", type="TEXT"), aspects=frozenset({Aspect.TYPE}))
     with pytest.raises(InputError):
         ddl.edited(f"CREATE TABLE t ({piece})", name="n", edits=[edit])
 
@@ -86,7 +86,7 @@ def test_a_name_is_mentioned_in_any_quotes_and_not_in_comments() -> None:
 
 
 def test_columns_and_tables_are_written_as_sqlite_reads_them() -> None:
-    column = Column(name='a "b"', type="TEXT", nullable=False, default="lower('X')")
+    column = DeclaredColumn(name='a "b"', type="TEXT", nullable=False, default="lower('X')")
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(f"CREATE TABLE t ({ddl.column_sql(column)})")
         connection.execute("INSERT INTO t DEFAULT VALUES")

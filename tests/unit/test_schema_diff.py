@@ -10,8 +10,8 @@ import pytest
 from catchment.schema.diff import ModelDiff, Samples, diff
 from catchment.schema.inspect import Dependents, inspect
 from catchment.schema.models import TableRow, sqlite_structure
-from catchment.schema.ops import AddColumn, CreateTable, DropColumn, Manual, RebuildTable, plan
-from catchment.schema.structure import Column, Structure, Table
+from catchment.schema.ops import AddColumnOp, CreateTableOp, DropColumnOp, Manual, RebuildTableOp, plan
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Structure
 
 
 class Team(TableRow):
@@ -177,18 +177,18 @@ def test_tables_are_created_behind_those_they_refer_to() -> None:
 
     expected = sqlite_structure([A, B, C])
     ops = plan(diff(expected, Structure()), expected, Structure(), dependents={})
-    assert [op.table.name for op in ops if isinstance(op, CreateTable)] == ["C", "B", "A"]
+    assert [op.table.name for op in ops if isinstance(op, CreateTableOp)] == ["C", "B", "A"]
 
 
 @pytest.mark.parametrize(
     ("columns", "kinds"),
     [
-        ("name TEXT NOT NULL", [AddColumn]),
-        ("name TEXT NOT NULL, age INTEGER NOT NULL DEFAULT 0, x BLOB", [DropColumn]),
-        ("name TEXT NOT NULL, age INTEGER NOT NULL DEFAULT 0, x BLOB UNIQUE", [RebuildTable]),
+        ("name TEXT NOT NULL", [AddColumnOp]),
+        ("name TEXT NOT NULL, age INTEGER NOT NULL DEFAULT 0, x BLOB", [DropColumnOp]),
+        ("name TEXT NOT NULL, age INTEGER NOT NULL DEFAULT 0, x BLOB UNIQUE", [RebuildTableOp]),
         ("name TEXT NOT NULL, age INTEGER NOT NULL DEFAULT 0, x BLOB, CHECK (x <> name)", [Manual]),
-        ("name TEXT, age INTEGER NOT NULL DEFAULT 0", [RebuildTable]),
-        ("age INTEGER NOT NULL DEFAULT 0", [RebuildTable]),
+        ("name TEXT, age INTEGER NOT NULL DEFAULT 0", [RebuildTableOp]),
+        ("age INTEGER NOT NULL DEFAULT 0", [RebuildTableOp]),
     ],
 )
 def test_a_table_is_rebuilt_where_sqlite_would_not_alter_it(columns: str, kinds: list[type]) -> None:
@@ -202,10 +202,12 @@ def test_a_table_is_rebuilt_where_sqlite_would_not_alter_it(columns: str, kinds:
 
 
 def test_rows_of_a_table_without_a_number_column_keep_their_numbers() -> None:
-    expected = Structure(tables=(Table(name="t", columns=(Column(name="a", type="TEXT", nullable=False),)),))
+    expected = Structure(
+        tables=(DeclaredTable(name="t", columns=(DeclaredColumn(name="a", type="TEXT", nullable=False),)),)
+    )
     actual = _actual("CREATE TABLE t (a TEXT)")
     (op,) = plan(diff(expected, actual), expected, actual, dependents={"t": Dependents()})
-    assert isinstance(op, RebuildTable)
+    assert isinstance(op, RebuildTableOp)
     assert op.copies == (("rowid", "rowid"), ("a", '"a"'))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from catchment.schema.execute import count_rows, execute
 from catchment.schema.inspect import inspect
-from catchment.schema.lint import Effect, Finding, Risk, lint
+from catchment.schema.lint import Effect, LintFinding, Risk, lint
 from catchment.schema.scripts import Script, ScriptName
 
 DATABASE = """
@@ -30,7 +30,7 @@ DROP TABLE "to old";
 """
 
 
-def _lint(text: str, *, rows_big: int = 100) -> list[Finding]:
+def _lint(text: str, *, rows_big: int = 100) -> list[LintFinding]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(DATABASE)
         connection.execute("BEGIN")

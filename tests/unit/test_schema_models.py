@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Optional
 import pytest
 
 from catchment.errors import InputError
-from catchment.schema.models import Kind, TableRow, fields_of, sqlite_structure
-from catchment.schema.structure import Column, Reference, Table
+from catchment.schema.models import FieldKind, TableRow, fields_of, sqlite_structure
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference
 
 
 class Team(TableRow):
@@ -48,18 +48,18 @@ class Note(Stamped):
     text: str
 
 
-def _table(*models: type[TableRow]) -> Table:
+def _table(*models: type[TableRow]) -> DeclaredTable:
     return sqlite_structure(models).tables[0]
 
 
 def test_every_annotation_has_its_column_and_models_refer_to_each_other_in_any_order() -> None:
     team, players = sqlite_structure([Team, Player]).tables
-    assert team == Table(
+    assert team == DeclaredTable(
         name="Team",
         columns=(
-            Column(name="id", type="INTEGER", primary_key=1),
-            Column(name="name", type="TEXT", nullable=False),
-            Column(name="captain", type="Player_ID", default="NULL"),
+            DeclaredColumn(name="id", type="INTEGER", primary_key=1),
+            DeclaredColumn(name="name", type="TEXT", nullable=False),
+            DeclaredColumn(name="captain", type="Player_ID", default="NULL"),
         ),
         references=(Reference(columns=("captain",), table="players", targets=("id",)),),
     )
@@ -85,7 +85,7 @@ def test_fields_know_no_dialect() -> None:
     team = fields_of(Player)[-2]
     assert (team.name, team.kind, team.relation, team.nullable, team.has_default) == (
         "team",
-        Kind.RELATION,
+        FieldKind.RELATION,
         Team,
         False,
         False,

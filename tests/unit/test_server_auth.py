@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import CatchmentError, CorruptInputError, NotLoggedInError, SettingsError
+from catchment.foundation.settings import Settings
 from catchment.server import auth
 from catchment.server.auth import Authenticator, Failures, is_loopback, parse_basic, require_safe
-from catchment.server.model import Principal, Role
 from catchment.server.users import Users, is_password
-from catchment.settings import Settings
+from catchment.server.values import Principal, Role
 from catchment.testing import FakeClock
 
 PASSWORD = "correct horse"

@@ -8,8 +8,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment import events
-from catchment.events import Event
+from catchment.foundation import events
+from catchment.foundation.events import Event
 from catchment.server.calls import CallLimits, Calls
 from tests.unit.test_server_requests import AbortedError, Context
 

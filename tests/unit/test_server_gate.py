@@ -6,36 +6,38 @@ import duckdb
 import pytest
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
-from catchment.server import tokens
-from catchment.server.gate import Kind, Verdict, judge
-from catchment.server.model import Principal, Role
-from catchment.server.options import require_harmless_path
+from catchment.server import sql_tokens
+from catchment.server.session_settings import require_harmless_path
+from catchment.server.sql_policy import Permission, StatementKind, authorize
 from catchment.server.syntax import parse
+from catchment.server.values import Principal, Role
 
 
-def judged(text: str, role: Role = Role.ADMIN) -> Verdict:
-    return judge(duckdb.extract_statements(text)[-1], text, tokens.read(text.encode()), Principal("somebody", role))
+def judged(text: str, role: Role = Role.ADMIN) -> Permission:
+    return authorize(
+        duckdb.extract_statements(text)[-1], text, sql_tokens.read(text.encode()), Principal("somebody", role)
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "role"),
     [
-        ("SELECT 1", Kind.READ, Role.READER),
-        ("EXPLAIN SELECT 1", Kind.READ, Role.READER),
-        ("DESCRIBE t", Kind.READ, Role.READER),
-        ("USE lake.main", Kind.SESSION, Role.READER),
-        ("SET schema TO 'main'", Kind.SESSION, Role.READER),
-        ("BEGIN TRANSACTION", Kind.BEGIN, Role.READER),
-        ("START TRANSACTION", Kind.BEGIN, Role.READER),
-        ("END", Kind.COMMIT, Role.READER),
-        ("ABORT", Kind.ROLLBACK, Role.READER),
-        ("INSERT INTO t VALUES (1)", Kind.WRITE, Role.WRITER),
-        ("CREATE TEMP TABLE t (a INTEGER)", Kind.WRITE, Role.WRITER),
-        ("COMMENT ON TABLE t IS 'x'", Kind.WRITE, Role.WRITER),
-        ("TRUNCATE t", Kind.WRITE, Role.WRITER),
+        ("SELECT 1", StatementKind.READ, Role.READER),
+        ("EXPLAIN SELECT 1", StatementKind.READ, Role.READER),
+        ("DESCRIBE t", StatementKind.READ, Role.READER),
+        ("USE lake.main", StatementKind.SESSION, Role.READER),
+        ("SET schema TO 'main'", StatementKind.SESSION, Role.READER),
+        ("BEGIN TRANSACTION", StatementKind.BEGIN, Role.READER),
+        ("START TRANSACTION", StatementKind.BEGIN, Role.READER),
+        ("END", StatementKind.COMMIT, Role.READER),
+        ("ABORT", StatementKind.ROLLBACK, Role.READER),
+        ("INSERT INTO t VALUES (1)", StatementKind.WRITE, Role.WRITER),
+        ("CREATE TEMP TABLE t (a INTEGER)", StatementKind.WRITE, Role.WRITER),
+        ("COMMENT ON TABLE t IS 'x'", StatementKind.WRITE, Role.WRITER),
+        ("TRUNCATE t", StatementKind.WRITE, Role.WRITER),
     ],
 )
-def test_a_statement_is_what_it_is_and_takes_a_role(text: str, kind: Kind, role: Role) -> None:
+def test_a_statement_is_what_it_is_and_takes_a_role(text: str, kind: StatementKind, role: Role) -> None:
     verdict = judged(text, role)
     assert (verdict.kind, verdict.role) == (kind, role)
     if role > Role.READER:

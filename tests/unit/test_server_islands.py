@@ -4,16 +4,16 @@ import duckdb
 import pytest
 
 from catchment.errors import InputError, NotAllowedError, TableMissingError
-from catchment.ids import TableId
-from catchment.server import islands
-from catchment.server.islands import Island
-from catchment.server.tokens import read
+from catchment.foundation.ids import TableId
+from catchment.server import tenant_isolation
+from catchment.server.sql_tokens import read
+from catchment.server.tenant_isolation import TenantScope
 from catchment.tenants.model import TenantId
 
-ISLAND = Island(TenantId(7), "lake")
+ISLAND = TenantScope(TenantId(7), "lake")
 
 
-def examine(text: str, island: Island = ISLAND) -> None:
+def examine(text: str, island: TenantScope = ISLAND) -> None:
     with duckdb.connect() as connection:
         (statement,) = connection.extract_statements(text)
     island.examine(statement.type, text, read(text.encode()))
@@ -32,12 +32,12 @@ def test_any_other_name_does_not_exist(parts: tuple[str, ...]) -> None:
 
 def test_in_a_lake_of_the_tenants_name_two_parts_are_not_enough() -> None:
     # DuckDB would take the first for the lake, and look in its `main`.
-    island = Island(TenantId(7), "t7")
+    island = TenantScope(TenantId(7), "t7")
     island.require(("t7", "t7", "x"))
     with pytest.raises(duckdb.CatalogException):
         island.require(("t7", "x"))
     with pytest.raises(duckdb.CatalogException):
-        island.stays("USE t7", read(b"USE t7"))
+        island.allows_search_path("USE t7", read(b"USE t7"))
 
 
 @pytest.mark.parametrize("name", ["pg_class", "DUCKDB_TABLES", "sqlite_master"])
@@ -95,7 +95,7 @@ def test_a_table_is_found_wherever_it_stands(text: str) -> None:
     ],
 )
 def test_each_of_the_two_opinions_would_do(monkeypatch: pytest.MonkeyPatch, text: str, silenced: str) -> None:
-    monkeypatch.setattr(islands, silenced, lambda *_: ())
+    monkeypatch.setattr(tenant_isolation, silenced, lambda *_: ())
     with pytest.raises(duckdb.CatalogException, match="t8"):
         examine(text)
 
@@ -114,23 +114,23 @@ def test_each_of_the_two_opinions_would_do(monkeypatch: pytest.MonkeyPatch, text
     ],
 )
 def test_what_is_made_without_a_schema_is_made_in_the_tenants(text: str, placed: str) -> None:
-    assert ISLAND.placed(text, read(text.encode())) == placed
+    assert ISLAND.qualify_created(text, read(text.encode())) == placed
 
 
 @pytest.mark.parametrize("text", ["USE t7", "USE LAKE.T7", "SET schema = 't7'", "SET search_path TO 'lake.t7'"])
 def test_where_names_count_may_be_said_again(text: str) -> None:
-    assert ISLAND.stays(text, read(text.encode()))
+    assert ISLAND.allows_search_path(text, read(text.encode()))
 
 
 @pytest.mark.parametrize("text", ["USE t8", "USE lake", "SET schema = 'main'", "SET search_path = 't7,t8'", "USE temp"])
 def test_where_names_count_cannot_be_changed(text: str) -> None:
     with pytest.raises(duckdb.CatalogException, match="No catalog"):
-        ISLAND.stays(text, read(text.encode()))
+        ISLAND.allows_search_path(text, read(text.encode()))
 
 
 def test_a_variable_is_no_search_path() -> None:
     text = "SET VARIABLE x = 1"
-    assert not ISLAND.stays(text, read(text.encode()))
+    assert not ISLAND.allows_search_path(text, read(text.encode()))
 
 
 def test_errors_name_no_candidates() -> None:

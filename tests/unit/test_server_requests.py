@@ -9,11 +9,11 @@ from typing import Any, NoReturn, cast
 import grpc
 import pytest
 
-from catchment import events
 from catchment.errors import InputError, LimitError
-from catchment.events import Event
+from catchment.foundation import events
+from catchment.foundation.events import Event
 from catchment.server.calls import CallLimits, Calls
-from catchment.server.requests import REQUEST_HEADER, carried_on, request_id
+from catchment.server.request_ids import REQUEST_HEADER, carried_on, request_id
 
 GIVEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
-from catchment.ids import TableId
-from catchment.server.gate import judge
-from catchment.server.model import Principal, Role
-from catchment.server.rewrite import Bulk, Capture, Command, FreshRead, Making, Plain, plan
+from catchment.foundation.ids import TableId
+from catchment.server.sql_policy import authorize
+from catchment.server.statement_plan import Bulk, Capture, FreshRead, Making, Plain, QueueCommand, plan
+from catchment.server.values import Principal, Role
 from tests import wall_scenes
 
 SOMEBODY = Principal("somebody", Role.ADMIN)
@@ -242,13 +242,13 @@ def test_what_names_no_table_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "command"),
     [
-        ("PRAGMA duckling_queue.flush", Command.FLUSH),
-        ("pragma DUCKLING_QUEUE . flush ( ) ;", Command.FLUSH),
-        ("CALL duckling_queue_flush() -- now", Command.FLUSH),
-        ("FROM duckling_queue_status()", Command.STATUS),
+        ("PRAGMA duckling_queue.flush", QueueCommand.FLUSH),
+        ("pragma DUCKLING_QUEUE . flush ( ) ;", QueueCommand.FLUSH),
+        ("CALL duckling_queue_flush() -- now", QueueCommand.FLUSH),
+        ("FROM duckling_queue_status()", QueueCommand.STATUS),
     ],
 )
-def test_commands_of_the_queue_are_known(text: str, command: Command) -> None:
+def test_commands_of_the_queue_are_known(text: str, command: QueueCommand) -> None:
     assert only(text) is command
 
 
@@ -312,7 +312,7 @@ def examine(text: str) -> None:
         if isinstance(step, Plain | FreshRead):
             statements = duckdb.extract_statements(step.text)
             assert statements
-            judge(statements[-1], step.text, step.tokens, SOMEBODY)
+            authorize(statements[-1], step.text, step.tokens, SOMEBODY)
 
 
 @settings(deadline=10_000, max_examples=200)

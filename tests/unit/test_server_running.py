@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from catchment.server import running
-from catchment.settings import Settings
+from catchment.foundation.settings import Settings
+from catchment.server import server_file
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def path(settings: Settings) -> Path:
     """The file of a server that runs: this process."""
-    running.announce(settings, uri="grpc://127.0.0.1:4214", token="secret")
+    server_file.announce(settings, uri="grpc://127.0.0.1:4214", token="secret")
     return settings.home / "server.json"
 
 
@@ -30,7 +30,7 @@ def _change(path: Path, **facts: object) -> None:
 
 
 def test_a_server_that_was_announced_is_found_until_it_is_withdrawn(settings: Settings, path: Path) -> None:
-    found = running.find(settings)
+    found = server_file.find(settings)
     assert found is not None
     assert (found.pid, found.uri, found.certificate, found.token) == (
         os.getpid(),
@@ -40,8 +40,8 @@ def test_a_server_that_was_announced_is_found_until_it_is_withdrawn(settings: Se
     )
     assert "secret" not in repr(found)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    running.withdraw(settings)
-    assert running.find(settings) is None
+    server_file.withdraw(settings)
+    assert server_file.find(settings) is None
     assert not path.exists()
 
 
@@ -49,20 +49,20 @@ def test_a_process_that_is_gone_is_not_believed(settings: Settings, path: Path) 
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     _change(path, pid=ended.pid)
-    assert running.find(settings) is None
+    assert server_file.find(settings) is None
 
 
 def test_another_process_with_the_same_number_is_not_believed(settings: Settings, path: Path) -> None:
     _change(path, started="1")
-    assert running.find(settings) is None
+    assert server_file.find(settings) is None
 
 
 def test_what_another_server_announced_is_not_withdrawn(settings: Settings, path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         stat_line = Path(f"/proc/{other.pid}/stat").read_text()
         _change(path, pid=other.pid, started=stat_line.rpartition(")")[2].split()[19])
-        assert running.find(settings) is not None
-        running.withdraw(settings)
+        assert server_file.find(settings) is not None
+        server_file.withdraw(settings)
         assert path.exists()
         other.kill()
 
@@ -70,10 +70,10 @@ def test_what_another_server_announced_is_not_withdrawn(settings: Settings, path
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "3"])
 def test_a_file_that_says_nothing_is_no_server(settings: Settings, path: Path, text: str) -> None:
     path.write_text(text)
-    assert running.find(settings) is None
+    assert server_file.find(settings) is None
 
 
 def test_a_home_without_the_file_has_no_server(settings: Settings) -> None:
-    assert running.find(settings) is None
-    running.withdraw(settings)
+    assert server_file.find(settings) is None
+    server_file.withdraw(settings)
     assert not settings.home.exists()

@@ -5,9 +5,10 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment import errors, events
+from catchment import errors
 from catchment.errors import CatchmentError
-from catchment.server import status
+from catchment.foundation import events
+from catchment.server import grpc_status
 
 Code = grpc.StatusCode
 
@@ -50,7 +51,7 @@ STATEMENTS = {
 def test_an_error_of_ours_has_the_status_that_says_what_to_do(
     kind: type[CatchmentError], code: grpc.StatusCode
 ) -> None:
-    assert status.of(kind("It broke.", hint="Mend it.")) == (code, "It broke. Mend it.")
+    assert grpc_status.of(kind("It broke.", hint="Mend it.")) == (code, "It broke. Mend it.")
 
 
 @pytest.mark.parametrize(("statement", "code"), STATEMENTS.items())
@@ -59,7 +60,7 @@ def test_an_error_of_duckdb_has_the_status_that_says_what_to_do(statement: str, 
         connection.execute("CREATE TABLE there (x INT NOT NULL)")
         with pytest.raises(duckdb.Error) as caught:
             connection.execute(statement)
-    found, text = status.of(caught.value)
+    found, text = grpc_status.of(caught.value)
     assert found is code
     assert text == str(caught.value)
 
@@ -71,7 +72,7 @@ def test_two_who_change_the_same_row_conflict() -> None:
         other.execute("BEGIN")
         with pytest.raises(duckdb.Error) as caught:
             other.execute("UPDATE t SET x = 3")
-    assert status.of(caught.value)[0] is Code.ABORTED
+    assert grpc_status.of(caught.value)[0] is Code.ABORTED
 
 
 @pytest.mark.parametrize(
@@ -92,14 +93,14 @@ def test_two_who_change_the_same_row_conflict() -> None:
     ],
 )
 def test_other_errors_have_a_status_too(error: Exception, code: grpc.StatusCode) -> None:
-    assert status.of(error)[0] is code
+    assert grpc_status.of(error)[0] is code
 
 
 def test_folders_of_this_machine_are_not_told() -> None:
     error = duckdb.IOException(
         'IO Error: Cannot open file "/srv/lake data/x y/main/t/a.parquet": No such file, see a/b'
     )
-    text = status.of(error)[1]
+    text = grpc_status.of(error)[1]
     assert "/srv" not in text
     assert "a.parquet" in text
     assert "see a/b" in text
@@ -107,18 +108,18 @@ def test_folders_of_this_machine_are_not_told() -> None:
 
 def test_the_clients_own_statement_is_told_as_it_is() -> None:
     error = duckdb.BinderException("Binder Error: no\n\nLINE 1: SELECT * FROM '/home/me/a.csv'")
-    assert status.of(error)[1].endswith("'/home/me/a.csv'")
+    assert grpc_status.of(error)[1].endswith("'/home/me/a.csv'")
 
 
 def test_what_nobody_foresaw_is_told_to_the_log_and_not_to_the_client() -> None:
     heard: list[events.Event] = []
     with events.listening(heard.append):
-        code, text = status.of(ZeroDivisionError("secret"))
+        code, text = grpc_status.of(ZeroDivisionError("secret"))
     assert (code, "secret" in text) == (Code.INTERNAL, False)
     assert [event.verb for event in heard] == ["call_crashed"]
     assert "secret" in heard[0].facts["traceback"]
 
 
 def test_a_long_text_is_cut_to_what_fits_into_trailers() -> None:
-    assert len(status.of(errors.InputError("ä" * 100_000))[1].encode()) < 4_100
-    assert status.of(errors.InputError("x" * 1_000))[1] == "x" * 1_000
+    assert len(grpc_status.of(errors.InputError("ä" * 100_000))[1].encode()) < 4_100
+    assert grpc_status.of(errors.InputError("x" * 1_000))[1] == "x" * 1_000

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchment.errors import InputError
-from catchment.server import tokens
+from catchment.server import sql_tokens
 
 
 def words(text: str) -> list[str]:
-    return [token.text for token in tokens.read(text.encode())]
+    return [token.text for token in sql_tokens.read(text.encode())]
 
 
 @pytest.mark.parametrize(
@@ -31,48 +31,48 @@ def test_words_are_read_as_duckdb_reads_them(text: str, expected: list[str]) -> 
 
 def test_places_count_bytes() -> None:
     source = "SELECT 'é', \"ß\", 日本 FROM t".encode()
-    found = tokens.read(source)
+    found = sql_tokens.read(source)
     assert [source[token.start :].decode()[:2] for token in found if token.is_name] == ["SE", '"ß', "日本", "FR", "t"]
     assert [token.is_string for token in found].count(True) == 1
     assert [token.is_quoted for token in found].count(True) == 1
 
 
 def test_calls_are_names_with_a_bracket() -> None:
-    found = tokens.read(b'f(1), "G" /* x */ (2), h, 3 (4), x.i()')
-    assert list(tokens.calls(found)) == ["f", "g", "i"]
+    found = sql_tokens.read(b'f(1), "G" /* x */ (2), h, 3 (4), x.i()')
+    assert list(sql_tokens.calls(found)) == ["f", "g", "i"]
 
 
 @pytest.mark.parametrize("space", ["\u00a0", "\u2003", "\u3000", "\u200b", "\ufeff"])
 def test_a_space_that_only_the_parser_takes_for_one_is_refused(space: str) -> None:
     for text in (f"SELECT f{space}(1)", f"SELECT{space}1", f"SELECT 1 {space}", f'SELECT "a"{space}FROM t'):
         with pytest.raises(InputError, match="space"):
-            tokens.read(text.encode())
+            sql_tokens.read(text.encode())
 
 
 @pytest.mark.parametrize(
     "text", ["SELECT '\u00a0'", 'SELECT "a\u00a0b"', "SELECT 1 -- \u00a0", "/* \u00a0 */ SELECT 1"]
 )
 def test_a_space_of_any_kind_is_welcome_where_it_means_itself(text: str) -> None:
-    assert tokens.read(text.encode())
+    assert sql_tokens.read(text.encode())
 
 
 @pytest.mark.parametrize("signs", ["+" * 4_000, "+-" * 2_000, "<" * 100 + "+" * 4_000, "*/" * 50_000, "/*" * 50_000])
 def test_signs_that_the_scanner_takes_long_for_are_refused(signs: str) -> None:
     with pytest.raises(InputError, match="signs"):
-        tokens.read(f"SELECT {signs} 1".encode())
+        sql_tokens.read(f"SELECT {signs} 1".encode())
 
 
 @pytest.mark.parametrize(
     "signs", ["-- " + "-" * 500, "/" + "*" * 500 + "/", "'" + "=" * 500 + "'", "'" + "+-----" * 50 + "'"]
 )
 def test_rulers_are_welcome(signs: str) -> None:
-    assert tokens.read(f"SELECT 1 {signs}".encode())
+    assert sql_tokens.read(f"SELECT 1 {signs}".encode())
 
 
 @given(st.text(alphabet="ab ;'\"$-/*\n\\e(é", max_size=40))
 def test_a_text_is_cut_into_as_many_statements_as_duckdb_sees(text: str) -> None:
     source = text.encode()
-    cut = [own for own, _ in tokens.statements(source, tokens.read(source))]
+    cut = [own for own, _ in sql_tokens.statements(source, sql_tokens.read(source))]
     try:
         seen = duckdb.extract_statements(text)
     except duckdb.Error:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pytest
 
-from catchment.server import unfolding
+from catchment.server import decoded_size
 from tests import unfolding_scenes as scenes
 from tests.unfolding_scenes import MESSAGE_BYTES_MAX, UNFOLDED_BYTES_MIN, bombs
 
@@ -28,9 +28,9 @@ def wire_bytes(array: pa.Array) -> int:
 def test_what_unfolds_to_much_is_known_to_and_costs_little_to_know(name: str) -> None:
     array = BOMBS[name]
     pool = pa.default_memory_pool()
-    assert unfolding.unfolds(array.type)
+    assert decoded_size.unfolds(array.type)
     peak, held = pool.max_memory(), pool.bytes_allocated()
-    assert unfolding.size_of(pa.record_batch([array], names=["a"])) >= UNFOLDED_BYTES_MIN
+    assert decoded_size.size_of(pa.record_batch([array], names=["a"])) >= UNFOLDED_BYTES_MIN
     assert pool.max_memory() <= max(peak, held + 32 * MESSAGE_BYTES_MAX)
 
 
@@ -44,12 +44,12 @@ def test_lists_in_lists_take_no_time_that_doubles_with_each(depth: int) -> None:
     array = pa.array([1, 2])
     for at in range(depth):
         array = scenes.list_views(array, 2) if at % 2 else scenes.in_list(array)
-    assert unfolding.size_of(pa.record_batch([array], names=["a"])) >= 2 ** (depth // 2)
+    assert decoded_size.size_of(pa.record_batch([array], names=["a"])) >= 2 ** (depth // 2)
 
 
 def test_plain_types_need_no_look() -> None:
     kinds = (pa.int64(), pa.string(), pa.list_(pa.struct([("a", pa.binary())])), pa.map_(pa.string(), pa.date64()))
-    assert not any(unfolding.unfolds(kind) for kind in (*kinds, pa.null(), pa.struct([]), pa.uuid()))
+    assert not any(decoded_size.unfolds(kind) for kind in (*kinds, pa.null(), pa.struct([]), pa.uuid()))
 
 
 # Any array against a model that goes through its values one by one.
@@ -138,16 +138,16 @@ class Maker:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_sizes_are_those_of_the_values_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfolding._by_element, "__kwdefaults__", {"block": 3})
+    monkeypatch.setattr(decoded_size._by_element, "__kwdefaults__", {"block": 3})
     maker = Maker(seed)
     for depth in range(5):
         for length in (0, 1, 7):
             array, sizes = maker.array(length, depth)
             array.validate(full=True)
             sums = [sum(sizes[:at]) for at in range(length + 1)]
-            found = unfolding.before(array)(pa.arange(0, length + 1)).to_pylist()
+            found = decoded_size.before(array)(pa.arange(0, length + 1)).to_pylist()
             assert found == sums, (seed, array.type)
             if length > 2:
                 # As slices have it.
-                cut = unfolding.before(array.slice(1, length - 2))(pa.array([0, length - 2])).to_pylist()
+                cut = decoded_size.before(array.slice(1, length - 2))(pa.array([0, length - 2])).to_pylist()
                 assert cut == [0.0, sums[length - 1] - sums[1]], (seed, array.type)

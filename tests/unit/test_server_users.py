@@ -10,9 +10,9 @@ import pytest
 from argon2 import PasswordHasher
 
 from catchment.errors import CorruptInputError, InputError, StateError
-from catchment.server.model import Role
+from catchment.foundation.settings import Settings
 from catchment.server.users import Users, hash_of_nobody, is_password
-from catchment.settings import Settings
+from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from catchment.testing import FakeClock
 from tests import warm
@@ -23,7 +23,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ADDER = """
 import sys
 from pathlib import Path
-from catchment.server.model import Role
+from catchment.server.values import Role
 from catchment.server.users import Users
 print("there", flush=True)
 sys.stdin.readline()

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from catchment.clock import SystemClock
 from catchment.errors import TimedOutError
+from catchment.foundation.clock import SystemClock
 from catchment.server import watchdog
-from catchment.server.model import Call
+from catchment.server.values import Call
 from catchment.server.watchdog import Watchdog
 
 PATIENCE_S = 30.0

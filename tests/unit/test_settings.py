@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from catchment import settings
 from catchment.errors import SettingsError
-from catchment.settings import Settings, declared, environment, load_settings
+from catchment.foundation import settings
+from catchment.foundation.settings import Settings, declared, environment, load_settings
 
 SECRET = "hunter2"
 CATALOG = f"postgres:host=127.0.0.1 user=me password={SECRET}"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from catchment import sql
 from catchment.errors import InvariantError
+from catchment.foundation import sql
 
 # A machine that is busy with other things is no failure.
 UNHURRIED = settings(deadline=None)

@@ -17,7 +17,7 @@ from tests import warm
 # Starts a job in the data path named on its command line, says its id, and runs until its stdin is closed.
 JOB = """
 import sys
-from catchment.clock import SystemClock
+from catchment.foundation.clock import SystemClock
 from catchment.lake.staging import Staging
 with Staging(sys.argv[1], clock=SystemClock()).job() as job:
     print(job.job_id, flush=True)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from catchment import events, sql
 from catchment.app import App
 from catchment.errors import (
     BufferHeldError,
@@ -27,26 +26,27 @@ from catchment.errors import (
     StateError,
     StorageFailedError,
 )
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import events, sql
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.meters import Meters
+from catchment.foundation.settings import Settings, load_settings
 from catchment.lake import Commit, DeadLetter
-from catchment.lake.audit import AuditReport, Finding
-from catchment.lake.audited import last, note
+from catchment.lake.audit import AuditFinding, AuditReport
 from catchment.lake.commit import Bury
-from catchment.meters import Meters
-from catchment.pipeline.legacy import known
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.queue.buffer import SetAside, TableState
+from catchment.lake.last_audit import last, note
+from catchment.pipeline.legacy import known_imports
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.import_plan import ImportOptions
+from catchment.queue.buffer import QuarantinedFile, TableState
 from catchment.queue.coordinator import QueueStatus, TableStatus
-from catchment.queue.policy import Trouble
-from catchment.settings import Settings, load_settings
+from catchment.queue.policy import FlushFailure
 from catchment.status import Status, StatusReader
-from catchment.status.cached import SLOW, WAIT_S_MAX, Askers, Cached
+from catchment.status.background import SLOW, WAIT_S_MAX, BackgroundPart, BackgroundReader
 from catchment.status.keys import KEYS
-from catchment.status.model import FOR_ADMINS, PARTS, Part, SchemaDatabase, Schemas, Sessions
+from catchment.status.model import FOR_ADMINS, PARTS, SchemaDatabase, Schemas, Sessions, StatusPart
 from catchment.status.recorder import FLUSHES_MAX, Recorder
 from catchment.status.window import SAMPLE_S, WINDOW_S, Window
-from catchment.tenants.model import Shard, ShardId, TenantConfig, TenantId
+from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.testing import FakeClock
 from tests.queue_scenes import event_rows, new_queue, open_queue
 from tests.scenes import EVENTS, create_table
@@ -111,7 +111,7 @@ def test_a_secret_of_the_scene_would_be_seen() -> None:
 )
 def test_others_see_of_a_database_that_is_a_file_the_last_part_of_its_path(name: str, shown: str) -> None:
     database = SchemaDatabase(name=name, state="CURRENT", applied=1, pending=(), last=None)
-    status = replace(full_status(), schemas=Part(NOW, Schemas(databases=(database,))))
+    status = replace(full_status(), schemas=StatusPart(NOW, Schemas(databases=(database,))))
 
     def named(seen: Status) -> list[str]:
         return [each["name"] for each in seen.to_json()["schemas"]["databases"]]
@@ -124,17 +124,19 @@ def test_others_see_of_a_database_that_is_a_file_the_last_part_of_its_path(name:
 
 
 @pytest.fixture
-def askers() -> Iterator[Askers]:
-    found = Askers("test-askers")
+def askers() -> Iterator[BackgroundReader]:
+    found = BackgroundReader("test-askers")
     yield found
     found.close()
 
 
-def _cached(ask: Callable[[], int], askers: Askers, clock: FakeClock, seconds_max: float = 10) -> Cached[int]:
-    return Cached("part", ask, seconds_max=seconds_max, askers=askers, clock=clock)
+def _cached(
+    ask: Callable[[], int], askers: BackgroundReader, clock: FakeClock, seconds_max: float = 10
+) -> BackgroundPart[int]:
+    return BackgroundPart("part", ask, seconds_max=seconds_max, askers=askers, clock=clock)
 
 
-def test_a_part_is_asked_again_only_when_it_is_old(askers: Askers) -> None:
+def test_a_part_is_asked_again_only_when_it_is_old(askers: BackgroundReader) -> None:
     clock, answers = FakeClock(), iter([1, 2, 3])
     cached = _cached(lambda: next(answers), askers, clock)
     assert cached.read().value == 1
@@ -144,7 +146,7 @@ def test_a_part_is_asked_again_only_when_it_is_old(askers: Askers) -> None:
     assert cached.read().value == 2
 
 
-def test_a_source_that_is_away_is_a_reason_and_is_asked_again(askers: Askers) -> None:
+def test_a_source_that_is_away_is_a_reason_and_is_asked_again(askers: BackgroundReader) -> None:
     clock, is_away = FakeClock(), [True]
 
     def ask() -> int:
@@ -160,7 +162,7 @@ def test_a_source_that_is_away_is_a_reason_and_is_asked_again(askers: Askers) ->
     assert cached.read().value == 7
 
 
-def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(askers: Askers) -> None:
+def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(askers: BackgroundReader) -> None:
     clock, release, asked = FakeClock(), threading.Event(), []
 
     def ask() -> int:
@@ -181,7 +183,7 @@ def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(askers
     assert len(asked) == 2
 
 
-def test_a_source_that_hangs_from_the_start_is_unavailable_until_it_answers(askers: Askers) -> None:
+def test_a_source_that_hangs_from_the_start_is_unavailable_until_it_answers(askers: BackgroundReader) -> None:
     clock, release = FakeClock(), threading.Event()
     cached = _cached(lambda: int(release.wait()), askers, clock)
     waiting = cached.read(until_s=0.01)
@@ -192,14 +194,16 @@ def test_a_source_that_hangs_from_the_start_is_unavailable_until_it_answers(aske
     assert cached.read(until_s=0.01).value == 1
 
 
-def test_a_question_is_waited_for_once_while_its_source_hangs(askers: Askers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_waited_for_once_while_its_source_hangs(
+    askers: BackgroundReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, release, waits, real = FakeClock(), threading.Event(), [], futures.wait
 
     def wait(asked: Any, timeout: float) -> Any:
         waits.append(timeout)
         return real(asked, timeout=60 if release.is_set() else 0.01)
 
-    monkeypatch.setattr("catchment.status.cached.wait", wait)
+    monkeypatch.setattr("catchment.status.background.wait", wait)
     cached = _cached(lambda: int(release.wait()), askers, clock)
     assert [cached.read().unavailable for _ in range(3)] == [SLOW] * 3
     release.set()
@@ -213,11 +217,11 @@ def test_a_question_is_waited_for_once_while_its_source_hangs(askers: Askers, mo
 def test_the_end_does_not_wait_for_a_source_that_hangs_and_neither_does_the_process() -> None:
     code = """
 import threading
-from catchment.clock import SystemClock
-from catchment.status.cached import Askers, Cached
+from catchment.foundation.clock import SystemClock
+from catchment.status.background import BackgroundPart, BackgroundReader
 
-askers = Askers("asker")
-cached = Cached("part", threading.Event().wait, seconds_max=1, askers=askers, clock=SystemClock())
+askers = BackgroundReader("asker")
+cached = BackgroundPart("part", threading.Event().wait, seconds_max=1, askers=askers, clock=SystemClock())
 print(cached.read(until_s=0.0).unavailable, flush=True)
 askers.close()
 print("closed", flush=True)
@@ -226,14 +230,14 @@ print("closed", flush=True)
     assert done.stdout.splitlines() == [SLOW, "closed"]
 
 
-def test_after_the_end_nothing_is_asked(askers: Askers) -> None:
+def test_after_the_end_nothing_is_asked(askers: BackgroundReader) -> None:
     askers.close()
     with pytest.raises(StateError, match="any more"):
         _cached(lambda: 1, askers, FakeClock()).read()
 
 
 def test_a_bug_in_one_part_is_told_to_the_log_and_not_to_the_caller(
-    askers: Askers, monkeypatch: pytest.MonkeyPatch
+    askers: BackgroundReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[events.Event] = []
     shown: SimpleQueue[type[BaseException]] = SimpleQueue()
@@ -389,7 +393,7 @@ def _queue_status(**changes: Any) -> QueueStatus:
     return replace(found, tables=(replace(table, trouble=trouble),), **changes)
 
 
-TROUBLE = Trouble(failures=4, reason="secret", retry_at=datetime(2026, 1, 1, tzinfo=UTC))
+TROUBLE = FlushFailure(failures=4, reason="secret", retry_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @pytest.mark.parametrize(
@@ -403,7 +407,7 @@ TROUBLE = Trouble(failures=4, reason="secret", retry_at=datetime(2026, 1, 1, tzi
         ({"bytes": 90}, "The buffer is 90% full."),
         ({"bytes": 90, "bytes_max": 0}, None),
         (
-            {"set_aside": (SetAside(path=Path("x"), reason="secret"),)},
+            {"set_aside": (QuarantinedFile(path=Path("x"), reason="secret"),)},
             "Files of the buffer were set aside, because they cannot be opened: 1.",
         ),
     ],
@@ -439,7 +443,7 @@ def test_a_queue_that_cannot_be_asked_needs_somebody_unless_there_is_none_or_ano
 
 def test_an_audit_with_findings_needs_somebody_until_the_next_one(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    bad = AuditReport(producers=(), findings=(Finding(kind="rows", producer="p", detail="d"),), notes=())
+    bad = AuditReport(producers=(), findings=(AuditFinding(kind="rows", producer="p", detail="d"),), notes=())
     with App(settings) as app:
         _ = app.lake
         assert last(tmp_path) is None
@@ -472,12 +476,12 @@ def test_an_import_that_was_begun_is_found_again(tmp_path: Path) -> None:
     leaf = tree / "data" / "tp_table=a" / "tp_partition=p" / "tp_index=i" / "tp_date=2026-01-01"
     leaf.mkdir(parents=True)
     pq.write_table(pa.table({"x": [1]}), leaf / "one.parquet")
-    place = Place(data=tree / "data", migration=tree / "migration", marker="")
-    gone = Place(data=tmp_path / "gone", migration=tmp_path / "gone-too", marker="")
+    place = ImportFolders(data=tree / "data", migration=tree / "migration", marker="")
+    gone = ImportFolders(data=tmp_path / "gone", migration=tmp_path / "gone-too", marker="")
     for each in (place, gone, place):
-        known.remember(home, each, Options())
-    (home / known.FOLDER / "damaged.json").write_text("{")
-    assert {found.data for found, _ in known.remembered(home)} == {place.data, gone.data}
+        known_imports.remember(home, each, ImportOptions())
+    (home / known_imports.FOLDER / "damaged.json").write_text("{")
+    assert {found.data for found, _ in known_imports.remembered(home)} == {place.data, gone.data}
     with App(Settings(home=home)) as app:
         legacy = _status(app).legacy.value
     assert legacy is not None
@@ -532,7 +536,7 @@ def test_tenants_are_told_with_their_shards_and_moves(tmp_path: Path) -> None:
     with App(Settings(home=tmp_path), clock=clock) as app:
         store = app.control_store
         for name in ("a", "b"):
-            store.add_shard(Shard(id=ShardId(name), region="eu", location="grpc://x", home=f"/{name}"))
+            store.add_shard(ShardInfo(id=ShardId(name), region="eu", location="grpc://x", home=f"/{name}"))
         store.create_tenant(tenant, "seven", TenantConfig(), ShardId("a"))
         store.report(ShardId("a"), {"replication_lag_s": 1.5})
         store.open_move(tenant, ShardId("a"), ShardId("b"), clock.now())

@@ -7,28 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchment.tenants.control import health_of
-from catchment.tenants.hashing import place
-from catchment.tenants.model import Health, Shard, ShardId, TenantConfig, TenantId
-from catchment.tenants.store import Report
+from catchment.tenants.control_store import ShardReport
+from catchment.tenants.model import RegionHealth, ShardId, ShardInfo, TenantConfig, TenantId
+from catchment.tenants.placement import place
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ANYWHERE = TenantConfig()
 TENANTS = [TenantId(number) for number in range(4_000)]
 
 
-def report(silent_s: float | None, lag_s: float = 0.0) -> Report:
+def report(silent_s: float | None, lag_s: float = 0.0) -> ShardReport:
     seen_at = None if silent_s is None else NOW - timedelta(seconds=silent_s)
-    return Report(stats={"replication_lag_s": lag_s}, seen_at=seen_at)
+    return ShardReport(stats={"replication_lag_s": lag_s}, seen_at=seen_at)
 
 
-def shards(count: int) -> list[Shard]:
+def shards(count: int) -> list[ShardInfo]:
     return [
-        Shard(id=ShardId(f"s{number}"), region=("eu", "us")[number % 2], location="", home="")
+        ShardInfo(id=ShardId(f"s{number}"), region=("eu", "us")[number % 2], location="", home="")
         for number in range(count)
     ]
 
 
-def homes(among: list[Shard], config: TenantConfig = ANYWHERE) -> dict[TenantId, str]:
+def homes(among: list[ShardInfo], config: TenantConfig = ANYWHERE) -> dict[TenantId, str]:
     found = {tenant: place(tenant, config, among) for tenant in TENANTS}
     return {tenant: shard.id.name for tenant, shard in found.items() if shard is not None}
 
@@ -36,29 +36,29 @@ def homes(among: list[Shard], config: TenantConfig = ANYWHERE) -> dict[TenantId,
 @pytest.mark.parametrize(
     ("reports", "health"),
     [
-        ([report(0)], Health.HEALTHY),
-        ([report(29.999)], Health.HEALTHY),
-        ([report(30)], Health.OFFLINE),
-        ([report(None)], Health.OFFLINE),
-        ([report(-3)], Health.HEALTHY),
-        ([report(0, lag_s=5.0)], Health.HEALTHY),
-        ([report(0, lag_s=5.001)], Health.DEGRADED),
-        ([report(31, lag_s=9)], Health.OFFLINE),
-        ([report(31), report(0)], Health.DEGRADED),
-        ([report(None), report(0)], Health.DEGRADED),
-        ([report(31), report(30)], Health.OFFLINE),
-        ([report(0), report(0, lag_s=6)], Health.DEGRADED),
-        ([report(0), report(1, lag_s=1)], Health.HEALTHY),
+        ([report(0)], RegionHealth.HEALTHY),
+        ([report(29.999)], RegionHealth.HEALTHY),
+        ([report(30)], RegionHealth.OFFLINE),
+        ([report(None)], RegionHealth.OFFLINE),
+        ([report(-3)], RegionHealth.HEALTHY),
+        ([report(0, lag_s=5.0)], RegionHealth.HEALTHY),
+        ([report(0, lag_s=5.001)], RegionHealth.DEGRADED),
+        ([report(31, lag_s=9)], RegionHealth.OFFLINE),
+        ([report(31), report(0)], RegionHealth.DEGRADED),
+        ([report(None), report(0)], RegionHealth.DEGRADED),
+        ([report(31), report(30)], RegionHealth.OFFLINE),
+        ([report(0), report(0, lag_s=6)], RegionHealth.DEGRADED),
+        ([report(0), report(1, lag_s=1)], RegionHealth.HEALTHY),
     ],
 )
 def test_a_region_is_offline_when_all_are_silent_and_degraded_when_one_is_or_lags(
-    reports: list[Report], health: Health
+    reports: list[ShardReport], health: RegionHealth
 ) -> None:
     assert health_of(reports, now=NOW) is health
 
 
 def test_a_report_without_a_lag_has_none() -> None:
-    assert health_of([Report(stats={}, seen_at=NOW)], now=NOW) is Health.HEALTHY
+    assert health_of([ShardReport(stats={}, seen_at=NOW)], now=NOW) is RegionHealth.HEALTHY
 
 
 def test_a_shard_that_comes_takes_its_share_and_nothing_else_moves() -> None:
@@ -76,7 +76,7 @@ def test_every_shard_has_about_the_same_number_of_tenants() -> None:
 
 def test_a_draining_shard_gets_no_tenant_and_only_its_own_go_elsewhere() -> None:
     all_of_them = shards(4)
-    draining = Shard(id=all_of_them[1].id, region="us", location="", home="", is_draining=True)
+    draining = ShardInfo(id=all_of_them[1].id, region="us", location="", home="", is_draining=True)
     before, after = homes(all_of_them), homes([all_of_them[0], draining, *all_of_them[2:]])
     assert "s1" not in after.values()
     assert {before[tenant] for tenant in TENANTS if before[tenant] != after[tenant]} == {"s1"}
@@ -95,5 +95,5 @@ def test_the_place_of_a_tenant_is_the_same_on_every_machine_and_in_every_version
 
 
 @given(st.integers(0, 2**64 - 1), st.permutations(shards(5)))
-def test_the_order_of_the_shards_does_not_matter(number: int, among: list[Shard]) -> None:
+def test_the_order_of_the_shards_does_not_matter(number: int, among: list[ShardInfo]) -> None:
     assert place(TenantId(number), ANYWHERE, among) == place(TenantId(number), ANYWHERE, shards(5))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchment.errors import InputError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.tenants.model import (
     Complete,
     DualWrite,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from catchment.errors import InvalidStateError, MismatchError, NotReadyError, StaleRouteError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.tenants import protocol
 from catchment.tenants.model import (
     Complete,
@@ -14,26 +14,26 @@ from catchment.tenants.model import (
     Finalizing,
     Idle,
     MigrationState,
-    Move,
+    MoveInfo,
     Positions,
     PreparingTarget,
-    Shard,
     ShardId,
-    Tenant,
+    ShardInfo,
     TenantConfig,
     TenantId,
+    TenantInfo,
 )
-from catchment.tenants.node import Copy, Record, Role
-from catchment.tenants.protocol import Request, Side, Step
+from catchment.tenants.protocol import Request, Side, Transition
+from catchment.tenants.shard_api import Replica, ShardRole, TenantRecord
 
 TENANT = TenantId(7)
 ONE, TWO = TableId("t7", "events"), TableId("t7", "clicks")
 S, T = ShardId("s"), ShardId("t")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HOME = Record(tenant=TENANT, role=Role.HOME, epoch=4)
-COPY = replace(HOME, role=Role.COPY, move="m")
-GONE = replace(HOME, role=Role.GONE)
-TO_T = Copy(shard=T, location="grpc://t", sync=False)
+HOME = TenantRecord(tenant=TENANT, role=ShardRole.HOME, epoch=4)
+COPY = replace(HOME, role=ShardRole.COPY, move="m")
+GONE = replace(HOME, role=ShardRole.GONE)
+TO_T = Replica(shard=T, location="grpc://t", sync=False)
 
 
 def _at(events: int, clicks: int = 0) -> Positions:
@@ -56,26 +56,26 @@ BACK = protocol.Reversing(source=_at(130), gate=_at(130))
 @pytest.mark.parametrize(
     ("state", "observation", "step"),
     [
-        (IDLE, protocol.Prepared(target=_at(60, 30)), Step(state=PREPARING)),
-        (PREPARING, protocol.DualWriting(cutover=_at(100)), Step(state=DUAL)),
-        (DUAL, protocol.CaughtUp(target=_at(100), is_same=True), Step(state=DUAL, is_repeat=True)),
-        (DUAL, CLOSED, Step(state=Finalizing(5_000, 2.5), home=Side.TARGET, is_new_route=True)),
-        (DUAL, protocol.Returned(), Step(state=DualWrite(_at(100), returned=1))),
-        (FINALIZING, protocol.Returned(), Step(state=FINALIZING, home=Side.TARGET)),
-        (FINALIZING, WAITED, Step(state=COMPLETE, home=Side.TARGET, is_new_route=True, outcome="complete")),
+        (IDLE, protocol.TargetPrepared(target=_at(60, 30)), Transition(state=PREPARING)),
+        (PREPARING, protocol.DualWriting(cutover=_at(100)), Transition(state=DUAL)),
+        (DUAL, protocol.CaughtUp(target=_at(100), is_same=True), Transition(state=DUAL, is_repeat=True)),
+        (DUAL, CLOSED, Transition(state=Finalizing(5_000, 2.5), home=Side.TARGET, is_new_route=True)),
+        (DUAL, protocol.Returned(), Transition(state=DualWrite(_at(100), returned=1))),
+        (FINALIZING, protocol.Returned(), Transition(state=FINALIZING, home=Side.TARGET)),
+        (FINALIZING, WAITED, Transition(state=COMPLETE, home=Side.TARGET, is_new_route=True, outcome="complete")),
         (
             Finalizing(1_000, 2.5),
             WAITED,
-            Step(state=Complete(2.5), home=Side.TARGET, is_new_route=True, outcome="complete"),
+            Transition(state=Complete(2.5), home=Side.TARGET, is_new_route=True, outcome="complete"),
         ),
-        (IDLE, protocol.Aborting(), Step(state=IDLE, is_new_route=True, outcome="aborted")),
-        (PREPARING, protocol.Aborting(), Step(state=IDLE, is_new_route=True, outcome="aborted")),
-        (DUAL, protocol.Aborting(), Step(state=IDLE, is_new_route=True, outcome="aborted")),
-        (FINALIZING, BACK, Step(state=IDLE, is_new_route=True, outcome="reversed")),
+        (IDLE, protocol.Aborting(), Transition(state=IDLE, is_new_route=True, outcome="aborted")),
+        (PREPARING, protocol.Aborting(), Transition(state=IDLE, is_new_route=True, outcome="aborted")),
+        (DUAL, protocol.Aborting(), Transition(state=IDLE, is_new_route=True, outcome="aborted")),
+        (FINALIZING, BACK, Transition(state=IDLE, is_new_route=True, outcome="reversed")),
     ],
 )
 def test_what_is_observed_leads_to_the_next_state(
-    state: MigrationState, observation: protocol.Observation, step: Step
+    state: MigrationState, observation: protocol.Observation, step: Transition
 ) -> None:
     assert protocol.advance(state, observation) == step
 
@@ -83,7 +83,7 @@ def test_what_is_observed_leads_to_the_next_state(
 @pytest.mark.parametrize(
     ("state", "observation", "home"),
     [
-        (PREPARING, protocol.Prepared(target=_at(5)), Side.SOURCE),
+        (PREPARING, protocol.TargetPrepared(target=_at(5)), Side.SOURCE),
         (DUAL, protocol.DualWriting(cutover=_at(500)), Side.SOURCE),
         (FINALIZING, replace(CLOSED, target=_at(0)), Side.TARGET),
         (FINALIZING, protocol.CaughtUp(target=_at(0), is_same=False), Side.TARGET),
@@ -94,7 +94,7 @@ def test_what_is_observed_leads_to_the_next_state(
 def test_a_request_that_is_made_again_finds_its_state_as_it_was(
     state: MigrationState, observation: protocol.Observation, home: Side
 ) -> None:
-    assert protocol.advance(state, observation) == Step(state=state, home=home, is_repeat=True)
+    assert protocol.advance(state, observation) == Transition(state=state, home=home, is_repeat=True)
 
 
 @pytest.mark.parametrize(
@@ -245,27 +245,27 @@ def test_a_shard_drops_a_tenant_only_when_it_is_decided_that_it_is_nothing_to_it
 @pytest.mark.parametrize(
     ("state", "home", "roles", "sync"),
     [
-        (IDLE, S, (Role.HOME, Role.GONE), None),
-        (PREPARING, S, (Role.HOME, Role.COPY), False),
-        (DUAL, S, (Role.HOME, Role.COPY), True),
-        (FINALIZING, T, (Role.COPY, Role.HOME), True),
-        (None, T, (Role.GONE, Role.HOME), None),
-        (None, S, (Role.HOME, Role.GONE), None),
+        (IDLE, S, (ShardRole.HOME, ShardRole.GONE), None),
+        (PREPARING, S, (ShardRole.HOME, ShardRole.COPY), False),
+        (DUAL, S, (ShardRole.HOME, ShardRole.COPY), True),
+        (FINALIZING, T, (ShardRole.COPY, ShardRole.HOME), True),
+        (None, T, (ShardRole.GONE, ShardRole.HOME), None),
+        (None, S, (ShardRole.HOME, ShardRole.GONE), None),
     ],
 )
 def test_the_control_plane_says_what_each_shard_is(
-    state: MigrationState | None, home: ShardId, roles: tuple[Role, Role], sync: bool | None
+    state: MigrationState | None, home: ShardId, roles: tuple[ShardRole, ShardRole], sync: bool | None
 ) -> None:
-    tenant = Tenant(id=TENANT, name="seven", config=TenantConfig(), shard=home, epoch=4, created_at=NOW)
-    shards = {each: Shard(id=each, region="r", location=f"grpc://{each}", home="") for each in (S, T)}
+    tenant = TenantInfo(id=TENANT, name="seven", config=TenantConfig(), shard=home, epoch=4, created_at=NOW)
+    shards = {each: ShardInfo(id=each, region="r", location=f"grpc://{each}", home="") for each in (S, T)}
     move = None
     if state is not None:
-        move = Move(
+        move = MoveInfo(
             id=1, token="m", tenant=TENANT, source=S, target=T, state=state, version=2, created_at=NOW, updated_at=NOW
         )  # fmt: skip
     found = tuple(protocol.duty(each, tenant, move, shards[T if each == S else S]) for each in (S, T))
     assert tuple(each.role for each in found) == roles
     assert {each.epoch for each in found} == {4}
     assert {each.move for each in found} == {None if state in (None, IDLE) else "m"}
-    copies = [each.copy for each in found if each.role is Role.HOME]
+    copies = [each.copy for each in found if each.role is ShardRole.HOME]
     assert [copy and copy.sync for copy in copies] == [sync]

@@ -9,45 +9,47 @@ from typing import cast
 import pytest
 
 from catchment.errors import ControlUnavailableError, InvalidStateError, StateError
-from catchment.settings import Settings
-from catchment.tenants.hashing import place
+from catchment.foundation.settings import Settings
+from catchment.tenants.control_store import ControlStore, Placement
 from catchment.tenants.model import (
     DualWrite,
     Finalizing,
     Idle,
     MigrationState,
-    Move,
+    MoveInfo,
     Positions,
     PreparingTarget,
-    Shard,
     ShardId,
-    Tenant,
+    ShardInfo,
     TenantConfig,
     TenantId,
+    TenantInfo,
 )
+from catchment.tenants.placement import place
 from catchment.tenants.router import EPOCH_UNASSIGNED, Access, TenantRouter, routed_by
-from catchment.tenants.store import ControlStore, Placement
 from catchment.testing import FakeClock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-A = Shard(id=ShardId("a"), region="eu", location="grpc://a", home="a")
-B = Shard(id=ShardId("b"), region="eu", location="grpc://b", home="b")
-C = Shard(id=ShardId("c"), region="us", location="grpc://c", home="c")
+A = ShardInfo(id=ShardId("a"), region="eu", location="grpc://a", home="a")
+B = ShardInfo(id=ShardId("b"), region="eu", location="grpc://b", home="b")
+C = ShardInfo(id=ShardId("c"), region="us", location="grpc://c", home="c")
 SEVEN = TenantId(7)
 
 
-def tenant(home: Shard = A, *, epoch: int = 1, config: TenantConfig | None = None) -> Tenant:
-    return Tenant(id=SEVEN, name="acme", config=config or TenantConfig(), shard=home.id, epoch=epoch, created_at=NOW)
+def tenant(home: ShardInfo = A, *, epoch: int = 1, config: TenantConfig | None = None) -> TenantInfo:
+    return TenantInfo(
+        id=SEVEN, name="acme", config=config or TenantConfig(), shard=home.id, epoch=epoch, created_at=NOW
+    )
 
 
-def move(state: MigrationState, source: Shard = A, target: Shard = B) -> Move:
-    return Move(
+def move(state: MigrationState, source: ShardInfo = A, target: ShardInfo = B) -> MoveInfo:
+    return MoveInfo(
         id=1, token="x", tenant=SEVEN, source=source.id, target=target.id, state=state, version=1,
         created_at=NOW, updated_at=NOW,
     )  # fmt: skip
 
 
-def placed(known: Tenant | None = None, under_way: Move | None = None) -> Placement:
+def placed(known: TenantInfo | None = None, under_way: MoveInfo | None = None) -> Placement:
     return Placement(tenant=known or tenant(), move=under_way, shards=(A, B, C))
 
 
@@ -95,7 +97,7 @@ def router(plane: Plane, clock: FakeClock) -> TenantRouter:
     ids=["at rest", "begun", "preparing", "dual-write", "switched", "dual-write from the other side", "moved"],
 )
 def test_reads_go_to_the_home_and_writes_to_both_only_in_dual_write(
-    known: Tenant, under_way: Move | None, reads: tuple[Shard, ...], writes: tuple[Shard, ...]
+    known: TenantInfo, under_way: MoveInfo | None, reads: tuple[ShardInfo, ...], writes: tuple[ShardInfo, ...]
 ) -> None:
     routed = routed_by(SEVEN, placed(known, under_way))
     assert (routed.shards(Access.READ), routed.shards(Access.WRITE)) == (reads, writes)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchment import sql
 from catchment.errors import InputError, TypeConflictError
+from catchment.foundation import sql
 from catchment.lake import extensions, types
 from catchment.lake.types import Column, Fit
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchment import events
-from catchment.absent import remember_absent
 from catchment.cli.output import Output
 from catchment.errors import EXIT_NEEDS_YOU, CatchmentError, InputError, StoppedError
-from catchment.events import Event
-from catchment.settings import Settings, load_settings
+from catchment.foundation import events
+from catchment.foundation.events import Event
+from catchment.foundation.pandas_probe import skip_pandas_probe
+from catchment.foundation.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from catchment.app import App
@@ -51,7 +51,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class RunningCommand:
     """A command that is running."""
 
     app: "App"
@@ -83,18 +83,18 @@ def started(home: Path | None, as_json: bool, **options: object) -> Iterator[Sta
 
 
 @contextmanager
-def command(home: Path | None, as_json: bool, **options: object) -> Iterator[Command]:
+def command(home: Path | None, as_json: bool, **options: object) -> Iterator[RunningCommand]:
     """Run a command on the whole of Catchment: its errors become a message, a hint and an exit code."""
     with started(home, as_json, **options) as run:
         # Imported here, because it brings the pipelines along, and there are commands that do without.
         from catchment.app import App
 
-        remember_absent()
+        skip_pandas_probe()
         with App(run.settings) as app:
-            yield Command(app=app, out=run.out)
+            yield RunningCommand(app=app, out=run.out)
 
 
-def agree(run: Command, question: str, *, yes: bool) -> None:
+def agree(run: RunningCommand, question: str, *, yes: bool) -> None:
     """Go on only with a yes: by --yes, or by a person at a terminal."""
     if yes:
         return

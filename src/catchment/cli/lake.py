@@ -9,12 +9,12 @@ import typer
 from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output
 from catchment.errors import EXIT_FAILED, InputError
-from catchment.ids import ProducerId, TableId
-from catchment.lake import AuditReport, UpkeepReport
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.lake import AuditReport, MaintenanceReport
 from catchment.lake.commit import CreateTable, refuse_ledger
-from catchment.pipeline import Mode, ParquetFiles, Plan, Report, Retirement, target
-from catchment.pipeline.parquet import find_files, hive_keys
-from catchment.pipeline.plan import counted
+from catchment.pipeline import DeliveryReport, Mode, ParquetFiles, Plan, Retirement, target_table
+from catchment.pipeline.parquet_source import find_files, hive_keys
+from catchment.pipeline.plan import plural
 
 group = typer.Typer(help="Deliver into the lake, audit it, keep it in shape.", no_args_is_help=True)
 
@@ -41,18 +41,18 @@ def deliver(
         refuse_ledger(wanted)
         _remark(run.out, files)
         lake = run.app.find_lake()
-        found = None if lake is None else target.find_table(lake, wanted)
+        found = None if lake is None else target_table.find_table(lake, wanted)
         if found is not None:
-            target.require_partitioning(found, keys)
+            target_table.require_partitioning(found, keys)
         else:
             change = _draft(wanted, files, keys, create=create)
             # Planned before it is made: what the plan refuses leaves no table behind.
-            drafted = target.drafted(change, encrypted=lake is not None and lake.is_encrypted())
+            drafted = target_table.drafted(change, encrypted=lake is not None and lake.is_encrypted())
             plan = run.app.planner().plan_new(ParquetFiles(files, wanted), drafted, mode)
             if dry_run:
                 _show_new(run.out, change, plan)
                 return
-            found = target.make_table(run.app.lake, change)
+            found = target_table.make_table(run.app.lake, change)
         source = ParquetFiles(files, found.id, retirement=retire)
         # Preparing a lake that another program made would be a change.
         deliverer = run.app.planner() if dry_run else run.app.deliverer()
@@ -102,12 +102,12 @@ def maintain(
             raise typer.Exit(EXIT_FAILED)
 
 
-def report_lines(report: Report) -> Iterator[str]:
+def report_lines(report: DeliveryReport) -> Iterator[str]:
     """A delivery's report, for a person."""
     yield (
-        f"Delivered {counted(report.delivered, 'unit')}, {counted(report.rows, 'row')}, in "
-        f"{counted(report.files, 'file')} ({report.bytes / 1e6:,.1f} MB) to {report.table}; "
-        f"{counted(report.skipped, 'unit')} there already."
+        f"Delivered {plural(report.delivered, 'unit')}, {plural(report.rows, 'row')}, in "
+        f"{plural(report.files, 'file')} ({report.bytes / 1e6:,.1f} MB) to {report.table}; "
+        f"{plural(report.skipped, 'unit')} there already."
     )
     if report.insert_reason is not None:
         yield f"The rows were inserted, because {report.insert_reason}."
@@ -123,15 +123,15 @@ def audit_lines(report: AuditReport) -> Iterator[str]:
         yield f"note: {note}"
     units = sum(producer.units for producer in report.producers)
     rows = sum(producer.rows for producer in report.producers)
-    verdict = "every one exactly once" if report.ok else counted(len(report.findings), "finding")
-    yield f"{counted(units, 'unit')}, {counted(rows, 'row')}: {verdict}."
+    verdict = "every one exactly once" if report.ok else plural(len(report.findings), "finding")
+    yield f"{plural(units, 'unit')}, {plural(rows, 'row')}: {verdict}."
 
 
 def _fields(report: AuditReport) -> dict[str, object]:
     return {"producers": report.producers, "findings": report.findings, "notes": report.notes}
 
 
-def _upkeep_lines(report: UpkeepReport) -> Iterator[str]:
+def _upkeep_lines(report: MaintenanceReport) -> Iterator[str]:
     for step in report.steps:
         yield f"{step.name:8} {step.subject:24} {step.count:6} {step.unit}"
         if step.error is not None:
@@ -166,7 +166,7 @@ def _draft(wanted: TableId, files: Sequence[Path], keys: tuple[str, ...], *, cre
             f"The lake has no table {wanted}, and there is no Parquet file to make it from.",
             hint="Name files, or folders that hold some.",
         )
-    return target.draft(ParquetFiles(files, wanted), keys)
+    return target_table.draft(ParquetFiles(files, wanted), keys)
 
 
 def _show_new(out: Output, change: CreateTable, plan: Plan) -> None:

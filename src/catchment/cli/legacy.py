@@ -13,20 +13,28 @@ from typing import Annotated, Any
 
 import typer
 
-from catchment import sql
-from catchment.cli.context import AsJson, Command, agree, command, named_folder, stopping_gently, telling_of_spark
+from catchment.cli.context import (
+    AsJson,
+    RunningCommand,
+    agree,
+    command,
+    named_folder,
+    stopping_gently,
+    telling_of_spark,
+)
 from catchment.cli.progress import showing_progress
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError, InputError, StateError
-from catchment.ids import DEFAULT_SCHEMA
+from catchment.foundation import sql
+from catchment.foundation.ids import DEFAULT_SCHEMA
 from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.pipeline import Mode
+from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions, LegacyPlan, TablePlan, leaves_counted
 from catchment.pipeline.legacy.job import LegacyImport
-from catchment.pipeline.legacy.place import Phase, Place
-from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, leaves_counted
-from catchment.pipeline.legacy.report import LeafFailure, LegacyReport, Status, Verification
+from catchment.pipeline.legacy.report import ImportStatus, LeafFailure, LegacyReport, Verification
 from catchment.pipeline.legacy.tree import TAILPIPE_KEYS
-from catchment.pipeline.plan import counted
+from catchment.pipeline.plan import plural
 
 TAILPIPE_HOME = Path("~/.tailpipe")
 _EXIT_CODES = (
@@ -96,15 +104,15 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done
 class _Target:
     """What is imported from where, into which schema; `words` are the options that say so in the next command."""
 
-    place: Place
+    place: ImportFolders
     keys: tuple[Column, ...]
     table: str | None
     schema: str
     words: str
 
-    def options(self, choice: "_Choice | None" = None) -> Options:
+    def options(self, choice: "_Choice | None" = None) -> ImportOptions:
         chosen = {} if choice is None else asdict(choice)
-        return Options(keys=self.keys, table=self.table, schema=self.schema, **chosen)
+        return ImportOptions(keys=self.keys, table=self.table, schema=self.schema, **chosen)
 
     def next(self, name: str) -> str:
         """A command to run next, with the options that lead to the same place."""
@@ -191,7 +199,7 @@ def run_import(
             _show_plan(run, target, job)
             return
         phase = job.detect()
-        if phase is Phase.NOTHING or job.is_finished:
+        if phase is ImportPhase.NOTHING or job.is_finished:
             facts = {"phase": phase, "ok": True, "leaves": 0, "rows": 0, "next": _next(target, phase)}
             run.out.value(facts, _where(target, phase))
             return
@@ -247,7 +255,7 @@ def retry(
         choice = _Choice(mode=mode, partition_by=_columns(partition_by), quarantine=quarantine, digests=digests)
         job = run.app.legacy_import(target.place, target.options(choice))
         half_moved = job.is_half_moved
-        if job.detect() is not Phase.IMPORTING and not half_moved:
+        if job.detect() is not ImportPhase.IMPORTING and not half_moved:
             raise StateError("No import is under way.", hint=f"`{target.next('status')}` says what there is.")
         _import(run, target, job, None if half_moved else job.plan())
 
@@ -268,7 +276,7 @@ def verify(
     with command(lake_home, as_json) as run:
         target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
         job = run.app.legacy_import(target.place, target.options())
-        if job.detect() is Phase.UNDOING or not target.place.migrated.exists():
+        if job.detect() is ImportPhase.UNDOING or not target.place.migrated.exists():
             raise StateError("Nothing is imported.", hint=f"`{target.next('status')}` says what there is.")
         found = job.verify()
         run.out.value({"ok": found.ok, **asdict(found)}, _verify_lines(target, found))
@@ -294,7 +302,7 @@ def undo(
     with command(lake_home, as_json) as run:
         target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
         job = run.app.legacy_import(target.place, target.options())
-        if dry_run or job.detect() in (Phase.NOTHING, Phase.READY):
+        if dry_run or job.detect() in (ImportPhase.NOTHING, ImportPhase.READY):
             tables = job.plan_undo()
             run.out.value({"dropped": tables, "done": False}, _undo_lines(target, tables, done=False))
             return
@@ -303,7 +311,7 @@ def undo(
         agree(run, "Compare the lake with the backup, and undo the import if they agree?", yes=yes)
         with stopping_gently(run.out, "An undo goes on to its end."):
             tables = job.undo()
-        facts = {"dropped": tables, "done": True, "next": _next(target, Phase.READY)}
+        facts = {"dropped": tables, "done": True, "next": _next(target, ImportPhase.READY)}
         run.out.value(facts, _undo_lines(target, tables, done=True))
 
 
@@ -355,7 +363,7 @@ def _target(
     if tree is None:
         if keys is not None or table is not None:
             raise InputError("--keys and --table say how a --tree is read.", hint="Add --tree DIR, or leave them out.")
-        place = Place.tailpipe(home or TAILPIPE_HOME, workspace)
+        place = ImportFolders.tailpipe(home or TAILPIPE_HOME, workspace)
         return _Target(place=place, keys=TAILPIPE_KEYS, table=None, schema=schema, words=words)
     if home is not None or workspace is not None:
         raise InputError("--tree is imported instead of a Tailpipe home.", hint="Leave --home and --workspace out.")
@@ -363,7 +371,7 @@ def _target(
         raise InputError(
             "--tree needs to know its keys.", hint="Name its folders from the top, such as --keys region,day:DATE."
         )
-    place = Place.tree(tree)
+    place = ImportFolders.tree(tree)
     if not place.data.is_dir() and not place.migration.is_dir():
         raise InputError(f"There is no folder {place.data}.", hint="Name the folder that holds the hive folders.")
     name = _table_name(table or place.data.name)
@@ -399,9 +407,9 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(each.strip() for each in text.split(",") if each.strip())
 
 
-def _show_plan(run: Command, target: _Target, job: LegacyImport) -> None:
+def _show_plan(run: RunningCommand, target: _Target, job: LegacyImport) -> None:
     planned = job.plan()
-    if planned.phase in (Phase.NOTHING, Phase.DONE):
+    if planned.phase in (ImportPhase.NOTHING, ImportPhase.DONE):
         lines = [*_where(target, planned.phase)]
     else:
         lines = [*_plan_lines(planned), f"Next: {target.next('run')}"]
@@ -410,7 +418,7 @@ def _show_plan(run: Command, target: _Target, job: LegacyImport) -> None:
         raise typer.Exit(EXIT_NEEDS_YOU)
 
 
-def _import(run: Command, target: _Target, job: LegacyImport, planned: LegacyPlan | None) -> None:
+def _import(run: RunningCommand, target: _Target, job: LegacyImport, planned: LegacyPlan | None) -> None:
     """Run the job, telling how it goes, and end with the exit code that its report deserves."""
     answer = "Stopping once the current commit is done."
     try:
@@ -432,40 +440,45 @@ def _import(run: Command, target: _Target, job: LegacyImport, planned: LegacyPla
         raise typer.Exit(EXIT_STOPPED if report.stopped else EXIT_FAILED)
 
 
-def _next(target: _Target, phase: Phase) -> str | None:
+def _next(target: _Target, phase: ImportPhase) -> str | None:
     """The command to run next, where there is one."""
-    names = {Phase.READY: "run", Phase.IMPORTING: "retry", Phase.DONE: "verify", Phase.UNDOING: "undo"}
+    names = {
+        ImportPhase.READY: "run",
+        ImportPhase.IMPORTING: "retry",
+        ImportPhase.DONE: "verify",
+        ImportPhase.UNDOING: "undo",
+    }
     return target.next(names[phase]) if phase in names else None
 
 
-def _where(target: _Target, phase: Phase, *, left_out: int = 0) -> Iterator[str]:
+def _where(target: _Target, phase: ImportPhase, *, left_out: int = 0) -> Iterator[str]:
     """A phase in sentences; `left_out` are Parquet files of a finished import that are in the backup only."""
     place = target.place
     match phase:
-        case Phase.NOTHING:
+        case ImportPhase.NOTHING:
             yield f"Nothing to do: there is nothing to import in {place.data}, and no import in {place.migration}."
             yield "Is it elsewhere? Say --home HOME --workspace NAME, or --tree DIR --keys a,b,c for any hive folders."
-        case Phase.READY:
+        case ImportPhase.READY:
             yield f"{place.data} is there to be imported."
             yield f"Next: {target.next('plan')}"
-        case Phase.IMPORTING:
+        case ImportPhase.IMPORTING:
             yield f"An import is under way in {place.migrating}."
             yield f"Next: {target.next('run')}"
-        case Phase.DONE if left_out:
-            yield f"Imported, but for {counted(left_out, 'Parquet file')} in no table, kept in {place.migrated}."
+        case ImportPhase.DONE if left_out:
+            yield f"Imported, but for {plural(left_out, 'Parquet file')} in no table, kept in {place.migrated}."
             yield f"Which: {target.next('report')} --json. Import them with --tree, or move them out of the backup."
             yield f"Prove the rest: {target.next('verify')}"
-        case Phase.DONE:
+        case ImportPhase.DONE:
             yield f"Nothing to do: everything is imported, and the backup is in {place.migrated}."
             yield f"Prove it: {target.next('verify')}"
-        case Phase.UNDOING:
+        case ImportPhase.UNDOING:
             yield f"An undo was begun and not finished. Next: {target.next('undo')}"
 
 
 def _plan_lines(planned: LegacyPlan) -> Iterator[str]:
     yield from planned.explain()
     problems = planned.problems
-    yield f"{counted(len(problems), 'problem')}:" if problems else "No problems."
+    yield f"{plural(len(problems), 'problem')}:" if problems else "No problems."
     yield from (f"  {problem}" for problem in problems)
 
 
@@ -510,11 +523,11 @@ def _table_facts(table: TablePlan) -> dict[str, Any]:
     }
 
 
-def _status_lines(target: _Target, found: Status) -> Iterator[str]:
+def _status_lines(target: _Target, found: ImportStatus) -> Iterator[str]:
     yield from _where(target, found.phase, left_out=found.files_left_out)
     if found.running:
         yield "A process is at work on it now."
-    if found.phase in (Phase.IMPORTING, Phase.DONE):
+    if found.phase in (ImportPhase.IMPORTING, ImportPhase.DONE):
         left = f"{leaves_counted(found.leaves_left)} left ({found.bytes_left / 1e6:,.1f} MB)"
         yield f"{leaves_counted(found.leaves_imported)} imported, {left}."
     if found.tables_made:
@@ -536,15 +549,15 @@ def _report_lines(target: _Target, report: LegacyReport) -> Iterator[str]:
     files = sum(table.files for table in report.tables)
     size = sum(table.bytes for table in report.tables) / 1e6
     yield (
-        f"Imported {leaves_counted(report.leaves)}, {counted(report.rows, 'row')}, in {counted(files, 'file')} "
+        f"Imported {leaves_counted(report.leaves)}, {plural(report.rows, 'row')}, in {plural(files, 'file')} "
         f"({size:,.1f} MB), in {report.seconds:,.1f} s."
     )
     for table in report.tables:
         already = f"; {leaves_counted(table.already)} there already" if table.already else ""
-        yield f"  {table.table}: {leaves_counted(table.leaves)}, {counted(table.rows, 'row')}{already}"
+        yield f"  {table.table}: {leaves_counted(table.leaves)}, {plural(table.rows, 'row')}{already}"
     yield from (f"Set aside: {path}" for path in report.quarantined)
     if report.strays:
-        yield f"{counted(len(report.strays), 'stray')} in the backup, not imported: {target.next('report')} --json"
+        yield f"{plural(len(report.strays), 'stray')} in the backup, not imported: {target.next('report')} --json"
     yield from _failure_lines(target, report.failures)
     if report.ok:
         yield f"The backup is in {target.place.migrated}."
@@ -557,7 +570,7 @@ def _verify_lines(target: _Target, found: Verification) -> Iterator[str]:
     for each in found.mismatches:
         yield f"MISMATCH {each.table}{f' {each.leaf}' if each.leaf else ''}: {each.reason}"
     verdict = "backup, ledger and lake agree" if found.ok else "they do not agree"
-    yield f"{leaves_counted(found.leaves)}, {counted(found.rows, 'row')} compared: {verdict}."
+    yield f"{leaves_counted(found.leaves)}, {plural(found.rows, 'row')} compared: {verdict}."
     if not found.ok:
         yield f"What was imported when: {target.place.log}. The backup is untouched in {target.place.migrated}."
 

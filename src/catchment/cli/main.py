@@ -14,7 +14,7 @@ from typer.main import get_command, get_group
 from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output, give_up_stdout, is_of_output
 from catchment.errors import EXIT_NEEDS_YOU, InputError, StorageFailedError
-from catchment.settings import FILE_NAME, declared
+from catchment.foundation.settings import FILE_NAME, declared
 
 # Each is a module beside this one, imported when it is asked for: `catchment schema` needs no pipeline.
 _PARTS = ("demo", "status", "lake", "queue", "legacy", "schema", "serve", "user", "tenant", "shard")

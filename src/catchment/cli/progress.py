@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from catchment import events
 from catchment.cli.output import Output
-from catchment.clock import Clock
-from catchment.events import Event
-from catchment.pipeline.legacy.plan import LegacyPlan, TablePlan, leaves_counted
-from catchment.pipeline.plan import counted
+from catchment.foundation import events
+from catchment.foundation.clock import Clock
+from catchment.foundation.events import Event
+from catchment.pipeline.legacy.import_plan import LegacyPlan, TablePlan, leaves_counted
+from catchment.pipeline.plan import plural
 
 
 @dataclass(slots=True)
@@ -98,5 +98,5 @@ def _tell(out: Output, event: Event) -> None:
             out.say(f"  The tree has moved to {event.facts['to']}.")
         case "delivered":
             units, rows, files = (event.facts[name] for name in ("units", "rows", "files"))
-            done = f"{leaves_counted(units)}, {counted(rows, 'row')} in {counted(files, 'file')}"
+            done = f"{leaves_counted(units)}, {plural(rows, 'row')} in {plural(files, 'file')}"
             out.say(f"  {event.facts['table']}: {done}")

@@ -9,20 +9,28 @@ from typing import Annotated
 
 import typer
 
-from catchment import events, sql
 from catchment.app import App
-from catchment.cli.context import AsJson, Command, Home, command, telling_of_spark, whoami
+from catchment.cli.context import AsJson, Home, RunningCommand, command, telling_of_spark, whoami
 from catchment.cli.lake import audit_lines
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, BufferHeldError, FlushFailedError, InputError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import events, sql
+from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake import AuditReport, DeadLetter
-from catchment.lake.audit import Finding
-from catchment.pipeline.plan import counted
-from catchment.queue import DqCoordinator, FlushReport, QueueStatus, TableFlush, TableState, aside, deadletter
-from catchment.queue.buffer import KIND, SetAside
+from catchment.lake.audit import AuditFinding
+from catchment.pipeline.plan import plural
+from catchment.queue import (
+    DqCoordinator,
+    FlushReport,
+    QueueStatus,
+    TableFlush,
+    TableState,
+    dead_letter_actions,
+    quarantine,
+)
+from catchment.queue.buffer import KIND, QuarantinedFile
 from catchment.queue.coordinator import TableStatus
-from catchment.queue.layout import Layout, State
-from catchment.queue.shared import FILE_NAME
+from catchment.queue.segment_files import SegmentFolders, SegmentState
+from catchment.queue.shared_buffer import FILE_NAME
 from catchment.queue.stranded import Stranded, StrandedRows
 
 group = typer.Typer(
@@ -58,7 +66,7 @@ def flush(home: Home = None, as_json: AsJson = False) -> None:
             report, found = _flush(run)
         except FlushFailedError as error:
             if "rows" in error.facts:
-                run.out.say(f"Flushed {counted(error.facts['rows'], 'row')} in {error.facts['seconds']:.1f} s.")
+                run.out.say(f"Flushed {plural(error.facts['rows'], 'row')} in {error.facts['seconds']:.1f} s.")
             raise
         notes = tuple(_notes(run.app, found))
         facts = {"rows": report.rows, "files": report.files, "seconds": round(report.seconds, 3)}
@@ -95,7 +103,7 @@ def audit(home: Home = None, as_json: AsJson = False) -> None:
         )
         buffered = None if states is None else {str(table): rows for table, rows in waiting.items()}
         # Opening the buffer may have set one aside.
-        put_aside = aside.found(run.app.settings.queue_path)
+        put_aside = quarantine.found(run.app.settings.queue_path)
         facts = {
             "ok": report.ok and not put_aside,
             "producers": report.producers,
@@ -115,7 +123,7 @@ def export(table: StrandedTable, home: Home = None, as_json: AsJson = False) -> 
     with command(home, as_json) as run:
         found = _rescue(run, table, "export", lambda rows, _: rows.export())
         facts = {"table": found.table, "rows": found.rows, "files": found.files}
-        heading = f"{counted(found.rows, 'row')} of {found.table}:"
+        heading = f"{plural(found.rows, 'row')} of {found.table}:"
         run.out.value(facts, [heading, *(f"  {each}" for each in found.files)])
 
 
@@ -134,15 +142,15 @@ def redirect(
         target = TableId.parse(into)
         if dry_run or not yes:
             found = _rescue(run, table, "stranded", lambda rows, _: rows.facts)
-            would = f"{counted(found.rows, 'row')} of {found.table} would go into {target}."
+            would = f"{plural(found.rows, 'row')} of {found.table} would go into {target}."
             if not dry_run:
                 raise InputError(would, hint="Say the same with --yes.")
             run.out.value({**_rescued(found), "into": target}, [would])
             return
         found = _rescue(run, table, "redirect", lambda rows, queue: rows.redirect(queue.flusher, target), target)
-        lines = [f"{counted(found.rows, 'row')} delivered to {target}."]
+        lines = [f"{plural(found.rows, 'row')} delivered to {target}."]
         if found.buried:
-            lines.append(f"{counted(found.buried, 'row')} refused: `catchment queue dead-letters list`.")
+            lines.append(f"{plural(found.buried, 'row')} refused: `catchment queue dead-letters list`.")
         run.out.value({**_rescued(found), "into": target}, lines)
 
 
@@ -161,17 +169,17 @@ def discard(
             found = _rescue(run, table, "stranded", lambda rows, _: rows.facts)
             if not dry_run:
                 raise InputError(
-                    f"{counted(found.rows, 'row')} of {found.table} would be gone for good.",
+                    f"{plural(found.rows, 'row')} of {found.table} would be gone for good.",
                     hint=f"Keep them with `catchment queue export {found.table}`, or say the same with --yes.",
                 )
-            run.out.value(_rescued(found), [f"{counted(found.rows, 'row')} of {found.table} would be gone for good."])
+            run.out.value(_rescued(found), [f"{plural(found.rows, 'row')} of {found.table} would be gone for good."])
             return
         found = _rescue(run, table, "discard", lambda rows, _: rows.discard())
-        run.out.value(_rescued(found), [f"{counted(found.rows, 'row')} of {found.table} discarded."])
+        run.out.value(_rescued(found), [f"{plural(found.rows, 'row')} of {found.table} discarded."])
 
 
 def _rescue(
-    run: Command,
+    run: RunningCommand,
     table: str,
     action: str,
     act: Callable[[StrandedRows, DqCoordinator], Stranded],
@@ -183,10 +191,10 @@ def _rescue(
         try:
             queue = run.app.find_queue()
         except BufferHeldError as error:
-            from catchment.cli import beside
+            from catchment.cli import running_server
 
             given = ", ".join(sql.literal(str(each)) for each in (name, into) if each is not None)
-            return beside.rescue(run.app, error, f"{action}({given})")
+            return running_server.rescue(run.app, error, f"{action}({given})")
         if queue is None:
             raise InputError("Nothing is buffered.")
         with queue.stranded(name) as rows:
@@ -211,7 +219,7 @@ def list_letters(
                 (each.id, each.table, each.seq, f"{each.buried_at:%Y-%m-%d %H:%M:%S}", each.reason) for each in found
             ]
             run.out.table("Dead letters", ["id", "table", "seq", "buried at (UTC)", "reason"], rows)
-        lines = [f"{counted(len(found), 'dead letter')}." if found else "There are no dead letters."]
+        lines = [f"{plural(len(found), 'dead letter')}." if found else "There are no dead letters."]
         run.out.value({"dead_letters": [_letter_facts(each) for each in found]}, lines)
 
 
@@ -247,8 +255,8 @@ def retry(
         if bool(ids) == all_letters:
             raise InputError("Which dead letters?", hint="Name ids, or say --all.")
         with events.context(user=whoami()):
-            done = deadletter.retry(run.app.existing_lake, ids or None)
-        lines = [f"Delivered {counted(len(done.delivered), 'row')}."]
+            done = dead_letter_actions.retry(run.app.existing_lake, ids or None)
+        lines = [f"Delivered {plural(len(done.delivered), 'row')}."]
         run.out.value(done, [*lines, *(f"Refused: {each}: {reason}" for each, reason in done.refused.items())])
         if done.refused:
             raise typer.Exit(EXIT_FAILED)
@@ -266,12 +274,12 @@ def drop(
     with command(home, as_json) as run:
         if not yes:
             raise InputError(
-                f"{counted(len(set(ids)), 'dead letter')} would be gone for good.",
+                f"{plural(len(set(ids)), 'dead letter')} would be gone for good.",
                 hint="Look with `catchment queue dead-letters show ID`, then say the same with --yes.",
             )
         with events.context(user=whoami()):
-            dropped = deadletter.drop(run.app.existing_lake, ids)
-        run.out.value({"dropped": dropped}, [f"{counted(dropped, 'dead letter')} dropped."])
+            dropped = dead_letter_actions.drop(run.app.existing_lake, ids)
+        run.out.value({"dropped": dropped}, [f"{plural(dropped, 'dead letter')} dropped."])
 
 
 def _status(app: App) -> tuple[QueueStatus, DqCoordinator | None]:
@@ -280,13 +288,13 @@ def _status(app: App) -> tuple[QueueStatus, DqCoordinator | None]:
         found = app.find_queue()
     except BufferHeldError as error:
         # Imported here, because it brings gRPC along.
-        from catchment.cli import beside
+        from catchment.cli import running_server
 
-        return beside.status(app, error), None
+        return running_server.status(app, error), None
     return (_empty(app) if found is None else found.status()), found
 
 
-def _flush(run: Command) -> tuple[FlushReport, DqCoordinator | None]:
+def _flush(run: RunningCommand) -> tuple[FlushReport, DqCoordinator | None]:
     """Flush by ourselves, or have the server do so that has the buffer open."""
 
     def tell(done: TableFlush) -> None:
@@ -295,9 +303,9 @@ def _flush(run: Command) -> tuple[FlushReport, DqCoordinator | None]:
     try:
         found = run.app.find_queue()
     except BufferHeldError as error:
-        from catchment.cli import beside
+        from catchment.cli import running_server
 
-        report = beside.flush(run.app, error)
+        report = running_server.flush(run.app, error)
         for done in report.tables:
             tell(done)
         return report, None
@@ -311,8 +319,8 @@ def _flush(run: Command) -> tuple[FlushReport, DqCoordinator | None]:
 def flush_lines(report: FlushReport) -> Iterator[str]:
     """A flush's report, for a person."""
     yield (
-        f"Flushed {counted(report.rows, 'row')} of {counted(len(report.tables), 'table')} in "
-        f"{counted(report.files, 'file')}, in {report.seconds:.1f} s."
+        f"Flushed {plural(report.rows, 'row')} of {plural(len(report.tables), 'table')} in "
+        f"{plural(report.files, 'file')}, in {report.seconds:.1f} s."
     )
 
 
@@ -324,18 +332,18 @@ def _flush_lines(report: FlushReport, notes: Sequence[str]) -> Iterator[str]:
     for each in report.tables:
         if each.stranded:
             yield (
-                f"{counted(each.stranded, 'row')} of {each.table} stay buffered, because their table was dropped: "
+                f"{plural(each.stranded, 'row')} of {each.table} stay buffered, because their table was dropped: "
                 f"`catchment queue export|redirect|discard {each.table}`."
             )
     buried = sum(each.buried for each in report.tables)
     if buried:
-        yield f"{counted(buried, 'row')} refused by their tables: `catchment queue dead-letters list`."
+        yield f"{plural(buried, 'row')} refused by their tables: `catchment queue dead-letters list`."
     yield from (f"note: {note}" for note in notes)
 
 
 def _progress(done: TableFlush) -> str:
-    size = f"{counted(done.rows, 'row')} in {counted(done.files, 'file')} ({done.bytes / 1e6:,.1f} MB)"
-    refused = f", {counted(done.buried, 'row')} refused" if done.buried else ""
+    size = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')} ({done.bytes / 1e6:,.1f} MB)"
+    refused = f", {plural(done.buried, 'row')} refused" if done.buried else ""
     failed = f"; failed: {'; '.join(done.errors)}" if done.errors else ""
     return f"{done.table}: {size}{refused}{failed}"
 
@@ -349,7 +357,7 @@ def _empty(app: App) -> QueueStatus:
         bytes=0,
         bytes_max=app.settings.queue_max_db_bytes,
         tables=(),
-        set_aside=aside.found(app.settings.queue_path),
+        set_aside=quarantine.found(app.settings.queue_path),
         at=app.clock.now(),
     )
 
@@ -358,12 +366,16 @@ def _notes(app: App, queue: DqCoordinator | None) -> Iterator[str]:
     """What else lies under the root, and is not counted."""
     root = app.settings.queue_path
     if app.settings.queue_layout == "sessions":
-        active = Layout(root).names(State.ACTIVE) if queue else []
+        active = SegmentFolders(root).names(SegmentState.ACTIVE) if queue else []
         if active:
-            yield f"{counted(len(active), 'file')} being written by other processes, whose rows are not counted."
+            yield f"{plural(len(active), 'file')} being written by other processes, whose rows are not counted."
         if (root / FILE_NAME).exists():
             yield f"{root / FILE_NAME} is of the layout `shared`: to flush it, set DUCKLING_QUEUE_LAYOUT=shared."
-    elif any(path.suffix == ".db" for state in (State.ACTIVE, State.SEALED) for path in (root / state).glob("*")):
+    elif any(
+        path.suffix == ".db"
+        for state in (SegmentState.ACTIVE, SegmentState.SEALED)
+        for path in (root / state).glob("*")
+    ):
         yield f"{root} holds files of the layout `sessions`: to flush them, set DUCKLING_QUEUE_LAYOUT=sessions."
 
 
@@ -380,11 +392,11 @@ def _status_facts(queue: QueueStatus) -> dict[str, object]:
     }
 
 
-def _aside_facts(found: Sequence[SetAside]) -> list[dict[str, object]]:
+def _aside_facts(found: Sequence[QuarantinedFile]) -> list[dict[str, object]]:
     return [{"path": each.path, "reason": each.reason, "inspect": _inspect(each)} for each in found]
 
 
-def _aside_lines(found: Sequence[SetAside]) -> Iterator[str]:
+def _aside_lines(found: Sequence[QuarantinedFile]) -> Iterator[str]:
     for each in found:
         yield f"SET ASIDE {each.path}: {each.reason}"
         yield f"  look into a copy of it: {_inspect(each)}"
@@ -427,7 +439,7 @@ def _status_row(each: TableStatus, now: datetime) -> tuple[object, ...]:
 def _status_lines(queue: QueueStatus, notes: Sequence[str]) -> Iterator[str]:
     cap = f" of at most {queue.bytes_max / 1e6:,.1f} MB" if queue.bytes_max else ", without a cap"
     rows = sum(each.state.rows for each in queue.tables)
-    yield f"Layout {queue.layout}, in {queue.root}: {counted(rows, 'row')} buffered, {queue.bytes / 1e6:,.1f} MB{cap}."
+    yield f"Layout {queue.layout}, in {queue.root}: {plural(rows, 'row')} buffered, {queue.bytes / 1e6:,.1f} MB{cap}."
     if not queue.incarnation:
         yield "There is no buffer yet; the first write makes it."
     elif rows:
@@ -436,7 +448,7 @@ def _status_lines(queue: QueueStatus, notes: Sequence[str]) -> Iterator[str]:
     yield from (f"note: {note}" for note in notes)
 
 
-def _inspect(each: SetAside) -> str:
+def _inspect(each: QuarantinedFile) -> str:
     folder = Path("/tmp") / each.path.parent.name
     copied = f"cp -r {shlex.quote(str(each.path.parent))} {shlex.quote(str(folder))}"
     return f"{copied} && duckdb {shlex.quote(str(folder / each.path.name))}"
@@ -463,11 +475,11 @@ def _of_queue(report: AuditReport, notes: Sequence[str]) -> AuditReport:
 
 def _compared(
     report: AuditReport, queue: DqCoordinator | None, states: Sequence[TableState]
-) -> tuple[dict[TableId, int], list[Finding]]:
+) -> tuple[dict[TableId, int], list[AuditFinding]]:
     """What only the buffer has, by table; and what it has let go of although the lake does not have it."""
     watermarks = {each.producer: each.seq for each in report.producers}
     waiting: dict[TableId, int] = {}
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     for state in states:
         rows = state.rows
         if queue is not None and state.sealed_rows is None:
@@ -479,19 +491,19 @@ def _compared(
                     f"the lake has {state.table} up to seq {seq}, the buffer has let go of it up to "
                     f"{state.seq_flushed} and ends at {state.seq_last}"
                 )
-                findings.append(Finding(kind="buffer", producer=producer, detail=detail))
+                findings.append(AuditFinding(kind="buffer", producer=producer, detail=detail))
         if rows > 0:
             waiting[state.table] = rows
     return waiting, findings
 
 
 def _audit_lines(
-    report: AuditReport, buffered: Mapping[str, int] | None, put_aside: Sequence[SetAside]
+    report: AuditReport, buffered: Mapping[str, int] | None, put_aside: Sequence[QuarantinedFile]
 ) -> Iterator[str]:
     yield from audit_lines(report)
     if buffered is not None:
         for table, rows in buffered.items():
-            yield f"{table}: {counted(rows, 'row')} still buffered."
+            yield f"{table}: {plural(rows, 'row')} still buffered."
         if not buffered:
             yield "Nothing is buffered."
     yield from _aside_lines(put_aside)

@@ -12,13 +12,13 @@ import typer
 from catchment.cli.context import AsJson, Home, Started, started
 from catchment.cli.output import Output
 from catchment.errors import EXIT_NEEDS_YOU, CorruptInputError, InputError, StateError
-from catchment.ids import DEFAULT_SCHEMA
+from catchment.foundation.ids import DEFAULT_SCHEMA
 from catchment.lake import Lake
-from catchment.schema import CheckResult, Engine, LakeEngine, Migrate, Rehearsal, State, develop
+from catchment.schema import CheckResult, LakeEngine, Migrate, Rehearsal, SqliteEngine, State, develop
 from catchment.schema.backups import KEEP
-from catchment.schema.database import Backup, Database
+from catchment.schema.migratable import Backup, Database
 from catchment.schema.migrate import Preview
-from catchment.schema.project import Project, find_project, is_lake, load_models
+from catchment.schema.project_config import Project, find_project, is_lake, load_models
 from catchment.schema.scripts import ScriptName, undecided_in
 
 EXIT_DIVERGED = 3
@@ -309,7 +309,7 @@ def _database(run: Started, given: _Given, project: Project) -> Iterator[Databas
         with closing(Lake.from_settings(run.settings)) as lake:
             yield LakeEngine(lake, schema=schema, folder=folder, scripts=scripts, backups_keep=keep)
     else:
-        with Engine(db, scripts=scripts, backups_keep=keep) as engine:
+        with SqliteEngine(db, scripts=scripts, backups_keep=keep) as engine:
             yield engine
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchment import events
-from catchment.absent import remember_absent
 from catchment.cli.context import AsJson, Home, Started, started, telling_of_spark
 from catchment.errors import EXIT_STOPPED
-from catchment.events import Event
-from catchment.settings import default_variable
+from catchment.foundation import events
+from catchment.foundation.events import Event
+from catchment.foundation.pandas_probe import skip_pandas_probe
+from catchment.foundation.settings import default_variable
 
 if TYPE_CHECKING:
-    from catchment.server.serve import FlightServer
+    from catchment.server.flight_server import FlightServer
 
 
 def serve(
@@ -52,9 +52,9 @@ def serve(
     with _signalled() as wait_for_signal, started(home, as_json, **options) as run, _telling(run):
         # Read when gRPC is imported: it would tell stderr, in a form of its own, of every stranger's failed handshake.
         default_variable("GRPC_VERBOSITY", "NONE")
-        from catchment.server.serve import FlightServer
+        from catchment.server.flight_server import FlightServer
 
-        remember_absent()
+        skip_pandas_probe()
         server = FlightServer(run.settings)
         server.start()
         _say_ready(run, server)

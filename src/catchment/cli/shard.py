@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from catchment.cli import moves
-from catchment.cli.context import AsJson, Command, Home, agree, command, named_folder
-from catchment.cli.moves import Desk
+from catchment.cli import move_output
+from catchment.cli.context import AsJson, Home, RunningCommand, agree, command, named_folder
+from catchment.cli.move_output import MoveContext
 from catchment.errors import (
     EXIT_FAILED,
     EXIT_STOPPED,
@@ -18,19 +18,19 @@ from catchment.errors import (
     InputError,
     RetryableError,
 )
-from catchment.pipeline.plan import counted
-from catchment.server import running
-from catchment.settings import FILE_NAME, settings_of
+from catchment.foundation.settings import FILE_NAME, settings_of
+from catchment.pipeline.plan import plural
+from catchment.server import server_file
 from catchment.tenants.control import health_of
-from catchment.tenants.drive import MoveReport
-from catchment.tenants.hashing import place
-from catchment.tenants.model import Move, Shard, ShardId, Tenant
-from catchment.tenants.store import Report
+from catchment.tenants.control_store import ShardReport
+from catchment.tenants.model import MoveInfo, ShardId, ShardInfo, TenantInfo
+from catchment.tenants.placement import place
+from catchment.tenants.run_move import MoveReport
 
 _REGION = "default"
 _SCHEMES = ("grpc://", "grpc+tls://")
 # Any of these makes a folder a home.
-_SIGNS = (FILE_NAME, running.FILE_NAME, "duckling_queue", "data", "catalog.sqlite")
+_SIGNS = (FILE_NAME, server_file.FILE_NAME, "duckling_queue", "data", "catalog.sqlite")
 
 group = typer.Typer(help="The shards that tenants live in, and emptying one.", no_args_is_help=True)
 
@@ -66,14 +66,14 @@ def add(
     with command(home, as_json) as run:
         shard_id, folder = ShardId(name), _shard_home(run)
         reached = _location(run, name, location)
-        with moves.desk(run, create=True) as desk:
+        with move_output.move_context(run, create=True) as desk:
             _add(desk, shard_id, folder, reached, region)
 
 
 @group.command(name="list")
 def list_shards(home: Home = None, as_json: AsJson = False) -> None:
     """List the shards: where they are, how they are, how many tenants live there."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         facts, now = desk.store.facts(), run.app.clock.now()
         shown = [
             {
@@ -112,7 +112,7 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Move every tenant away, each to where its hash puts it, and let none come; exit 1 when some are left."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         shard = desk.store.shard(ShardId(name))
         if undo:
             if not dry_run:
@@ -126,12 +126,12 @@ def drain(
             shown = [{"tenant": str(tenant.id), "target": str(target)} for tenant, target in planned]
             run.out.value({**facts, "moves": shown, "left": left}, _plan_lines(name, planned, left))
             return
-        agree(run, f"Move {counted(len(planned), 'tenant')} away from {name}?", yes=yes)
+        agree(run, f"Move {plural(len(planned), 'tenant')} away from {name}?", yes=yes)
         desk.store.set_draining(shard.id)
         _drain(desk, shard, planned, left, gc_after)
 
 
-def _add(desk: Desk, shard_id: ShardId, folder: Path, location: str, region: str | None) -> None:
+def _add(desk: MoveContext, shard_id: ShardId, folder: Path, location: str, region: str | None) -> None:
     run = desk.run
     known = next((each for each in desk.store.shards() if each.id == shard_id), None)
     if known is not None and known.home != str(folder):
@@ -139,7 +139,7 @@ def _add(desk: Desk, shard_id: ShardId, folder: Path, location: str, region: str
             f"There is a shard {shard_id} already; its home is {known.home}.",
             hint="`catchment shard list` shows it. Choose another name, or say its --home.",
         )
-    shard = Shard(
+    shard = ShardInfo(
         id=shard_id,
         region=region or (known.region if known else _REGION),
         location=location,
@@ -157,7 +157,7 @@ def _add(desk: Desk, shard_id: ShardId, folder: Path, location: str, region: str
     run.out.value(facts, [*lines, f"Its control database is {run.app.control.place}; all shards must have the same."])
 
 
-def _shard_home(run: Command) -> Path:
+def _shard_home(run: RunningCommand) -> Path:
     """The shard's home, which the file in it must describe: whoever moves a tenant knows it by that file alone."""
     settings = run.app.settings
     folder = settings.home.absolute()
@@ -174,12 +174,12 @@ def _shard_home(run: Command) -> Path:
     return folder
 
 
-def _location(run: Command, name: str, given: str | None) -> str:
+def _location(run: RunningCommand, name: str, given: str | None) -> str:
     if given is not None:
         if not given.startswith(_SCHEMES):
             raise InputError(f"{given!r} is no location.", hint="Write grpc://HOST:PORT, or grpc+tls://HOST:PORT.")
         return given
-    found = running.find(run.app.settings)
+    found = server_file.find(run.app.settings)
     if found is None:
         raise InputError(
             "No server runs on this home, so its location is not known.",
@@ -188,7 +188,7 @@ def _location(run: Command, name: str, given: str | None) -> str:
     return found.uri
 
 
-def _require_shard(desk: Desk, shard: Shard) -> None:
+def _require_shard(desk: MoveContext, shard: ShardInfo) -> None:
     """See that the server there is this shard; one that does not answer is taken at its word."""
     try:
         answered = desk.node(shard).facts()["shard"]
@@ -201,12 +201,14 @@ def _require_shard(desk: Desk, shard: Shard) -> None:
         )
 
 
-def _plan(desk: Desk, shard: Shard, *, collects: bool) -> tuple[list[tuple[Tenant, ShardId]], list[dict[str, str]]]:
+def _plan(
+    desk: MoveContext, shard: ShardInfo, *, collects: bool
+) -> tuple[list[tuple[TenantInfo, ShardId]], list[dict[str, str]]]:
     """Who is to go where, and who cannot go, with the reason."""
     facts = desk.store.facts()
     others = [each for each in facts.shards if each.id != shard.id]
     under_way = {move.tenant: move for move in facts.moves if move.finished_at is None}
-    planned: list[tuple[Tenant, ShardId]] = []
+    planned: list[tuple[TenantInfo, ShardId]] = []
     left: list[dict[str, str]] = []
     for tenant in facts.tenants:
         move = under_way.get(tenant.id)
@@ -225,7 +227,7 @@ def _plan(desk: Desk, shard: Shard, *, collects: bool) -> tuple[list[tuple[Tenan
     return planned, left
 
 
-def _arriving(move: Move) -> str:
+def _arriving(move: MoveInfo) -> str:
     verb = "reverse" if move.state.name == "Finalizing" else "abort"
     return (
         f"It is on its way here from {move.source}, in {move.state.name}: `catchment tenant {verb} {move.tenant}`, "
@@ -234,9 +236,9 @@ def _arriving(move: Move) -> str:
 
 
 def _drain(
-    desk: Desk,
-    shard: Shard,
-    planned: Sequence[tuple[Tenant, ShardId]],
+    desk: MoveContext,
+    shard: ShardInfo,
+    planned: Sequence[tuple[TenantInfo, ShardId]],
     left: list[dict[str, str]],
     gc_after: float | None,
 ) -> None:
@@ -251,7 +253,9 @@ def _drain(
                 continue
             run.out.step(f"{tenant.id}: {shard.id} → {target}")
             try:
-                report = moves.run_move(run, desk.migration(tenant.id, shard.id, target), gc_window_s=window_s)
+                report = move_output.move_with_progress(
+                    run, desk.migration(tenant.id, shard.id, target), gc_window_s=window_s
+                )
             except CatchmentError as error:
                 # The others need not wait for it.
                 left.append({"tenant": str(tenant.id), "reason": error.message})
@@ -264,7 +268,7 @@ def _drain(
         "shard": shard.id.name,
         "ok": not left and not stopped,
         "is_draining": True,
-        "moved": [moves.report_facts(each) for each in reports.values()],
+        "moved": [move_output.report_facts(each) for each in reports.values()],
         "left": left,
         "stopped": stopped,
     }
@@ -275,23 +279,25 @@ def _drain(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _drain_lines(shard: Shard, reports: Sequence[MoveReport], left: Sequence[dict[str, str]]) -> Iterator[str]:
+def _drain_lines(shard: ShardInfo, reports: Sequence[MoveReport], left: Sequence[dict[str, str]]) -> Iterator[str]:
     for each in reports:
         pause = "" if each.pause_ms is None else f", writes waited for {each.pause_ms:,.1f} ms"
         yield f"{each.tenant}: {each.source} → {each.target}, {each.state}{pause}"
     yield from (f"Left: {each['tenant']}: {each['reason']}" for each in left)
-    yield f"{counted(len(reports), 'tenant')} moved away from {shard.id}, {len(left)} left."
+    yield f"{plural(len(reports), 'tenant')} moved away from {shard.id}, {len(left)} left."
     if any(each.state == "Finalizing" for each in reports):
         yield f"Next: catchment shard drain {shard.id} --gc-after SECONDS deletes what is kept here as copies."
 
 
-def _plan_lines(name: str, planned: Sequence[tuple[Tenant, ShardId]], left: Sequence[dict[str, str]]) -> Iterator[str]:
+def _plan_lines(
+    name: str, planned: Sequence[tuple[TenantInfo, ShardId]], left: Sequence[dict[str, str]]
+) -> Iterator[str]:
     yield from (f"{tenant.id}: {name} → {target}" for tenant, target in planned)
     yield from (f"Left: {each['tenant']}: {each['reason']}" for each in left)
-    yield f"{counted(len(planned), 'tenant')} would move away from {name}, {len(left)} would be left."
+    yield f"{plural(len(planned), 'tenant')} would move away from {name}, {len(left)} would be left."
 
 
-def _shard_facts(shard: Shard) -> dict[str, Any]:
+def _shard_facts(shard: ShardInfo) -> dict[str, Any]:
     return {
         "shard": shard.id.name,
         "region": shard.region,
@@ -301,7 +307,7 @@ def _shard_facts(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _row(shown: dict[str, Any], reports: Mapping[ShardId, Report], now: datetime) -> tuple[object, ...]:
+def _row(shown: dict[str, Any], reports: Mapping[ShardId, ShardReport], now: datetime) -> tuple[object, ...]:
     seen_at = reports[ShardId(shown["shard"])].seen_at
     seen = "never" if seen_at is None else f"{max((now - seen_at).total_seconds(), 0):,.0f} s ago"
     return (

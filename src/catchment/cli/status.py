@@ -12,9 +12,9 @@ from catchment.cli.context import AsJson, Home, command
 from catchment.cli.listing import Listing
 from catchment.cli.output import Output
 from catchment.errors import BufferHeldError, StateError
-from catchment.pipeline.plan import counted
+from catchment.pipeline.plan import plural
 from catchment.queue import QueueStatus
-from catchment.server import running
+from catchment.server import server_file
 from catchment.status import StatusReader
 
 _LAST_MAX = 5
@@ -41,10 +41,10 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
 
 
 def _status(app: App, out: Output) -> Facts:
-    server = running.find(app.settings)
+    server = server_file.find(app.settings)
     if server is not None:
         # Imported here, because it brings gRPC along.
-        from catchment.server.webclient import fetch_status
+        from catchment.server.status_client import fetch_status
 
         try:
             return fetch_status(server)
@@ -58,9 +58,9 @@ def _queue(app: App) -> QueueStatus:
     try:
         found = app.find_queue() if app.settings.queue_enable else None
     except BufferHeldError as error:
-        from catchment.cli import beside
+        from catchment.cli import running_server
 
-        return beside.status(app, error)
+        return running_server.status(app, error)
     if found is None:
         raise StateError("There is no buffer yet.")
     return found.status()
@@ -92,7 +92,7 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _writes(totals: Facts) -> str:
-    rows, rate = counted(totals["acked_rows"], "row"), f"{totals['acked_rows_per_s']:,.1f} rows a second"
+    rows, rate = plural(totals["acked_rows"], "row"), f"{totals['acked_rows_per_s']:,.1f} rows a second"
     told = f"{rows} acknowledged since the start; {rate}"
     if totals["ack_p50_s"] is None:
         return f"{told} in the last {totals['window_s']:.0f} s"
@@ -105,7 +105,7 @@ def _writes(totals: Facts) -> str:
 def _said_of_queue(queue: Facts) -> str:
     cap = f" of {_size(queue['bytes_max'])}" if queue["bytes_max"] else ""
     oldest = f", the oldest {_age(queue['oldest_age_s'])} old" if queue["oldest_age_s"] is not None else ""
-    rows, tables = counted(queue["rows"], "row"), counted(queue["tables_total"], "table")
+    rows, tables = plural(queue["rows"], "row"), plural(queue["tables_total"], "table")
     return f"{rows} buffered for {tables}, {_size(queue['bytes'])}{cap}{oldest}"
 
 
@@ -116,11 +116,11 @@ def _said_of_lake(lake: Facts) -> str:
     proof = (
         "never audited" if audit is None else f"audited {audit['at'][:16]}: " + ("ok" if audit["ok"] else "FINDINGS")
     )
-    letters = f", {counted(lake['dead_letters'], 'dead letter')}" if lake["dead_letters"] else ""
-    tables, rows = counted(lake["tables_total"], "table"), counted(lake["rows"], "row")
+    letters = f", {plural(lake['dead_letters'], 'dead letter')}" if lake["dead_letters"] else ""
+    tables, rows = plural(lake["tables_total"], "table"), plural(lake["rows"], "row")
     return (
-        f"{tables}, {rows}, {counted(lake['files'], 'file')} ({_size(lake['bytes'])}, "
-        f"{lake['small_file_share']:.0%} small), {counted(lake['snapshots'], 'snapshot')}{letters}; {proof}"
+        f"{tables}, {rows}, {plural(lake['files'], 'file')} ({_size(lake['bytes'])}, "
+        f"{lake['small_file_share']:.0%} small), {plural(lake['snapshots'], 'snapshot')}{letters}; {proof}"
     )
 
 
@@ -136,8 +136,8 @@ def _schemas_in_trouble(schemas: Facts) -> Iterator[str]:
     for each in schemas.get("databases", ()):
         if each["state"] not in _CALM:
             found = (
-                counted(len(each["pending"]), "script") + " pending" if each["pending"] else "",
-                counted(len(each["differences"]), "difference") if each["differences"] else "",
+                plural(len(each["pending"]), "script") + " pending" if each["pending"] else "",
+                plural(len(each["differences"]), "difference") if each["differences"] else "",
                 *each["errors"],
                 each["next"] or "",
             )
@@ -148,13 +148,13 @@ def _said_of_tenants(tenants: Facts) -> str:
     if not tenants["shards"]:
         return ""
     moving = f", {len(tenants['moves'])} moving" if tenants["moves"] else ""
-    return f"{tenants['tenants_total']:,} in {counted(len(tenants['shards']), 'shard')}{moving}"
+    return f"{tenants['tenants_total']:,} in {plural(len(tenants['shards']), 'shard')}{moving}"
 
 
 def _said_of_sessions(sessions: Facts) -> str:
     return (
         f"{sessions['sessions_total']} of {sessions['sessions_max']}, "
-        f"{counted(sessions['statements_running'], 'statement')} running, {len(sessions['slow'])} slow ones remembered"
+        f"{plural(sessions['statements_running'], 'statement')} running, {len(sessions['slow'])} slow ones remembered"
     )
 
 
@@ -233,7 +233,7 @@ def _queue_row(each: Facts, now: str) -> tuple[str, ...]:
         str(each["dead_letters"] or ""),
         _size(each["bytes"]),
         "" if last is None else _ago(last["at"], now),
-        "" if last is None else f"{counted(last['rows'], 'row')} in {last['seconds']:.1f} s",
+        "" if last is None else f"{plural(last['rows'], 'row')} in {last['seconds']:.1f} s",
     )
 
 

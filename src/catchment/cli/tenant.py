@@ -5,16 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from catchment.cli import moves
+from catchment.cli import move_output
 from catchment.cli.context import AsJson, Home, agree, command
-from catchment.cli.moves import Desk
+from catchment.cli.move_output import MoveContext
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, NotReadyError, RetryableError, StateError
 from catchment.lake.erase import Erased
-from catchment.pipeline.plan import counted
+from catchment.pipeline.plan import plural
 from catchment.tenants.control import ControlPlane
-from catchment.tenants.drive import Phase, insist
 from catchment.tenants.migration import Comparison, TenantMigration
-from catchment.tenants.model import Finalizing, Move, Positions, ShardId, Tenant, TenantConfig, TenantId
+from catchment.tenants.model import Finalizing, MoveInfo, Positions, ShardId, TenantConfig, TenantId, TenantInfo
+from catchment.tenants.run_move import MovePhase, insist
 
 _GC_WINDOW_S = 300.0
 _NS_PER_S = 1_000_000_000
@@ -51,7 +51,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Take a tenant in; it can write at once."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         number = TenantId.parse(tenant)
         config = TenantConfig(
             rows_per_second_max=rows_per_second,
@@ -71,7 +71,7 @@ def create(
 @group.command(name="list")
 def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
     """List the tenants, their homes, limits and moves."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         facts = desk.store.facts()
         under_way = {move.tenant: move for move in facts.moves if move.finished_at is None}
         if facts.tenants:
@@ -87,7 +87,7 @@ def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
 @group.command()
 def show(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Show a tenant: limits, home, epoch, how far its tables are, and its move."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         found = desk.store.tenant(TenantId.parse(tenant))
         positions, problem = _positions(desk, found)
         move = desk.store.move(found.id)
@@ -96,11 +96,11 @@ def show(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
             "seqno": None if positions is None else positions.total,
             "positions": None if positions is None else positions.to_json(),
             "positions_unknown": problem,
-            "move": None if move is None else moves.move_facts(move, *desk.find_lag(desk.of(move))),
+            "move": None if move is None else move_output.move_facts(move, *desk.find_lag(desk.of(move))),
         }
         lines = [*_show_lines(found, positions, problem)]
         if move is not None:
-            lines += moves.move_lines(move, *desk.find_lag(desk.of(move)))
+            lines += move_output.move_lines(move, *desk.find_lag(desk.of(move)))
         run.out.value(facts, lines)
 
 
@@ -126,7 +126,7 @@ def move(
     as_json: AsJson = False,
 ) -> None:
     """Move a tenant while it keeps writing, or go on with a move that was stopped; exit 130 when stopped by Ctrl-C."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         found, target = desk.store.tenant(TenantId.parse(tenant)), desk.store.shard(ShardId(to)).id
         under_way = desk.store.move(found.id)
         if under_way is not None and under_way.target != target:
@@ -144,8 +144,8 @@ def move(
         else:
             question = f"Go on with the move of {found.id} from {source} to {target}, in {under_way.state.name}?"
         agree(run, question, yes=yes)
-        report = moves.run_move(run, migration, gc_window_s=gc_after)
-        run.out.value(moves.report_facts(report), moves.report_lines(report))
+        report = move_output.move_with_progress(run, migration, gc_window_s=gc_after)
+        run.out.value(move_output.report_facts(report), move_output.report_lines(report))
         if report.stopped:
             raise typer.Exit(EXIT_STOPPED)
 
@@ -153,7 +153,7 @@ def move(
 @group.command()
 def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Show the tenant's move: its state, how far the copy is, and the pause at the switch."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         found = desk.store.tenant(TenantId.parse(tenant))
         last = desk.store.last_move(found.id)
         if last is None:
@@ -166,17 +166,17 @@ def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
                 "tenant": str(found.id),
                 "shard": str(found.shard),
                 "epoch": found.epoch,
-                "move": moves.move_facts(last, lag, problem),
-                "next": () if last.finished_at else moves.next_commands(found.id, last.target, last.state.name),
+                "move": move_output.move_facts(last, lag, problem),
+                "next": () if last.finished_at else move_output.next_commands(found.id, last.target, last.state.name),
             },
-            [f"{found.id} lives in {found.shard}.", *moves.move_lines(last, lag, problem)],
+            [f"{found.id} lives in {found.shard}.", *move_output.move_lines(last, lag, problem)],
         )
 
 
 @group.command()
 def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Undo a move that has not switched: the tenant stays where it is, and the target forgets it."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         last = desk.last_move(TenantId.parse(tenant))
         erased = insist(desk.of(last).abort, clock=run.app.clock)
         _say_back(desk, last, "aborted", erased)
@@ -185,7 +185,7 @@ def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 @group.command()
 def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Bring a tenant back after the switch, with all that was written since; the target forgets it."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         last = desk.last_move(TenantId.parse(tenant))
         erased = insist(desk.of(last).reverse, clock=run.app.clock)
         _say_back(desk, last, "reversed", erased)
@@ -194,7 +194,7 @@ def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 @group.command()
 def verify(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Compare source and target of a move, table by table, by reading them all; exit 1 when they differ."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         number = TenantId.parse(tenant)
         last = desk.last_move(number)
         if last.finished_at is not None:
@@ -224,13 +224,13 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete the tenant and its files from the source of its move, for good; exit 1 while the window has not passed."""
-    with command(home, as_json) as run, moves.desk(run) as desk:
+    with command(home, as_json) as run, move_output.move_context(run) as desk:
         last = desk.last_move(TenantId.parse(tenant))
         migration = desk.of(last)
         if wait and isinstance(migration.state, Finalizing):
-            report = moves.run_move(run, migration, gc_window_s=window)
+            report = move_output.move_with_progress(run, migration, gc_window_s=window)
             if report.stopped:
-                run.out.value(moves.report_facts(report), moves.report_lines(report))
+                run.out.value(move_output.report_facts(report), move_output.report_lines(report))
                 raise typer.Exit(EXIT_STOPPED)
             erased = report.erased
         else:
@@ -244,12 +244,12 @@ def gc(
             "shard": str(last.target),
             "collected": str(last.source),
             "state": "Complete",
-            "erased": moves.erased_facts(erased),
+            "erased": move_output.erased_facts(erased),
         }
-        run.out.value(facts, [f"{last.tenant} lives in {last.target}.", *moves.erased_lines(last.source, erased)])
+        run.out.value(facts, [f"{last.tenant} lives in {last.target}.", *move_output.erased_lines(last.source, erased)])
 
 
-def _say_there(desk: Desk, tenant: Tenant, gc_after: float | None, *, dry_run: bool) -> None:
+def _say_there(desk: MoveContext, tenant: TenantInfo, gc_after: float | None, *, dry_run: bool) -> None:
     """The tenant lives where it shall; a collection that was begun is finished."""
     last = desk.store.last_move(tenant.id)
     if last is not None and last.outcome == "complete" and gc_after is not None and not dry_run:
@@ -259,7 +259,7 @@ def _say_there(desk: Desk, tenant: Tenant, gc_after: float | None, *, dry_run: b
     desk.run.out.value(facts, [f"Nothing to do: {tenant.id} lives in {tenant.shard}."])
 
 
-def _elsewhere(move: Move) -> StateError:
+def _elsewhere(move: MoveInfo) -> StateError:
     undo = "reverse" if isinstance(move.state, Finalizing) else "abort"
     return StateError(
         f"{move.tenant} is on its way from {move.source} to {move.target} already, in {move.state.name}.",
@@ -270,38 +270,43 @@ def _elsewhere(move: Move) -> StateError:
     )
 
 
-def _show_plan(desk: Desk, migration: TenantMigration, under_way: Move | None, gc_after: float | None) -> None:
+def _show_plan(
+    desk: MoveContext, migration: TenantMigration, under_way: MoveInfo | None, gc_after: float | None
+) -> None:
     """What a move would do from where it is; exit 2 where it would be refused."""
     out = desk.run.out
-    phases = [each for each in Phase if gc_after is not None or each is not Phase.WAITING_FOR_GC]
+    phases = [each for each in MovePhase if gc_after is not None or each is not MovePhase.WAITING_FOR_GC]
     if under_way is not None:
         begun = {
-            "PreparingTarget": Phase.CATCHING_UP,
-            "DualWrite": Phase.DUAL_WRITE,
-            "Finalizing": Phase.WAITING_FOR_GC,
+            "PreparingTarget": MovePhase.CATCHING_UP,
+            "DualWrite": MovePhase.DUAL_WRITE,
+            "Finalizing": MovePhase.WAITING_FOR_GC,
         }
-        first = begun.get(under_way.state.name, Phase.PREPARING)
-        left = [each for each in phases if list(Phase).index(each) >= list(Phase).index(first)]
+        first = begun.get(under_way.state.name, MovePhase.PREPARING)
+        left = [each for each in phases if list(MovePhase).index(each) >= list(MovePhase).index(first)]
         lag, problem = desk.find_lag(migration)
-        facts = moves.move_facts(under_way, lag, problem)
+        facts = move_output.move_facts(under_way, lag, problem)
         shown = {"ok": True, "dry_run": True, "tenant": str(migration.tenant), **facts, "phases": left}
         lines = [f"It would go on with: {', '.join(left) or 'nothing'}."]
-        out.value(shown, [*moves.move_lines(under_way, lag, problem), *lines])
+        out.value(shown, [*move_output.move_lines(under_way, lag, problem), *lines])
         return
     found = migration.preflight()
-    out.value(moves.preflight_facts(found, phases), moves.preflight_lines(found))
+    out.value(move_output.preflight_facts(found, phases), move_output.preflight_lines(found))
     if not found.ok:
         raise typer.Exit(EXIT_NEEDS_YOU)
 
 
-def _say_back(desk: Desk, move: Move, outcome: str, erased: Erased) -> None:
+def _say_back(desk: MoveContext, move: MoveInfo, outcome: str, erased: Erased) -> None:
     tenant = desk.store.tenant(move.tenant)
     facts = {"tenant": str(tenant.id), "shard": str(tenant.shard), "epoch": tenant.epoch, "outcome": outcome}
-    lines = [f"The move is {outcome}: {tenant.id} lives in {tenant.shard}.", *moves.erased_lines(move.target, erased)]
-    desk.run.out.value({**facts, "erased": moves.erased_facts(erased)}, lines)
+    lines = [
+        f"The move is {outcome}: {tenant.id} lives in {tenant.shard}.",
+        *move_output.erased_lines(move.target, erased),
+    ]
+    desk.run.out.value({**facts, "erased": move_output.erased_facts(erased)}, lines)
 
 
-def _positions(desk: Desk, tenant: Tenant) -> tuple[Positions | None, str | None]:
+def _positions(desk: MoveContext, tenant: TenantInfo) -> tuple[Positions | None, str | None]:
     """How far the tenant's tables are, by its home; or why that is not known."""
     try:
         return desk.node(desk.store.shard(tenant.shard)).positions(tenant.id), None
@@ -309,7 +314,7 @@ def _positions(desk: Desk, tenant: Tenant) -> tuple[Positions | None, str | None
         return None, error.message
 
 
-def _tenant_facts(tenant: Tenant) -> dict[str, Any]:
+def _tenant_facts(tenant: TenantInfo) -> dict[str, Any]:
     return {
         "tenant": str(tenant.id),
         "name": tenant.name,
@@ -321,40 +326,40 @@ def _tenant_facts(tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def _brief(move: Move | None) -> dict[str, str] | None:
+def _brief(move: MoveInfo | None) -> dict[str, str] | None:
     if move is None:
         return None
     return {"source": str(move.source), "target": str(move.target), "state": move.state.name}
 
 
-def _way(move: Move | None) -> str:
+def _way(move: MoveInfo | None) -> str:
     return "" if move is None else f"{move.source} → {move.target}: {move.state.name}"
 
 
 def _limits(config: TenantConfig) -> str:
     shown = (
         f"{config.rows_per_second_max:,} rows/s" if config.rows_per_second_max else "",
-        counted(config.tables_max, "table") if config.tables_max else "",
+        plural(config.tables_max, "table") if config.tables_max else "",
         f"{config.storage_bytes_max:,} bytes" if config.storage_bytes_max else "",
         f"in {', '.join(sorted(config.required_regions))}" if config.required_regions else "",
     )
     return ", ".join(each for each in shown if each) or "none"
 
 
-def _show_lines(tenant: Tenant, positions: Positions | None, problem: str | None) -> Iterator[str]:
+def _show_lines(tenant: TenantInfo, positions: Positions | None, problem: str | None) -> Iterator[str]:
     yield f"{tenant.id} ({tenant.name}) lives in {tenant.shard}, schema {tenant.id.schema}, epoch {tenant.epoch}."
     yield f"Limits: {_limits(tenant.config)}."
     if positions is None:
         yield f"How far its tables are, is not known: {problem}"
         return
-    yield f"{counted(positions.total, 'row')} taken:" if positions.by_table else "No rows were taken yet."
+    yield f"{plural(positions.total, 'row')} taken:" if positions.by_table else "No rows were taken yet."
     yield from (f"  {table}: {seq:,}" for table, seq in sorted(positions.by_table.items()))
 
 
-def _verify_lines(move: Move, found: Comparison) -> Iterator[str]:
+def _verify_lines(move: MoveInfo, found: Comparison) -> Iterator[str]:
     yield from (f"DIFFERENT {each}" for each in found.differences)
     verdict = "are the same" if found.ok else "differ"
     yield (
-        f"{counted(found.rows, 'row')} of {counted(found.tables, 'table')} compared: "
+        f"{plural(found.rows, 'row')} of {plural(found.tables, 'table')} compared: "
         f"{move.source} and {move.target} {verdict}."
     )

@@ -9,8 +9,8 @@ import typer
 from catchment.cli.context import AsJson, Home, Started, started
 from catchment.cli.output import Output
 from catchment.errors import InputError
-from catchment.server.model import Role
-from catchment.server.users import PASSWORD_BYTES_MAX, User, Users
+from catchment.server.users import PASSWORD_BYTES_MAX, ServerUser, Users
+from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 
 group = typer.Typer(help="Who may log in to the server, and as what.", no_args_is_help=True)
@@ -120,19 +120,19 @@ def _users(run: Started) -> Users:
     return Users.from_settings(run.settings)
 
 
-def _role(user: User) -> RoleName:
+def _role(user: ServerUser) -> RoleName:
     return RoleName[user.role.name]
 
 
-def _tenant(user: User) -> str | None:
+def _tenant(user: ServerUser) -> str | None:
     return None if user.tenant is None else str(user.tenant)
 
 
-def _of_tenant(user: User) -> str:
+def _of_tenant(user: ServerUser) -> str:
     return "" if user.tenant is None else f" of {user.tenant}"
 
 
-def _facts(user: User) -> dict[str, object]:
+def _facts(user: ServerUser) -> dict[str, object]:
     return {"name": user.name, "role": _role(user), "tenant": _tenant(user), "created_at": user.created_at}
 
 

@@ -7,12 +7,12 @@ written, one whose scripts are not those that this program ships, and one that i
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from catchment import events
-from catchment.clock import Clock, SystemClock
-from catchment.control.engine import ControlEngine, ControlStatus, Session
+from catchment.control.contract import ControlEngine, ControlStatus, ControlTransaction
 from catchment.control.sqlite import SqliteControl
 from catchment.errors import SettingsError
-from catchment.settings import Settings
+from catchment.foundation import events
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.settings import Settings
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SCRIPTS_POSTGRES = Path(__file__).with_name("scripts_postgres")
@@ -49,11 +49,11 @@ class ControlDatabase:
         """Its file; None for PostgreSQL."""
         return self._engine.path
 
-    def transaction(self) -> AbstractContextManager[Session]:
+    def transaction(self) -> AbstractContextManager[ControlTransaction]:
         """One transaction that may write, alone: committed at the end, rolled back by an error."""
         return self._engine.transaction()
 
-    def reading(self) -> AbstractContextManager[Session]:
+    def reading(self) -> AbstractContextManager[ControlTransaction]:
         """One transaction that sees a single moment, and changes nothing."""
         return self._engine.reading()
 

@@ -12,11 +12,11 @@ import psycopg
 from psycopg import errors as pg_errors
 from psycopg.conninfo import conninfo_to_dict
 
-from catchment.clock import Clock
-from catchment.control.engine import ControlStatus, Rows, Session
+from catchment.control.contract import ControlStatus, ControlTransaction, Rows
 from catchment.errors import ControlUnavailableError, SettingsError, StateError
+from catchment.foundation.clock import Clock
 from catchment.lake.attach import PostgresCatalog
-from catchment.schema.history import Record
+from catchment.schema.applied_scripts import AppliedScript
 from catchment.schema.scripts import Script, read_folder
 
 SCHEMA = "catchment"
@@ -87,13 +87,13 @@ class PostgresControl:
         )
 
     @contextmanager
-    def transaction(self) -> Iterator[Session]:
+    def transaction(self) -> Iterator[ControlTransaction]:
         with self._connected() as connection:
             connection.execute(f"{_BOUNDS}; SELECT pg_advisory_xact_lock({_WRITER_KEY})".encode())
             yield _PostgresSession(connection)
 
     @contextmanager
-    def reading(self) -> Iterator[Session]:
+    def reading(self) -> Iterator[ControlTransaction]:
         with self._connected() as connection:
             connection.execute(f"{_ONE_MOMENT}; {_BOUNDS}".encode())
             yield _PostgresSession(connection)
@@ -111,7 +111,7 @@ class PostgresControl:
     def _known(self) -> tuple[Script, ...]:
         return read_folder(self._scripts).scripts
 
-    def _pending(self, session: Session) -> tuple[Script, ...]:
+    def _pending(self, session: ControlTransaction) -> tuple[Script, ...]:
         """The scripts that are not applied, once it is certain that those which are applied are ours."""
         known = {script.number: script for script in self._known()}
         applied = self._applied(session)
@@ -130,7 +130,7 @@ class PostgresControl:
         done = {record.number for record in applied}
         return tuple(script for number, script in known.items() if number not in done)
 
-    def _applied(self, session: Session) -> tuple[Record, ...]:
+    def _applied(self, session: ControlTransaction) -> tuple[AppliedScript, ...]:
         if session.execute("SELECT to_regclass(?)", [f"{SCHEMA}._migrations"]).fetchone()[0] is None:
             others = "SELECT count(*) FROM pg_tables WHERE schemaname = ?"
             if session.execute(others, [SCHEMA]).fetchone()[0]:
@@ -140,9 +140,9 @@ class PostgresControl:
             "SELECT number, filename, script, started_at, finished_at FROM _migrations ORDER BY number"
         ).fetchall()
         fields = ("number", "filename", "script", "started_at", "finished_at")
-        return tuple(Record(**dict(zip(fields, row, strict=True))) for row in rows)
+        return tuple(AppliedScript(**dict(zip(fields, row, strict=True))) for row in rows)
 
-    def _apply(self, session: Session, script: Script) -> None:
+    def _apply(self, session: ControlTransaction, script: Script) -> None:
         started_at = self._clock.now().isoformat()
         session.execute(script.text)
         session.execute(

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from catchment.clock import Clock
-from catchment.control.engine import ControlStatus
+from catchment.control.contract import ControlStatus
 from catchment.control.models import MODELS
 from catchment.errors import ControlUnavailableError, LockTimeoutError, StateError, StorageFailedError
-from catchment.schema import CheckResult, Engine, Migrate, State
-from catchment.schema.sqlite import reading, writing
+from catchment.foundation.clock import Clock
+from catchment.schema import CheckResult, Migrate, SqliteEngine, State
+from catchment.schema.sqlite_files import reading, writing
 
 # Every process that starts at the same time may apply any of the scripts before us.
 _TURNS_MAX = 100
@@ -23,7 +23,9 @@ class SqliteControl:
     def __init__(self, path: Path, *, scripts: Path, clock: Clock) -> None:
         self.path = path
         # The scripts are the package's: nothing is written back among them.
-        self._migrate = Migrate(Engine(path, scripts=scripts, clock=clock), MODELS, edits_scripts=False, clock=clock)
+        self._migrate = Migrate(
+            SqliteEngine(path, scripts=scripts, clock=clock), MODELS, edits_scripts=False, clock=clock
+        )
 
     @property
     def place(self) -> str:

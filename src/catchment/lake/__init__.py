@@ -3,12 +3,12 @@
 from catchment.lake.attach import LakeAddress, parse_catalog
 from catchment.lake.audit import AuditReport
 from catchment.lake.commit import Commit
-from catchment.lake.deadletters import DeadLetter
-from catchment.lake.lake import Lake, LakeLimits, Standing
+from catchment.lake.dead_letters import DeadLetter
+from catchment.lake.lake import Lake, LakeLimits, ProducerState
 from catchment.lake.ledger import Claim, Delivery
+from catchment.lake.maintenance import MaintenanceReport
 from catchment.lake.tables import Table
 from catchment.lake.types import Column
-from catchment.lake.upkeep import UpkeepReport
 
 __all__ = [
     "AuditReport",
@@ -20,8 +20,8 @@ __all__ = [
     "Lake",
     "LakeAddress",
     "LakeLimits",
-    "Standing",
+    "MaintenanceReport",
+    "ProducerState",
     "Table",
-    "UpkeepReport",
     "parse_catalog",
 ]

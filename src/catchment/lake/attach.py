@@ -9,10 +9,10 @@ from typing import Any, assert_never
 
 import duckdb
 
-from catchment import files, sql
-from catchment.backoff import Backoff, retry
-from catchment.clock import Clock
 from catchment.errors import CatchmentError, ConflictError, LakeMissingError, LakeUnavailableError, SettingsError
+from catchment.foundation import files, sql
+from catchment.foundation.backoff import Backoff, retry
+from catchment.foundation.clock import Clock
 from catchment.lake import extensions, tables
 
 ATTACH_BACKOFF = Backoff(attempts_max=8, first_ms=50, wait_ms_max=2_000)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import duckdb
 
-from catchment import files, sql
 from catchment.errors import InputError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import files, sql
+from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake import tables
 from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.tables import PACKAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """Something that must not be."""
 
     kind: str
@@ -45,7 +45,7 @@ class AuditReport:
     """The audit's result: `findings` are faults, `notes` say what could not be compared and why."""
 
     producers: tuple[ProducerAudit, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     notes: tuple[str, ...]
 
     @property
@@ -78,37 +78,39 @@ def audit(
     )
 
 
-def _audit_seeding(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[Finding]:
+def _audit_seeding(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[AuditFinding]:
     for stranger in sorted(set(mine) - {claim.producer for claim in claims}):
-        yield Finding(kind="unknown_producer", producer=str(stranger), detail="has deliveries but was never seeded")
+        yield AuditFinding(
+            kind="unknown_producer", producer=str(stranger), detail="has deliveries but was never seeded"
+        )
 
 
-def _audit_sequence(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[Finding]:
+def _audit_sequence(claims: Iterable[Claim], mine: Mapping[ProducerId, list[Delivery]]) -> Iterator[AuditFinding]:
     for claim in claims:
         name = str(claim.producer)
         counts = Counter((each.unit_id, each.table_uuid) for each in mine.get(claim.producer, []))
         for (unit, _), times in counts.items():
             if times > 1:
-                yield Finding(kind="unit_twice", producer=name, detail=f"unit {unit} was delivered {times} times")
+                yield AuditFinding(kind="unit_twice", producer=name, detail=f"unit {unit} was delivered {times} times")
         expected = 1
         for each in mine.get(claim.producer, []):
             if each.seq_first != expected:
-                yield Finding(
+                yield AuditFinding(
                     kind="seq_gap" if each.seq_first > expected else "seq_overlap",
                     producer=name,
                     detail=f"unit {each.unit_id} starts at seq {each.seq_first}, expected {expected}",
                 )
             expected = max(expected, each.seq_last + 1)
         if claim.seq != expected - 1:
-            yield Finding(
+            yield AuditFinding(
                 kind="watermark", producer=name, detail=f"watermark is {claim.seq}, deliveries end at {expected - 1}"
             )
 
 
 def _audit_tables(
     connection: duckdb.DuckDBPyConnection, lake_name: str, deliveries: Iterable[Delivery], *, data_path: str
-) -> tuple[list[Finding], list[str]]:
-    findings: list[Finding] = []
+) -> tuple[list[AuditFinding], list[str]]:
+    findings: list[AuditFinding] = []
     notes: list[str] = []
     by_table: defaultdict[str, list[Delivery]] = defaultdict(list)
     for each in deliveries:
@@ -124,7 +126,7 @@ def _audit_tables(
         elif uuid in damages:
             producers = sorted({str(each.producer) for each in units})
             findings.extend(
-                Finding(kind=kind, producer=name, detail=f"{table}: {detail}")
+                AuditFinding(kind=kind, producer=name, detail=f"{table}: {detail}")
                 for kind, detail in damages[uuid]
                 for name in producers
             )
@@ -160,8 +162,8 @@ def _damages(
 
 def _audit_rows(
     connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, units: Iterable[Delivery], *, oldest: int
-) -> tuple[list[Finding], list[str]]:
-    findings: list[Finding] = []
+) -> tuple[list[AuditFinding], list[str]]:
+    findings: list[AuditFinding] = []
     notes: list[str] = []
     snapshots: defaultdict[int, list[Delivery]] = defaultdict(list)
     for each in units:
@@ -176,7 +178,7 @@ def _audit_rows(
         detail = f"{table} has {there} rows of snapshot {snapshot}, its {len(brought)} units recorded {recorded}"
         if there > recorded or (there < recorded and short.is_fault(snapshot)):
             names = sorted({str(each.producer) for each in brought})
-            findings.extend(Finding(kind="rows", producer=name, detail=detail) for name in names)
+            findings.extend(AuditFinding(kind="rows", producer=name, detail=detail) for name in names)
         elif there < recorded:
             notes.append(f"{detail}: rows were deleted or rewritten since.")
     return findings, notes

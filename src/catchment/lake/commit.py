@@ -14,14 +14,14 @@ from typing import Any, assert_never
 
 import duckdb
 
-from catchment import files, sql
 from catchment.errors import ConflictError, InputError, InvariantError, PreconditionError
-from catchment.ids import TableId
+from catchment.foundation import files, sql
+from catchment.foundation.ids import TableId
 from catchment.lake import tables, types
-from catchment.lake.deadletters import DeadLetter, DeadLetters
+from catchment.lake.dead_letters import DeadLetter, DeadLetters
 from catchment.lake.ledger import Claim, Delivery, Ledger
+from catchment.lake.placeholders import without_tokens
 from catchment.lake.tables import LEDGER_SCHEMA, PartitionKey, SortKey, Table
-from catchment.lake.tokens import without_tokens
 from catchment.lake.types import Column
 
 
@@ -118,7 +118,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RecordUnits:
     """Writes delivered units into the audit trail."""
 
     deliveries: tuple[Delivery, ...]
@@ -132,7 +132,7 @@ class Bury:
 
 
 Precondition = TableIs | Undelivered | Untouched
-Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | InsertFiles | Advance | Record | Bury
+Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | InsertFiles | Advance | RecordUnits | Bury
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ def _change(change: Change, target: Target) -> None:
             _insert(change, target)
         case Advance(claim=claim, seq_to=seq_to):
             Ledger(target.connection, target.lake_name).advance(claim, seq_to, target.now)
-        case Record(deliveries=deliveries):
+        case RecordUnits(deliveries=deliveries):
             Ledger(target.connection, target.lake_name).record(deliveries)
         case Bury(letters=letters):
             DeadLetters(target.connection, target.lake_name).bury(letters)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import duckdb
 
-from catchment import sql
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
 
 _MODULUS = 1 << 64

@@ -8,7 +8,7 @@ numbers of rows, the smallest and largest values of columns.
 
 from dataclasses import dataclass
 
-from catchment import events, files, sql
+from catchment.foundation import events, files, sql
 from catchment.lake.lake import Lake
 from catchment.lake.tables import PACKAGE, metadata_of
 

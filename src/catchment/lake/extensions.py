@@ -10,8 +10,8 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import sql
 from catchment.errors import ExtensionMissingError
+from catchment.foundation import sql
 
 # The wheel of an extension is named after its package, DuckDB's entry point after the extension itself.
 _ENTRY_POINTS = {"ducklake": "ducklake", "sqlite": "sqlite_scanner", "postgres": "postgres_scanner", "httpfs": "httpfs"}

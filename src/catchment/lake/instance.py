@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from catchment import events
 from catchment.errors import EngineFailedError
-from catchment.meters import Counter
+from catchment.foundation import events
+from catchment.foundation.meters import Counter
 
 Connection = duckdb.DuckDBPyConnection
 

@@ -13,9 +13,6 @@ from typing import Self, TypeVar
 import duckdb
 import pyarrow as pa
 
-from catchment import events, faults, files, ids, sql
-from catchment.backoff import Backoff, retry
-from catchment.clock import Clock, SystemClock
 from catchment.errors import (
     CatchmentError,
     CommitUnknownError,
@@ -25,7 +22,12 @@ from catchment.errors import (
     LakeUnavailableError,
     StorageFailedError,
 )
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import events, faults, files, ids, sql
+from catchment.foundation.backoff import Backoff, retry
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.meters import Meters
+from catchment.foundation.settings import MIB, Settings
 from catchment.lake import commit as commits
 from catchment.lake import failures, options, tables
 from catchment.lake.attach import (
@@ -38,16 +40,14 @@ from catchment.lake.attach import (
     parse_catalog,
 )
 from catchment.lake.audit import AuditReport, audit
-from catchment.lake.commit import Advance, Commit, Record
-from catchment.lake.deadletters import DeadLetter, DeadLetters
+from catchment.lake.commit import Advance, Commit, RecordUnits
+from catchment.lake.dead_letters import DeadLetter, DeadLetters
 from catchment.lake.instance import Instance, Origin
 from catchment.lake.ledger import Claim, Delivery, Ledger
 from catchment.lake.locks import CommitLock, lock_for
-from catchment.lake.sqlitewal import OpenWal
+from catchment.lake.sandbox import Sandbox
+from catchment.lake.sqlite_wal import OpenWal
 from catchment.lake.tables import LEDGER_SCHEMA, Table
-from catchment.lake.wall import Wall
-from catchment.meters import Meters
-from catchment.settings import MIB, Settings
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class LakeLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ProducerState:
     """A table, where a producer stands, and which of the units asked for the table has; all as of a snapshot."""
 
     snapshot_id: int
@@ -98,7 +98,7 @@ class Lake:
         limits: LakeLimits | None = None,
         clock: Clock | None = None,
         commit_lock: CommitLock | None = None,
-        wall: Wall | None = None,
+        wall: Sandbox | None = None,
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class Lake:
         settings: Settings,
         *,
         clock: Clock | None = None,
-        wall: Wall | None = None,
+        wall: Sandbox | None = None,
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> Self:
@@ -196,7 +196,7 @@ class Lake:
     def close(self) -> None:
         """Let go of the catalog."""
         if self._wal is not None and self._is_open:
-            self._wal.let_go()
+            self._wal.release()
             with suppress(CatchmentError):
                 # Whoever opens the catalog finds nothing to recover. If it is away, somebody else will.
                 self.newest_snapshot()
@@ -271,7 +271,7 @@ class Lake:
         *,
         shape_only: bool = False,
         claim: Claim | None = None,
-    ) -> Standing:
+    ) -> ProducerState:
         """Where a producer stands with a table, as of one moment: what a delivery is planned from.
 
         `asked` are the units that the table may have, given where the producer stands. With `shape_only` the table is
@@ -284,7 +284,7 @@ class Lake:
             snapshot_id = tables.snapshot_of(cursor, self.name)
             found = (self._find_shape(cursor, table) if shape_only else None) or self.table_in(cursor, table)
             stands = claim or ledger.join(producer)
-            return Standing(
+            return ProducerState(
                 snapshot_id=snapshot_id,
                 table=found,
                 claim=stands,
@@ -334,7 +334,7 @@ class Lake:
         """Take the producer over: whoever delivers under an older epoch gets FencedError."""
         return self._retrying(lambda: self._take(producer))
 
-    def cover(self, producer: ProducerId, table: TableId, seq: int) -> None:
+    def set_watermark(self, producer: ProducerId, table: TableId, seq: int) -> None:
         """Have a producer's deliveries go on behind `seq`, where they are not there yet; may be repeated.
 
         What lies before came into the table another way: the ledger has it as one unit without rows.
@@ -454,7 +454,7 @@ class Lake:
             create=create and not self._is_foreign,
         )
         if self._wall is not None:
-            self._wall.raise_around(connection, self.address)
+            self._wall.apply(connection, self.address)
         return connection
 
     @contextmanager
@@ -516,7 +516,7 @@ class Lake:
             job_id=ids.new_job_id(self.clock),
             delivered_at=self.clock.now(),
         )
-        changes = (Advance(claim=claim, seq_to=seq), Record(deliveries=(history,)))
+        changes = (Advance(claim=claim, seq_to=seq), RecordUnits(deliveries=(history,)))
         self.commit(Commit(message=f"{producer} goes on behind {seq}", changes=changes))
 
     def _retrying(

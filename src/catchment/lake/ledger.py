@@ -17,11 +17,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from catchment import sql
 from catchment.errors import ConflictError, FencedError, InvariantError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.lake.placeholders import without_tokens
 from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, metadata_of
-from catchment.lake.tokens import without_tokens
 
 # Seeding a producer updates this row, so that two processes cannot both insert the same producer. So does a migration.
 _ROOT = "ledger:0:root"

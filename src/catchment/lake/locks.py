@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
-from catchment.clock import Clock
 from catchment.errors import LockTimeoutError
-from catchment.files import FileLock
+from catchment.foundation.clock import Clock
+from catchment.foundation.files import FileLock
 from catchment.lake.attach import Catalog, DuckDbCatalog, PostgresCatalog, SqliteCatalog
 
 

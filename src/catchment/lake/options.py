@@ -2,7 +2,7 @@
 
 import duckdb
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.lake import tables
 from catchment.lake.tables import LEDGER_SCHEMA
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import duckdb
 
-from catchment import sql
-from catchment.ids import TableId
-from catchment.lake.deadletters import DeadLetters
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
+from catchment.lake.dead_letters import DeadLetters
 from catchment.lake.lake import Lake
 from catchment.lake.ledger import Delivery
 from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, has_table, metadata_of

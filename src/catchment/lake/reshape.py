@@ -8,8 +8,8 @@ dropped or widened since, they come to what they would be had they been in the t
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from catchment import sql
 from catchment.errors import InvariantError
+from catchment.foundation import sql
 from catchment.lake import types
 from catchment.lake.types import Column, DuckDBType, Field, Fit
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
 
-from catchment import events, files, ids
-from catchment.clock import Clock
 from catchment.errors import StorageFailedError
+from catchment.foundation import events, files, ids
+from catchment.foundation.clock import Clock
 
 FOLDER = "_catchment_staging"
 _LOCK = "alive.lock"

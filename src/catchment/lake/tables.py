@@ -6,9 +6,9 @@ from typing import Any
 
 import duckdb
 
-from catchment import sql
 from catchment.errors import InvariantError, TableMissingError
-from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake import types
 from catchment.lake.types import Column, Field
 

@@ -17,8 +17,8 @@ from typing import Any
 import duckdb
 from duckdb import sqltypes
 
-from catchment import sql
 from catchment.errors import InputError, TypeConflictError
+from catchment.foundation import sql
 
 DuckDBType = sqltypes.DuckDBPyType
 

@@ -13,14 +13,14 @@ from urllib.parse import unquote
 
 import duckdb
 
-from catchment import files, sql
 from catchment.errors import StorageFailedError
+from catchment.foundation import files, sql
 from catchment.lake import types
-from catchment.lake.tokens import has_token
+from catchment.lake.placeholders import has_token
 from catchment.lake.types import Column
-from catchment.pipeline import sources
-from catchment.pipeline.sources import Group
-from catchment.pipeline.work import FileFacts, Format, Input, Part, Task, TaskResult, UnitFacts, UnitFailure
+from catchment.pipeline import inputs
+from catchment.pipeline.inputs import Group
+from catchment.pipeline.work import FileFacts, Format, Input, Task, TaskResult, UnitFacts, UnitFailure, UnitPart
 
 # What a folder is called by every writer where the key is NULL.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -30,7 +30,7 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 class _Fit:
     """A file that can be adopted."""
 
-    part: Part
+    part: UnitPart
     rows: int
     digest: str | None
 
@@ -41,17 +41,15 @@ class _Fit:
 
 def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
     """Link the task's files; those that must not be adopted are left out and reported."""
-    groups, failures = sources.inspect(connection, task.parts)
+    groups, failures = inputs.inspect(connection, task.parts)
     fit: list[_Fit] = []
     written: list[FileFacts] = []
     units: list[UnitFacts] = []
     for group in groups:
         reason = _unfit(connection, group, task)
         if reason is not None:
-            refused = sources.conflicts(group, task.shape.columns)
-            failures.extend(
-                sources.failure(part, refused or reason, rewritable=refused is None) for part in group.parts
-            )
+            refused = inputs.conflicts(group, task.shape.columns)
+            failures.extend(inputs.failure(part, refused or reason, rewritable=refused is None) for part in group.parts)
             continue
         footers = _footers(connection, group, task.shape.columns)
         misplaced = _misplaced(connection, group, task)
@@ -63,20 +61,20 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
             if obstacle is None:
                 fit.append(_Fit(part=part, rows=rows, digest=digests.get(part.input.uri)))
             else:
-                failures.append(sources.failure(part, obstacle, rewritable=True))
+                failures.append(inputs.failure(part, obstacle, rewritable=True))
     unsynced = files.sync_files([one.path for one in fit if one.rows])
     for one in fit:
         if one.path in unsynced:
-            failures.append(sources.failure(one.part, unsynced[one.path]))
+            failures.append(inputs.failure(one.part, unsynced[one.path]))
             continue
         try:
             if one.rows:
                 written.append(_link(one, task, folder / f"{len(written):06d}.parquet"))
         except StorageFailedError as error:
-            failures.append(sources.failure(one.part, error))
+            failures.append(inputs.failure(one.part, error))
         else:
             units.append(UnitFacts(unit_id=one.part.unit_id, rows=one.rows, digest=one.digest))
-    failures.extend(sources.changed(task.parts))
+    failures.extend(inputs.changed(task.parts))
     return TaskResult(number=task.number, files=tuple(written), units=tuple(units), failures=tuple(failures))
 
 
@@ -122,7 +120,7 @@ def _may_lack(column: Column) -> bool:
 
 def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | None:
     """Layouts that DuckDB reads well from the file, and DuckLake wrongly once the file is registered."""
-    rows = connection.execute(_LAYOUT.format(sources.paths([first]))).fetchall()
+    rows = connection.execute(_LAYOUT.format(inputs.paths([first]))).fetchall()
     left_out = {sql.fold(name) for name in first.without}
     for at, (name, kind, repetition, _, logical) in enumerate(rows):
         if sql.fold(name) in left_out:
@@ -174,7 +172,7 @@ def _footers(
     connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]
 ) -> dict[str, tuple[int, str | None]]:
     """The rows of each file, by uri, and the reason if its values would break a promise of the table."""
-    uris = sources.paths(part.input for part in group.parts)
+    uris = inputs.paths(part.input for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
     found = connection.execute(
         _FOOTERS.format(uris=uris, required=required, folded=sql.folded("path_in_schema"))
@@ -234,10 +232,10 @@ def _digests(
     if not task.digest:
         return {}, []
     try:
-        return sources.digests(connection, [group], task.shape.columns), []
+        return inputs.digests(connection, [group], task.shape.columns), []
     except duckdb.Error as error:
         if len(group.parts) == 1:
-            return {}, [sources.failure(group.parts[0], error)]
+            return {}, [inputs.failure(group.parts[0], error)]
     digests: dict[str, str] = {}
     failures: list[UnitFailure] = []
     for part in group.parts:

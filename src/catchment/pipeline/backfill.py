@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from catchment import files, ids, sql
-from catchment.backoff import retry
 from catchment.errors import ConflictError, InputError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import files, ids, sql
+from catchment.foundation.backoff import retry
+from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake import Claim, Commit, Delivery, Lake, Table, tables, types
 from catchment.lake.commit import (
     Advance,
@@ -29,15 +29,15 @@ from catchment.lake.commit import (
     CreateTable,
     DropTable,
     Precondition,
-    Record,
+    RecordUnits,
     TableIs,
     Undelivered,
 )
 from catchment.lake.ledger import Ledger
-from catchment.lake.past import PastFile, PastTable, differences, has_snapshot, schema_at
-from catchment.lake.tokens import has_token
-from catchment.pipeline.deliver import Deliverer, Report
-from catchment.pipeline.plan import Plan, Unit, counted
+from catchment.lake.placeholders import has_token
+from catchment.lake.snapshot_schema import SnapshotFile, SnapshotTable, differences, has_snapshot, schema_at
+from catchment.pipeline.deliver import Deliverer, DeliveryReport
+from catchment.pipeline.plan import Plan, Unit, plural
 from catchment.pipeline.work import Input, LakeFile, Mode
 
 KIND = "tenant"
@@ -110,15 +110,15 @@ class BackfillPlan:
         left = [unit for table in self.tables for unit in table.left]
         size = sum(unit.bytes for unit in left) / 1e6
         yield (
-            f"{counted(len(self.tables), 'table')} of schema {self.schema} at snapshot {self.snapshot}: "
-            f"{counted(len(left), 'file')} with {size:,.1f} MB to copy."
+            f"{plural(len(self.tables), 'table')} of schema {self.schema} at snapshot {self.snapshot}: "
+            f"{plural(len(left), 'file')} with {size:,.1f} MB to copy."
         )
         for table in self.tables:
             yield from _explained(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableReport:
+class BackfilledTable:
     """What a run copied of a table; `skipped` are files that the target had already."""
 
     table: TableId
@@ -133,7 +133,7 @@ class TableReport:
 class BackfillReport:
     """What a run did."""
 
-    tables: tuple[TableReport, ...]
+    tables: tuple[BackfilledTable, ...]
     seconds: float
 
     @property
@@ -178,7 +178,7 @@ class Backfill:
         What has happened since the plan was made is taken into account.
         """
         started_s = self._target.clock.monotonic_s()
-        reports: list[TableReport] = []
+        reports: list[BackfilledTable] = []
         if not plan.is_complete:
             claims = self._claim([table.producer for table in plan.tables])
             if not all(_follows(claims[table.producer], table.claim) for table in plan.tables):
@@ -191,7 +191,7 @@ class Backfill:
         reports += [_nothing(table) for table in plan.tables if table.id not in done]
         return BackfillReport(tables=tuple(sorted(reports, key=lambda report: report.table)), seconds=seconds)
 
-    def _copy(self, past: PastTable, snapshot: int, token: str) -> TableCopy:
+    def _copy(self, past: SnapshotTable, snapshot: int, token: str) -> TableCopy:
         table = past.table
         for column in table.columns:
             types.require_deliverable(column)
@@ -301,7 +301,7 @@ class Backfill:
         copies: Sequence[TableCopy],
         claims: Mapping[ProducerId, Claim],
         progress: Progress,
-    ) -> list[TableReport]:
+    ) -> list[BackfilledTable]:
         done = sum(table.bytes for table in plan.tables if table.is_complete)
 
         def retire(unit: Unit) -> None:
@@ -315,7 +315,7 @@ class Backfill:
         self._mark(copies, orders, reports)
         return [_report(report) for report in reports]
 
-    def _mark(self, copies: Sequence[TableCopy], orders: Sequence[Plan], reports: Sequence[Report]) -> None:
+    def _mark(self, copies: Sequence[TableCopy], orders: Sequence[Plan], reports: Sequence[DeliveryReport]) -> None:
         """Record that the tables are complete, in one commit."""
         requires: list[Precondition] = []
         changes: list[Change] = []
@@ -341,7 +341,7 @@ class Backfill:
                 job_id=report.job_id,
                 delivered_at=self._target.clock.now(),
             )
-            changes += [Advance(claim=claim, seq_to=claim.seq + 1), Record(deliveries=(delivery,))]
+            changes += [Advance(claim=claim, seq_to=claim.seq + 1), RecordUnits(deliveries=(delivery,))]
         if changes:
             self._commit(Commit(message="a backfill is complete", requires=tuple(requires), changes=tuple(changes)))
 
@@ -354,7 +354,7 @@ class Backfill:
         # Under the epoch that was taken: whoever has taken over since fences this run.
         return replace(planned, claim=replace(planned.claim, epoch=claims[table.producer].epoch))
 
-    def _refuse_failures(self, plan: BackfillPlan, reports: Sequence[Report]) -> None:
+    def _refuse_failures(self, plan: BackfillPlan, reports: Sequence[DeliveryReport]) -> None:
         for report in reports:
             if report.error is not None:
                 raise report.error
@@ -363,7 +363,7 @@ class Backfill:
             gone = not has_snapshot(self._source, plan.snapshot)
             why = f"Snapshot {plan.snapshot} has expired. " if gone else ""
             raise InputError(
-                f"{why}{counted(len(failures), 'file')} could not be copied; the first: {failures[0].reason}",
+                f"{why}{plural(len(failures), 'file')} could not be copied; the first: {failures[0].reason}",
                 hint=(
                     "Begin again with a newer snapshot, under another token."
                     if gone
@@ -377,7 +377,7 @@ def _follows(claim: Claim, before: Claim) -> bool:
     return (claim.epoch, claim.seq) == (before.epoch + 1, before.seq)
 
 
-def _input(past: PastTable, file: PastFile, snapshot: int) -> Input:
+def _input(past: SnapshotTable, file: SnapshotFile, snapshot: int) -> Input:
     place, obstacle = _place(past.table, file)
     how = LakeFile(
         fields=past.fields,
@@ -392,7 +392,7 @@ def _input(past: PastTable, file: PastFile, snapshot: int) -> Input:
     return Input(uri=file.path, bytes=file.bytes, lake_file=how)
 
 
-def _place(table: Table, file: PastFile) -> tuple[str, str | None]:
+def _place(table: Table, file: SnapshotFile) -> tuple[str, str | None]:
     """The folder that the file belongs in, and why it cannot be adopted, as far as the catalog knows."""
     if table.insert_reason is not None:
         return ".", f"its rows are inserted, because {table.insert_reason}"
@@ -420,7 +420,7 @@ def _explained(table: TableCopy) -> Iterator[str]:
         yield f"{table.id}: complete."
         return
     rewritten = [unit for unit in table.left if unit.id in table.reasons]
-    adopted = counted(len(table.left) - len(rewritten), "file")
+    adopted = plural(len(table.left) - len(rewritten), "file")
     parts = [f"{adopted} to adopt where the columns are the table's", f"{len(rewritten)} to rewrite"]
     if table.target is None:
         parts.insert(0, "to be made")
@@ -431,11 +431,11 @@ def _explained(table: TableCopy) -> Iterator[str]:
     yield f"{table.id}: {', '.join(parts)}."
     for reason in dict.fromkeys(table.reasons[unit.id] for unit in rewritten):
         number = sum(1 for unit in rewritten if table.reasons[unit.id] == reason)
-        yield f"{table.id}: {counted(number, 'file')} to rewrite: {reason}."
+        yield f"{table.id}: {plural(number, 'file')} to rewrite: {reason}."
 
 
-def _report(report: Report) -> TableReport:
-    return TableReport(
+def _report(report: DeliveryReport) -> BackfilledTable:
+    return BackfilledTable(
         table=report.table,
         copied=report.delivered,
         skipped=report.skipped,
@@ -445,5 +445,5 @@ def _report(report: Report) -> TableReport:
     )
 
 
-def _nothing(table: TableCopy) -> TableReport:
-    return TableReport(table=table.id, copied=0, skipped=len(table.units), rows=0, files=0, bytes=0)
+def _nothing(table: TableCopy) -> BackfilledTable:
+    return BackfilledTable(table=table.id, copied=0, skipped=len(table.units), rows=0, files=0, bytes=0)

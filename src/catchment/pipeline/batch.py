@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path, PurePath
 
-from catchment import events, faults, files
-from catchment.backoff import retry
 from catchment.errors import (
     CatchmentError,
     CommitUnknownError,
@@ -22,6 +20,8 @@ from catchment.errors import (
     LockTimeoutError,
     PreconditionError,
 )
+from catchment.foundation import events, faults, files
+from catchment.foundation.backoff import retry
 from catchment.lake import Claim, Commit, Delivery, Lake
 from catchment.lake.commit import (
     Advance,
@@ -29,16 +29,16 @@ from catchment.lake.commit import (
     Change,
     InsertFiles,
     Precondition,
-    Record,
+    RecordUnits,
     RegisterFiles,
     TableIs,
     Undelivered,
 )
 from catchment.lake.staging import JobFolder
-from catchment.pipeline.plan import Bounds, Plan, Stint, Unit, stints
-from catchment.pipeline.spark import Runner
+from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, stints
+from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import Mode, Task, UnitFailure
-from catchment.pipeline.write import Written, write
+from catchment.pipeline.write import WrittenFiles, write
 
 _ROUNDS_MAX = 10
 _INFO_UNITS_MAX = 100
@@ -46,7 +46,7 @@ _TASKS_PER_BATCH_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class JobContext:
     """What every batch of a job works with."""
 
     lake: Lake
@@ -58,7 +58,7 @@ class Desk:
 
 
 @dataclass(slots=True)
-class Tally:
+class PlanProgress:
     """What has been done of a plan so far, and where its producer stands as far as is known."""
 
     claim: Claim
@@ -75,15 +75,15 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Share:
+class PlanPart:
     """One plan's part of a batch: `left` is still to be committed, `there` is in the lake, whoever brought it."""
 
     plan: Plan
-    tally: Tally
+    tally: PlanProgress
     left: tuple[Unit, ...]
-    work: tuple[Stint, ...]
+    work: tuple[TaskSpec, ...]
     there: list[Unit] = field(default_factory=list)
-    written: Written = field(default_factory=lambda: Written(files=(), units={}, failures=()))
+    written: WrittenFiles = field(default_factory=lambda: WrittenFiles(files=(), units={}, failures=()))
     folder: Path = Path()
     names: frozenset[str] = frozenset()
     # Its files hold units that somebody else delivered: they must not be committed, but written again.
@@ -102,13 +102,13 @@ class Share:
 class BatchRun:
     """Writes, places and commits the shares of one batch."""
 
-    def __init__(self, desk: Desk, *, number: int) -> None:
+    def __init__(self, desk: JobContext, *, number: int) -> None:
         self._desk = desk
         self._lake = desk.lake
         self._number = number
         self._tasks = 0
 
-    def deliver(self, shares: Sequence[Share]) -> None:
+    def deliver(self, shares: Sequence[PlanPart]) -> None:
         """Bring every share as far as it goes: its units end up in `there`, its failures and its error in its tally.
 
         Units that another process delivers meanwhile are taken out, and the rest is written again without them.
@@ -130,7 +130,7 @@ class BatchRun:
                 return
         raise ConflictError(f"Other processes keep delivering units of batch {self._number}.")
 
-    def _write(self, shares: Sequence[Share]) -> None:
+    def _write(self, shares: Sequence[PlanPart]) -> None:
         faults.reach("deliver.before_write")
         started_s = self._lake.clock.monotonic_s()
         todo = list(shares)
@@ -142,7 +142,7 @@ class BatchRun:
             share.tally.write_s += elapsed_s
         faults.reach("deliver.after_write")
 
-    def _write_once(self, shares: Sequence[Share]) -> None:
+    def _write_once(self, shares: Sequence[PlanPart]) -> None:
         plans = {unit.id: share.plan for share in shares for unit in share.left}
         work = [stint for share in shares for stint in share.work]
         idle = max(1, self._desk.bounds.parallelism // max(1, len(work)))
@@ -158,7 +158,7 @@ class BatchRun:
             share.written = written.of(share.ids)
             share.tally.failures.extend(share.written.failures)
 
-    def _is_broken(self, share: Share) -> bool:
+    def _is_broken(self, share: PlanPart) -> bool:
         """Drop what failed; True when files must be written again because units that cannot go yet are in them."""
         unbroken: list[Unit] = []
         good = [unit for unit in share.left if unit.id in share.written.units]
@@ -174,7 +174,7 @@ class BatchRun:
         share.work = stints(share.left, share.plan.mode, self._desk.bounds)
         return bool(share.left)
 
-    def _task(self, stint: Stint, plan: Plan, threads: int) -> Task:
+    def _task(self, stint: TaskSpec, plan: Plan, threads: int) -> Task:
         # Several threads write one file, so what must be split into several is left to one thread.
         small = stint.bytes <= plan.shape.file_bytes
         self._tasks += 1
@@ -191,7 +191,7 @@ class BatchRun:
             threads=threads if small else 1,
         )
 
-    def _place(self, shares: Iterable[Share], round_number: int) -> None:
+    def _place(self, shares: Iterable[PlanPart], round_number: int) -> None:
         """Move the files into folders that hold nothing else, so that each can be registered, or removed, whole."""
         taken: set[Path] = set()
         for share in shares:
@@ -213,7 +213,7 @@ class BatchRun:
             share.folder, share.names = root, frozenset(names)
         faults.reach("deliver.after_place")
 
-    def _commit(self, shares: Sequence[Share]) -> None:
+    def _commit(self, shares: Sequence[PlanPart]) -> None:
         """Commit the shares together or, where that is refused, each by itself."""
         started_s = self._lake.clock.monotonic_s()
         try:
@@ -228,7 +228,7 @@ class BatchRun:
         for share in shares:
             share.tally.commit_s += elapsed_s
 
-    def _commit_together(self, shares: Sequence[Share]) -> None:
+    def _commit_together(self, shares: Sequence[PlanPart]) -> None:
         attempts = count(1)
         retry(
             lambda: self._commit_once(shares, attempt=next(attempts)),
@@ -237,7 +237,7 @@ class BatchRun:
             on=(ConflictError, CommitUnknownError, LakeUnavailableError, LockTimeoutError),
         )
 
-    def _commit_once(self, shares: Sequence[Share], *, attempt: int) -> None:
+    def _commit_once(self, shares: Sequence[PlanPart], *, attempt: int) -> None:
         ready = [share for share in shares if share.left and not share.stale]
         whole = [share for share in ready if attempt == 1 or not self._look_again(share)]
         if not whole:
@@ -258,7 +258,7 @@ class BatchRun:
         for share in whole:
             self._done(share)
 
-    def _look_again(self, share: Share) -> bool:
+    def _look_again(self, share: PlanPart) -> bool:
         """Where the producer stands now, under the epoch that we hold; True when units turn out to be in the lake."""
         with self._lake.ledger() as ledger:
             current = ledger.read(share.plan.producer)
@@ -279,7 +279,7 @@ class BatchRun:
             share.stale = True
         return True
 
-    def _value(self, shares: Sequence[Share]) -> Commit:
+    def _value(self, shares: Sequence[PlanPart]) -> Commit:
         requires: list[Precondition] = []
         changes: list[Change] = []
         for share in shares:
@@ -288,7 +288,10 @@ class BatchRun:
                 TableIs(table=target),
                 Undelivered(unit_ids=share.ids, table_uuid=target.uuid),
             ]
-            changes += [Advance(claim=share.tally.claim, seq_to=deliveries[-1].seq_last), Record(deliveries=deliveries)]
+            changes += [
+                Advance(claim=share.tally.claim, seq_to=deliveries[-1].seq_last),
+                RecordUnits(deliveries=deliveries),
+            ]
             letters = tuple(letter for unit in share.left for letter in unit.buried)
             if letters:
                 changes.append(Bury(letters=letters))
@@ -308,7 +311,7 @@ class BatchRun:
             },
         )
 
-    def _deliveries(self, share: Share) -> Iterable[Delivery]:
+    def _deliveries(self, share: PlanPart) -> Iterable[Delivery]:
         seq, claim = share.tally.claim.seq, share.tally.claim
         for unit in share.left:
             first, last = unit.seqs or (seq + 1, seq + 1)
@@ -336,7 +339,7 @@ class BatchRun:
             )
             seq = last
 
-    def _done(self, share: Share) -> None:
+    def _done(self, share: PlanPart) -> None:
         tally = share.tally
         rows = sum(share.written.units[unit.id].rows for unit in share.left)
         tally.claim = replace(tally.claim, seq=tally.claim.seq + _seqs(share.left))
@@ -361,7 +364,7 @@ class BatchRun:
             files.remove_tree(share.folder)
 
 
-def _brought(share: Share) -> Change:
+def _brought(share: PlanPart) -> Change:
     """What brings the share's files into its table."""
     target = share.plan.target
     if share.inserts:
@@ -376,7 +379,7 @@ def _brought(share: Share) -> Change:
     )
 
 
-def _common_mode(shares: Iterable[Share]) -> Mode:
+def _common_mode(shares: Iterable[PlanPart]) -> Mode:
     # What is inserted is only ever rewritten before, whatever becomes of the others.
     modes = {share.plan.mode for share in shares if not share.inserts} or {Mode.REWRITE}
     if len(modes) != 1:

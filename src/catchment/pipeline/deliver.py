@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from catchment import events, faults, files
 from catchment.errors import CatchmentError, InputError, StorageFailedError
-from catchment.ids import ProducerId, TableId
-from catchment.lake import Claim, Lake, Standing, Table
+from catchment.foundation import events, faults, files
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.settings import Settings
+from catchment.lake import Claim, Lake, ProducerState, Table
 from catchment.lake.staging import Staging
-from catchment.pipeline.batch import BatchRun, Desk, Share, Tally
+from catchment.pipeline.batch import BatchRun, JobContext, PlanPart, PlanProgress
 from catchment.pipeline.plan import Bounds, Plan, Unit, plan
-from catchment.pipeline.spark import Runner
+from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import Mode, UnitFailure
-from catchment.settings import Settings
 
 Retire = Callable[[Unit], None]
 
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DeliveryReport:
     """What a delivery did: units delivered now, units that the lake had already, and units that failed.
 
     `buried` counts rows set aside as dead letters. `insert_reason` is why rows were inserted instead of registered as
@@ -111,7 +111,7 @@ class Deliverer:
         units = source.units()
         self._refuse_own_files(units)
         claim = Claim(producer=source.producer, epoch=0, seq=0)
-        standing = Standing(snapshot_id=0, table=table, claim=claim, delivered=frozenset())
+        standing = ProducerState(snapshot_id=0, table=table, claim=claim, delivered=frozenset())
         return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
     def plan_units(
@@ -130,7 +130,9 @@ class Deliverer:
         standing = self.lake.standing(producer, table, asked, shape_only=mode is Mode.REWRITE, claim=claim)
         return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
-    def deliver(self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None) -> Report:
+    def deliver(
+        self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None
+    ) -> DeliveryReport:
         """Do the plan, retiring each batch once it is delivered.
 
         `digests` makes adopted files be read to the end; rewritten ones always are. `claim` is the epoch to deliver
@@ -147,15 +149,15 @@ class Deliverer:
         *,
         digests: bool = False,
         stop: Callable[[], bool] = lambda: False,
-    ) -> tuple[Report, ...]:
+    ) -> tuple[DeliveryReport, ...]:
         """Do several plans, each of a producer of its own, as one job whose transactions they share.
 
         `stop` is asked before each batch; once it says so, what is left stays undelivered.
         """
-        tallies = [Tally(claim=plan.claim) for plan, _ in orders]
+        tallies = [PlanProgress(claim=plan.claim) for plan, _ in orders]
         staging = Staging(self.lake.address.data_path, clock=self.lake.clock)
         with staging.job() as job, events.context(job=job.job_id):
-            desk = Desk(
+            desk = JobContext(
                 lake=self.lake,
                 runner=self.runner,
                 bounds=self.bounds,
@@ -169,7 +171,7 @@ class Deliverer:
                 if stop():
                     break
                 shares = [
-                    (Share(plan, tally, left=plan.batches[number].units, work=plan.batches[number].stints), retire)
+                    (PlanPart(plan, tally, left=plan.batches[number].units, work=plan.batches[number].stints), retire)
                     for (plan, retire), tally in zip(orders, tallies, strict=True)
                     if number < len(plan.batches) and not _is_stuck(plan, tally)
                 ]
@@ -189,7 +191,7 @@ class Deliverer:
                 )
         return reports
 
-    def run(self, source: Source, *, mode: Mode = Mode.AUTO, digests: bool = False) -> Report:
+    def run(self, source: Source, *, mode: Mode = Mode.AUTO, digests: bool = False) -> DeliveryReport:
         """Plan, deliver and retire."""
         return self.deliver(self.plan(source, mode), source.retire, digests=digests)
 
@@ -201,7 +203,7 @@ class Deliverer:
             if real.startswith(own):
                 raise InputError(f"{uri} lies in the lake's own data path.", hint="Deliver files from elsewhere.")
 
-    def _retire(self, units: Sequence[Unit], retire: Retire, tally: Tally) -> None:
+    def _retire(self, units: Sequence[Unit], retire: Retire, tally: PlanProgress) -> None:
         for unit in units:
             faults.reach("retire.before_unit")
             try:
@@ -213,14 +215,14 @@ class Deliverer:
             faults.reach("retire.after_unit")
 
 
-def _is_stuck(plan: Plan, tally: Tally) -> bool:
+def _is_stuck(plan: Plan, tally: PlanProgress) -> bool:
     """Whether further batches are of no use: the lake refuses the plan, or units that come first have failed."""
     ordered = any(unit.seqs is not None for batch in plan.batches for unit in batch.units)
     return tally.error is not None or (ordered and bool(tally.failures))
 
 
-def _report(job_id: str, plan: Plan, tally: Tally) -> Report:
-    return Report(
+def _report(job_id: str, plan: Plan, tally: PlanProgress) -> DeliveryReport:
+    return DeliveryReport(
         job_id=job_id,
         table=plan.target.id,
         delivered=tally.delivered,

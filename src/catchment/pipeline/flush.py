@@ -17,18 +17,18 @@ from itertools import takewhile
 
 import pyarrow as pa
 
-from catchment import events, faults, files, ids
 from catchment.errors import BufferOutdatedError, CatchmentError, InputError, PreconditionError
-from catchment.ids import TableId
-from catchment.lake import Claim, DeadLetter, Table, deadletters, extensions, reshape, tables, types
+from catchment.foundation import events, faults, files, ids
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
+from catchment.lake import Claim, DeadLetter, Table, dead_letters, extensions, reshape, tables, types
 from catchment.lake.staging import JobFolder, Staging
-from catchment.pipeline.deliver import Deliverer, Report, Retire
+from catchment.pipeline.bad_rows import sift, write_arrow
+from catchment.pipeline.deliver import Deliverer, DeliveryReport, Retire
 from catchment.pipeline.plan import Plan, Unit
-from catchment.pipeline.poison import sift, write_arrow
 from catchment.pipeline.work import Format, Input, Mode
-from catchment.queue.buffer import AT, SEQ, Buffer, Parcel
+from catchment.queue.buffer import AT, SEQ, Buffer, FlushPayload
 from catchment.queue.flushing import Progress, TableFlush, merged
-from catchment.settings import MIB
 
 # Small files are what the queue is there to avoid: a second file is started only where both become this large.
 FILE_BYTES_MIN = 64 * MIB
@@ -47,25 +47,25 @@ class _Order:
 
 
 @dataclass(slots=True)
-class _Portion:
+class _FlushJob:
     """Parcels that one job delivers, table by table, and what has become of them.
 
     `homes` are the names that the parcels' tables have in the lake now, by the parcels' ids.
     """
 
     job: JobFolder
-    parcels: dict[str, Parcel]
+    parcels: dict[str, FlushPayload]
     homes: Mapping[str, TableId]
     units: dict[str, Unit] = field(default_factory=dict)
     sifted: set[str] = field(default_factory=set)
     done: list[TableFlush] = field(default_factory=list)
-    unretired: list[Parcel] = field(default_factory=list)
+    unretired: list[FlushPayload] = field(default_factory=list)
 
     def arrived(self, unit_id: str) -> None:
         self.units.pop(unit_id, None)
         self.unretired.append(self.parcels[unit_id])
 
-    def take_arrived(self) -> list[Parcel]:
+    def take_arrived(self) -> list[FlushPayload]:
         arrived, self.unretired = self.unretired, []
         return arrived
 
@@ -120,7 +120,7 @@ class FlushPipeline:
         return refused
 
     def flush(
-        self, parcels: Sequence[Parcel], progress: Progress | None = None, *, into: TableId | None = None
+        self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
     ) -> tuple[TableFlush, ...]:
         stuck: set[TableId] = set()
         try:
@@ -142,7 +142,7 @@ class FlushPipeline:
                 self._buffer.release(parcel)
         return merged(done)
 
-    def _homes(self, parcels: Sequence[Parcel], into: TableId | None) -> dict[str, TableId]:
+    def _homes(self, parcels: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
         """Where each parcel belongs; those whose table is gone are left out."""
         if into is not None:
             return dict.fromkeys((parcel.id for parcel in parcels), into)
@@ -155,14 +155,14 @@ class FlushPipeline:
         return {**{unit_id: home for unit_id, home in homes.items() if home is not None}, **unbound}
 
     def _without_arrived(
-        self, parcels: Sequence[Parcel], homes: Mapping[str, TableId], into: TableId | None
-    ) -> list[Parcel]:
+        self, parcels: Sequence[FlushPayload], homes: Mapping[str, TableId], into: TableId | None
+    ) -> list[FlushPayload]:
         """Retire parcels that arrived in their table before it was dropped; returns the others.
 
         The process that delivered them may have ended before it retired them. Deliveries into a table that is there
         find this out by themselves, and parcels that have positions are known by their producer's.
         """
-        doubtful: dict[str, list[Parcel]] = {}
+        doubtful: dict[str, list[FlushPayload]] = {}
         for parcel in parcels:
             uuid = types.table_of(parcel.columns)
             if uuid is not None and not parcel.positioned and (into is not None or parcel.id not in homes):
@@ -180,11 +180,11 @@ class FlushPipeline:
                 self._buffer.retire(parcel)
         return [parcel for parcel in parcels if parcel.id not in arrived]
 
-    def _deliver(self, parcels: Sequence[Parcel], homes: Mapping[str, TableId]) -> list[TableFlush]:
+    def _deliver(self, parcels: Sequence[FlushPayload], homes: Mapping[str, TableId]) -> list[TableFlush]:
         if not parcels:
             return []
         with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
-            portion = _Portion(job=job, parcels={parcel.id: parcel for parcel in parcels}, homes=homes)
+            portion = _FlushJob(job=job, parcels={parcel.id: parcel for parcel in parcels}, homes=homes)
             started_s = self._lake.clock.monotonic_s()
             # Reading the buffer is half waiting: two at once, in the parcels' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
@@ -205,7 +205,7 @@ class FlushPipeline:
             events.emit("flush_timed", parcels=len(parcels), read_s=read_s, write_s=write_s, commit_s=commit_s)
         return portion.done
 
-    def _staged(self, job: JobFolder, parcel: Parcel) -> Unit:
+    def _staged(self, job: JobFolder, parcel: FlushPayload) -> Unit:
         staged = self._buffer.stage(parcel, job.path)
         source = Input(
             uri=str(staged.path),
@@ -217,7 +217,7 @@ class FlushPipeline:
         )
         return _unit(parcel, (source,))
 
-    def _orders(self, portion: _Portion) -> Iterator[_Order]:
+    def _orders(self, portion: _FlushJob) -> Iterator[_Order]:
         for table in sorted({parcel.table for parcel in portion.parcels.values()}):
             units = portion.next_of(table)
             if units:
@@ -229,7 +229,7 @@ class FlushPipeline:
                 else:
                     yield _Order(table=table, plan=plan, retire=lambda unit: portion.arrived(unit.id))
 
-    def _planned(self, portion: _Portion, units: Sequence[Unit], first: Parcel) -> Plan:
+    def _planned(self, portion: _FlushJob, units: Sequence[Unit], first: FlushPayload) -> Plan:
         home = portion.homes[first.id]
         target = self._lake.find_shape(home)
         if target is not None:
@@ -254,16 +254,16 @@ class FlushPipeline:
         claim, first = self._claims.pop(table, None), units[0].seqs
         return claim if claim is not None and first is not None and first[0] == claim.seq + 1 else None
 
-    def _retire(self, portion: _Portion) -> None:
+    def _retire(self, portion: _FlushJob) -> None:
         """Let go of what has arrived: of slices that follow each other, all with the last."""
-        last: dict[tuple[TableId, str], Parcel] = {}
+        last: dict[tuple[TableId, str], FlushPayload] = {}
         for parcel in portion.take_arrived():
             last[parcel.table, "" if parcel.positioned else parcel.id] = parcel
         for parcel in last.values():
             self._buffer.retire(parcel)
             faults.reach("queue.after_retire")
 
-    def _look_at(self, portion: _Portion, order: _Order, report: Report) -> None:
+    def _look_at(self, portion: _FlushJob, order: _Order, report: DeliveryReport) -> None:
         table, plan = order.table, order.plan
         staged = sum(unit.bytes for batch in plan.batches for unit in batch.units)
         if report.ok and report.bytes and staged:
@@ -291,7 +291,7 @@ class FlushPipeline:
             except CatchmentError as error:
                 portion.give_up(table, error.message)
 
-    def _sift(self, portion: _Portion, unit_id: str, plan: Plan) -> None:
+    def _sift(self, portion: _FlushJob, unit_id: str, plan: Plan) -> None:
         parcel = portion.parcels[unit_id]
         rows = _selected(self._buffer.read(parcel), _select(parcel, plan.target))
         folder = portion.job.path / "sifted"
@@ -309,7 +309,7 @@ class FlushPipeline:
                 seq=parcel.seq_first + at,
                 table=plan.target.id,
                 reason=reason,
-                row=deadletters.packed(rows.slice(at, 1)),
+                row=dead_letters.packed(rows.slice(at, 1)),
                 buried_at=self._lake.clock.now(),
             )
             for at, reason in sorted(sifted.bad.items())
@@ -326,7 +326,7 @@ class FlushPipeline:
         portion.sifted.add(unit_id)
 
 
-def _unit(parcel: Parcel, inputs: tuple[Input, ...]) -> Unit:
+def _unit(parcel: FlushPayload, inputs: tuple[Input, ...]) -> Unit:
     return Unit(
         id=parcel.id,
         source=f"{parcel.path}#{parcel.table}[{parcel.seq_first}..{parcel.seq_last}]",
@@ -335,13 +335,13 @@ def _unit(parcel: Parcel, inputs: tuple[Input, ...]) -> Unit:
     )
 
 
-def _matched(unit: Unit, parcel: Parcel, target: Table) -> Unit:
+def _matched(unit: Unit, parcel: FlushPayload, target: Table) -> Unit:
     """The unit with its columns matched to the table's by what DuckLake knows them by."""
     select = _select(parcel, target)
     return replace(unit, inputs=tuple(replace(each, select=select) for each in unit.inputs))
 
 
-def _select(parcel: Parcel, target: Table) -> tuple[str, ...]:
+def _select(parcel: FlushPayload, target: Table) -> tuple[str, ...]:
     """Expressions that bring the parcel's rows into the table as it is now; none if they are as they should be."""
     if parcel.columns == target.columns or not reshape.are_bound(parcel.columns, target.columns):
         return ()
@@ -359,9 +359,9 @@ def _selected(rows: pa.Table, select: tuple[str, ...]) -> pa.Table:
             connection.unregister("catchment_rows")
 
 
-def _portions(parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:
+def _portions(parcels: Sequence[FlushPayload]) -> Iterator[list[FlushPayload]]:
     """Parcels in their order, as many at once as may lie staged."""
-    portion: list[Parcel] = []
+    portion: list[FlushPayload] = []
     size = 0
     for parcel in parcels:
         if portion and size + parcel.bytes > _STAGED_BYTES_MAX:

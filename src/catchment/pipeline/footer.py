@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from catchment import files
 from catchment.errors import InvariantError
-from catchment.lake.tokens import PATTERN
+from catchment.foundation import files
+from catchment.lake.placeholders import PATTERN
 
 _MAGIC = b"PAR1"
 _TOKEN = re.compile(b"(" + PATTERN.encode().removesuffix(rb"\}") + rb")\}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from catchment import settings
 from catchment.errors import JavaMissingError, SparkFailedError
+from catchment.foundation import settings
 
 VERSION_MIN = 17
 # The JVM only schedules, and mostly for a short time: a compiler that optimises costs more than it gains. Measured, a

@@ -24,8 +24,8 @@ from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.serializers import UTF8Deserializer, read_int
 
-from catchment import settings
 from catchment.errors import SparkFailedError
+from catchment.foundation import settings
 
 STOP_S_MAX = 30.0
 _LOOK_S = 0.02

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import files
-from catchment.absent import remember_absent
-from catchment.pipeline import adopt, blame, rewrite, sources
+from catchment.foundation import files
+from catchment.foundation.pandas_probe import skip_pandas_probe
+from catchment.pipeline import adopt, failure_cause, inputs, rewrite
 from catchment.pipeline.work import Mode, Task, TaskResult, UnitFailure
 
 # For tasks that run in this process, without Spark.
@@ -48,7 +48,7 @@ def run(task: Task, *, seconds_max: float = TASK_S_MAX) -> TaskResult:
             result = work(connection, task, folder)
         except Exception as error:
             # Once it is interrupted, whatever fails next comes of that.
-            if not overdue.is_set() and not blame.is_of_the_machine(error):
+            if not overdue.is_set() and not failure_cause.is_of_the_machine(error):
                 raise
             result = _unfinished(task, _short_of(task, error))
     if not any(failure.transient for failure in result.failures):
@@ -121,7 +121,7 @@ def _overdue(seconds_max: float) -> str:
 def _short_of(task: Task, error: Exception) -> str:
     if isinstance(error, duckdb.OutOfMemoryException):
         return f"the task needs more memory than {task.memory_mb} MiB (CATCHMENT_DELIVER_TASK_MEMORY_MB)"
-    return sources.said(error)
+    return inputs.said(error)
 
 
 @cache
@@ -133,7 +133,7 @@ def _hand() -> ThreadPoolExecutor:
 @cache
 def _settle_in() -> None:
     os.nice(_NICENESS)
-    remember_absent()
+    skip_pandas_probe()
 
 
 def _connect(memory_mb: int) -> duckdb.DuckDBPyConnection:

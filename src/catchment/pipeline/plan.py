@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from catchment.errors import InputError
-from catchment.ids import ProducerId
-from catchment.lake import Claim, DeadLetter, Standing, Table, types
+from catchment.foundation.ids import ProducerId
+from catchment.foundation.settings import MIB
+from catchment.lake import Claim, DeadLetter, ProducerState, Table, types
 from catchment.lake.commit import refuse_ledger
-from catchment.pipeline.work import Format, Input, Mode, Part, Shape
-from catchment.settings import MIB
+from catchment.pipeline.work import Format, Input, Mode, OutputShape, UnitPart
 
 _SMALL_BYTES = 16 * MIB
 _INSERT_BYTES_MAX = 512 * MIB
@@ -51,11 +51,11 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stint:
+class TaskSpec:
     """The work of one task, before it is given a folder."""
 
     mode: Mode
-    parts: tuple[Part, ...]
+    parts: tuple[UnitPart, ...]
 
     @property
     def bytes(self) -> int:
@@ -67,7 +67,7 @@ class Batch:
     """The units of one commit, and the tasks that write them."""
 
     units: tuple[Unit, ...]
-    stints: tuple[Stint, ...]
+    stints: tuple[TaskSpec, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Plan:
     claim: Claim
     target: Table
     mode: Mode
-    shape: Shape
+    shape: OutputShape
     batches: tuple[Batch, ...]
     delivered: tuple[Unit, ...]
     insert_reason: str | None = None
@@ -96,24 +96,24 @@ class Plan:
         units = [unit for batch in self.batches for unit in batch.units]
         stints = [stint for batch in self.batches for stint in batch.stints]
         size = _megabytes(unit.bytes for unit in units)
-        yield f"{counted(len(units), 'unit')} with {size} to go into {self.target.id}."
+        yield f"{plural(len(units), 'unit')} with {size} to go into {self.target.id}."
         if self.delivered:
-            yield f"{counted(len(self.delivered), 'unit')} in the lake already, not to be delivered again."
+            yield f"{plural(len(self.delivered), 'unit')} in the lake already, not to be delivered again."
         for mode, verb in ((Mode.ADOPT, "to be adopted"), (Mode.REWRITE, "to be rewritten into files of a good size")):
             some = [stint for stint in stints if stint.mode is mode]
             if some:
                 files = sum(len(stint.parts) for stint in some)
                 part = _megabytes(stint.bytes for stint in some)
-                yield f"{counted(files, 'file')} ({part}) {verb}, by {counted(len(some), 'Spark task')}."
+                yield f"{plural(files, 'file')} ({part}) {verb}, by {plural(len(some), 'Spark task')}."
         if self.insert_reason is not None:
             yield f"The rows are inserted, not registered as files, because {self.insert_reason}."
         if self.batches:
-            yield f"All in {counted(len(self.batches), 'transaction')}."
+            yield f"All in {plural(len(self.batches), 'transaction')}."
 
 
 def plan(
     *,
-    standing: Standing,
+    standing: ProducerState,
     units: Sequence[Unit],
     mode: Mode,
     bounds: Bounds,
@@ -130,10 +130,10 @@ def plan(
     chosen, reason = mode_for(table, mode)
     if chosen is Mode.INSERT:
         # DuckLake splits and orders what it inserts by itself.
-        shape = Shape(columns=table.columns, file_bytes=bounds.file_bytes, inserted=True)
+        shape = OutputShape(columns=table.columns, file_bytes=bounds.file_bytes, inserted=True)
         bounds = _insert_bounds(bounds)
     else:
-        shape = Shape(
+        shape = OutputShape(
             columns=table.columns,
             partition_by=table.partition_by,
             sort_by=table.sort_by,
@@ -194,18 +194,18 @@ def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
         yield chunk
 
 
-def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[Stint, ...]:
+def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[TaskSpec, ...]:
     """Share the units' files out over tasks: adopted ones evenly, rewritten ones so that outputs are of equal size."""
-    adopted: list[Part] = []
-    rewritten: list[Part] = []
+    adopted: list[UnitPart] = []
+    rewritten: list[UnitPart] = []
     for unit in units:
-        parts = [Part(unit_id=unit.id, input=each) for each in unit.inputs]
+        parts = [UnitPart(unit_id=unit.id, input=each) for each in unit.inputs]
         (adopted if _adopts(unit, mode, bounds) else rewritten).extend(parts)
     pieces = min(bounds.parallelism, len(adopted))
     return (
-        *(Stint(mode=Mode.ADOPT, parts=some) for some in _even(adopted, [1] * len(adopted), pieces)),
+        *(TaskSpec(mode=Mode.ADOPT, parts=some) for some in _even(adopted, [1] * len(adopted), pieces)),
         *(
-            Stint(mode=Mode.REWRITE, parts=some)
+            TaskSpec(mode=Mode.REWRITE, parts=some)
             for some in _even(rewritten, [part.input.expected_bytes for part in rewritten], _outputs(rewritten, bounds))
         ),
     )
@@ -219,7 +219,7 @@ def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
     return mode is Mode.ADOPT
 
 
-def _outputs(parts: Sequence[Part], bounds: Bounds) -> int:
+def _outputs(parts: Sequence[UnitPart], bounds: Bounds) -> int:
     """How many output files to aim at: near the target size, and a multiple of what runs at once, so no task lags."""
     total = sum(part.input.expected_bytes for part in parts)
     if total < _SMALL_BYTES:
@@ -229,7 +229,7 @@ def _outputs(parts: Sequence[Part], bounds: Bounds) -> int:
     return min(waves * bounds.parallelism, enough, len(parts))
 
 
-def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterator[tuple[Part, ...]]:
+def _even(parts: Sequence[UnitPart], weights: Sequence[int], pieces: int) -> Iterator[tuple[UnitPart, ...]]:
     """Cut the parts into consecutive pieces of about equal weight; neighbours stay together."""
     if not parts:
         return
@@ -244,7 +244,7 @@ def _even(parts: Sequence[Part], weights: Sequence[int], pieces: int) -> Iterato
         start = end
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """A number with its noun, for a person."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -7,36 +7,36 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from catchment import files, sql
 from catchment.errors import InvariantError
+from catchment.foundation import files, sql
 from catchment.lake import digest, types
-from catchment.lake.tokens import has_token
+from catchment.lake.placeholders import has_token
 from catchment.lake.types import Column
-from catchment.pipeline import blame, sources
-from catchment.pipeline.output import Output, copy, hashes, wrongly_null
-from catchment.pipeline.sources import Group
-from catchment.pipeline.work import FileFacts, Part, Shape, Task, TaskResult, UnitFacts, UnitFailure
+from catchment.pipeline import failure_cause, inputs
+from catchment.pipeline.inputs import Group
+from catchment.pipeline.parquet_writer import OutputFile, copy, hashes, wrongly_null
+from catchment.pipeline.work import FileFacts, OutputShape, Task, TaskResult, UnitFacts, UnitFailure, UnitPart
 
 
 def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
     """Write the task's parts; units that cannot be read or do not fit are left out and reported."""
-    groups, failures = sources.inspect(connection, task.parts)
+    groups, failures = inputs.inspect(connection, task.parts)
     for group in groups:
-        reason = sources.conflicts(group, task.shape.columns)
+        reason = inputs.conflicts(group, task.shape.columns)
         if reason is not None:
-            failures.extend(sources.failure(part, reason) for part in group.parts)
+            failures.extend(inputs.failure(part, reason) for part in group.parts)
     attempt = 0
     while groups := _without(groups, failures):
         attempt += 1
         try:
             result = _write(connection, groups, task, folder / f"{attempt:03d}", failures)
-            changed = sources.changed(part for group in groups for part in group.parts)
+            changed = inputs.changed(part for group in groups for part in group.parts)
             if not changed:
                 return result
             failures.extend(changed)
         except _INPUT_ERRORS as error:
             files.remove_tree(folder / f"{attempt:03d}")
-            if blame.is_of_the_machine(error):
+            if failure_cause.is_of_the_machine(error):
                 raise
             found = list(_probe(connection, groups, task.shape, folder / "probe"))
             if not found:
@@ -97,14 +97,14 @@ def _write(
 
 
 def _copy(
-    connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Shape, folder: Path, *, threads: int = 1
-) -> list[Output]:
+    connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: OutputShape, folder: Path, *, threads: int = 1
+) -> list[OutputFile]:
     # Splitting by size, several threads would mix up the order of the rows.
     split = bool(shape.partition_by) or threads == 1
     # What a transform makes of a column is in the folder's name only: no file of the table has it as a column.
     parts = [f"{key.clause} AS {sql.identifier(key.folder)}" for key in shape.partition_by if key.is_transform]
     _refuse_changed(connection, groups, shape)
-    with sources.relation(connection, groups, shape.columns) as query:
+    with inputs.relation(connection, groups, shape.columns) as query:
         return copy(
             connection,
             f"SELECT {', '.join(['*', *parts])} FROM ({query}){_order_by(shape)}",
@@ -116,13 +116,13 @@ def _copy(
         )
 
 
-def _refuse_changed(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: Shape) -> None:
+def _refuse_changed(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: OutputShape) -> None:
     """Refuse values that would come back from the lake as others; only few types have any."""
     found = ((column, types.kept(column, inserted=shape.inserted)) for column in shape.columns)
     conditions = {column.name: condition for column, condition in found if condition is not None}
     if not conditions:
         return
-    with sources.relation(connection, groups, shape.columns) as query:
+    with inputs.relation(connection, groups, shape.columns) as query:
         # One look at the rows for all columns; which one it is, is asked only of the row that is found.
         kept = " AND ".join(conditions.values())
         chosen = ", ".join(f"{each}, {sql.identifier(name)}::VARCHAR" for name, each in conditions.items())
@@ -132,11 +132,11 @@ def _refuse_changed(connection: duckdb.DuckDBPyConnection, groups: list[Group], 
         raise _RefusedError(f"column {[*conditions][at]!r} holds {row[2 * at + 1]}, which DuckLake would change")
 
 
-def _order_by(shape: Shape) -> str:
+def _order_by(shape: OutputShape) -> str:
     return f" ORDER BY {', '.join(key.clause for key in shape.sort_by)}" if shape.sort_by else ""
 
 
-def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Sequence[Output], shape: Shape) -> None:
+def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Sequence[OutputFile], shape: OutputShape) -> None:
     name = wrongly_null(connection, outputs, shape.columns)
     if name is not None:
         raise _RefusedError(f"column {name!r} is NULL in some row and must not be")
@@ -153,11 +153,14 @@ _READ_AS_NULL = ("null", "__hive_default_partition__")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, groups: Iterable[Group]) -> list[int]:
-    return [count for group in groups for count in sources.rows(connection, group)]
+    return [count for group in groups for count in inputs.rows(connection, group)]
 
 
 def _sums(
-    connection: duckdb.DuckDBPyConnection, outputs: Sequence[Output], columns: Sequence[Column], rows_in: Sequence[int]
+    connection: duckdb.DuckDBPyConnection,
+    outputs: Sequence[OutputFile],
+    columns: Sequence[Column],
+    rows_in: Sequence[int],
 ) -> tuple[list[int], list[int]]:
     """Digest what lies on the disk now, per file and per run of rows; runs are inputs where rows kept their order."""
     by_file, by_run = _Cut([output.rows for output in outputs]), _Cut(rows_in)
@@ -189,11 +192,11 @@ class _Cut:
 
 
 def _sums_of_source(connection: duckdb.DuckDBPyConnection, groups: list[Group], columns: Sequence[Column]) -> list[int]:
-    by_uri = sources.digests(connection, groups, columns)
+    by_uri = inputs.digests(connection, groups, columns)
     return [digest.number(by_uri[part.input.uri]) for group in groups for part in group.parts]
 
 
-def _unit_facts(parts: Sequence[Part], rows: Sequence[int], sums: Sequence[int]) -> Iterator[UnitFacts]:
+def _unit_facts(parts: Sequence[UnitPart], rows: Sequence[int], sums: Sequence[int]) -> Iterator[UnitFacts]:
     totals: dict[str, tuple[int, int]] = {}
     for part, count, number in zip(parts, rows, sums, strict=True):
         before = totals.get(part.unit_id, (0, 0))
@@ -212,7 +215,7 @@ def _without(groups: Iterable[Group], failures: Iterable[UnitFailure]) -> list[G
 
 
 def _probe(
-    connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: Shape, scratch: Path
+    connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: OutputShape, scratch: Path
 ) -> Iterator[UnitFailure]:
     """Write every input by itself, to find the ones that spoil the task."""
     for part, columns in ((part, group.columns) for group in groups for part in group.parts):
@@ -221,6 +224,6 @@ def _probe(
             outputs = _copy(connection, [Group(parts=(part,), columns=columns)], shape, scratch)
             _refuse(connection, outputs, shape)
         except _INPUT_ERRORS as error:
-            yield sources.failure(part, error)
+            yield inputs.failure(part, error)
         finally:
             files.remove_tree(scratch)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from catchment.lake.past import Field, FileName
+from catchment.lake.snapshot_schema import FileName, SnapshotField
 from catchment.lake.tables import PartitionKey, SortKey
 from catchment.lake.types import Column
 
@@ -33,7 +33,7 @@ class LakeFile:
     so with deletions. `place` is the folder that it belongs in when it is adopted, `obstacle` why it cannot be.
     """
 
-    fields: tuple[Field, ...]
+    fields: tuple[SnapshotField, ...]
     snapshot: int
     names: tuple[FileName, ...] | None = None
     is_partial: bool = False
@@ -71,7 +71,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UnitPart:
     """An input as a part of its unit; a unit with several inputs may be spread over several tasks."""
 
     unit_id: str
@@ -79,7 +79,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class OutputShape:
     """What the written files must look like; `inserted` says that an INSERT reads them, and the lake writes its own."""
 
     columns: tuple[Column, ...]
@@ -98,8 +98,8 @@ class Task:
 
     number: int
     mode: Mode
-    parts: tuple[Part, ...]
-    shape: Shape
+    parts: tuple[UnitPart, ...]
+    shape: OutputShape
     folder: str
     memory_mb: int
     digest: bool

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from catchment.errors import InvariantError
 from catchment.lake import digest
-from catchment.pipeline.plan import Bounds, Stint, Unit, stints
-from catchment.pipeline.spark import Runner
+from catchment.pipeline.plan import Bounds, TaskSpec, Unit, stints
+from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import FileFacts, Mode, Task, TaskResult, UnitFailure
 
 
@@ -25,7 +25,7 @@ class WrittenUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenFiles:
     """The files to register, and what they hold."""
 
     files: tuple[FileFacts, ...]
@@ -36,10 +36,10 @@ class Written:
     def adopted(self) -> bool:
         return any(unit.mode is Mode.ADOPT for unit in self.units.values())
 
-    def of(self, unit_ids: Iterable[str]) -> "Written":
+    def of(self, unit_ids: Iterable[str]) -> "WrittenFiles":
         """The part of these units; files are shared by units of one plan only, never by those of two."""
         wanted = frozenset(unit_ids)
-        return Written(
+        return WrittenFiles(
             files=tuple(each for each in self.files if wanted.issuperset(each.unit_ids)),
             units={unit_id: facts for unit_id, facts in self.units.items() if unit_id in wanted},
             failures=tuple(each for each in self.failures if each.unit_id in wanted),
@@ -48,13 +48,13 @@ class Written:
 
 def write(
     shares: Sequence[Sequence[Unit]],
-    work: Sequence[Stint],
+    work: Sequence[TaskSpec],
     *,
     mode: Mode,
     bounds: Bounds,
     runner: Runner,
-    make_task: Callable[[Stint], Task],
-) -> Written:
+    make_task: Callable[[TaskSpec], Task],
+) -> WrittenFiles:
     """Run the stints; in mode `auto`, files that cannot be adopted are rewritten instead.
 
     `shares` are the units of each plan: a file never holds rows of two, which go into different tables.
@@ -95,13 +95,13 @@ def _is_spoilt(task: Task, result: TaskResult, failed: Mapping[str, UnitFailure]
     return task.mode is Mode.REWRITE and any(unit.unit_id in failed for unit in result.units)
 
 
-def _without(task: Task, failed: Mapping[str, UnitFailure]) -> Stint:
-    return Stint(mode=task.mode, parts=tuple(part for part in task.parts if part.unit_id not in failed))
+def _without(task: Task, failed: Mapping[str, UnitFailure]) -> TaskSpec:
+    return TaskSpec(mode=task.mode, parts=tuple(part for part in task.parts if part.unit_id not in failed))
 
 
 def _collect(
     kept: Iterable[tuple[Task, TaskResult]], wanted: Mapping[str, Mode | None], failures: tuple[UnitFailure, ...]
-) -> Written:
+) -> WrittenFiles:
     """What counts of the results: adopted files of failed or rewritten units do not."""
     found: list[FileFacts] = []
     rows: defaultdict[str, int] = defaultdict(int)
@@ -119,4 +119,4 @@ def _collect(
         unit_id: WrittenUnit(rows=count, digest=digest.add(digests[unit_id]), mode=modes[unit_id])
         for unit_id, count in rows.items()
     }
-    return Written(files=tuple(found), units=units, failures=failures)
+    return WrittenFiles(files=tuple(found), units=units, failures=failures)

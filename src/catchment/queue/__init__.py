@@ -1,19 +1,19 @@
 """The Duckling Queue: small writes in, durable at once; large Parquet out, exactly once."""
 
-from catchment.queue.buffer import Ack, Buffer, Parcel, TableState
+from catchment.queue.background_flush import QueueRuntime
+from catchment.queue.buffer import Ack, Buffer, FlushPayload, TableState
+from catchment.queue.buffer_factory import open_buffer
 from catchment.queue.coordinator import DqCoordinator, QueueStatus
 from catchment.queue.flushing import FlushReport, TableFlush
-from catchment.queue.fresh import Fresh
-from catchment.queue.layouts import open_buffer
-from catchment.queue.runtime import QueueRuntime
+from catchment.queue.fresh_reads import Fresh
 
 __all__ = [
     "Ack",
     "Buffer",
     "DqCoordinator",
+    "FlushPayload",
     "FlushReport",
     "Fresh",
-    "Parcel",
     "QueueRuntime",
     "QueueStatus",
     "TableFlush",

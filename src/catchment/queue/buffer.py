@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from catchment.ids import ProducerId, TableId
+from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake.types import Column
 
 KIND = "queue"
@@ -56,7 +56,7 @@ class TableState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class FlushPayload:
     """Rows that are delivered as one unit.
 
     `table` is the name that the rows were acknowledged under, `columns` are those that they are bound to: these tell
@@ -89,15 +89,15 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class BufferedRows:
     """Rows of one table as they lie in the buffer, with their numbers in column `dq_seq`."""
 
-    parcel: Parcel
+    parcel: FlushPayload
     rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAside:
+class QuarantinedFile:
     """A file of the buffer that could not be opened, and was kept under another name."""
 
     path: Path
@@ -143,26 +143,26 @@ class Buffer(Protocol):
         """Make everything acknowledged so far available as parcels."""
         ...
 
-    def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
+    def parcels(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
         """What can be delivered now, in the order of acknowledgement within each table.
 
         They are leased to the caller, who retires or releases each; what somebody else holds is left out.
         """
         ...
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: FlushPayload) -> None:
         """Give a parcel back that was not delivered."""
         ...
 
-    def stage(self, parcel: Parcel, folder: Path) -> Staged:
+    def stage(self, parcel: FlushPayload, folder: Path) -> Staged:
         """Give the parcel a file; `folder` is there to put one in."""
         ...
 
-    def read(self, parcel: Parcel) -> pa.Table:
+    def read(self, parcel: FlushPayload) -> pa.Table:
         """The parcel's rows, in order, without their numbers."""
         ...
 
-    def retire(self, parcel: Parcel) -> None:
+    def retire(self, parcel: FlushPayload) -> None:
         """Let go of the parcel, which the lake has; may be repeated."""
         ...
 
@@ -177,7 +177,7 @@ class Buffer(Protocol):
         """
         ...
 
-    def held(self, table: TableId, session: str | None = None) -> list[Held]:
+    def held(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
         """All rows of the table that are not retired, as of one moment.
 
         With `session`, those that it wrote, if the layout tells sessions apart.
@@ -196,7 +196,7 @@ class Buffer(Protocol):
         """Room that the buffered rows take, without what the files could give back."""
         ...
 
-    def set_aside(self) -> tuple[SetAside, ...]:
+    def set_aside(self) -> tuple[QuarantinedFile, ...]:
         """Files that could not be opened, now or earlier."""
         ...
 

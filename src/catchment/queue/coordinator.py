@@ -17,8 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from catchment import events, sql
-from catchment.clock import Clock
 from catchment.errors import (
     BackpressureError,
     BufferDamagedError,
@@ -33,21 +31,23 @@ from catchment.errors import (
     TableMissingError,
     TypeConflictError,
 )
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import events, sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.meters import Meters
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.lake.schema_watch import SchemaWatch
 from catchment.lake.types import Column
-from catchment.lake.watch import SchemaWatch
-from catchment.meters import Meters
-from catchment.queue import arrivals, failure
-from catchment.queue.buffer import Ack, Buffer, Parcel, SetAside, TableState
+from catchment.queue import failure, incoming
+from catchment.queue.buffer import Ack, Buffer, FlushPayload, QuarantinedFile, TableState
+from catchment.queue.flush_locks import FlushLocks
 from catchment.queue.flushing import Flusher, FlushReport, Progress, TableFlush, merged
-from catchment.queue.fresh import Fresh, fresh
-from catchment.queue.policy import Policy, Trigger, Trouble
-from catchment.queue.shipment import Shipment, ShippingBuffer
+from catchment.queue.fresh_reads import Fresh, fresh
+from catchment.queue.policy import FlushFailure, Policy, Trigger
+from catchment.queue.replication import LogRows, ReplicatedBuffer
 from catchment.queue.stranded import StrandedRows
-from catchment.queue.targets import Targets
-from catchment.queue.turns import Turns
-from catchment.settings import Settings
+from catchment.queue.table_schemas import TableSchemas
 
 DIRECT = "lake"
 _FLUSH_WAIT_S_MAX = 3_600.0
@@ -59,7 +59,7 @@ class TableStatus:
 
     state: TableState
     trigger: Trigger | None
-    trouble: Trouble | None
+    trouble: FlushFailure | None
     flushing: bool
 
 
@@ -73,7 +73,7 @@ class QueueStatus:
     bytes: int
     bytes_max: int
     tables: tuple[TableStatus, ...]
-    set_aside: tuple[SetAside, ...]
+    set_aside: tuple[QuarantinedFile, ...]
     at: datetime
 
 
@@ -91,15 +91,15 @@ class DqCoordinator:
         meters: Meters | None = None,
     ) -> None:
         self.buffer = buffer
-        self._shipper = buffer if isinstance(buffer, ShippingBuffer) else None
+        self._shipper = buffer if isinstance(buffer, ReplicatedBuffer) else None
         self.lake = lake
         self.flusher = flusher
         self._settings = settings
         self._policy = Policy.from_settings(settings)
         self._clock = clock
         self._meters = meters or Meters()
-        self._turns = Turns(self._policy, clock, root=settings.queue_path)
-        self._targets = Targets(
+        self._turns = FlushLocks(self._policy, clock, root=settings.queue_path)
+        self._targets = TableSchemas(
             lake,
             SchemaWatch(lake, clock, age_s_max=settings.queue_schema_check_seconds),
             auto_create=settings.queue_auto_create_tables,
@@ -125,51 +125,51 @@ class DqCoordinator:
         are missing. Rows that the table cannot take are refused whole; nothing of them is kept.
         """
         started_s = self._clock.monotonic_s()
-        arrived, columns = self._bound(table, arrivals.as_table(rows), session)
+        arrived, columns = self._bound(table, incoming.as_table(rows), session)
         return self._enqueue(table, arrived, columns, session, started_s)
 
     def take(
         self, table: TableId, rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch], *, session: str = "default"
-    ) -> tuple[Ack, Shipment | None]:
+    ) -> tuple[Ack, LogRows | None]:
         """Take rows in, like `enqueue`, and give them back as another buffer can receive them.
 
         None where they are not kept as they arrived, and have to be read from the log; and where the lake got them.
         """
         started_s = self._clock.monotonic_s()
-        arrived, columns = self._bound(table, arrivals.as_table(rows), session)
+        arrived, columns = self._bound(table, incoming.as_table(rows), session)
         ack = self._enqueue(table, arrived, columns, session, started_s)
-        if self._shipper is None or ack.source == DIRECT or not arrivals.are_plain(arrived, columns):
+        if self._shipper is None or ack.source == DIRECT or not incoming.needs_no_cast(arrived, columns):
             return ack, None
-        return ack, Shipment(table=table, columns=columns, seq_first=ack.seq_first, rows=arrived)
+        return ack, LogRows(table=table, columns=columns, seq_first=ack.seq_first, rows=arrived)
 
-    def hold(self, schema: str) -> None:
+    def retain_log(self, schema: str) -> None:
         """Keep the rows of the schema's tables as a log from now on, and have them all come through the buffer."""
-        self._shipping.hold(schema)
+        self._shipping.retain_log(schema)
         with self._bypasses:
             # One that goes to the lake past the buffer would be in nobody's log.
             self._bypasses.wait_for(lambda: not self._bypassing[sql.fold(schema)])
 
-    def unhold(self, schema: str) -> None:
+    def release_log(self, schema: str) -> None:
         """Keep flushed rows of the schema's tables no longer."""
-        self._shipping.unhold(schema)
+        self._shipping.release_log(schema)
 
     def held_schemas(self) -> frozenset[str]:
         """Schemas whose tables are held."""
         return self._shipping.held_schemas()
 
-    def let_go(self, table: TableId, seq: int) -> None:
+    def truncate_log(self, table: TableId, seq: int) -> None:
         """Flushed rows of a held table up to `seq` may go."""
-        self._shipping.let_go(table, seq)
+        self._shipping.truncate_log(table, seq)
 
     def positions(self, schema: str) -> Mapping[TableId, int]:
         """The last number of each table of the schema."""
         return self._shipping.positions(schema)
 
-    def shipment(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> Shipment | None:
+    def read_log(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> LogRows | None:
         """Rows of a held table behind number `after`, until they have `bytes_max` bytes; None where there are none."""
-        return self._shipping.shipment(table, after, rows_max=rows_max, bytes_max=bytes_max)
+        return self._shipping.read_log(table, after, rows_max=rows_max, bytes_max=bytes_max)
 
-    def receive(self, shipments: Sequence[Shipment]) -> None:
+    def append_replicated(self, shipments: Sequence[LogRows]) -> None:
         """Keep rows under the numbers that they bring, all or none; tables that the lake lacks are made."""
         buffer = self._shipping
         shipments = [replace(each, columns=self._bound_here(each)) for each in shipments]
@@ -177,11 +177,11 @@ class DqCoordinator:
         if not self._has_room(size) and not self._make_room(size):
             raise self._full(sum(each.rows.num_rows for each in shipments))
         with self._writing():
-            buffer.receive(shipments)
+            buffer.append_replicated(shipments)
         for table in {each.table for each in shipments}:
             self._look(table)
 
-    def _bound_here(self, shipment: Shipment) -> tuple[Column, ...]:
+    def _bound_here(self, shipment: LogRows) -> tuple[Column, ...]:
         """The columns of a shipment as this lake knows them: where the rows come from, the table is another one."""
         kept = self.buffer.columns(shipment.table, "")
         unbound = tuple(column.unbound for column in shipment.columns)
@@ -192,7 +192,7 @@ class DqCoordinator:
         # Rows of other columns than the table has here now are matched by name when they are flushed.
         return own if tuple(column.unbound for column in own) == unbound else unbound
 
-    def begin_at(self, table: TableId, seq: int) -> None:
+    def start_after(self, table: TableId, seq: int) -> None:
         """Have the table's numbers go on behind `seq`, up to which the lake has its rows; may be repeated.
 
         The buffer is told first. Until the ledger is, nothing of the table can be delivered; a flush tells it, too.
@@ -202,7 +202,7 @@ class DqCoordinator:
             refused = self.flusher.catch_up([table])
             if table in refused:
                 raise BufferOutdatedError(refused[table])
-        buffer.begin_at(table, columns, seq)
+        buffer.start_after(table, columns, seq)
         self._covered.discard(buffer.producer(table))
         self._cover(table)
 
@@ -214,7 +214,7 @@ class DqCoordinator:
             buffer.drop(schema)
             self._targets.forget(schema)
             for table in tables:
-                self._turns.went_well(table)
+                self._turns.succeeded(table)
                 self._sealed_rows.pop(table, None)
         finally:
             self._turns.give_back(tables)
@@ -277,7 +277,7 @@ class DqCoordinator:
                 yield rows
             state = self.buffer.state(table)
             if state is None or not state.rows:
-                self._turns.went_well(table)
+                self._turns.succeeded(table)
         finally:
             self._turns.give_back(taken)
 
@@ -303,7 +303,7 @@ class DqCoordinator:
         return self._targets.known(table, None if ask else self.buffer.columns(table, session), ask=ask)
 
     @property
-    def _shipping(self) -> ShippingBuffer:
+    def _shipping(self) -> ReplicatedBuffer:
         if self._shipper is None:
             raise NotSupportedError(
                 f"Layout {self._settings.queue_layout!r} of the queue numbers no table's rows once and for all.",
@@ -319,7 +319,7 @@ class DqCoordinator:
         self, table: TableId, rows: pa.Table, columns: tuple[Column, ...], session: str, started_s: float
     ) -> Ack:
         # Asked once: Arrow takes longer to add it up than all that is counted here.
-        size = arrivals.size_of(rows)
+        size = incoming.size_of(rows)
         if not self._has_room(size) and not self._make_room(size):
             return self._bypass(table, rows)
         with self._writing():
@@ -335,7 +335,7 @@ class DqCoordinator:
         except TypeConflictError as error:
             # Plain Arrow has but texts for some types, and INSERT takes them.
             try:
-                restored = arrivals.restored(rows, self.columns(table, session=session))
+                restored = incoming.restored(rows, self.columns(table, session=session))
             except TableMissingError:
                 raise error from None
             if restored is rows:
@@ -346,14 +346,14 @@ class DqCoordinator:
         """What the rows are kept with; those that the table cannot take are refused."""
         columns = self._targets.columns(table, rows.schema, self.buffer.columns(table, session))
         try:
-            arrivals.require_values(rows, columns)
+            incoming.require_values(rows, columns)
         except InputError:
             # NULL may be allowed by now.
             asked = self.columns(table, session=session, ask=True)
             if asked == columns:
                 raise
             columns = self._targets.columns(table, rows.schema, None)
-            arrivals.require_values(rows, columns)
+            incoming.require_values(rows, columns)
         return columns
 
     def end_session(self, session: str) -> None:
@@ -479,9 +479,9 @@ class DqCoordinator:
 
     def _flushed(
         self, tables: Sequence[TableId], progress: Progress | None
-    ) -> tuple[tuple[TableFlush, ...], Sequence[Parcel]]:
+    ) -> tuple[tuple[TableFlush, ...], Sequence[FlushPayload]]:
         """What became of the tables, and which parcels there were to flush."""
-        parcels: Sequence[Parcel] = ()
+        parcels: Sequence[FlushPayload] = ()
         try:
             refused = self.flusher.catch_up(tables)
             others = [table for table in tables if table not in refused]
@@ -512,7 +512,7 @@ class DqCoordinator:
             elif each is not None and each.stranded:
                 self._strand(each)
             else:
-                self._turns.went_well(table)
+                self._turns.succeeded(table)
         return done, parcels
 
     def _has_room(self, size: int) -> bool:
@@ -563,15 +563,15 @@ class DqCoordinator:
 
     def _cover(self, table: TableId) -> None:
         """Tell the ledger where a table began that did not begin at 1: its deliveries go on from there."""
-        begun = self._shipper.begun_at(table) if self._shipper is not None else None
+        begun = self._shipper.start_seq(table) if self._shipper is not None else None
         producer = self.buffer.producer(table)
         if begun and producer not in self._covered:
             self.lake.open()
-            self.lake.cover(producer, table, begun)
+            self.lake.set_watermark(producer, table, begun)
             self._covered.add(producer)
 
 
-def _named(parcels: Sequence[Parcel]) -> dict[str, Any]:
+def _named(parcels: Sequence[FlushPayload]) -> dict[str, Any]:
     """What a line says of a table's parcels: their units, and the numbers or the files that they cover."""
     facts: dict[str, Any] = {
         "units": len(parcels),

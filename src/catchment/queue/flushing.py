@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from catchment.ids import TableId
-from catchment.queue.buffer import Parcel
+from catchment.foundation.ids import TableId
+from catchment.queue.buffer import FlushPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Flusher(Protocol):
     """Takes parcels to the lake, exactly once. Retires what arrived and releases what did not."""
 
     def flush(
-        self, parcels: Sequence[Parcel], progress: Progress | None = None, *, into: TableId | None = None
+        self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
     ) -> tuple[TableFlush, ...]:
         """Deliver all of them; a table that fails has errors and does not hold back the others.
 

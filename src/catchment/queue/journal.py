@@ -26,10 +26,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from catchment import files
 from catchment.errors import BufferDamagedError
-from catchment.ids import TableId
-from catchment.settings import MIB
+from catchment.foundation import files
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 
 SUFFIX = ".journal"
 ENTRY_BYTES_MAX = 256 * 1024

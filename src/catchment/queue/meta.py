@@ -15,20 +15,20 @@ from datetime import UTC, datetime
 
 import duckdb
 
-from catchment import sql
 from catchment.errors import InvariantError
-from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
-from catchment.queue.log import Log, Mark, Version
+from catchment.queue.table_log import AckMark, TableLog, Version
 
 PACKAGE = "catchment.queue"
 _SAMPLE_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class BufferIdentity:
     """Which life of which buffer a file is."""
 
     incarnation: str
@@ -37,7 +37,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Generation:
     """Which life of a name it is, counted from 1, and behind which number it began, where that was said.
 
     A name begins another life when the table under it is another one. What the buffer still has of the one before is
@@ -53,24 +53,26 @@ class Life:
 class Contents:
     """Everything that a file says about itself when it is opened."""
 
-    identity: Identity
-    logs: dict[TableId, Log]
+    identity: BufferIdentity
+    logs: dict[TableId, TableLog]
     holds: frozenset[str]
-    lives: dict[TableId, Life]
+    lives: dict[TableId, Generation]
     unproven: dict[TableId, int]
 
 
-def opened(connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh: Identity, ships: bool) -> Contents:
+def opened(
+    connection: duckdb.DuckDBPyConnection, *, identity_table: str, fresh: BufferIdentity, ships: bool
+) -> Contents:
     """Make the tables that are missing, and read them; `ships` says that the file may hold logs."""
     connection.execute(sql.statement(PACKAGE, "store_create", identity=identity_table))
     holds: frozenset[str] = frozenset()
-    lives: dict[TableId, Life] = {}
+    lives: dict[TableId, Generation] = {}
     unproven: dict[TableId, int] = {}
     if ships:
         connection.execute(sql.statement(PACKAGE, "shipping_create"))
         holds = frozenset(row[0] for row in connection.execute("FROM held_schemas").fetchall())
         lives = {
-            TableId(schema, name): Life(number=number, seq_begun=begun, origin_name=origin)
+            TableId(schema, name): Generation(number=number, seq_begun=begun, origin_name=origin)
             for schema, name, number, begun, origin in connection.execute("FROM table_lives").fetchall()
         }
         unproven = {
@@ -106,7 +108,7 @@ def drop_versions(connection: duckdb.DuckDBPyConnection, versions: Iterable[Vers
         connection.execute(sql.statement(PACKAGE, "version_remove"), [*key(version.table), version.number])
 
 
-def delete_gone(connection: duckdb.DuckDBPyConnection, before: Log, after: Log) -> None:
+def delete_gone(connection: duckdb.DuckDBPyConnection, before: TableLog, after: TableLog) -> None:
     """Delete what is in the file by the log before, and not by the one after; note how far it is flushed."""
     drop_versions(connection, (version for version in before.versions if version not in after.versions))
     if after.seq_gone > before.seq_gone:
@@ -117,7 +119,7 @@ def delete_gone(connection: duckdb.DuckDBPyConnection, before: Log, after: Log) 
         connection.execute(sql.statement(PACKAGE, "version_flushed"), [after.seq_flushed, *key(table)])
 
 
-def set_life(connection: duckdb.DuckDBPyConnection, table: TableId, life: Life) -> None:
+def set_life(connection: duckdb.DuckDBPyConnection, table: TableId, life: Generation) -> None:
     """Note which life of the table it is."""
     connection.execute("DELETE FROM table_lives WHERE table_schema = ? AND table_name = ?", key(table))
     connection.execute(
@@ -135,7 +137,7 @@ def staging_name(connection: duckdb.DuckDBPyConnection, table: TableId, number: 
     return _free(wanted, (name for (name,) in taken))
 
 
-def former_of(table: TableId, log: Log, taken: Iterable[TableId]) -> TableId:
+def former_of(table: TableId, log: TableLog, taken: Iterable[TableId]) -> TableId:
     """What the rows of a table are kept under once its name is another table's."""
     # The end of a uuid tells those apart that were made in the same moment.
     ending = (types.table_of(log.versions[-1].columns) or "")[-8:]
@@ -174,7 +176,7 @@ def naive(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 
-def _identity(connection: duckdb.DuckDBPyConnection, table: str, fresh: Identity) -> Identity:
+def _identity(connection: duckdb.DuckDBPyConnection, table: str, fresh: BufferIdentity) -> BufferIdentity:
     select = f"SELECT incarnation, session, created_at FROM {sql.identifier(table)}"
     rows = connection.execute(select).fetchall()
     if not rows:
@@ -186,10 +188,10 @@ def _identity(connection: duckdb.DuckDBPyConnection, table: str, fresh: Identity
     if len(rows) != 1:
         raise InvariantError(f"{table} holds {len(rows)} rows instead of one.")
     incarnation, session, created_at = rows[0]
-    return Identity(incarnation=incarnation, session=session, created_at=created_at.replace(tzinfo=UTC))
+    return BufferIdentity(incarnation=incarnation, session=session, created_at=created_at.replace(tzinfo=UTC))
 
 
-def _logs(connection: duckdb.DuckDBPyConnection, holds: frozenset[str]) -> Iterator[tuple[TableId, Log]]:
+def _logs(connection: duckdb.DuckDBPyConnection, holds: frozenset[str]) -> Iterator[tuple[TableId, TableLog]]:
     found: dict[TableId, list[tuple[Version, int]]] = {}
     for schema, name, number, staging, columns, first, flushed in connection.execute(
         "SELECT * FROM dq_meta ORDER BY table_schema, table_name, version"
@@ -207,19 +209,19 @@ def _logs(connection: duckdb.DuckDBPyConnection, holds: frozenset[str]) -> Itera
         yield table, _as_held(connection, log) if sql.fold(table.schema) in holds else log
 
 
-def _log(connection: duckdb.DuckDBPyConnection, versions: list[Version], flushed: int) -> Log:
+def _log(connection: duckdb.DuckDBPyConnection, versions: list[Version], flushed: int) -> TableLog:
     """How far it is flushed, as noted; how far it is written, by the rows."""
-    log = Log(
+    log = TableLog(
         versions=tuple(versions),
         seq_last=max(flushed, versions[-1].seq_first - 1),
         seq_flushed=flushed,
         seq_gone=flushed,
     )
-    marks: list[Mark] = []
+    marks: list[AckMark] = []
     for version in versions:
         # Rows that are flushed lie there only where they are held.
         marks += [
-            Mark(seq, at.replace(tzinfo=UTC))
+            AckMark(seq, at.replace(tzinfo=UTC))
             for seq, at in connection.execute(
                 f"SELECT max({SEQ}), min({AT}) FROM {sql.identifier(version.staging)} WHERE {SEQ} > {flushed} "
                 f"GROUP BY date_trunc('second', {AT}) ORDER BY 1"
@@ -237,7 +239,7 @@ def _log(connection: duckdb.DuckDBPyConnection, versions: list[Version], flushed
     )
 
 
-def _as_held(connection: duckdb.DuckDBPyConnection, log: Log) -> Log:
+def _as_held(connection: duckdb.DuckDBPyConnection, log: TableLog) -> TableLog:
     """The rows tell from where on they are kept; what was let go of and not flushed has to be let go of again."""
     for version in log.versions:
         row = connection.execute(f"SELECT min({SEQ}) FROM {sql.identifier(version.staging)}").fetchone()

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from catchment.backoff import Backoff
+from catchment.foundation.backoff import Backoff
+from catchment.foundation.settings import Settings
 from catchment.queue.buffer import TableState
-from catchment.settings import Settings
 
 
 class Trigger(StrEnum):
@@ -54,7 +54,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class FlushFailure:
     """A table whose flush failed: how often in a row, why, and when to try again."""
 
     failures: int
@@ -65,8 +65,8 @@ class Trouble:
         return now >= self.retry_at
 
 
-def failed_again(before: Trouble | None, reason: str, policy: Policy, now: datetime, luck: float) -> Trouble:
+def failed_again(before: FlushFailure | None, reason: str, policy: Policy, now: datetime, luck: float) -> FlushFailure:
     """The trouble after one more failure."""
     failures = before.failures + 1 if before else 1
     wait = timedelta(milliseconds=policy.retry.wait_ms(min(failures, 60), luck))
-    return Trouble(failures=failures, reason=reason, retry_at=now + wait)
+    return FlushFailure(failures=failures, reason=reason, retry_at=now + wait)

@@ -26,18 +26,18 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
-from catchment import faults, files, sql
-from catchment.clock import Clock
 from catchment.errors import BufferDamagedError, CatchmentError, CommitUnknownError, StateError
-from catchment.ids import TableId
+from catchment.foundation import faults, files, sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import TableId
 from catchment.lake import types
 from catchment.lake.types import Column
-from catchment.queue import arrivals, meta
+from catchment.queue import incoming, meta
 from catchment.queue.buffer import AT, SEQ
 from catchment.queue.failure import failing
 from catchment.queue.journal import ENTRY_BYTES_MAX, SUFFIX, Entry, Journal, read
-from catchment.queue.log import Log, Version
-from catchment.queue.meta import PACKAGE, Contents, Identity, Life
+from catchment.queue.meta import PACKAGE, BufferIdentity, Contents, Generation
+from catchment.queue.table_log import TableLog, Version
 from catchment.queue.writes import Numbered, Write, groups_of, news_of, numbers_of
 
 WAL = ".wal"
@@ -74,7 +74,7 @@ class Store:
         path: Path,
         *,
         identity_table: str,
-        fresh: Identity,
+        fresh: BufferIdentity,
         checkpoint_bytes: int,
         journalled: bool = False,
     ) -> Self:
@@ -125,12 +125,12 @@ class Store:
         with failing(self.path):
             self._connection.close()
 
-    def logs(self) -> dict[TableId, Log]:
+    def logs(self) -> dict[TableId, TableLog]:
         """Every table's log, as it stands."""
         with self._mutex:
             return dict(self._logs)
 
-    def log(self, table: TableId) -> Log | None:
+    def log(self, table: TableId) -> TableLog | None:
         """The table's log, as it stands."""
         with self._mutex:
             return self._logs.get(table)
@@ -140,7 +140,7 @@ class Store:
         for write in writes:
             if self._is_for_successor(write):
                 self._part(write.table)
-        logs: dict[TableId, Log] = {}
+        logs: dict[TableId, TableLog] = {}
         ranges: dict[int, tuple[int, int]] = {}
         with self._wholly():
             if not self._note(writes, now, logs, ranges):
@@ -187,14 +187,14 @@ class Store:
         """Delete settled rows up to `seq`, which the lake has, but for those that are held; may be repeated."""
         self._move_on(table, lambda log: log.flushed(seq))
 
-    def let_go(self, table: TableId, seq: int) -> None:
+    def truncate_log(self, table: TableId, seq: int) -> None:
         """Delete flushed rows up to `seq`, and those that are not flushed yet once they are.
 
         Only what is deleted outlives this object.
         """
-        self._move_on(table, lambda log: log.let_go(seq))
+        self._move_on(table, lambda log: log.truncate_log(seq))
 
-    def _move_on(self, table: TableId, step: Callable[[Log], Log]) -> None:
+    def _move_on(self, table: TableId, step: Callable[[TableLog], TableLog]) -> None:
         with self._deleting:
             log = self.log(table)
             if log is None:
@@ -214,10 +214,10 @@ class Store:
         """The schemas that are held, as DuckDB compares names."""
         return self._holds
 
-    def life(self, table: TableId) -> Life:
+    def life(self, table: TableId) -> Generation:
         """Which life of the table it is."""
         with self._mutex:
-            return self._lives.get(table, Life())
+            return self._lives.get(table, Generation())
 
     def unproven_from(self, table: TableId) -> int | None:
         """How far the table was when the file was opened, until `prove` says that the ledger knows no more of it.
@@ -254,7 +254,7 @@ class Store:
                     meta.set_unproven(self._connection, table, seq)
             self._unproven.update(new)
 
-    def hold(self, schema: str) -> None:
+    def retain_log(self, schema: str) -> None:
         """Keep the rows of the schema's tables although they are flushed; may be repeated."""
         if sql.fold(schema) in self._holds:
             return
@@ -264,7 +264,7 @@ class Store:
             self._learn({table: log.held() for table, log in self.logs_of(schema).items()})
             self._holds |= {sql.fold(schema)}
 
-    def unhold(self, schema: str) -> None:
+    def release_log(self, schema: str) -> None:
         """Delete the schema's rows that are flushed, and keep such rows no longer; may be repeated."""
         with self._deleting:
             logs = self.logs_of(schema)
@@ -276,7 +276,7 @@ class Store:
             self._learn(after)
             self._holds -= {sql.fold(schema)}
 
-    def begin_at(self, table: TableId, columns: tuple[Column, ...], seq: int) -> None:
+    def start_after(self, table: TableId, columns: tuple[Column, ...], seq: int) -> None:
         """Have the table's numbers go on behind `seq`, up to which the lake has everything; may be repeated.
 
         StateError where rows are here that are not in the lake, or numbers that come after.
@@ -292,7 +292,7 @@ class Store:
             old = begun.versions
             with self._alone():
                 if log is None or log.seq_last < seq:
-                    begun = self._start_version(table, columns, begun.begun_at(seq)).without(old)
+                    begun = self._start_version(table, columns, begun.start_seq(seq)).without(old)
                     meta.drop_versions(self._connection, old)
                 meta.set_life(self._connection, table, life)
             with self._mutex:
@@ -318,7 +318,7 @@ class Store:
         with self._deleting:
             log, life = self._logs[table], self.life(table)
             former = meta.former_of(table, log, self._logs)
-            lives = {table: Life(number=life.number + 1)}
+            lives = {table: Generation(number=life.number + 1)}
             with self._alone():
                 if log.rows:
                     lives[former] = replace(life, origin_name=table.name)
@@ -346,7 +346,7 @@ class Store:
         with self._deleting:
             # Rows of tables that are gone, or have another name by now, are not in the schema any more.
             logs = {table: log for table, log in self.logs_of(schema).items() if not self.life(table).origin_name}
-            lives = {table: Life(number=self.life(table).number + 1) for table in logs}
+            lives = {table: Generation(number=self.life(table).number + 1) for table in logs}
             with self._alone():
                 for table, log in logs.items():
                     meta.drop_versions(self._connection, log.versions)
@@ -360,11 +360,11 @@ class Store:
                     self._unproven.pop(table, None)
             self._holds -= {sql.fold(schema)}
 
-    def logs_of(self, schema: str) -> dict[TableId, Log]:
+    def logs_of(self, schema: str) -> dict[TableId, TableLog]:
         """The logs of a schema's tables, as they stand."""
         return {table: log for table, log in self.logs().items() if sql.fold(table.schema) == sql.fold(schema)}
 
-    def _learn(self, logs: Mapping[TableId, Log]) -> None:
+    def _learn(self, logs: Mapping[TableId, TableLog]) -> None:
         with self._mutex:
             self._logs.update(logs)
 
@@ -450,10 +450,10 @@ class Store:
             # Whether the rows are there, only the file knows now: whoever holds this store opens it anew.
             raise CommitUnknownError(f"{self.path} may or may not have taken the rows: {error}") from None
 
-    def _no_log(self, table: TableId) -> Log:
-        return Log(versions=(), is_held=sql.fold(table.schema) in self._holds)
+    def _no_log(self, table: TableId) -> TableLog:
+        return TableLog(versions=(), is_held=sql.fold(table.schema) in self._holds)
 
-    def _start_version(self, table: TableId, columns: tuple[Column, ...], log: Log) -> Log:
+    def _start_version(self, table: TableId, columns: tuple[Column, ...], log: TableLog) -> TableLog:
         number = log.versions[-1].number + 1 if log.versions else 1
         version = Version(
             table=table,
@@ -473,7 +473,7 @@ class Store:
         self,
         writes: Sequence[Write],
         now: datetime,
-        logs: dict[TableId, Log],
+        logs: dict[TableId, TableLog],
         ranges: dict[int, tuple[int, int]],
     ) -> Iterator[Numbered]:
         """Give the rows their numbers, under new versions where their columns are new; notes both in what is given."""
@@ -490,7 +490,7 @@ class Store:
                 continue
             if not log.versions or log.versions[-1].columns != columns:
                 log = self._start_version(table, columns, log)
-            logs[table] = log.written(rows.num_rows, arrivals.size_of(rows), now)
+            logs[table] = log.written(rows.num_rows, incoming.size_of(rows), now)
             if rows.num_rows:
                 yield Numbered(version=log.versions[-1], seq_first=log.seq_last + 1, at=now, rows=rows)
 
@@ -498,7 +498,7 @@ class Store:
         self,
         writes: Sequence[Write],
         now: datetime,
-        logs: dict[TableId, Log],
+        logs: dict[TableId, TableLog],
         ranges: dict[int, tuple[int, int]],
     ) -> bool:
         """Keep the writes in the journal; False, and nothing done, where they are for DuckDB."""
@@ -520,8 +520,8 @@ class Store:
         return (
             log is not None
             and log.versions[-1].columns == write.columns
-            and arrivals.size_of(write.rows) <= ENTRY_BYTES_MAX
-            and arrivals.are_plain(write.rows, write.columns)
+            and incoming.size_of(write.rows) <= ENTRY_BYTES_MAX
+            and incoming.needs_no_cast(write.rows, write.columns)
         )
 
     def _replay(self, journal: Journal) -> None:
@@ -570,7 +570,7 @@ class Store:
 
     def _insert(self, version: Version, seq_first: int, times: pa.Array, rows: pa.Table) -> None:
         """Insert rows, which have the numbers from `seq_first` on, and the time of each."""
-        expressions = arrivals.select_list(rows.schema, version.columns)
+        expressions = incoming.select_list(rows.schema, version.columns)
         seqs = pa.arange(seq_first, seq_first + rows.num_rows)
         numbered = rows.append_column(SEQ, seqs).append_column(AT, times)
         # A bare capsule: DuckDB reads a table through a slower way.
@@ -583,6 +583,6 @@ class Store:
             self._connection.unregister("arriving")
 
 
-def new_identity(incarnation: str, session: str, clock: Clock) -> Identity:
+def new_identity(incarnation: str, session: str, clock: Clock) -> BufferIdentity:
     """What a file that is made now says of itself."""
-    return Identity(incarnation=incarnation, session=session, created_at=clock.now())
+    return BufferIdentity(incarnation=incarnation, session=session, created_at=clock.now())

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from catchment import events, faults, files, ids, sql
 from catchment.errors import FlushFailedError, InputError, TypeConflictError
-from catchment.ids import TableId
+from catchment.foundation import events, faults, files, ids, sql
+from catchment.foundation.ids import TableId
 from catchment.lake import Claim, Commit, Delivery, Lake, extensions, reshape, tables, types
-from catchment.lake.commit import Advance, Record
-from catchment.queue.buffer import Buffer, Parcel
+from catchment.lake.commit import Advance, RecordUnits
+from catchment.queue.buffer import Buffer, FlushPayload
 from catchment.queue.flushing import Flusher, merged
 
 EXPORTED = "exported"
@@ -37,7 +37,9 @@ class Stranded:
 class StrandedRows:
     """The stranded rows of one name, leased to the caller for as long as it has this."""
 
-    def __init__(self, table: TableId, parcels: Sequence[Parcel], *, lake: Lake, buffer: Buffer, root: Path) -> None:
+    def __init__(
+        self, table: TableId, parcels: Sequence[FlushPayload], *, lake: Lake, buffer: Buffer, root: Path
+    ) -> None:
         self.table = table
         self._parcels = parcels
         self._lake = lake
@@ -81,7 +83,7 @@ class StrandedRows:
         events.emit("rows_exported", table=str(self.table), rows=self.facts.rows, path=str(folder))
         return Stranded(table=self.table, rows=self.facts.rows, files=tuple(map(str, paths)))
 
-    def _exported(self, parcel: Parcel, path: Path) -> Path:
+    def _exported(self, parcel: FlushPayload, path: Path) -> Path:
         with extensions.scratch() as connection:
             connection.register("stranded", self._buffer.read(parcel))
             try:
@@ -114,7 +116,7 @@ class StrandedRows:
         events.emit("rows_discarded", table=str(self.table), rows=self.facts.rows)
         return self.facts
 
-    def _note(self, parcel: Parcel) -> None:
+    def _note(self, parcel: FlushPayload) -> None:
         claim = self._lake.join(parcel.producer)
         uuid = types.table_of(parcel.columns) or ""
         with self._lake.ledger() as ledger:
@@ -122,10 +124,10 @@ class StrandedRows:
         if is_noted or (parcel.positioned and claim.seq >= parcel.seq_last):
             return
         delivery = self._delivery(parcel, claim, uuid)
-        changes = (Advance(claim=claim, seq_to=delivery.seq_last), Record(deliveries=(delivery,)))
+        changes = (Advance(claim=claim, seq_to=delivery.seq_last), RecordUnits(deliveries=(delivery,)))
         self._lake.commit(Commit(message=f"discard {parcel.rows} rows of {self.table}", changes=changes))
 
-    def _delivery(self, parcel: Parcel, claim: Claim, uuid: str) -> Delivery:
+    def _delivery(self, parcel: FlushPayload, claim: Claim, uuid: str) -> Delivery:
         return Delivery(
             unit_id=parcel.id,
             producer=parcel.producer,

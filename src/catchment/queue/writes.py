@@ -7,9 +7,9 @@ from datetime import datetime
 import pyarrow as pa
 
 from catchment.errors import SeqGapError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
-from catchment.queue.log import Log, Version
+from catchment.queue.table_log import TableLog, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def groups_of(writes: Sequence[Write]) -> list[list[int]]:
     return list(found.values())
 
 
-def news_of(write: Write, log: Log) -> pa.Table:
+def news_of(write: Write, log: TableLog) -> pa.Table:
     """The rows that are not in the log; SeqGapError where they do not follow it."""
     if write.seq_first is None:
         return write.rows

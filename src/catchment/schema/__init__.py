@@ -1,24 +1,24 @@
 """Schema migrations: what a database is to look like, and the scripts that bring it there."""
 
 from catchment.schema.check import CheckResult, State
-from catchment.schema.database import Backup
 from catchment.schema.development import Development, develop
 from catchment.schema.diff import ModelDiff
-from catchment.schema.engine import Engine
-from catchment.schema.lake import LakeEngine
+from catchment.schema.lake_engine import LakeEngine
+from catchment.schema.migratable import Backup
 from catchment.schema.migrate import Migrate
 from catchment.schema.models import TableRow
 from catchment.schema.rehearse import Rehearsal
+from catchment.schema.sqlite_engine import SqliteEngine
 
 __all__ = [
     "Backup",
     "CheckResult",
     "Development",
-    "Engine",
     "LakeEngine",
     "Migrate",
     "ModelDiff",
     "Rehearsal",
+    "SqliteEngine",
     "State",
     "TableRow",
     "develop",

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from catchment import faults, files
 from catchment.errors import BackupMissingError, CorruptInputError, LockTimeoutError
-from catchment.schema.database import Backup, Kind
+from catchment.foundation import faults, files
+from catchment.schema.migratable import Backup, BackupKind
 from catchment.schema.scripts import label
-from catchment.schema.sqlite import JOURNALS, reading, writing
+from catchment.schema.sqlite_files import JOURNALS, reading, writing
 
 KEEP = 10
 _PART = ".part"
@@ -34,7 +34,7 @@ _REFUSED_WAIT_S = 0.05
 class BackupName:
     """The name of a backup; `turn` counts those of the same kind and number, from one."""
 
-    kind: Kind
+    kind: BackupKind
     number: int
     turn: int
     database: str
@@ -43,9 +43,9 @@ class BackupName:
     def parse(cls, filename: str, database: str) -> "BackupName | None":
         """The name behind a file name; None where it is not one of a backup of that database."""
         found = re.fullmatch(rf"([a-z]+)_([0-9]{{3,}})(?:\.([0-9]+))?\.{re.escape(database)}\.bak", filename)
-        if found is None or found[1] not in list(Kind):
+        if found is None or found[1] not in list(BackupKind):
             return None
-        return cls(kind=Kind(found[1]), number=int(found[2]), turn=int(found[3] or 1), database=database)
+        return cls(kind=BackupKind(found[1]), number=int(found[2]), turn=int(found[3] or 1), database=database)
 
     @property
     def short(self) -> str:
@@ -78,7 +78,7 @@ class Backups:
             f"There is no backup {name} of {self._database}.", hint=f"There are: {known}.", name=name
         )
 
-    def make(self, kind: Kind, number: int, *, write: Callable[[Path], None] | None = None) -> Backup:
+    def make(self, kind: BackupKind, number: int, *, write: Callable[[Path], None] | None = None) -> Backup:
         """Copy the database as it is at this moment, without stopping whoever writes to it.
 
         `write` puts into a file what the backup is to hold, where that is no copy of a SQLite file.
@@ -116,7 +116,7 @@ class Backups:
 
     def prune(self) -> None:
         """Remove the oldest of each kind beyond those to be kept."""
-        for kind in Kind:
+        for kind in BackupKind:
             for backup in [each for each in self.all() if each.kind is kind][self._keep :]:
                 files.remove(self.folder / backup.name)
 

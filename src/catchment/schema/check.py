@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from catchment.schema.applied_scripts import AppliedScript
 from catchment.schema.diff import ModelDiff
-from catchment.schema.history import Record
 from catchment.schema.scripts import Folder, Script, ScriptName, label, normalised, with_warning, without_warning
 
 
@@ -90,11 +90,11 @@ class Edit:
 
 def examine(
     folder: Folder,
-    history: Iterable[Record],
+    history: Iterable[AppliedScript],
     model_diff: ModelDiff,
     *,
     has_reference: bool = False,
-    reference: Iterable[Record] = (),
+    reference: Iterable[AppliedScript] = (),
     unmanaged: Iterable[str] = (),
 ) -> CheckResult:
     """How things stand, from the facts.
@@ -128,7 +128,7 @@ def examine(
     )
 
 
-def edits(folder: Folder, history: Iterable[Record], result: CheckResult) -> Iterator[Edit]:
+def edits(folder: Folder, history: Iterable[AppliedScript], result: CheckResult) -> Iterator[Edit]:
     """What `check` changes in the folder: deleted scripts come back, diverged ones get a warning or lose it."""
     records = {record.number: record for record in history}
     for record in records.values():
@@ -142,28 +142,30 @@ def edits(folder: Folder, history: Iterable[Record], result: CheckResult) -> Ite
             yield Edit(filename=script.filename, text=text, is_new=False)
 
 
-def _same(script: Script, record: Record) -> bool:
+def _same(script: Script, record: AppliedScript) -> bool:
     return script.text == _recorded(record)
 
 
-def _recorded(record: Record) -> str:
+def _recorded(record: AppliedScript) -> str:
     # Normalised once more, because a record may come from another tool or from an earlier version.
     return normalised(without_warning(record.script))
 
 
-def _applied_name(record: Record, by_number: dict[int, list[Script]]) -> str:
+def _applied_name(record: AppliedScript, by_number: dict[int, list[Script]]) -> str:
     """The name that the script has now: it may have been renamed."""
     same = [script.filename for script in by_number.get(record.number, []) if _same(script, record)]
     return same[0] if same else record.filename
 
 
-def _file_of(record: Record) -> str:
+def _file_of(record: AppliedScript) -> str:
     """The file to write a record back to. A name that is not one of a script is not trusted: it may lead elsewhere."""
     name = ScriptName.parse(record.filename)
     return str(name if name and name.number == record.number else ScriptName(number=record.number, slug="restored"))
 
 
-def _renumbered(folder: Folder, records: dict[int, Record], by_number: dict[int, list[Script]]) -> dict[str, int]:
+def _renumbered(
+    folder: Folder, records: dict[int, AppliedScript], by_number: dict[int, list[Script]]
+) -> dict[str, int]:
     """Files that are not applied by their number and hold what was applied under one that has no file."""
     gone = {_recorded(record): number for number, record in records.items() if number not in by_number}
     return {
@@ -173,7 +175,7 @@ def _renumbered(folder: Folder, records: dict[int, Record], by_number: dict[int,
     }
 
 
-def _errors(folder: Folder, records: dict[int, Record], renumbered: dict[str, int]) -> Iterator[str]:
+def _errors(folder: Folder, records: dict[int, AppliedScript], renumbered: dict[str, int]) -> Iterator[str]:
     """Every error starts with a word that says what is wrong, then what with; `_status` relies on it."""
     for filename in folder.misnamed:
         yield f"Wrong file name {filename}: scripts are named NNN.name.sql, such as 001.create_users.sql"
@@ -194,7 +196,7 @@ def _errors(folder: Folder, records: dict[int, Record], renumbered: dict[str, in
             yield f"Late number {label(number)}: {label(last)} is applied already"
 
 
-def _conflicts(by_number: dict[int, list[Script]], reference: Iterable[Record]) -> Iterator[str]:
+def _conflicts(by_number: dict[int, list[Script]], reference: Iterable[AppliedScript]) -> Iterator[str]:
     """Scripts whose number another script has in the reference: two developers took the same one.
 
     Not while a script has diverged: then the reference is restored first, and what it has is compared by its records.
@@ -216,7 +218,7 @@ def _gaps(numbers: set[int]) -> Iterator[str]:
         before = number
 
 
-def _difference(script: Script, record: Record) -> str:
+def _difference(script: Script, record: AppliedScript) -> str:
     lines = difflib.unified_diff(
         _recorded(record).splitlines(keepends=True),
         script.text.splitlines(keepends=True),
@@ -226,7 +228,7 @@ def _difference(script: Script, record: Record) -> str:
     return "".join(lines)
 
 
-def _warning(script: Script, record: Record) -> list[str]:
+def _warning(script: Script, record: AppliedScript) -> list[str]:
     return [
         f"This script is not what was applied as {record.filename}, and there is no reference database to go back to.",
         f"Either restore the file, e.g. with `git checkout -- {script.filename}`,",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from catchment import sql
 from catchment.errors import InputError
-from catchment.schema.structure import Column, Reference, Table
+from catchment.foundation import sql
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference
 
 # SQLite's own rules: https://www.sqlite.org/lang_keywords.html, https://www.sqlite.org/lang_comment.html.
 _TOKEN = re.compile(
@@ -46,13 +46,13 @@ class Aspect(StrEnum):
 class ColumnEdit:
     """A column as it is to be; only the named aspects of it are changed."""
 
-    column: Column
+    column: DeclaredColumn
     aspects: frozenset[Aspect]
     reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class DdlToken:
     """A token of SQL text, by kind and place."""
 
     kind: str
@@ -73,10 +73,10 @@ class Token:
         return self.text
 
 
-def tokens(text: str) -> list[Token]:
+def tokens(text: str) -> list[DdlToken]:
     """The tokens of SQL text; spaces and comments are left out."""
     return [
-        Token(kind=found.lastgroup or "", text=found[0], start=found.start(), end=found.end())
+        DdlToken(kind=found.lastgroup or "", text=found[0], start=found.start(), end=found.end())
         for found in _TOKEN.finditer(text)
         if found.lastgroup != "space"
     ]
@@ -101,7 +101,7 @@ def quotes(text: str, name: str) -> bool:
     )
 
 
-def column_sql(column: Column, reference: Reference | None = None) -> str:
+def column_sql(column: DeclaredColumn, reference: Reference | None = None) -> str:
     """The definition of a column."""
     parts = [sql.identifier(column.name)]
     if column.type:
@@ -117,7 +117,7 @@ def column_sql(column: Column, reference: Reference | None = None) -> str:
     return " ".join(parts)
 
 
-def create_sql(table: Table) -> str:
+def create_sql(table: DeclaredTable) -> str:
     """The statement that makes a table of a model: each foreign key is of one column."""
     references = {reference.columns[0]: reference for reference in table.references}
     columns = ",\n".join(f"    {column_sql(column, references.get(column.name))}" for column in table.columns)
@@ -240,7 +240,7 @@ def _without(piece: str, clauses: Sequence[_Clause], *kinds: str) -> Iterator[tu
             yield start, clause.end, " " if piece[clause.end : clause.end + 1].strip() else ""
 
 
-def _clauses(found: list[Token]) -> tuple[int, list[_Clause]]:
+def _clauses(found: list[DdlToken]) -> tuple[int, list[_Clause]]:
     """Where a column's type ends, and the constraints behind it."""
     place = 1
     while place < len(found) and found[place].word not in _COLUMN_CONSTRAINTS:
@@ -259,7 +259,7 @@ def _clauses(found: list[Token]) -> tuple[int, list[_Clause]]:
     return type_end, clauses
 
 
-def _behind_clause(found: list[Token], place: int, kind: str) -> int:
+def _behind_clause(found: list[DdlToken], place: int, kind: str) -> int:
     """The place behind the constraint that starts at `place`, by https://www.sqlite.org/syntax/column-constraint.html."""
     match kind:
         case "PRIMARY":
@@ -285,7 +285,7 @@ def _behind_clause(found: list[Token], place: int, kind: str) -> int:
     raise InputError(f"It holds {found[min(place, len(found) - 1)].text}, which is not understood there.")
 
 
-def _behind_reference(found: list[Token], place: int) -> int:
+def _behind_reference(found: list[DdlToken], place: int) -> int:
     place += 2
     if _word(found, place) == "(":
         place = _behind_parentheses(found, place)
@@ -302,15 +302,15 @@ def _behind_reference(found: list[Token], place: int) -> int:
             return place
 
 
-def _behind_conflict(found: list[Token], place: int) -> int:
+def _behind_conflict(found: list[DdlToken], place: int) -> int:
     return place + 3 if _word(found, place) == "ON" else place
 
 
-def _behind_words(found: list[Token], place: int, *words: str) -> int:
+def _behind_words(found: list[DdlToken], place: int, *words: str) -> int:
     return place + 1 if _word(found, place) in words else place
 
 
-def _behind_parentheses(found: list[Token], place: int) -> int:
+def _behind_parentheses(found: list[DdlToken], place: int) -> int:
     depth = 0
     for at in range(place, len(found)):
         depth += {"(": 1, ")": -1}.get(found[at].text, 0)
@@ -319,15 +319,15 @@ def _behind_parentheses(found: list[Token], place: int) -> int:
     raise InputError("Its parentheses do not match.")
 
 
-def _word(found: list[Token], place: int) -> str:
+def _word(found: list[DdlToken], place: int) -> str:
     return found[place].word if place < len(found) else ""
 
 
-def _has_default(column: Column) -> bool:
+def _has_default(column: DeclaredColumn) -> bool:
     return column.default is not None and column.default.upper() != "NULL"
 
 
-def _default_sql(column: Column) -> str:
+def _default_sql(column: DeclaredColumn) -> str:
     text = column.default or ""
     plain = re.fullmatch(r"[xX]?'(?:[^']|'')*'|[+-]?[\w.+-]+", text)
     return f"DEFAULT {text}" if plain else f"DEFAULT ({text})"

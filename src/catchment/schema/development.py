@@ -22,7 +22,7 @@ _LINES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DevelopmentStep:
     """Something that was done: `act` is restore, apply or generate, `subject` the script, and `why` half a sentence."""
 
     act: str
@@ -37,22 +37,22 @@ class Step:
 class Development:
     """What was done, how things stand now, and, where that is not CURRENT, why it went no further."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[DevelopmentStep, ...]
     result: CheckResult
     stopped: str | None = None
 
 
 def develop(
-    migrate: Migrate, *, allow_drops: bool = False, on_step: Callable[[Step], None] = lambda _: None
+    migrate: Migrate, *, allow_drops: bool = False, on_step: Callable[[DevelopmentStep], None] = lambda _: None
 ) -> Development:
     """Restore, apply and generate until the database is current, or until that changes nothing any more.
 
     Without `allow_drops`, no script is generated that drops a table or a column of a table with rows.
     """
-    steps: list[Step] = []
+    steps: list[DevelopmentStep] = []
 
     def note(act: str, subject: str, why: str) -> None:
-        steps.append(Step(act=act, subject=subject, why=why))
+        steps.append(DevelopmentStep(act=act, subject=subject, why=why))
         on_step(steps[-1])
 
     seen: list[CheckResult] = []

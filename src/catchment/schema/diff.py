@@ -14,10 +14,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.schema.ddl import Aspect
-from catchment.schema.declared import affinity, is_relation, meets, same_type
-from catchment.schema.structure import Column, Reference, Structure, Table
+from catchment.schema.sqlite_types import affinity, is_relation, meets, same_type
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference, Structure
 
 # Values of columns that are gone from the models, by table and column: what a rename is also judged by.
 Samples = Mapping[tuple[str, str], Collection[object]]
@@ -31,8 +31,8 @@ _TEXT_TYPES = frozenset({"DATE", "DATETIME", "JSON", "TIMESTAMP"})
 class ColumnChange:
     """A column that both sides have, and what of it differs."""
 
-    expected: Column
-    actual: Column
+    expected: DeclaredColumn
+    actual: DeclaredColumn
     aspects: frozenset[Aspect]
     expected_reference: Reference | None = None
     actual_reference: Reference | None = None
@@ -52,8 +52,8 @@ class TableDiff:
     """What differs in a table that both sides have; `renames` are ordered best first."""
 
     table: str
-    added: tuple[Column, ...] = ()
-    dropped: tuple[Column, ...] = ()
+    added: tuple[DeclaredColumn, ...] = ()
+    dropped: tuple[DeclaredColumn, ...] = ()
     changed: tuple[ColumnChange, ...] = ()
     renames: tuple[RenameCandidate, ...] = ()
 
@@ -65,8 +65,8 @@ class ModelDiff:
     `missing` tables are only in the models, `extra` ones only in the database; `renames` are pairs of those.
     """
 
-    missing: tuple[Table, ...] = ()
-    extra: tuple[Table, ...] = ()
+    missing: tuple[DeclaredTable, ...] = ()
+    extra: tuple[DeclaredTable, ...] = ()
     tables: tuple[TableDiff, ...] = ()
     renames: tuple[RenameCandidate, ...] = ()
 
@@ -108,8 +108,8 @@ def diff(expected: Structure, actual: Structure, *, samples: Samples | None = No
 
 
 def differing(
-    expected: Column,
-    actual: Column,
+    expected: DeclaredColumn,
+    actual: DeclaredColumn,
     *,
     expected_reference: Reference | None = None,
     actual_reference: Reference | None = None,
@@ -171,7 +171,12 @@ def _closes_last(text: str) -> bool:
 
 
 def _table_diff(
-    expected_table: Table, actual_table: Table, *, expected: Structure, actual: Structure, samples: Samples
+    expected_table: DeclaredTable,
+    actual_table: DeclaredTable,
+    *,
+    expected: Structure,
+    actual: Structure,
+    samples: Samples,
 ) -> TableDiff:
     added = tuple(column for column in expected_table.columns if actual_table.find(column.name) is None)
     # What the owner computes from other columns is not in models, and stays.
@@ -201,7 +206,9 @@ def _table_diff(
     )
 
 
-def reference_of(table: Table, column: str, structure: Structure, *, like: Reference | None = None) -> Reference | None:
+def reference_of(
+    table: DeclaredTable, column: str, structure: Structure, *, like: Reference | None = None
+) -> Reference | None:
     """The foreign key of this column alone, its target spelled out; the one `like` that, where there are several."""
     found: list[Reference] = []
     for reference in table.references:
@@ -217,7 +224,7 @@ def reference_of(table: Table, column: str, structure: Structure, *, like: Refer
     return next(iter([*alike, *found]), None)
 
 
-def _counting(kept: Reference | None, wanted: Reference | None, column: Column) -> Reference | None:
+def _counting(kept: Reference | None, wanted: Reference | None, column: DeclaredColumn) -> Reference | None:
     """The reference if models can speak of it: one that a hand has put on a plain column is left alone."""
     return kept if wanted is not None or is_relation(column.type) else None
 
@@ -229,7 +236,12 @@ def _target(reference: Reference | None) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _renames(
-    expected: Table, actual: Table, *, added: tuple[Column, ...], dropped: tuple[Column, ...], samples: Samples
+    expected: DeclaredTable,
+    actual: DeclaredTable,
+    *,
+    added: tuple[DeclaredColumn, ...],
+    dropped: tuple[DeclaredColumn, ...],
+    samples: Samples,
 ) -> tuple[RenameCandidate, ...]:
     known = {(sql.fold(table), sql.fold(column)): values for (table, column), values in samples.items()}
     pairs = [
@@ -265,7 +277,9 @@ def _is_number(declared: str) -> bool:
     return same_type(declared) in ("BOOL", "BOOLEAN") or is_relation(declared)
 
 
-def _score(old: Column, new: Column, *, expected: Table, actual: Table, samples: Samples) -> float:
+def _score(
+    old: DeclaredColumn, new: DeclaredColumn, *, expected: DeclaredTable, actual: DeclaredTable, samples: Samples
+) -> float:
     """Of 1: the same type, the same place, like names, and old values that fit the new column's type."""
     last = max(len(expected.columns), len(actual.columns)) - 1 or 1
     apart = abs(actual.columns.index(old) - expected.columns.index(new))
@@ -282,7 +296,7 @@ def _score(old: Column, new: Column, *, expected: Table, actual: Table, samples:
     return round(sum(_WEIGHTS[part] * value for part, value in parts.items()) / total, 3)
 
 
-def _fits(value: object, column: Column) -> bool:
+def _fits(value: object, column: DeclaredColumn) -> bool:
     if value is None:
         return column.nullable
     families = _families(column.type)
@@ -291,7 +305,7 @@ def _fits(value: object, column: Column) -> bool:
     return ("blob" if isinstance(value, bytes) else "text") in families
 
 
-def _likeness(old: Table, new: Table) -> float:
+def _likeness(old: DeclaredTable, new: DeclaredTable) -> float:
     """The share of columns, beside `id`, that two tables have in common by name and kind."""
     names = {sql.fold(column.name) for table in (old, new) for column in table.columns} - {"id"}
     shared = [

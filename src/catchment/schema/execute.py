@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from catchment import sql
 from catchment.errors import ScriptError
-from catchment.schema import ddl, history, triggers
-from catchment.schema.database import Act, Verb
-from catchment.schema.scripts import Script, Statement
-from catchment.schema.sqlite import is_about_storage
+from catchment.foundation import sql
+from catchment.schema import applied_scripts, ddl, triggers
+from catchment.schema.migratable import AccessKind, TableAccess
+from catchment.schema.scripts import Script, ScriptStatement
+from catchment.schema.sqlite_files import is_about_storage
 
 # They only tell something.
 _PRAGMAS = frozenset(
@@ -38,12 +38,12 @@ _REFUSED: dict[int, str] = {
     sqlite3.SQLITE_DETACH: "detaches a database; a script changes its own only",
     sqlite3.SQLITE_PRAGMA: "has PRAGMA {0}; foreign keys and checks are Catchment's part, and others may not be undone",
 }
-_VERBS: dict[int, Verb] = {
-    sqlite3.SQLITE_CREATE_TABLE: Verb.CREATE_TABLE,
-    sqlite3.SQLITE_DROP_TABLE: Verb.DROP_TABLE,
-    sqlite3.SQLITE_INSERT: Verb.INSERT,
-    sqlite3.SQLITE_UPDATE: Verb.UPDATE,
-    sqlite3.SQLITE_DELETE: Verb.DELETE,
+_VERBS: dict[int, AccessKind] = {
+    sqlite3.SQLITE_CREATE_TABLE: AccessKind.CREATE_TABLE,
+    sqlite3.SQLITE_DROP_TABLE: AccessKind.DROP_TABLE,
+    sqlite3.SQLITE_INSERT: AccessKind.INSERT,
+    sqlite3.SQLITE_UPDATE: AccessKind.UPDATE,
+    sqlite3.SQLITE_DELETE: AccessKind.DELETE,
 }
 # In these, the second name is the table's, and the first one is that of the index or trigger.
 _ON_TABLE = frozenset(
@@ -85,11 +85,11 @@ class _Health:
     flaws: Counter[str]
 
 
-def execute(connection: sqlite3.Connection, script: Script) -> tuple[Act, ...]:
+def execute(connection: sqlite3.Connection, script: Script) -> tuple[TableAccess, ...]:
     """Run every statement, and see that rows and references are as the script promises; the caller ends it all."""
     counted = _counts(connection, script)
     before = _health(connection)
-    acts: list[Act] = []
+    acts: list[TableAccess] = []
     for statement in script.statements():
         acts += _run(connection, script, statement)
     if not connection.in_transaction:
@@ -104,8 +104,8 @@ class _Watch:
     def __init__(self, line: int) -> None:
         self.refusal: str | None = None
         self._line = line
-        self._acts: list[Act] = []
-        self._reads: list[Act] = []
+        self._acts: list[TableAccess] = []
+        self._reads: list[TableAccess] = []
 
     def __call__(self, action: int, first: str | None, second: str | None, third: str | None, _: str | None) -> int:
         self.refusal = self.refusal or _refusal(action, first or "", second or "")
@@ -114,29 +114,29 @@ class _Watch:
         self._note(action, first or "", second, third)
         return sqlite3.SQLITE_OK
 
-    def acts(self) -> list[Act]:
+    def acts(self) -> list[TableAccess]:
         """What the statement did, each thing once; what it read counts where it inserts."""
-        inserts = any(act.verb is Verb.INSERT for act in self._acts)
+        inserts = any(act.verb is AccessKind.INSERT for act in self._acts)
         found = dict.fromkeys(self._acts + (self._reads if inserts else []))
         # Dropping a table is a deletion of its rows to SQLite, and one thing to us.
-        dropped = {act.table for act in found if act.verb is Verb.DROP_TABLE}
-        return [act for act in found if not (act.verb is Verb.DELETE and act.table in dropped)]
+        dropped = {act.table for act in found if act.verb is AccessKind.DROP_TABLE}
+        return [act for act in found if not (act.verb is AccessKind.DELETE and act.table in dropped)]
 
     def _note(self, action: int, first: str, second: str | None, third: str | None) -> None:
         if action == sqlite3.SQLITE_ALTER_TABLE:
             # Here the table comes second, and a third name only with DROP COLUMN.
-            self._add(Verb.DROP_COLUMN if third else Verb.ALTER_TABLE, second or "", third)
+            self._add(AccessKind.DROP_COLUMN if third else AccessKind.ALTER_TABLE, second or "", third)
         elif action == sqlite3.SQLITE_CREATE_INDEX:
-            self._add(Verb.CREATE_INDEX, second or "")
+            self._add(AccessKind.CREATE_INDEX, second or "")
         elif action == sqlite3.SQLITE_FUNCTION and second == "sqlite_rename_table":
-            self._acts = [replace(act, verb=Verb.RENAME_TABLE) for act in self._acts]
+            self._acts = [replace(act, verb=AccessKind.RENAME_TABLE) for act in self._acts]
         elif action == sqlite3.SQLITE_READ and not first.startswith("sqlite_"):
-            self._reads.append(Act(verb=Verb.COPY, table=first, column=second, line=self._line))
+            self._reads.append(TableAccess(verb=AccessKind.COPY, table=first, column=second, line=self._line))
         elif action in _VERBS and not first.startswith("sqlite_"):
             self._add(_VERBS[action], first, second)
 
-    def _add(self, verb: Verb, table: str, column: str | None = None) -> None:
-        self._acts.append(Act(verb=verb, table=table, column=column, line=self._line))
+    def _add(self, verb: AccessKind, table: str, column: str | None = None) -> None:
+        self._acts.append(TableAccess(verb=verb, table=table, column=column, line=self._line))
 
 
 def _refusal(action: int, first: str, second: str) -> str | None:
@@ -148,13 +148,13 @@ def _refusal(action: int, first: str, second: str) -> str | None:
     if action in _REFUSED:
         return _REFUSED[action].format(first)
     table = second if action in _ON_TABLE else first
-    is_named = action in _NAMING and sql.fold(first) == history.TABLE
-    if is_named or (action in (*_VERBS, *_ON_TABLE) and sql.fold(table) == history.TABLE):
-        return f"changes {history.TABLE}, which is Catchment's own"
+    is_named = action in _NAMING and sql.fold(first) == applied_scripts.TABLE
+    if is_named or (action in (*_VERBS, *_ON_TABLE) and sql.fold(table) == applied_scripts.TABLE):
+        return f"changes {applied_scripts.TABLE}, which is Catchment's own"
     return None
 
 
-def _run(connection: sqlite3.Connection, script: Script, statement: Statement) -> list[Act]:
+def _run(connection: sqlite3.Connection, script: Script, statement: ScriptStatement) -> list[TableAccess]:
     watch = _Watch(statement.line)
     connection.set_authorizer(watch)
     try:
@@ -176,7 +176,7 @@ def _run(connection: sqlite3.Connection, script: Script, statement: Statement) -
     return _with_words(watch.acts(), statement)
 
 
-def _with_words(acts: list[Act], statement: Statement) -> list[Act]:
+def _with_words(acts: list[TableAccess], statement: ScriptStatement) -> list[TableAccess]:
     """The acts, with what SQLite does not tell of them: the new name of a table, and that rows give way to others."""
     if not _TELLING.search(statement.text):
         return acts
@@ -184,11 +184,11 @@ def _with_words(acts: list[Act], statement: Statement) -> list[Act]:
     pairs = [(one.word, other.word) for one, other in pairwise(words)]
     if ("RENAME", "TO") in pairs:
         name = words[pairs.index(("RENAME", "TO")) + 2].name
-        acts = [replace(act, to=name) if act.verb is Verb.RENAME_TABLE else act for act in acts]
+        acts = [replace(act, to=name) if act.verb is AccessKind.RENAME_TABLE else act for act in acts]
     if {("OR", "REPLACE"), ("REPLACE", "INTO")}.intersection(pairs):
         # Whoever a trigger writes to, as well: it resolves conflicts as the statement does.
-        written = dict.fromkeys(act.table for act in acts if act.verb in (Verb.INSERT, Verb.UPDATE))
-        acts += [Act(verb=Verb.REPLACE, table=table, line=statement.line) for table in written]
+        written = dict.fromkeys(act.table for act in acts if act.verb in (AccessKind.INSERT, AccessKind.UPDATE))
+        acts += [TableAccess(verb=AccessKind.REPLACE, table=table, line=statement.line) for table in written]
     return acts
 
 

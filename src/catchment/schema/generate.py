@@ -14,24 +14,24 @@ import re
 from collections.abc import Sequence
 from typing import assert_never
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.schema import ddl
 from catchment.schema.inspect import Dependent
 from catchment.schema.ops import (
     NEW_PREFIX,
-    AddColumn,
-    AlterColumn,
+    AddColumnOp,
+    AlterColumnOp,
     Choice,
-    CreateTable,
-    DropColumn,
-    DropTable,
+    CreateTableOp,
+    DropColumnOp,
+    DropTableOp,
     Guard,
     Manual,
     Op,
     Option,
-    RebuildTable,
-    RenameColumn,
-    RenameTable,
+    RebuildTableOp,
+    RenameColumnOp,
+    RenameTableOp,
     alter_sql,
 )
 
@@ -76,21 +76,21 @@ def script_name(ops: Sequence[Op]) -> str:
 def _topic(op: Op) -> tuple[str, str, str]:
     """What is done, to which table, and to what of it."""
     match op:
-        case CreateTable():
+        case CreateTableOp():
             return "create", op.table.name, op.table.name
-        case DropTable():
+        case DropTableOp():
             return "drop", op.table, op.table
-        case AddColumn():
+        case AddColumnOp():
             return "add", op.table, op.column.name
-        case DropColumn():
+        case DropColumnOp():
             return "drop", op.table, op.column
-        case RenameTable():
+        case RenameTableOp():
             return "rename", op.old, op.old
-        case RenameColumn():
+        case RenameColumnOp():
             return "rename", op.table, op.old
-        case AlterColumn():
+        case AlterColumnOp():
             return "change", op.table, op.column
-        case RebuildTable():
+        case RebuildTableOp():
             return _rebuild_topic(op)
         case Manual():
             return "change", op.table, op.table
@@ -101,7 +101,7 @@ def _topic(op: Op) -> tuple[str, str, str]:
             assert_never(op)
 
 
-def _rebuild_topic(op: RebuildTable) -> tuple[str, str, str]:
+def _rebuild_topic(op: RebuildTableOp) -> tuple[str, str, str]:
     for verb, names in (("change", op.changed), ("add", op.added), ("drop", op.dropped)):
         others = len(op.changed) + len(op.added) + len(op.dropped) - len(names)
         if len(names) == 1 and not others:
@@ -116,19 +116,19 @@ def _slug(text: str) -> str:
 
 def _rendered(op: Op) -> str:
     match op:
-        case CreateTable():
+        case CreateTableOp():
             return _statement(ddl.create_sql(op.table))
-        case DropTable():
+        case DropTableOp():
             notes = [f"The rows of {op.table} go with it.", *_left_behind(op.mentioned_by, op.table)]
             return _noted(notes, f"DROP TABLE {sql.identifier(op.table)}")
-        case DropColumn():
+        case DropColumnOp():
             notes = [f"The values of {op.table}.{op.column} go with it.", *_left_behind(op.mentioned_by, op.column)]
             return _noted(notes, alter_sql(op))
-        case AddColumn() | RenameColumn() | RenameTable():
+        case AddColumnOp() | RenameColumnOp() | RenameTableOp():
             return _statement(alter_sql(op))
-        case AlterColumn():
+        case AlterColumnOp():
             return _altered(op)
-        case RebuildTable():
+        case RebuildTableOp():
             return _rebuilt(op)
         case Manual():
             return _by_hand(op)
@@ -161,7 +161,7 @@ def _left_behind(names: Sequence[str], what: str) -> list[str]:
     return [f"{name} mentions {what}: change or drop it first, or this may fail." for name in names]
 
 
-def _altered(op: AlterColumn) -> str:
+def _altered(op: AlterColumnOp) -> str:
     table, column = sql.identifier(op.table), sql.identifier(op.column)
     parts = [_comment(note) for note in op.notes]
     parts += [] if op.fill is None else [_statement(f"UPDATE {table} SET {column} = {op.fill}")]
@@ -196,7 +196,7 @@ def _scored(option: Option) -> str:
     return "" if option.score is None else f" (score {option.score:.2f})"
 
 
-def _rebuilt(op: RebuildTable) -> str:
+def _rebuilt(op: RebuildTableOp) -> str:
     """SQLite's own procedure: https://www.sqlite.org/lang_altertable.html#otheralter."""
     new = NEW_PREFIX + op.table
     parts = [KEEPS_ROWS + _flat(op.table), *(_comment(note) for note in _rebuild_notes(op))]
@@ -219,7 +219,7 @@ def _rebuilt(op: RebuildTable) -> str:
             f"WHERE name = {sql.literal(op.table)};",
         ]
     parts.append(f"DROP TABLE {sql.identifier(op.table)};")
-    parts.append(_statement(alter_sql(RenameTable(old=new, new=op.table))))
+    parts.append(_statement(alter_sql(RenameTableOp(old=new, new=op.table))))
     made_again = (*op.dependents.indexes, *op.dependents.views, *op.dependents.triggers)
     parts += [_statement(each.sql) for each in made_again]
     if op.dropped and (op.dependents.views or op.dependents.triggers):
@@ -227,7 +227,7 @@ def _rebuilt(op: RebuildTable) -> str:
     return "\n".join(parts)
 
 
-def _rebuild_notes(op: RebuildTable) -> list[str]:
+def _rebuild_notes(op: RebuildTableOp) -> list[str]:
     notes = [
         f"{op.table} is made anew and its rows are copied, because ALTER TABLE cannot do this: "
         + ", ".join(
@@ -251,7 +251,7 @@ def _drop(kind: str, dependent: Dependent) -> str:
     return f"DROP {kind} {sql.identifier(dependent.name)};"
 
 
-def _numbered(op: RebuildTable, name: str) -> list[str]:
+def _numbered(op: RebuildTableOp, name: str) -> list[str]:
     complaint = sql.identifier(f"{op.table}.{name}: a row without a value would be given one")
     table = sql.identifier(_GUARD_TABLE)
     return [
@@ -262,7 +262,7 @@ def _numbered(op: RebuildTable, name: str) -> list[str]:
     ]
 
 
-def _guarded(op: RebuildTable, guard: Guard) -> list[str]:
+def _guarded(op: RebuildTableOp, guard: Guard) -> list[str]:
     column = sql.identifier(guard.column)
     paired = " AND ".join(f"now.{sql.identifier(name)} = was.{sql.identifier(name)}" for name in op.key)
     complaint = sql.identifier(f"{op.table}.{guard.column}: a value would not survive as {guard.type}")
@@ -282,7 +282,7 @@ def _guarded(op: RebuildTable, guard: Guard) -> list[str]:
     ]
 
 
-def _looked_at(op: RebuildTable) -> list[str]:
+def _looked_at(op: RebuildTableOp) -> list[str]:
     column = sql.identifier(op.copies[0][0])
     return [
         "-- Changes nothing, but fails where a view or a trigger still reads what was dropped. Where a trigger writes",

@@ -3,9 +3,9 @@
 import sqlite3
 from dataclasses import dataclass
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.schema import ddl
-from catchment.schema.structure import Column, Reference, Structure, Table
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference, Structure
 
 MIGRATIONS_TABLE = "_migrations"
 
@@ -44,7 +44,7 @@ def inspect(connection: sqlite3.Connection) -> Structure:
     order = list(statements)
     return Structure(
         tables=tuple(
-            Table(
+            DeclaredTable(
                 name=name,
                 columns=_columns(connection, name),
                 references=_references(connection, name),
@@ -101,14 +101,14 @@ def _is_hidden(name: str) -> bool:
     return sql.fold(name).startswith("sqlite_") or sql.fold(name) == MIGRATIONS_TABLE
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> tuple[Column, ...]:
+def _columns(connection: sqlite3.Connection, table: str) -> tuple[DeclaredColumn, ...]:
     rows = connection.execute(
         'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?, ?) ORDER BY cid',
         (table, "main"),
     )
     # A column that is hidden as 2 or 3 is computed, and seen by all who read the table.
     return tuple(
-        Column(
+        DeclaredColumn(
             name=name,
             type=declared,
             nullable=not notnull,

@@ -16,14 +16,14 @@ from itertools import pairwise
 import duckdb
 from duckdb import StatementType
 
-from catchment import sql
 from catchment.errors import ScriptError
+from catchment.foundation import sql
+from catchment.lake.placeholders import has_token
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.lake.tokens import has_token
-from catchment.schema.database import Act, Verb
-from catchment.schema.ddl import Token, mentions, tokens
+from catchment.schema.ddl import DdlToken, mentions, tokens
 from catchment.schema.lake_inspect import count_rows, inspect
-from catchment.schema.scripts import Script, Statement, past_comments
+from catchment.schema.migratable import AccessKind, TableAccess
+from catchment.schema.scripts import Script, ScriptStatement, past_comments
 from catchment.schema.structure import Structure
 
 # What DuckDB says is about the statement, and not about the lake that it was to run on.
@@ -55,11 +55,16 @@ _CHANGES = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "MERGE", "CREATE", "ALTER"
 _BEFORE_NAME = frozenset(
     {*_CHANGES, "INTO", "FROM", "TABLE", "OR", "REPLACE", "IGNORE", "IF", "NOT", "EXISTS", "TEMP", "TEMPORARY"}
 )
-_VERBS = {"INSERT": Verb.INSERT, "UPDATE": Verb.UPDATE, "DELETE": Verb.DELETE, "TRUNCATE": Verb.DELETE}
+_VERBS = {
+    "INSERT": AccessKind.INSERT,
+    "UPDATE": AccessKind.UPDATE,
+    "DELETE": AccessKind.DELETE,
+    "TRUNCATE": AccessKind.DELETE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ScriptScope:
     """Which schema of which lake a script may change."""
 
     lake: str
@@ -72,7 +77,7 @@ class Place:
         return around in ([], [schema], [lake, schema]) or (around == [lake] and schema == "main")
 
 
-def execute(connection: duckdb.DuckDBPyConnection, script: Script, place: Place) -> tuple[Act, ...]:
+def execute(connection: duckdb.DuckDBPyConnection, script: Script, place: ScriptScope) -> tuple[TableAccess, ...]:
     """Run every statement, and see that rows are as the script promises; the caller ends it all."""
     _refuse_tokens(script)
     statements = list(split(connection, script))
@@ -103,7 +108,7 @@ def execute(connection: duckdb.DuckDBPyConnection, script: Script, place: Place)
     return tuple(act for acts in doing for act in acts)
 
 
-def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tuple[duckdb.Statement, Statement]]:
+def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tuple[duckdb.Statement, ScriptStatement]]:
     """The statements of a script, once it is certain that none is of a kind that is refused."""
     try:
         parsed = connection.extract_statements(script.text)
@@ -114,14 +119,14 @@ def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tup
         begins = script.text.index(each.query, start)
         start = begins + len(each.query)
         first = past_comments(script.text, begins, start)
-        statement = Statement(text=script.text[first:start].rstrip(), line=script.text.count("\n", 0, first) + 1)
+        statement = ScriptStatement(text=script.text[first:start].rstrip(), line=script.text.count("\n", 0, first) + 1)
         if each.type not in _ALLOWED:
             kind = each.type.name.replace("_", " ")
             raise _failed(script, statement, f"it {_REFUSED.get(each.type, f'is a statement of the kind {kind}')}.")
         yield each, statement
 
 
-def _acts(statement: Statement, place: Place, before: Structure, script: Script) -> Iterator[Act]:
+def _acts(statement: ScriptStatement, place: ScriptScope, before: Structure, script: Script) -> Iterator[TableAccess]:
     """What a statement does, as far as its tokens say; refuses what a script may not change."""
     found = tokens(statement.text)
     called = _called(found, place)
@@ -137,13 +142,13 @@ def _acts(statement: Statement, place: Place, before: Structure, script: Script)
         raise _failed(script, statement, f"it {why}.")
     table = names[-1]
     for verb, column in _done(word, found, start, behind):
-        to = _new_name(found) if verb is Verb.RENAME_TABLE else None
-        yield Act(verb=verb, table=table, column=column, to=to, line=statement.line)
+        to = _new_name(found) if verb is AccessKind.RENAME_TABLE else None
+        yield TableAccess(verb=verb, table=table, column=column, to=to, line=statement.line)
     if word in ("INSERT", "CREATE"):
         yield from _copies(statement, before, table)
 
 
-def _refusal(found: list[Token], word: str, names: list[str], place: Place) -> str | None:
+def _refusal(found: list[DdlToken], word: str, names: list[str], place: ScriptScope) -> str | None:
     words = [token.word for token in found]
     head = words[: words.index("TABLE")] if "TABLE" in words else words
     if word in ("CREATE", "ALTER", "DROP", "COMMENT") and not set(head) <= {word, "OR", "REPLACE"}:
@@ -155,7 +160,7 @@ def _refusal(found: list[Token], word: str, names: list[str], place: Place) -> s
     return None if place.owns(names) else f"changes {'.'.join(names)}; {_ELSEWHERE}"
 
 
-def _start_of_change(found: list[Token]) -> int | None:
+def _start_of_change(found: list[DdlToken]) -> int | None:
     """Where a statement that changes something says so: at its start, or behind its WITH."""
     depth = 0
     for at, token in enumerate(found):
@@ -170,7 +175,7 @@ def _start_of_change(found: list[Token]) -> int | None:
     return None
 
 
-def _target(found: list[Token], start: int) -> tuple[list[str], int]:
+def _target(found: list[DdlToken], start: int) -> tuple[list[str], int]:
     """The name of what is changed, in its parts, and the place behind it."""
     at = start
     while at < len(found) and found[at].word in _BEFORE_NAME:
@@ -184,35 +189,35 @@ def _target(found: list[Token], start: int) -> tuple[list[str], int]:
     return names, at
 
 
-def _done(word: str, found: list[Token], start: int, behind: int) -> Iterator[tuple[Verb, str | None]]:
+def _done(word: str, found: list[DdlToken], start: int, behind: int) -> Iterator[tuple[AccessKind, str | None]]:
     rest = found[behind:]
     words = [token.word for token in rest]
     match word:
         case "CREATE":
             if "REPLACE" in [token.word for token in found[start:behind]]:
-                yield Verb.DROP_TABLE, None
-            yield Verb.CREATE_TABLE, None
+                yield AccessKind.DROP_TABLE, None
+            yield AccessKind.CREATE_TABLE, None
         case "DROP":
-            yield Verb.DROP_TABLE, None
+            yield AccessKind.DROP_TABLE, None
         case "ALTER" if words[:1] == ["DROP"]:
             named = [token for token in rest[1:] if token.word not in ("COLUMN", "IF", "EXISTS")]
-            yield Verb.DROP_COLUMN, named[0].name if named else None
+            yield AccessKind.DROP_COLUMN, named[0].name if named else None
         case "ALTER":
-            yield Verb.RENAME_TABLE if words[:2] == ["RENAME", "TO"] else Verb.ALTER_TABLE, None
+            yield AccessKind.RENAME_TABLE if words[:2] == ["RENAME", "TO"] else AccessKind.ALTER_TABLE, None
         case "UPDATE":
-            yield from ((Verb.UPDATE, column) for column in _assigned(rest))
+            yield from ((AccessKind.UPDATE, column) for column in _assigned(rest))
         case "MERGE":
             yield from ((verb, None) for name, verb in _VERBS.items() if name in words)
         case _:
             yield _VERBS[word], None
 
 
-def _new_name(found: list[Token]) -> str:
+def _new_name(found: list[DdlToken]) -> str:
     """What `ALTER TABLE … RENAME TO` calls the table."""
     return next(after.name for token, after in pairwise(found) if token.word == "TO")
 
 
-def _assigned(rest: list[Token]) -> Iterator[str]:
+def _assigned(rest: list[DdlToken]) -> Iterator[str]:
     """The columns that an UPDATE sets: names in front of an equals sign, behind SET or a comma."""
     depth, is_first = 0, False
     for at, token in enumerate(rest):
@@ -224,7 +229,7 @@ def _assigned(rest: list[Token]) -> Iterator[str]:
         is_first = depth == 0 and (token.word == "SET" or token.text == ",")
 
 
-def _copies(statement: Statement, before: Structure, target: str) -> Iterator[Act]:
+def _copies(statement: ScriptStatement, before: Structure, target: str) -> Iterator[TableAccess]:
     """The columns that are read into another table, as far as they are named."""
     every = any(token.text == "*" for token in tokens(statement.text))
     for table in before.tables:
@@ -232,32 +237,34 @@ def _copies(statement: Statement, before: Structure, target: str) -> Iterator[Ac
             continue
         for column in table.columns:
             if every or mentions(statement.text, column.name):
-                yield Act(verb=Verb.COPY, table=table.name, column=column.name, line=statement.line)
+                yield TableAccess(verb=AccessKind.COPY, table=table.name, column=column.name, line=statement.line)
 
 
-def _made_anew(before: Structure, statements: list[Statement], doing: list[list[Act]]) -> dict[str, Statement]:
+def _made_anew(
+    before: Structure, statements: list[ScriptStatement], doing: list[list[TableAccess]]
+) -> dict[str, ScriptStatement]:
     """The tables that are dropped while one of their name is there in the end, and the statement that drops each.
 
     Read from the statements, with every name followed through renames: the catalog does not tell tables apart before
     they are committed.
     """
     called: dict[str, str | None] = {sql.fold(table.name): table.name for table in before.tables}
-    dropped: dict[str, Statement] = {}
+    dropped: dict[str, ScriptStatement] = {}
     for statement, acts in zip(statements, doing, strict=True):
         for act in acts:
             name = sql.fold(act.table)
             match act.verb:
-                case Verb.CREATE_TABLE:
+                case AccessKind.CREATE_TABLE:
                     called.setdefault(name, None)
-                case Verb.RENAME_TABLE if name in called and act.to is not None:
+                case AccessKind.RENAME_TABLE if name in called and act.to is not None:
                     called[sql.fold(act.to)] = called.pop(name)
-                case Verb.DROP_TABLE:
+                case AccessKind.DROP_TABLE:
                     was = called.pop(name, None)
                     dropped |= {was: statement} if was else {}
     return {table: statement for table, statement in dropped.items() if sql.fold(table) in called}
 
 
-def _called(found: list[Token], place: Place) -> str | None:
+def _called(found: list[DdlToken], place: ScriptScope) -> str | None:
     """A function of DuckLake that the statement reads from: many of them change the lake."""
     for at, token in enumerate(found[:-1]):
         if found[at + 1].text != "(" or token.kind not in ("word", "quoted"):
@@ -272,7 +279,7 @@ def _called(found: list[Token], place: Place) -> str | None:
     return None
 
 
-def _counts(connection: duckdb.DuckDBPyConnection, script: Script, place: Place) -> dict[str, int]:
+def _counts(connection: duckdb.DuckDBPyConnection, script: Script, place: ScriptScope) -> dict[str, int]:
     try:
         return {
             table: count_rows(connection, sql.qualified(place.lake, place.schema, table))
@@ -282,7 +289,7 @@ def _counts(connection: duckdb.DuckDBPyConnection, script: Script, place: Place)
         raise ScriptError(f"{script.filename} says that it keeps the rows of a table: {_first_line(error)}") from error
 
 
-def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, place: Place, before: Structure) -> None:
+def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, place: ScriptScope, before: Structure) -> None:
     """Read every column whose type has changed: DuckLake converts when it is read, and a value may not bear it."""
     for table in inspect(connection, place.lake, place.schema).tables:
         was = before.find(table.name)
@@ -309,7 +316,7 @@ def _refuse_tokens(script: Script) -> None:
         )
 
 
-def _failed(script: Script, statement: Statement, why: str, *, hint: str | None = None) -> ScriptError:
+def _failed(script: Script, statement: ScriptStatement, why: str, *, hint: str | None = None) -> ScriptError:
     return ScriptError(
         f"{script.filename}, line {statement.line}: {why}",
         hint=hint,

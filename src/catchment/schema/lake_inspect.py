@@ -16,23 +16,23 @@ from typing import Any
 
 import duckdb
 
-from catchment import sql
 from catchment.errors import InputError
+from catchment.foundation import sql
 from catchment.lake import extensions, types
-from catchment.lake.tokens import has_token
-from catchment.schema.models import Field, Kind, TableRow, checked, table_name
-from catchment.schema.structure import Column, Structure, Table
+from catchment.lake.placeholders import has_token
+from catchment.schema.models import FieldKind, ModelField, TableRow, checked, table_name
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Structure
 
-TYPES: dict[Kind, str] = {
-    Kind.TEXT: "VARCHAR",
-    Kind.INTEGER: "BIGINT",
-    Kind.REAL: "DOUBLE",
-    Kind.BLOB: "BLOB",
-    Kind.BOOL: "BOOLEAN",
-    Kind.DATE: "DATE",
-    Kind.DATETIME: "TIMESTAMP",
-    Kind.JSON: "JSON",
-    Kind.RELATION: "BIGINT",
+TYPES: dict[FieldKind, str] = {
+    FieldKind.TEXT: "VARCHAR",
+    FieldKind.INTEGER: "BIGINT",
+    FieldKind.REAL: "DOUBLE",
+    FieldKind.BLOB: "BLOB",
+    FieldKind.BOOL: "BOOLEAN",
+    FieldKind.DATE: "DATE",
+    FieldKind.DATETIME: "TIMESTAMP",
+    FieldKind.JSON: "JSON",
+    FieldKind.RELATION: "BIGINT",
 }
 _CONSTANTS_MAX = 1_000
 _TEXT = r"'(?:[^']|'')*'"
@@ -45,7 +45,7 @@ def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
     """The tables that the models describe, as DuckLake declares them."""
     return Structure(
         tables=tuple(
-            Table(name=table_name(model), columns=tuple(_expected(model, field) for field in fields))
+            DeclaredTable(name=table_name(model), columns=tuple(_expected(model, field) for field in fields))
             for model, fields in checked(models)
         )
     )
@@ -53,21 +53,21 @@ def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
 
 def inspect(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str) -> Structure:
     """The tables of the schema, as the connection's transaction sees them."""
-    found: dict[str, list[Column]] = {}
+    found: dict[str, list[DeclaredColumn]] = {}
     wanted = {"lake": lake_name, "schema": schema}
     rows = connection.execute(sql.statement("catchment.schema", "lake_columns"), wanted).fetchall()
     for table, *facts in rows:
         found.setdefault(table, []).append(_column(*facts))
-    return Structure(tables=tuple(Table(name=name, columns=tuple(columns)) for name, columns in found.items()))
+    return Structure(tables=tuple(DeclaredTable(name=name, columns=tuple(columns)) for name, columns in found.items()))
 
 
 def described(
     connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str, table: str, *, snapshot: int
-) -> Table:
+) -> DeclaredTable:
     """A table as it was at a snapshot."""
     rows = connection.execute(f"DESCRIBE FROM {at(lake_name, schema, table, snapshot=snapshot)}").fetchall()
     columns = tuple(_column(name, kind, null == "YES", default) for name, kind, null, _, default, _ in rows)
-    return Table(name=table, columns=columns)
+    return DeclaredTable(name=table, columns=columns)
 
 
 def at(lake_name: str, schema: str, table: str, *, snapshot: int) -> str:
@@ -81,9 +81,9 @@ def count_rows(connection: duckdb.DuckDBPyConnection, source: str) -> int:
     return int(row[0]) if row else 0
 
 
-def _column(name: str, kind: str, nullable: bool, default: str | None) -> Column:
+def _column(name: str, kind: str, nullable: bool, default: str | None) -> DeclaredColumn:
     normal = types.normal(kind)
-    return Column(name=name, type=normal, nullable=nullable, default=_by_value(default, normal))
+    return DeclaredColumn(name=name, type=normal, nullable=nullable, default=_by_value(default, normal))
 
 
 def _by_value(expression: str | None, kind: str) -> str | None:
@@ -104,17 +104,17 @@ def _constant(expression: str, kind: str) -> str:
     return expression if row is None else sql.literal(row[0])
 
 
-def _expected(model: type[TableRow], field: Field) -> Column:
+def _expected(model: type[TableRow], field: ModelField) -> DeclaredColumn:
     if field.name == "id":
-        return Column(name="id", type="BIGINT", nullable=False)
+        return DeclaredColumn(name="id", type="BIGINT", nullable=False)
     kind = TYPES[field.kind]
     default: str | None = None
     if field.has_default:
         default = "NULL" if field.default is None else _by_value(sql.literal(_text(model, field)), kind)
-    return Column(name=field.name, type=kind, nullable=field.nullable, default=default)
+    return DeclaredColumn(name=field.name, type=kind, nullable=field.nullable, default=default)
 
 
-def _text(model: type[TableRow], field: Field) -> str:
+def _text(model: type[TableRow], field: ModelField) -> str:
     text = _said(field.default)
     if text == "NULL" or has_token(text):
         why = "takes it for no default" if text == "NULL" else "replaces what stands in its braces"

@@ -14,25 +14,25 @@ from dataclasses import dataclass, replace
 
 import duckdb
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.lake import types
 from catchment.schema import ddl
 from catchment.schema.ddl import Aspect
 from catchment.schema.diff import ColumnChange, ModelDiff, TableDiff
 from catchment.schema.ops import (
     NEW_PREFIX,
-    AddColumn,
-    AlterColumn,
-    DropColumn,
+    AddColumnOp,
+    AlterColumnOp,
+    DropColumnOp,
     Manual,
     Op,
-    RebuildTable,
+    RebuildTableOp,
     alter_sql,
     arranged,
     both_sides,
     needs_value,
 )
-from catchment.schema.structure import Column, Structure, Table
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Structure
 
 Trial = Callable[[str], str | None]
 
@@ -43,7 +43,7 @@ _UPDATED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lake:
+class LakeProbe:
     """What a plan asks the lake: why it refuses a statement, if it does; and how many rows and NULLs there are.
 
     `layout` are the statements that split and order a table, under another name, as this one is.
@@ -55,7 +55,7 @@ class Lake:
     layout: Callable[[str, str], tuple[str, ...]]
 
 
-def plan(difference: ModelDiff, expected: Structure, actual: Structure, *, lake: Lake) -> tuple[Op, ...]:
+def plan(difference: ModelDiff, expected: Structure, actual: Structure, *, lake: LakeProbe) -> tuple[Op, ...]:
     """What to do, in order."""
 
     def settle(change: TableDiff) -> list[Op]:
@@ -87,21 +87,21 @@ def refusal_in(connection: duckdb.DuckDBPyConnection) -> Trial:
     return tried
 
 
-def _must_be_rebuilt(change: TableDiff, lake: Lake) -> bool:
+def _must_be_rebuilt(change: TableDiff, lake: LakeProbe) -> bool:
     """Whether a column is to be NOT NULL in a table without rows: DuckLake can do that only to a new table."""
     demands = any(not column.nullable for column in change.added) or any(map(_is_stricter, change.changed))
     held = any(Aspect.TYPE in each.aspects and not _is_wider(each) for each in change.changed)
     return demands and not held and lake.rows(change.table) == 0
 
 
-def _rebuild(change: TableDiff, wanted: Table, present: Table, lake: Lake) -> RebuildTable:
+def _rebuild(change: TableDiff, wanted: DeclaredTable, present: DeclaredTable, lake: LakeProbe) -> RebuildTableOp:
     kept = [column for column in present.columns if wanted.find(column.name)]
     columns = tuple(_as_wanted(column, wanted) for column in kept) + change.added
     new = NEW_PREFIX + present.name
-    statements = [ddl.create_sql(Table(name=new, columns=columns)), *lake.layout(present.name, new)]
+    statements = [ddl.create_sql(DeclaredTable(name=new, columns=columns)), *lake.layout(present.name, new)]
     unknown = tuple(column.name for column in change.added if needs_value(column))
     copies = [(column.name, sql.identifier(column.name)) for column in kept]
-    return RebuildTable(
+    return RebuildTableOp(
         table=present.name,
         statement=";\n".join(statements),
         copies=(*copies, *((name, "NULL") for name in unknown)),
@@ -112,19 +112,19 @@ def _rebuild(change: TableDiff, wanted: Table, present: Table, lake: Lake) -> Re
     )
 
 
-def _as_wanted(column: Column, wanted: Table) -> Column:
+def _as_wanted(column: DeclaredColumn, wanted: DeclaredTable) -> DeclaredColumn:
     """The column as the model wants it; a default that the model does not speak of stays."""
     model = wanted.find(column.name) or column
     return replace(model, name=column.name, default=model.default or column.default)
 
 
-def _added(table: str, column: Column) -> list[Op]:
+def _added(table: str, column: DeclaredColumn) -> list[Op]:
     if column.nullable:
-        return [AddColumn(table=table, column=column)]
+        return [AddColumnOp(table=table, column=column)]
     plain = replace(column, nullable=True)
     if needs_value(column):
         way = (
-            alter_sql(AddColumn(table=table, column=plain)) + ";",
+            alter_sql(AddColumnOp(table=table, column=plain)) + ";",
             f"UPDATE {sql.identifier(table)} SET {sql.identifier(column.name)} = …;",
             f"ALTER TABLE {sql.identifier(table)} ALTER COLUMN {sql.identifier(column.name)} SET NOT NULL;",
         )
@@ -132,20 +132,20 @@ def _added(table: str, column: Column) -> list[Op]:
         return [_by_hand(table, reason, f"add {ddl.column_sql(column)}", way)]
     notes = tuple(note.format(table) for note in _UPDATED)
     return [
-        AddColumn(table=table, column=plain),
-        AlterColumn(table=table, column=column.name, actions=("SET NOT NULL",), fill=column.default, notes=notes),
+        AddColumnOp(table=table, column=plain),
+        AlterColumnOp(table=table, column=column.name, actions=("SET NOT NULL",), fill=column.default, notes=notes),
     ]
 
 
-def _dropped(table: str, column: Column, lake: Lake) -> Op:
-    drop = DropColumn(table=table, column=column.name)
+def _dropped(table: str, column: DeclaredColumn, lake: LakeProbe) -> Op:
+    drop = DropColumnOp(table=table, column=column.name)
     refusal = lake.refusal(alter_sql(drop))
     if refusal is None:
         return drop
     return _by_hand(table, f"DuckLake says: {refusal}", f"drop {sql.identifier(column.name)}", (alter_sql(drop) + ";",))
 
 
-def _changed(table: str, change: ColumnChange, lake: Lake) -> list[Op]:
+def _changed(table: str, change: ColumnChange, lake: LakeProbe) -> list[Op]:
     ops: list[Op] = []
     name = change.actual.name
     if Aspect.TYPE in change.aspects:
@@ -153,21 +153,21 @@ def _changed(table: str, change: ColumnChange, lake: Lake) -> list[Op]:
     if Aspect.DEFAULT in change.aspects:
         default = change.expected.default or "NULL"
         action = "DROP DEFAULT" if default == "NULL" else f"SET DEFAULT {default}"
-        ops.append(AlterColumn(table=table, column=name, actions=(action,)))
+        ops.append(AlterColumnOp(table=table, column=name, actions=(action,)))
     if _is_stricter(change):
         ops.append(_stricter(table, name, lake))
     elif Aspect.NULLABILITY in change.aspects:
-        ops.append(AlterColumn(table=table, column=name, actions=("DROP NOT NULL",)))
+        ops.append(AlterColumnOp(table=table, column=name, actions=("DROP NOT NULL",)))
     return ops
 
 
-def _retyped(table: str, change: ColumnChange, lake: Lake) -> Op:
+def _retyped(table: str, change: ColumnChange, lake: LakeProbe) -> Op:
     wanted, name = change.expected.type, sql.identifier(change.actual.name)
     action = f"SET DATA TYPE {wanted}"
     refusal = "a value may not survive it" if not _is_wider(change) else None
     refusal = refusal or lake.refusal(f"ALTER TABLE {sql.identifier(table)} ALTER COLUMN {name} {action}")
     if refusal is None:
-        return AlterColumn(table=table, column=change.actual.name, actions=(action,))
+        return AlterColumnOp(table=table, column=change.actual.name, actions=(action,))
     new = sql.identifier(NEW_PREFIX + change.actual.name)
     target = sql.identifier(table)
     way = (
@@ -180,15 +180,15 @@ def _retyped(table: str, change: ColumnChange, lake: Lake) -> Op:
     return _by_hand(table, reason, f"change {ddl.column_sql(change.expected)}", way)
 
 
-def _stricter(table: str, column: str, lake: Lake) -> Op:
+def _stricter(table: str, column: str, lake: LakeProbe) -> Op:
     action = "SET NOT NULL"
     target, name = sql.identifier(table), sql.identifier(column)
     if lake.refusal(f"ALTER TABLE {target} ALTER COLUMN {name} {action}") is None:
-        return AlterColumn(table=table, column=column, actions=(action,))
+        return AlterColumnOp(table=table, column=column, actions=(action,))
     nulls = lake.nulls(table, column)
     if nulls == 0:
         notes = tuple(note.format(table) for note in _UPDATED)
-        return AlterColumn(table=table, column=column, actions=(action,), fill=name, notes=notes)
+        return AlterColumnOp(table=table, column=column, actions=(action,), fill=name, notes=notes)
     way = (
         f"UPDATE {target} SET {name} = … WHERE {name} IS NULL;",
         f"ALTER TABLE {target} ALTER COLUMN {name} {action};",

@@ -28,8 +28,8 @@ from typing import Any
 
 import duckdb
 
-from catchment import files, sql
 from catchment.errors import BackupMissingError, CorruptInputError, InvariantError
+from catchment.foundation import files, sql
 from catchment.lake.tables import metadata_of
 from catchment.schema import ddl
 from catchment.schema.lake_inspect import at, count_rows, described
@@ -37,14 +37,14 @@ from catchment.schema.ops import NEW_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class SnapshotMark:
     """A snapshot, as a file names it; its time tells it from one of another lake that has the same number."""
 
     snapshot: int
     taken_at: str
 
     @classmethod
-    def read(cls, path: Path) -> "Mark":
+    def read(cls, path: Path) -> "SnapshotMark":
         """What the file says."""
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
@@ -125,15 +125,15 @@ class Moment:
         return sql.qualified(self.lake, self.schema, table)
 
 
-def newest(connection: duckdb.DuckDBPyConnection, lake_name: str) -> Mark:
+def newest(connection: duckdb.DuckDBPyConnection, lake_name: str) -> SnapshotMark:
     """The snapshot that the lake is at."""
     row = connection.execute(f"{_snapshots(lake_name)} ORDER BY snapshot_id DESC LIMIT 1").fetchone()
     if row is None:
         raise InvariantError("The lake has no snapshot.")
-    return Mark(snapshot=row[0], taken_at=_moment_said(row[1]))
+    return SnapshotMark(snapshot=row[0], taken_at=_moment_said(row[1]))
 
 
-def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: Mark, *, named_by: str) -> None:
+def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: SnapshotMark, *, named_by: str) -> None:
     """See that the lake still has the snapshot."""
     row = connection.execute(f"{_snapshots(lake_name)} WHERE snapshot_id = ?", [mark.snapshot]).fetchone()
     if row is None:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from catchment import sql
-from catchment.schema.database import Act, Verb
-from catchment.schema.structure import Column, Structure, Table
+from catchment.foundation import sql
+from catchment.schema.migratable import AccessKind, TableAccess
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Structure
 
 ROWS_BIG = 100_000
 
@@ -21,7 +21,7 @@ class Risk(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LintFinding:
     """One thing to think about, with the line of the script that does it, where one line does."""
 
     risk: Risk
@@ -33,14 +33,14 @@ class Finding:
 class Effect:
     """What a script did: its acts in order, and the tables and their rows before and after it."""
 
-    acts: tuple[Act, ...]
+    acts: tuple[TableAccess, ...]
     before: Structure
     after: Structure
     rows_before: Mapping[str, int]
     rows_after: Mapping[str, int]
 
 
-def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[Finding, ...]:
+def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[LintFinding, ...]:
     """Everything to think about, by kind of risk."""
     return (
         *_data_loss(effect),
@@ -50,7 +50,7 @@ def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[Finding, ...]:
     )
 
 
-def _data_loss(effect: Effect) -> Iterator[Finding]:
+def _data_loss(effect: Effect) -> Iterator[LintFinding]:
     for table in effect.before.tables:
         rows = effect.rows_before.get(table.name, 0)
         life = _life(effect, table)
@@ -58,42 +58,44 @@ def _data_loss(effect: Effect) -> Iterator[Finding]:
         if after is None:
             if life.name is None:
                 message = f"The table {table.name} is dropped, with {_rows(rows)}."
-                yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, Verb.DROP_TABLE))
+                yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, AccessKind.DROP_TABLE))
             continue
         for column in _lost_columns(effect, table, after, life):
-            line = _line(effect, life, Verb.DROP_COLUMN)
+            line = _line(effect, life, AccessKind.DROP_COLUMN)
             message = f"The column {table.name}.{column.name} is dropped, with its values in {_rows(rows)}."
-            yield Finding(risk=Risk.DATA_LOSS, message=message, line=line)
+            yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=line)
         left = effect.rows_after.get(after.name, 0)
         if left < rows:
             message = f"{_rows(rows - left)} of {table.name} are deleted; {left} are left."
-            yield Finding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, Verb.DELETE))
+            yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, AccessKind.DELETE))
     yield from _deletions(effect)
     yield from _replacements(effect)
 
 
-def _replacements(effect: Effect) -> Iterator[Finding]:
-    for act in _acts(effect, Verb.REPLACE):
+def _replacements(effect: Effect) -> Iterator[LintFinding]:
+    for act in _acts(effect, AccessKind.REPLACE):
         table = effect.before.find(act.table)
         if table is not None:
             message = f"Rows of {table.name} that stand in the way are replaced, and their values are lost."
-            yield Finding(risk=Risk.DATA_LOSS, message=message, line=act.line)
+            yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=act.line)
 
 
-def _deletions(effect: Effect) -> Iterator[Finding]:
+def _deletions(effect: Effect) -> Iterator[LintFinding]:
     """Deletions that found nothing on the copy, or were made up for: elsewhere they may find something."""
-    for act in _acts(effect, Verb.DELETE):
+    for act in _acts(effect, AccessKind.DELETE):
         table = effect.before.find(act.table)
         if table is not None and effect.rows_after.get(table.name, 0) >= effect.rows_before.get(table.name, 0):
             message = f"Rows of {table.name} may be deleted; on the copy it has no fewer afterwards."
-            yield Finding(risk=Risk.DATA_LOSS, message=message, line=act.line)
+            yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=act.line)
 
 
-def _lost_columns(effect: Effect, before: Table, after: Table, life: "_Life") -> Iterator[Column]:
+def _lost_columns(
+    effect: Effect, before: DeclaredTable, after: DeclaredTable, life: "_Life"
+) -> Iterator[DeclaredColumn]:
     """Columns that are gone and were not carried over: neither renamed in place, nor read into a table that follows."""
     dropped, copied = (
         {_key(act.column or "") for act in _acts(effect, verb) if _key(act.table) in life.keys}
-        for verb in (Verb.DROP_COLUMN, Verb.COPY)
+        for verb in (AccessKind.DROP_COLUMN, AccessKind.COPY)
     )
     for column in before.columns:
         if after.find(column.name) is not None:
@@ -102,27 +104,27 @@ def _lost_columns(effect: Effect, before: Table, after: Table, life: "_Life") ->
             yield column
 
 
-def _long_locks(effect: Effect, rows_big: int) -> Iterator[Finding]:
+def _long_locks(effect: Effect, rows_big: int) -> Iterator[LintFinding]:
     for table in effect.before.tables:
         rows = effect.rows_before.get(table.name, 0)
         if rows < rows_big:
             continue
         life = _life(effect, table)
         what = {
-            Verb.DROP_TABLE: "is rebuilt" if effect.after.find(table.name) else None,
-            Verb.DROP_COLUMN: "is written anew without a column",
-            Verb.UPDATE: "is updated",
-            Verb.DELETE: "has rows deleted",
-            Verb.CREATE_INDEX: "is read through for an index",
+            AccessKind.DROP_TABLE: "is rebuilt" if effect.after.find(table.name) else None,
+            AccessKind.DROP_COLUMN: "is written anew without a column",
+            AccessKind.UPDATE: "is updated",
+            AccessKind.DELETE: "has rows deleted",
+            AccessKind.CREATE_INDEX: "is read through for an index",
         }
         for verb, said in what.items():
             line = _line(effect, life, verb)
             if said and line is not None:
                 message = f"{table.name} {said}: {_rows(rows)}, and nobody else writes meanwhile."
-                yield Finding(risk=Risk.LONG_LOCK, message=message, line=line)
+                yield LintFinding(risk=Risk.LONG_LOCK, message=message, line=line)
 
 
-def _not_null(effect: Effect) -> Iterator[Finding]:
+def _not_null(effect: Effect) -> Iterator[LintFinding]:
     for table in effect.after.tables:
         before = effect.before.find(table.name)
         for column in table.columns if before else ():
@@ -132,22 +134,22 @@ def _not_null(effect: Effect) -> Iterator[Finding]:
             demands = not column.nullable and not column.primary_key and column.default is None
             if demands and (is_new or is_stricter):
                 message = f"{table.name}.{column.name} may not be NULL and has no default: rows without a value fail."
-                yield Finding(risk=Risk.NOT_NULL, message=message)
+                yield LintFinding(risk=Risk.NOT_NULL, message=message)
 
 
-def _irreversible(effect: Effect) -> Iterator[Finding]:
-    for act in _acts(effect, Verb.UPDATE):
+def _irreversible(effect: Effect) -> Iterator[LintFinding]:
+    for act in _acts(effect, AccessKind.UPDATE):
         table = effect.before.find(act.table)
         if table is not None and table.find(act.column or ""):
             message = f"Values of {table.name}.{act.column} are overwritten; no script can bring them back."
-            yield Finding(risk=Risk.IRREVERSIBLE, message=message, line=act.line)
+            yield LintFinding(risk=Risk.IRREVERSIBLE, message=message, line=act.line)
     for table in effect.before.tables:
         after = effect.after.find(table.name)
         for column in table.columns if after else ():
             now = after.find(column.name) if after else None
             if now is not None and now.type.casefold() != column.type.casefold():
                 message = f"{table.name}.{column.name} becomes {now.type or 'untyped'}, was {column.type or 'untyped'}."
-                yield Finding(risk=Risk.IRREVERSIBLE, message=f"{message} Values may be converted.")
+                yield LintFinding(risk=Risk.IRREVERSIBLE, message=f"{message} Values may be converted.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,25 +160,25 @@ class _Life:
     name: str | None
 
 
-def _life(effect: Effect, table: Table) -> _Life:
+def _life(effect: Effect, table: DeclaredTable) -> _Life:
     name: str | None = table.name
     keys = {_key(table.name)}
     for act in effect.acts:
         if name is None or _key(act.table) != _key(name):
             continue
-        if act.verb is Verb.DROP_TABLE:
+        if act.verb is AccessKind.DROP_TABLE:
             name = None
-        elif act.verb is Verb.RENAME_TABLE and act.to is not None:
+        elif act.verb is AccessKind.RENAME_TABLE and act.to is not None:
             name = act.to
             keys.add(_key(name))
     return _Life(keys=frozenset(keys), name=name)
 
 
-def _acts(effect: Effect, verb: Verb) -> Sequence[Act]:
+def _acts(effect: Effect, verb: AccessKind) -> Sequence[TableAccess]:
     return [act for act in effect.acts if act.verb is verb]
 
 
-def _line(effect: Effect, life: _Life, verb: Verb) -> int | None:
+def _line(effect: Effect, life: _Life, verb: AccessKind) -> int | None:
     return next((act.line for act in _acts(effect, verb) if _key(act.table) in life.keys), None)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catchment import events, faults, files
-from catchment.clock import Clock, SystemClock
 from catchment.errors import BackupMissingError, CatchmentError, StateError
+from catchment.foundation import events, faults, files
+from catchment.foundation.clock import Clock, SystemClock
 from catchment.schema.check import CheckResult, State, edits, examine
-from catchment.schema.database import Backup, Database, Kind, Observed, Replaceable
 from catchment.schema.diff import diff
+from catchment.schema.migratable import Backup, BackupKind, Database, Observed, Replaceable
 from catchment.schema.models import TableRow
 from catchment.schema.rehearse import Rehearsal, rehearse
 from catchment.schema.scripts import Folder, Script, ScriptName, read_folder
@@ -89,7 +89,7 @@ class Migrate:
             self._require("apply", facts.result)
             script = self._next(filename, facts)
             script.refuse_undecided()
-            backup = self._database.backup(Kind.PRE, script.number)
+            backup = self._database.backup(BackupKind.PRE, script.number)
             faults.reach("schema.after_backup")
             try:
                 self._database.apply(script)
@@ -167,7 +167,7 @@ class Migrate:
         """Make a backup now, whatever the state."""
         with self._database.locked():
             history = self._database.observe().history
-            return self._database.backup(Kind.MANUAL, history[-1].number if history else 0)
+            return self._database.backup(BackupKind.MANUAL, history[-1].number if history else 0)
 
     def backups(self) -> tuple[Backup, ...]:
         """The backups that can be restored, newest first."""

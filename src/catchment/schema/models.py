@@ -19,17 +19,17 @@ from enum import StrEnum
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, ClassVar, Final, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-from catchment import sql
 from catchment.errors import InputError
-from catchment.schema.declared import relation_type
-from catchment.schema.structure import Column, Reference, Structure, Table
+from catchment.foundation import sql
+from catchment.schema.sqlite_types import relation_type
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference, Structure
 
 SUPPORTED: Final = "str, int, float, bytes, bool, date, datetime, list, dict, another TableRow, each also with `| None`"
 _RESERVED_PREFIXES = ("sqlite_", "_new_")
 _RESERVED_TABLES = frozenset({"_migrations"})
 
 
-class Kind(StrEnum):
+class FieldKind(StrEnum):
     """What a field holds, before a dialect has named it."""
 
     TEXT = "text"
@@ -43,29 +43,29 @@ class Kind(StrEnum):
     RELATION = "relation"
 
 
-_KINDS: dict[object, Kind] = {
-    str: Kind.TEXT,
-    int: Kind.INTEGER,
-    float: Kind.REAL,
-    bytes: Kind.BLOB,
-    bool: Kind.BOOL,
-    date: Kind.DATE,
-    datetime: Kind.DATETIME,
-    list: Kind.JSON,
-    dict: Kind.JSON,
+_KINDS: dict[object, FieldKind] = {
+    str: FieldKind.TEXT,
+    int: FieldKind.INTEGER,
+    float: FieldKind.REAL,
+    bytes: FieldKind.BLOB,
+    bool: FieldKind.BOOL,
+    date: FieldKind.DATE,
+    datetime: FieldKind.DATETIME,
+    list: FieldKind.JSON,
+    dict: FieldKind.JSON,
 }
 
 # By exact type: True is no INTEGER, and a moment is no DATE, although Python sees them as such.
-_DEFAULTS_OF: dict[Kind, tuple[type, ...]] = {
-    Kind.TEXT: (str,),
-    Kind.INTEGER: (int,),
-    Kind.REAL: (float, int),
-    Kind.BLOB: (bytes,),
-    Kind.BOOL: (bool,),
-    Kind.DATE: (date,),
-    Kind.DATETIME: (datetime,),
-    Kind.JSON: (list, dict),
-    Kind.RELATION: (),
+_DEFAULTS_OF: dict[FieldKind, tuple[type, ...]] = {
+    FieldKind.TEXT: (str,),
+    FieldKind.INTEGER: (int,),
+    FieldKind.REAL: (float, int),
+    FieldKind.BLOB: (bytes,),
+    FieldKind.BOOL: (bool,),
+    FieldKind.DATE: (date,),
+    FieldKind.DATETIME: (datetime,),
+    FieldKind.JSON: (list, dict),
+    FieldKind.RELATION: (),
 }
 
 
@@ -107,11 +107,11 @@ class TableRow(_Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class ModelField:
     """A field of a model: its kind, and the default that rows get which do not name it, where `has_default`."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     nullable: bool
     has_default: bool = False
     default: Any = None
@@ -128,7 +128,7 @@ def table_name(model: type[TableRow]) -> str:
     return name
 
 
-def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) -> tuple[Field, ...]:
+def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) -> tuple[ModelField, ...]:
     """The model's fields, `id` first; names in annotations are looked up `among` those models, then in the module."""
     known: dict[str, Any] = {each.__name__: each for each in (model, *among)}
     fields = [_field(model, name, _resolve(model, name, home, known)) for name, home in _annotations(model).items()]
@@ -140,7 +140,7 @@ def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) ->
     return tuple(fields)
 
 
-def checked(models: Sequence[type[TableRow]]) -> tuple[tuple[type[TableRow], tuple[Field, ...]], ...]:
+def checked(models: Sequence[type[TableRow]]) -> tuple[tuple[type[TableRow], tuple[ModelField, ...]], ...]:
     """Each model with its fields, once it is certain that they go together: for every dialect."""
     names: dict[str, type[TableRow]] = {}
     for model in models:
@@ -192,32 +192,34 @@ def _resolve(model: type[TableRow], name: str, home: type, known: dict[str, Any]
         ) from error
 
 
-def _field(model: type[TableRow], name: str, annotation: Any) -> Field:
+def _field(model: type[TableRow], name: str, annotation: Any) -> ModelField:
     given = [annotation]
     if get_origin(annotation) in (Union, UnionType):
         given = [each for each in get_args(annotation) if each is not NoneType]
     nullable = NoneType in get_args(annotation)
     plain = get_origin(given[0]) or given[0]
     is_model = isinstance(plain, type) and issubclass(plain, TableRow) and plain is not TableRow
-    kind = Kind.RELATION if is_model else _KINDS.get(plain) if isinstance(plain, type) else None
-    if kind is None or len(given) != 1 or (name == "id" and kind is not Kind.INTEGER):
+    kind = FieldKind.RELATION if is_model else _KINDS.get(plain) if isinstance(plain, type) else None
+    if kind is None or len(given) != 1 or (name == "id" and kind is not FieldKind.INTEGER):
         only = "An `id` is an `int | None`" if name == "id" else f"Supported are {SUPPORTED}"
         raise InputError(f"{model.__name__}.{name}: {_said(annotation)} cannot be a column. {only}.")
     if name == "id":
-        return Field(name=name, kind=kind, nullable=True)
+        return ModelField(name=name, kind=kind, nullable=True)
     has_default = hasattr(model, name)
     default = getattr(model, name, None)
     if has_default:
         _check_default(model, name, kind=kind, nullable=nullable, default=default)
     relation = plain if is_model else None
-    return Field(name=name, kind=kind, nullable=nullable, has_default=has_default, default=default, relation=relation)
+    return ModelField(
+        name=name, kind=kind, nullable=nullable, has_default=has_default, default=default, relation=relation
+    )
 
 
 def _said(annotation: Any) -> str:
     return annotation.__name__ if type(annotation) is type else str(annotation)
 
 
-def _check_default(model: type[TableRow], name: str, *, kind: Kind, nullable: bool, default: Any) -> None:
+def _check_default(model: type[TableRow], name: str, *, kind: FieldKind, nullable: bool, default: Any) -> None:
     fits = nullable if default is None else type(default) in _DEFAULTS_OF[kind]
     if fits and isinstance(default, float):
         fits = math.isfinite(default)
@@ -241,8 +243,8 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def _sqlite_table(model: type[TableRow], fields: tuple[Field, ...]) -> Table:
-    return Table(
+def _sqlite_table(model: type[TableRow], fields: tuple[ModelField, ...]) -> DeclaredTable:
+    return DeclaredTable(
         name=table_name(model),
         columns=tuple(_sqlite_column(field) for field in fields),
         references=tuple(
@@ -253,10 +255,10 @@ def _sqlite_table(model: type[TableRow], fields: tuple[Field, ...]) -> Table:
     )
 
 
-def _sqlite_column(field: Field) -> Column:
+def _sqlite_column(field: ModelField) -> DeclaredColumn:
     if field.name == "id":
-        return Column(name="id", type="INTEGER", primary_key=1)
-    return Column(
+        return DeclaredColumn(name="id", type="INTEGER", primary_key=1)
+    return DeclaredColumn(
         name=field.name,
         type=relation_type(field.relation.__name__) if field.relation is not None else field.kind.value.upper(),
         nullable=field.nullable,

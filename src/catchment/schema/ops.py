@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from catchment import sql
 from catchment.errors import InputError
+from catchment.foundation import sql
 from catchment.schema import ddl
-from catchment.schema.declared import affinity
 from catchment.schema.diff import ColumnChange, ModelDiff, TableDiff, diff, reference_of
 from catchment.schema.inspect import Dependents, inspect
-from catchment.schema.structure import Column, Reference, Structure, Table
+from catchment.schema.sqlite_types import affinity
+from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference, Structure
 
 NEW_PREFIX = "_new_"
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
@@ -29,14 +29,14 @@ _SQLITE_WAY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTable:
+class CreateTableOp:
     """Make a table."""
 
-    table: Table
+    table: DeclaredTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropTable:
+class DropTableOp:
     """Drop a table with its rows; `mentioned_by` would be left behind: views, and triggers, which `apply` refuses."""
 
     table: str
@@ -44,7 +44,7 @@ class DropTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenameTable:
+class RenameTableOp:
     """Give a table another name."""
 
     old: str
@@ -52,16 +52,16 @@ class RenameTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddColumn:
+class AddColumnOp:
     """Add a column that existing rows have a value for: NULL or a constant."""
 
     table: str
-    column: Column
+    column: DeclaredColumn
     reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropColumn:
+class DropColumnOp:
     """Drop a column with its values; SQLite refuses while one of `mentioned_by` reads it, `apply` if it writes it."""
 
     table: str
@@ -70,7 +70,7 @@ class DropColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenameColumn:
+class RenameColumnOp:
     """Give a column another name."""
 
     table: str
@@ -79,7 +79,7 @@ class RenameColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterColumn:
+class AlterColumnOp:
     """Change a column in its place, which DuckLake can and SQLite cannot: each action is what ALTER COLUMN says.
 
     `fill` is what all rows are given first.
@@ -101,7 +101,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildTable:
+class RebuildTableOp:
     """Make a table anew under another name, copy its rows, and let it take the old one's place.
 
     `statement` makes the table called `_new_<table>`. `copies` are the columns that are filled, and from what.
@@ -156,14 +156,14 @@ class Choice:
 
 
 Op = (
-    CreateTable
-    | DropTable
-    | RenameTable
-    | AddColumn
-    | DropColumn
-    | RenameColumn
-    | AlterColumn
-    | RebuildTable
+    CreateTableOp
+    | DropTableOp
+    | RenameTableOp
+    | AddColumnOp
+    | DropColumnOp
+    | RenameColumnOp
+    | AlterColumnOp
+    | RebuildTableOp
     | Manual
     | Choice
 )
@@ -199,9 +199,9 @@ def arranged(
     """
     maybe_new = {candidate.new for candidate in difference.renames}
     maybe_old = {candidate.old for candidate in difference.renames}
-    creates = [CreateTable(table=table) for table in _referred_first(difference.missing)]
+    creates = [CreateTableOp(table=table) for table in _referred_first(difference.missing)]
     drops = [
-        DropTable(table=table.name, mentioned_by=mentioned_by(table.name))
+        DropTableOp(table=table.name, mentioned_by=mentioned_by(table.name))
         for table in reversed(_referred_first(difference.extra))
     ]
     ops: list[Op] = [op for op in creates if op.table.name not in maybe_new]
@@ -212,7 +212,7 @@ def arranged(
         renames = [
             Option(
                 title=f"{each.old} became {each.new}",
-                ops=(RenameTable(old=each.old, new=each.new),),
+                ops=(RenameTableOp(old=each.old, new=each.new),),
                 score=each.score,
             )
             for each in difference.renames
@@ -233,13 +233,13 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _referred_first(tables: Sequence[Table]) -> list[Table]:
+def _referred_first(tables: Sequence[DeclaredTable]) -> list[DeclaredTable]:
     """Tables behind those they refer to, as far as there is such an order."""
     by_name = {sql.fold(table.name): table for table in tables}
-    done: dict[str, Table] = {}
+    done: dict[str, DeclaredTable] = {}
     entered: set[str] = set()
 
-    def visit(table: Table) -> None:
+    def visit(table: DeclaredTable) -> None:
         key = sql.fold(table.name)
         if key in entered:
             return
@@ -260,14 +260,14 @@ def _table_ops(change: TableDiff, whole: list[Op]) -> list[Op]:
         return whole
     open_names = {name for candidate in change.renames for name in (candidate.old, candidate.new)}
     # An addition that is surely none of the renames need not wait, unless all is one rebuild.
-    sure = [op for op in whole if isinstance(op, AddColumn) and op.column.name not in open_names]
-    if not all(isinstance(op, AddColumn | DropColumn) for op in whole):
+    sure = [op for op in whole if isinstance(op, AddColumnOp) and op.column.name not in open_names]
+    if not all(isinstance(op, AddColumnOp | DropColumnOp) for op in whole):
         sure = []
     old, new = ({getattr(each, side) for each in change.renames} for side in ("old", "new"))
     options = [
         Option(
             title=f"{each.old} became {each.new}",
-            ops=(RenameColumn(table=change.table, old=each.old, new=each.new),),
+            ops=(RenameColumnOp(table=change.table, old=each.old, new=each.new),),
             score=each.score,
         )
         for each in change.renames
@@ -285,11 +285,11 @@ def _settled(change: TableDiff, expected: Structure, actual: Structure, hanging:
     """The operations for a table when no column was renamed."""
     wanted, present = both_sides(change, expected, actual)
     added = [
-        AddColumn(table=present.name, column=column, reference=reference_of(wanted, column.name, expected))
+        AddColumnOp(table=present.name, column=column, reference=reference_of(wanted, column.name, expected))
         for column in change.added
     ]
     dropped = [
-        DropColumn(table=present.name, column=column.name, mentioned_by=_mentioning(hanging, column.name))
+        DropColumnOp(table=present.name, column=column.name, mentioned_by=_mentioning(hanging, column.name))
         for column in change.dropped
     ]
     simple = not change.changed and not any(needs_value(op.column) or op.column.primary_key for op in added)
@@ -311,7 +311,7 @@ def _refuse_quoted(change: TableDiff, hanging: Dependents) -> None:
                 raise InputError(f"{each.name} has {quoted} in quotes, which SQLite takes for a text once it is gone.")
 
 
-def both_sides(change: TableDiff, expected: Structure, actual: Structure) -> tuple[Table, Table]:
+def both_sides(change: TableDiff, expected: Structure, actual: Structure) -> tuple[DeclaredTable, DeclaredTable]:
     """The table as the models want it, and as it is."""
     wanted, present = expected.find(change.table), actual.find(change.table)
     if wanted is None or present is None:
@@ -319,17 +319,17 @@ def both_sides(change: TableDiff, expected: Structure, actual: Structure) -> tup
     return wanted, present
 
 
-def alter_sql(op: AddColumn | DropColumn | RenameColumn | RenameTable) -> str:
+def alter_sql(op: AddColumnOp | DropColumnOp | RenameColumnOp | RenameTableOp) -> str:
     """The ALTER TABLE of an operation that is one."""
     match op:
-        case AddColumn():
+        case AddColumnOp():
             return f"ALTER TABLE {sql.identifier(op.table)} ADD COLUMN {ddl.column_sql(op.column, op.reference)}"
-        case DropColumn():
+        case DropColumnOp():
             return f"ALTER TABLE {sql.identifier(op.table)} DROP COLUMN {sql.identifier(op.column)}"
-        case RenameColumn():
+        case RenameColumnOp():
             names = f"{sql.identifier(op.old)} TO {sql.identifier(op.new)}"
             return f"ALTER TABLE {sql.identifier(op.table)} RENAME COLUMN {names}"
-        case RenameTable():
+        case RenameTableOp():
             return f"ALTER TABLE {sql.identifier(op.old)} RENAME TO {sql.identifier(op.new)}"
 
 
@@ -337,13 +337,13 @@ def _mentioning(hanging: Dependents, name: str) -> tuple[str, ...]:
     return tuple(each.name for each in (*hanging.views, *hanging.triggers) if ddl.mentions(each.sql, name))
 
 
-def needs_value(column: Column) -> bool:
+def needs_value(column: DeclaredColumn) -> bool:
     """Whether rows that exist can have the column only when somebody says with what."""
     has_default = column.default is not None and column.default.upper() != "NULL"
     return not column.nullable and not has_default and not column.primary_key
 
 
-def _is_altered(table: Table, hanging: Dependents, statements: Sequence[str]) -> bool:
+def _is_altered(table: DeclaredTable, hanging: Dependents, statements: Sequence[str]) -> bool:
     """Whether SQLite would do it; True too where it cannot be tried, since an ALTER TABLE that fails harms nothing."""
     with closing(sqlite3.connect(":memory:")) as memory:
         try:
@@ -360,11 +360,11 @@ def _is_altered(table: Table, hanging: Dependents, statements: Sequence[str]) ->
     return True
 
 
-def _statement_of(table: Table) -> str:
+def _statement_of(table: DeclaredTable) -> str:
     return table.ddl or ddl.create_sql(table)
 
 
-def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging: Dependents) -> RebuildTable:
+def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging: Dependents) -> RebuildTableOp:
     wanted, present = both_sides(change, expected, actual)
     statement = _new_statement(change, wanted, present, expected)
     proven = _proven(statement, wanted, expected, actual, present)
@@ -382,7 +382,7 @@ def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging:
         raise InputError("The type of its primary key changes, and rows are found by that.")
     kept = _kept_dependents(present, hanging, change)
     copies = [*numbering, *((column.name, sql.identifier(column.name)) for column in copied)]
-    return RebuildTable(
+    return RebuildTableOp(
         table=present.name,
         statement=statement,
         copies=(*copies, *((name, "NULL") for name in unknown)),
@@ -399,7 +399,7 @@ def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging:
     )
 
 
-def _new_statement(change: TableDiff, wanted: Table, present: Table, expected: Structure) -> str:
+def _new_statement(change: TableDiff, wanted: DeclaredTable, present: DeclaredTable, expected: Structure) -> str:
     edits = [
         ddl.ColumnEdit(column=each.expected, aspects=each.aspects, reference=each.expected_reference)
         for each in change.changed
@@ -415,7 +415,9 @@ def _new_statement(change: TableDiff, wanted: Table, present: Table, expected: S
     )
 
 
-def _proven(statement: str, wanted: Table, expected: Structure, actual: Structure, present: Table) -> Table:
+def _proven(
+    statement: str, wanted: DeclaredTable, expected: Structure, actual: Structure, present: DeclaredTable
+) -> DeclaredTable:
     """The table that the statement makes, once it is certain that it is what the model wants, and all else is there."""
     with closing(sqlite3.connect(":memory:")) as memory:
         memory.execute(statement)
@@ -440,26 +442,26 @@ def _class(declared: str) -> str:
     return "NUMERIC" if found == "INTEGER" else found
 
 
-def _alias(table: Table) -> str | None:
+def _alias(table: DeclaredTable) -> str | None:
     """The column that is the row's number, if there is one."""
     keys = [column for column in table.columns if column.primary_key]
     is_alias = len(keys) == 1 and keys[0].type.upper() == "INTEGER" and not _is_without_rowid(table)
     return keys[0].name if is_alias else None
 
 
-def _new_alias(present: Table, made: Table) -> str | None:
+def _new_alias(present: DeclaredTable, made: DeclaredTable) -> str | None:
     """The column that holds the row's number from now on, and held something else, or NULL, before."""
     alias, before = _alias(made), _alias(present)
     is_old = before is not None and alias is not None and sql.fold(alias) == sql.fold(before)
     return None if alias is None or is_old or present.find(alias) is None else alias
 
 
-def _is_without_rowid(table: Table) -> bool:
+def _is_without_rowid(table: DeclaredTable) -> bool:
     words = [token.word for token in ddl.tokens(table.ddl)]
     return "WITHOUT" in words and words[words.index("WITHOUT") + 1 :][:1] == ["ROWID"]
 
 
-def _row_key(present: Table, made: Table) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+def _row_key(present: DeclaredTable, made: DeclaredTable) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """How old rows and new ones are paired, and the copy that keeps the rows' numbers where no column holds them."""
     if _is_without_rowid(present):
         return tuple(column.name for column in present.columns if column.primary_key), []
@@ -473,7 +475,7 @@ def _row_key(present: Table, made: Table) -> tuple[tuple[str, ...], list[tuple[s
     return ((rowid,), [(rowid, rowid)]) if rowid is not None else ((), [])
 
 
-def _kept_dependents(present: Table, hanging: Dependents, change: TableDiff) -> Dependents:
+def _kept_dependents(present: DeclaredTable, hanging: Dependents, change: TableDiff) -> Dependents:
     """Without the indexes of columns that go: they have nothing to stand on.
 
     A statement of the table that needs such a column is refused, since SQLite would not do so: a name in double quotes
@@ -495,13 +497,13 @@ def _kept_dependents(present: Table, hanging: Dependents, change: TableDiff) -> 
     return replace(hanging, indexes=kept)
 
 
-def _renamed(table: Table, hanging: Dependents, names: Mapping[str, str]) -> list[str]:
+def _renamed(table: DeclaredTable, hanging: Dependents, names: Mapping[str, str]) -> list[str]:
     """The statements of the table and of its indexes with columns renamed: by SQLite, which knows who means them."""
     with closing(sqlite3.connect(":memory:")) as memory:
         for statement in (_statement_of(table), *(index.sql for index in hanging.indexes)):
             memory.execute(statement)
         for old, new in names.items():
-            memory.execute(alter_sql(RenameColumn(table=table.name, old=old, new=new)))
+            memory.execute(alter_sql(RenameColumnOp(table=table.name, old=old, new=new)))
         found = dict(memory.execute("SELECT name, sql FROM sqlite_schema").fetchall())
     return [found[name] for name in (table.name, *(index.name for index in hanging.indexes))]
 
@@ -511,7 +513,7 @@ def _sentence(error: Exception) -> str:
     return text if text.endswith(".") else f"SQLite says: {text}."
 
 
-def _wanted(change: TableDiff, added: Sequence[AddColumn]) -> tuple[str, ...]:
+def _wanted(change: TableDiff, added: Sequence[AddColumnOp]) -> tuple[str, ...]:
     lines = [f"add {ddl.column_sql(op.column, op.reference)}" for op in added]
     lines += [f"drop {sql.identifier(column.name)}" for column in change.dropped]
     for each in change.changed:

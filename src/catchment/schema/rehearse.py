@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from catchment.clock import Clock
 from catchment.errors import ScriptError
+from catchment.foundation.clock import Clock
 from catchment.schema.check import CheckResult
-from catchment.schema.database import Database
 from catchment.schema.diff import ModelDiff, diff
-from catchment.schema.lint import Effect, Finding, lint
+from catchment.schema.lint import Effect, LintFinding, lint
+from catchment.schema.migratable import Database
 from catchment.schema.scripts import Script
 
 
@@ -22,7 +22,7 @@ class Trial:
     """What the tables after it have that those before it had not, and the other way round."""
     rows_before: dict[str, int]
     rows_after: dict[str, int]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LintFinding, ...] = ()
     error: str | None = None
 
     def lines(self) -> list[str]:
@@ -57,7 +57,7 @@ class Rehearsal:
         return all(trial.error is None for trial in self.trials)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[LintFinding, ...]:
         return tuple(finding for trial in self.trials for finding in trial.findings)
 
     def report(self) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from catchment import sql
 from catchment.errors import ScriptError
+from catchment.foundation import sql
 
 # Lines that `check` puts at the top of a diverged file; they are not part of the script.
 WARNING = "-- catchment-check:"
@@ -43,7 +43,7 @@ class ScriptName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class ScriptStatement:
     """One statement of a script, and the line on which it starts."""
 
     text: str
@@ -69,7 +69,7 @@ class Script:
     def text(self) -> str:
         return normalised(without_warning(self.raw))
 
-    def statements(self) -> tuple[Statement, ...]:
+    def statements(self) -> tuple[ScriptStatement, ...]:
         """The statements, as SQLite tells them apart: the body of a trigger stays whole."""
         return tuple(_split(self.text))
 
@@ -186,13 +186,13 @@ def _read(path: Path, name: ScriptName) -> Script | Unreadable:
     return Script(name=name, raw=raw)
 
 
-def _split(text: str) -> Iterator[Statement]:
+def _split(text: str) -> Iterator[ScriptStatement]:
     start = 0
     while start < len(text):
         end = _end_of_statement(text, start)
         first = past_comments(text, start, end)
         if first < end:
-            yield Statement(text=text[first:end], line=text.count("\n", 0, first) + 1)
+            yield ScriptStatement(text=text[first:end], line=text.count("\n", 0, first) + 1)
         start = end
 
 

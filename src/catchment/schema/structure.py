@@ -1,16 +1,16 @@
 """What a database looks like: tables, columns, foreign keys. Plain values, alike for models and for what is there.
 
 Names compare as SQLite and DuckDB compare them, without regard to the case of ASCII letters; `Structure.find` and
-`Table.find` know that.
+`DeclaredTable.find` know that.
 """
 
 from dataclasses import dataclass
 
-from catchment import sql
+from catchment.foundation import sql
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class DeclaredColumn:
     """A column as the database declares it: `type` is the declared type, `default` the text of an SQL expression.
 
     `primary_key` is its place in the primary key, counted from one, and 0 when it has none. A `generated` column is
@@ -37,15 +37,15 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class DeclaredTable:
     """A table. `ddl` is the statement that made it where the database keeps one; it takes no part in comparing."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[DeclaredColumn, ...]
     references: tuple[Reference, ...] = ()
     ddl: str = ""
 
-    def find(self, column: str) -> Column | None:
+    def find(self, column: str) -> DeclaredColumn | None:
         wanted = sql.fold(column)
         return next((each for each in self.columns if sql.fold(each.name) == wanted), None)
 
@@ -54,8 +54,8 @@ class Table:
 class Structure:
     """The tables of a database that are its user's: neither the engine's own nor `_migrations`."""
 
-    tables: tuple[Table, ...] = ()
+    tables: tuple[DeclaredTable, ...] = ()
 
-    def find(self, table: str) -> Table | None:
+    def find(self, table: str) -> DeclaredTable | None:
         wanted = sql.fold(table)
         return next((each for each in self.tables if sql.fold(each.name) == wanted), None)

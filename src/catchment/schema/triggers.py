@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.schema import ddl
-from catchment.schema.sqlite import is_about_storage
+from catchment.schema.sqlite_files import is_about_storage
 
 _EVENTS = frozenset({"INSERT", "UPDATE", "DELETE"})
 _SAVEPOINT = "one_trigger_at_a_time"

@@ -6,16 +6,16 @@ from contextlib import suppress
 import duckdb
 import grpc
 
-from catchment import sql as text
 from catchment.errors import CatchmentError, InputError, NotSupportedError, StateError
-from catchment.server import messages, shardwire, wire
-from catchment.server.entrance import Entrance
-from catchment.server.model import Call
+from catchment.foundation import sql as text
+from catchment.foundation.settings import Settings
+from catchment.server import messages, shard_messages, wire
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session
-from catchment.server.shardcalls import ShardCalls
-from catchment.settings import Settings
+from catchment.server.shard_calls import ShardCalls
+from catchment.server.values import Call
 from catchment.tenants.shard import TenantShard
 
 ACTIONS = {
@@ -38,7 +38,7 @@ _SCHEMA = "schema"
 class Actions:
     """Does what an action asks; what it returns is the body of the one result."""
 
-    def __init__(self, entrance: Entrance, settings: Settings, shard: TenantShard | None = None) -> None:
+    def __init__(self, entrance: SessionLookup, settings: Settings, shard: TenantShard | None = None) -> None:
         self._entrance = entrance
         self._shard_calls = ShardCalls(shard)
         self._settings = settings
@@ -58,8 +58,8 @@ class Actions:
     def do(self, action: flight.Action, context: grpc.ServicerContext, call: Call) -> bytes:
         """What the action gives, empty where that is nothing."""
         call.name = action.type[:_NAME_LETTERS_MAX]
-        if action.type.startswith(shardwire.PREFIX):
-            name = action.type.removeprefix(shardwire.PREFIX)
+        if action.type.startswith(shard_messages.PREFIX):
+            name = action.type.removeprefix(shard_messages.PREFIX)
             return self._shard_calls.do(name, action.body, self._entrance.principal(context))
         known = self._known.get(action.type)
         if known is None:

@@ -20,22 +20,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from catchment import events
-from catchment.clock import Clock, SystemClock
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, SettingsError
-from catchment.server.model import Principal, Role
+from catchment.foundation import events
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.settings import Settings
 from catchment.server.tls import certificate_of
 from catchment.server.users import (
     ANONYMOUS,
     LOCAL,
     PASSWORD_BYTES_MAX,
     SHARD,
-    User,
+    ServerUser,
     Users,
     hash_of_nobody,
     is_password,
 )
-from catchment.settings import Settings
+from catchment.server.values import Principal, Role
 
 FAILURES_FREE = 5
 WAIT_S_MAX = 60.0
@@ -188,7 +188,7 @@ class Authenticator:
 
 
 @lru_cache(maxsize=1_000)
-def _standing(user: User) -> str:
+def _standing(user: ServerUser) -> str:
     return hashlib.sha256(f"{user.password_hash}\0{user.role}\0{user.tenant}".encode()).hexdigest()
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from catchment import events, faults, files, sql
 from catchment.errors import (
     CommitUnknownError,
     ConflictError,
@@ -29,20 +28,21 @@ from catchment.errors import (
     PreconditionError,
     StorageFailedError,
 )
-from catchment.ids import TableId
+from catchment.foundation import events, faults, files, sql
+from catchment.foundation.ids import TableId
+from catchment.foundation.meters import Meters
 from catchment.lake import Commit, Lake, extensions, types
 from catchment.lake.attach import LakeAddress
 from catchment.lake.commit import RegisterFiles, TableIs
 from catchment.lake.instance import Instance
+from catchment.lake.sandbox import Sandbox
 from catchment.lake.staging import JobFolder, Staging
 from catchment.lake.tables import Table
-from catchment.lake.wall import Wall
-from catchment.meters import Meters
-from catchment.pipeline.output import Output, copy, wrongly_null
-from catchment.queue.arrivals import columns_of
-from catchment.queue.group import GroupCommit
-from catchment.server.model import Call
+from catchment.pipeline.parquet_writer import OutputFile, copy, wrongly_null
+from catchment.queue.group_commit import GroupCommit
+from catchment.queue.incoming import columns_of
 from catchment.server.transactions import exclusive
+from catchment.server.values import Call
 
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
@@ -61,7 +61,7 @@ class FileWriter:
     In the lake's own one, the catalog's small queries would wait for threads that are busy writing, and wait busily.
     """
 
-    def __init__(self, wall: Wall, address: LakeAddress, *, threads_max: int, meters: Meters) -> None:
+    def __init__(self, wall: Sandbox, address: LakeAddress, *, threads_max: int, meters: Meters) -> None:
         # Two instances must not spill into one folder.
         self._wall = replace(wall, spill_path=wall.spill_path / _SPILL)
         self._address = address
@@ -70,17 +70,17 @@ class FileWriter:
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         instance = extensions.connect(threads=self._threads_max or None)
-        self._wall.raise_around(instance, self._address)
+        self._wall.apply(instance, self._address)
         return instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class BulkFiles:
     """A stream that is all there, as files that the lake does not know yet."""
 
     table: Table
     folder: Path
-    outputs: Sequence[Output]
+    outputs: Sequence[OutputFile]
     job_id: str
     call: Call
 
@@ -100,9 +100,9 @@ class Registrar:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._line = GroupCommit[Written, None](self._commit, items_max=_TOGETHER_MAX)
+        self._line = GroupCommit[BulkFiles, None](self._commit, items_max=_TOGETHER_MAX)
 
-    def register(self, written: Written) -> None:
+    def register(self, written: BulkFiles) -> None:
         """Have the lake take the files, in one transaction with those of all who wait."""
         try:
             self._line.submit(written)
@@ -111,7 +111,7 @@ class Registrar:
                 f"The table {written.table.id} was changed while its rows came in.", hint="Send them again."
             ) from None
 
-    def _commit(self, streams: Sequence[Written]) -> Sequence[None]:
+    def _commit(self, streams: Sequence[BulkFiles]) -> Sequence[None]:
         rows = sum(stream.rows for stream in streams)
         tables = sorted({str(stream.table.id) for stream in streams})
         commit = Commit(
@@ -149,7 +149,7 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
             outputs = _write(session, table, rows, folder, call)
             faults.reach("ingest.after_write")
             if outputs:
-                written = Written(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
+                written = BulkFiles(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
                 session.engine.registrar.register(written)
         except (CommitUnknownError, InvariantError):
             # They may be the table's by now: whoever committed them for others may not have come back to say so.
@@ -161,7 +161,7 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
     return sum(output.rows for output in outputs)
 
 
-def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder: Path, call: Call) -> list[Output]:
+def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder: Path, call: Call) -> list[OutputFile]:
     files.make_folder(folder)
     engine = session.engine
     origin = engine.files.instance.origin()

@@ -12,12 +12,12 @@ import duckdb
 import grpc
 import pyarrow as pa
 
-from catchment import events
-from catchment.clock import Clock, SystemClock
 from catchment.errors import CancelledError, CatchmentError, LimitError
-from catchment.server import status
-from catchment.server.model import Call
-from catchment.server.requests import REQUEST_HEADER, request_id
+from catchment.foundation import events
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.server import grpc_status
+from catchment.server.request_ids import REQUEST_HEADER, request_id
+from catchment.server.values import Call
 from catchment.server.watchdog import Watchdog
 
 # A burst of short statements passes within this; what lasts longer is a server that has enough to do.
@@ -77,11 +77,11 @@ class Calls:
                     yield call
             except Exception as error:
                 reason = _reason(error, call)
-                code, text = status.of(reason)
+                code, text = grpc_status.of(reason)
                 if code is Code.INTERNAL and not isinstance(reason, CatchmentError):
                     text = f"{text} (request {request})"
                 self._say_failed(call, reason, code, self._clock.monotonic_s() - started_s)
-                headers = ((status.ERROR_HEADER, type(reason).__name__), (REQUEST_HEADER, request))
+                headers = ((grpc_status.ERROR_HEADER, type(reason).__name__), (REQUEST_HEADER, request))
                 context.set_trailing_metadata(headers)
                 raise context.abort(code, text) from error
 

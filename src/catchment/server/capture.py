@@ -11,18 +11,18 @@ from contextlib import suppress
 import duckdb
 import pyarrow as pa
 
-from catchment import sql
 from catchment.errors import ConflictError, InputError, TableMissingError, TypeConflictError
-from catchment.ids import TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
 from catchment.lake import types
 from catchment.lake.types import Column
-from catchment.queue import DqCoordinator, arrivals
-from catchment.server import tokens as scanner
-from catchment.server.links import Link, by_place_or_name, python_values
+from catchment.queue import DqCoordinator, incoming
+from catchment.server import sql_tokens as scanner
+from catchment.server.connections import Connection, by_place_or_name, python_values
 from catchment.server.literals import WHOLE_NUMBERS
-from catchment.server.model import Call
-from catchment.server.rewrite import BOUND, Bulk, Capture
-from catchment.server.tokens import Token
+from catchment.server.sql_tokens import Token
+from catchment.server.statement_plan import BOUND, Bulk, Capture
+from catchment.server.values import Call
 
 # Lets a statement through, or refuses it.
 Admit = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
@@ -30,7 +30,7 @@ Admit = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
 _SHAPE_PREFIX = "duckling_queue."
 
 
-def _shape(table: TableId, columns: tuple[Column, ...], link: Link, call: Call) -> str:
+def _shape(table: TableId, columns: tuple[Column, ...], link: Connection, call: Call) -> str:
     """The name of a temporary table with these columns, made where the link has none."""
     name = sql.qualified("temp", "main", f"{_SHAPE_PREFIX}{table.schema}.{table.name}")
     if link.shapes.get(table) != columns:
@@ -49,7 +49,7 @@ def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table |
         return None
     renamed = _as_whole_numbers(rows.rename_columns(names), columns)
     try:
-        arrivals.require_fit(renamed.schema, columns, table="")
+        incoming.require_fit(renamed.schema, columns, table="")
     except (TypeConflictError, InputError):
         # DuckDB casts more than the queue does: it shall say.
         return None
@@ -71,7 +71,7 @@ def _as_whole_numbers(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
 def inserted(
     step: Capture,
     queue: DqCoordinator,
-    link: Link,
+    link: Connection,
     admit: Admit,
     call: Call,
     *,
@@ -103,7 +103,7 @@ def inserted(
 def _insert(
     step: Capture,
     columns: tuple[Column, ...],
-    link: Link,
+    link: Connection,
     admit: Admit,
     call: Call,
     bound: pa.Table | None,
@@ -117,7 +117,7 @@ def _insert(
     if not in_transaction:
         link.run("BEGIN", call)
     try:
-        return arrivals.restored(_run(text, link, call, bound, is_bulk=is_bulk), columns)
+        return incoming.restored(_run(text, link, call, bound, is_bulk=is_bulk), columns)
     finally:
         # Nothing is to stay in the shape, whatever became of the statement.
         with suppress(duckdb.Error):
@@ -125,7 +125,7 @@ def _insert(
             link.connection.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
 
 
-def _run(text: str, link: Link, call: Call, bound: pa.Table | None, *, is_bulk: bool) -> pa.Table:
+def _run(text: str, link: Connection, call: Call, bound: pa.Table | None, *, is_bulk: bool) -> pa.Table:
     if bound is None:
         return link.table(text, call)
     if is_bulk:
@@ -146,17 +146,17 @@ def _carried_as(expression: str, column: Column) -> str:
     return f"{expression} AS {name}" if carrier == column.type else f"CAST({expression} AS {carrier}) AS {name}"
 
 
-def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Link, call: Call) -> pa.Table:
+def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Connection, call: Call) -> pa.Table:
     """Rows in the columns' types, as an INSERT by name would cast them; the link's lock is held by the caller."""
     shape = _shape(table, columns, link, call)
     with link.registered(BOUND, rows, call):
         text = f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING {_carried(columns)}"
         inserted_rows = link.table(text, call)
         link.run(f"DELETE FROM {shape}", call)
-    return arrivals.restored(inserted_rows, columns)
+    return incoming.restored(inserted_rows, columns)
 
 
-def _selected(step: Capture, link: Link, admit: Admit, call: Call) -> pa.Table:
+def _selected(step: Capture, link: Connection, admit: Admit, call: Call) -> pa.Table:
     """The rows for a table that is still to be made: as the source gives them, under the names that it has."""
     rows, _ = selected(step.source, link, admit, call)
     if step.columns and len(step.columns) != rows.num_columns:
@@ -165,7 +165,7 @@ def _selected(step: Capture, link: Link, admit: Admit, call: Call) -> pa.Table:
 
 
 def selected(
-    source: str, link: Link, admit: Admit, call: Call, bound: pa.Table | None = None
+    source: str, link: Connection, admit: Admit, call: Call, bound: pa.Table | None = None
 ) -> tuple[pa.Table, tuple[Column, ...]]:
     """What a query gives, without loss, and its columns; the link's lock is held by the caller.
 
@@ -177,17 +177,17 @@ def selected(
     places = [f"column_{at}" for at in range(len(columns))]
     chosen = ", ".join(_carried_as(place, column) for place, column in zip(places, columns, strict=True))
     rows = _run(f"SELECT {chosen} FROM ({source}\n) AS given({', '.join(places)})", link, call, bound, is_bulk=False)
-    return arrivals.restored(rows, columns), columns
+    return incoming.restored(rows, columns), columns
 
 
-def described(text: str, link: Link, call: Call, bound: pa.Table | None = None) -> tuple[Column, ...]:
+def described(text: str, link: Connection, call: Call, bound: pa.Table | None = None) -> tuple[Column, ...]:
     """The columns that a DESCRIBE tells of."""
     found = _run(text, link, call, bound, is_bulk=False)
     kinds = zip(found.column("column_name").to_pylist(), found.column("column_type").to_pylist(), strict=True)
     return tuple(Column(name=name, type=types.normal(kind)) for name, kind in kinds)
 
 
-def _judge(text: str, link: Link, admit: Admit) -> None:
+def _judge(text: str, link: Connection, admit: Admit) -> None:
     admit(link.connection.extract_statements(text)[-1], text, scanner.read(text.encode()))
 
 

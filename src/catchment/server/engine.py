@@ -11,26 +11,26 @@ from weakref import WeakSet
 import duckdb
 import pyarrow as pa
 
-from catchment import events, sql
 from catchment.app import App
-from catchment.clock import Clock
 from catchment.errors import LakeUnavailableError, NotReadyError, NotSupportedError, StaleRouteError, StateError
-from catchment.ids import TableId
+from catchment.foundation import events, sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import Lake, extensions
 from catchment.lake.instance import Instance, Origin
 from catchment.queue import DqCoordinator
 from catchment.server.bulk import FileWriter, Registrar
-from catchment.server.islands import Island
-from catchment.server.links import Link
-from catchment.server.model import Principal
+from catchment.server.connections import Connection
 from catchment.server.peers import PeerSession
-from catchment.server.residents import Views
-from catchment.settings import Settings
-from catchment.tenants.model import Shard, TenantId
+from catchment.server.tenant_isolation import TenantScope
+from catchment.server.touched_tenants import Views
+from catchment.server.values import Principal
+from catchment.tenants.model import ShardInfo, TenantId
 from catchment.tenants.records import Residents
 
 
-class TenantDesk(Protocol):
+class TenantRouting(Protocol):
     """Where tenants' work goes through while they may live in several shards. Any thread may ask."""
 
     def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
@@ -48,10 +48,10 @@ class TenantDesk(Protocol):
     def owner(self, schema: str) -> TenantId | None:
         """The tenant whose tables are in the schema; None where nobody has created one."""
 
-    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> Shard | None:
+    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
         """The shard that the tenant lives in, None where that is this one; with `anew`, as of now."""
 
-    def peer(self, shard: Shard, principal: Principal) -> PeerSession:
+    def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
         """A session of a tenant's user on another shard's server."""
         ...
 
@@ -71,14 +71,14 @@ class Engine:
         )
         self.registrar = Registrar(self.lake)
         # Without one, tenants live here and nowhere else.
-        self.tenants: TenantDesk | None = None
-        self._links: WeakSet[Link] = WeakSet()
+        self.tenants: TenantRouting | None = None
+        self._links: WeakSet[Connection] = WeakSet()
         self._links_mutex = threading.Lock()
         self.views = Views(self.lake, self.clock)
 
-    def island(self, tenant: TenantId | None) -> Island | None:
+    def island(self, tenant: TenantId | None) -> TenantScope | None:
         """The part of the lake that exists for a tenant's user; None where that is all of it."""
-        return None if tenant is None else Island(tenant, self.lake.name)
+        return None if tenant is None else TenantScope(tenant, self.lake.name)
 
     def enqueue(self, tenant: TenantId | None, table: TableId, rows: pa.Table, *, session: str) -> int:
         """Hand rows to the queue, those for a tenant's tables by way of the desk; how many they are."""
@@ -123,7 +123,7 @@ class Engine:
         """Hold while the lake is changed."""
         return nullcontext() if tenant is None or self.tenants is None else self.tenants.changing(tenant)
 
-    def link(self, island: Island | None = None) -> Link:
+    def link(self, island: TenantScope | None = None) -> Connection:
         """A connection with the lake as its default catalog; without it while the lake is away.
 
         With an island, it is where unqualified names count.
@@ -148,9 +148,9 @@ class Engine:
         origin: Origin,
         *,
         require_lake: Callable[[], None] | None = None,
-    ) -> Link:
+    ) -> Connection:
         """A link to a connection; `origin` was asked for before the connection was."""
-        link = Link(
+        link = Connection(
             connection,
             origin=origin,
             result_bytes_max=self.settings.server_result_bytes_max,
@@ -160,7 +160,7 @@ class Engine:
             self._links.add(link)
         return link
 
-    def is_current(self, link: Link) -> bool:
+    def is_current(self, link: Connection) -> bool:
         """Whether the link is of the DuckDB instance that has the lake now."""
         return link.origin == self.lake.origin()
 
@@ -175,14 +175,14 @@ class Engine:
 
     def _lakeless(self) -> duckdb.DuckDBPyConnection:
         connection = extensions.connect()
-        self.app.wall.raise_around(connection)
+        self.app.wall.apply(connection)
         return connection
 
     def require_lake(self) -> None:
         """Ask the catalog for the little that shows that it is there; LakeUnavailableError where it is not."""
         self.lake.newest_snapshot()
 
-    def _confine(self, connection: duckdb.DuckDBPyConnection, island: Island) -> None:
+    def _confine(self, connection: duckdb.DuckDBPyConnection, island: TenantScope) -> None:
         try:
             connection.execute(island.set_path)
         except duckdb.CatalogException:

@@ -15,20 +15,20 @@ import duckdb
 import grpc
 from google.protobuf.message import Message
 
-from catchment.clock import Clock
 from catchment.errors import CatchmentError, InputError, NotSupportedError
+from catchment.foundation.clock import Clock
+from catchment.foundation.settings import Settings
 from catchment.server import messages, metadata, wire
 from catchment.server.actions import ACTIONS, Actions
 from catchment.server.auth import Authenticator
 from catchment.server.calls import CallLimits, Calls
-from catchment.server.entrance import Entrance
-from catchment.server.model import Call, Outcome
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.registry import SessionRegistry
+from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session
-from catchment.server.statementlog import StatementLog
-from catchment.settings import Settings
+from catchment.server.statement_log import StatementLog
+from catchment.server.values import Call, StatementOutcome
 from catchment.tenants.shard import TenantShard
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
@@ -55,7 +55,7 @@ class FlightService(grpc.GenericRpcHandler):
             clock=registry.engine.clock,
             log_sql=settings.log_sql,
         )
-        self._entrance = Entrance(registry, authenticator)
+        self._entrance = SessionLookup(registry, authenticator)
         self._calls = Calls(
             CallLimits(
                 statements_max=settings.server_statements_max,
@@ -121,7 +121,7 @@ class FlightService(grpc.GenericRpcHandler):
                 ticket = sql.TicketStatementQuery(statement_handle=session.keep(outcome))
                 return _flight_info(descriptor, wire.encode_schema(outcome.result.schema), messages.pack(ticket))
 
-    def _query(self, command: Message, session: Session, call: Call) -> Outcome:
+    def _query(self, command: Message, session: Session, call: Call) -> StatementOutcome:
         match command:
             case sql.CommandStatementQuery():
                 return self._execute(command, session, call)
@@ -135,7 +135,7 @@ class FlightService(grpc.GenericRpcHandler):
 
     def _execute(
         self, command: sql.CommandStatementQuery | sql.CommandStatementUpdate, session: Session, call: Call
-    ) -> Outcome:
+    ) -> StatementOutcome:
         text = call.text = messages.text_in(command, self._settings.server_statement_bytes_max)
         is_update = isinstance(command, sql.CommandStatementUpdate)
         with self._log.running(session.id, session.principal, text):
@@ -241,7 +241,7 @@ def _flight_info(descriptor: flight.FlightDescriptor, schema: bytes, ticket: byt
     ).SerializeToString()
 
 
-def _changed(outcome: Outcome) -> sql.DoPutUpdateResult:
+def _changed(outcome: StatementOutcome) -> sql.DoPutUpdateResult:
     """How many rows a statement changed; 0 where it changes none, because -1 tells JDBC that there are rows to read."""
     outcome.result.close()
     return sql.DoPutUpdateResult(record_count=outcome.rows or 0)

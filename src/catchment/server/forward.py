@@ -11,15 +11,15 @@ from typing import NoReturn, TypeVar
 
 import pyarrow as pa
 
-from catchment.backoff import Backoff
-from catchment.clock import Clock
 from catchment.errors import NotReadyError, ShardUnreachableError, StaleRouteError, StateError
-from catchment.server import tokens
-from catchment.server.engine import TenantDesk
-from catchment.server.model import Call, Principal
+from catchment.foundation.backoff import Backoff
+from catchment.foundation.clock import Clock
+from catchment.server import sql_tokens
+from catchment.server.engine import TenantRouting
 from catchment.server.peers import PeerSession
-from catchment.server.rewrite import ByName, Capture, Making, Plain, Step
-from catchment.tenants.model import Shard, ShardId, TenantId
+from catchment.server.statement_plan import ByName, Capture, Making, Plain, Step
+from catchment.server.values import Call, Principal
+from catchment.tenants.model import ShardId, ShardInfo, TenantId
 
 _POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
 # As many bytes of an upload can be sent again, to where the tenant lives by now.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Forwarding:
     """The way of one session's statements. Any thread may ask."""
 
-    def __init__(self, desk: TenantDesk, tenant: TenantId, principal: Principal, clock: Clock) -> None:
+    def __init__(self, desk: TenantRouting, tenant: TenantId, principal: Principal, clock: Clock) -> None:
         self._desk = desk
         self._tenant = tenant
         self._principal = principal
@@ -88,7 +88,7 @@ class Forwarding:
             hint="Connect there, or do without a transaction (autocommit).",
         )
 
-    def _peer(self, shard: Shard) -> PeerSession:
+    def _peer(self, shard: ShardInfo) -> PeerSession:
         with self._mutex:
             found = self._peers.get((shard.id, shard.location))
             if found is None:
@@ -146,7 +146,7 @@ class Rewindable:
 def texts(text: str) -> tuple[str, ...]:
     """The statements of a text, each as it was written."""
     source = text.encode()
-    return tuple(own.decode() for own, _ in tokens.statements(source, tokens.read(source)))
+    return tuple(own.decode() for own, _ in sql_tokens.statements(source, sql_tokens.read(source)))
 
 
 def may_change(step: Step) -> bool:

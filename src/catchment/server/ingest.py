@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from catchment import sql
 from catchment.errors import (
     AlreadyExistsError,
     InputError,
@@ -16,15 +15,16 @@ from catchment.errors import (
     TableMissingError,
     TypeConflictError,
 )
-from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.foundation import sql
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.server import bulk, capture, newtables, unfolding
-from catchment.server.links import Link
-from catchment.server.model import Call, IfExists, IngestTarget, Role
-from catchment.server.rewrite import FRESH, QUEUE
+from catchment.server import bulk, capture, decoded_size, queue_ddl
+from catchment.server.connections import Connection
+from catchment.server.statement_plan import FRESH, QUEUE
 from catchment.server.statements import Statements
-from catchment.server.storable import InMicroseconds
 from catchment.server.transactions import Transaction
+from catchment.server.unstorable_types import InMicroseconds
+from catchment.server.values import Call, IfExists, IngestTarget, Role
 
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
@@ -66,8 +66,8 @@ def _take(
         _refuse_replacing(target)
         table = statements.spelled(TableId(schema, target.table))
         gathered = _gathered(rows, session.engine.settings.server_write_bytes_max)
-        if target.create and newtables.prepare(statements, target, table, gathered, call, joined):
-            newtables.enqueue(statements, table, gathered, joined)
+        if target.create and queue_ddl.prepare(statements, target, table, gathered, call, joined):
+            queue_ddl.enqueue(statements, table, gathered, joined)
             return int(gathered.num_rows)
         return _enqueue(statements, table, gathered, call, joined)
     if sql.fold(schema) == LEDGER_SCHEMA or sql.fold(schema) == FRESH:
@@ -136,7 +136,7 @@ def _refuse_replacing(target: IngestTarget) -> None:
 def _gathered(rows: pa.RecordBatchReader, bytes_max: int) -> pa.Table:
     batches, size = [], 0
     for batch in rows:
-        size += unfolding.size_of(batch)
+        size += decoded_size.size_of(batch)
         if size > bytes_max:
             raise LimitError(
                 f"The rows come to more than {bytes_max:,} bytes, the most for one write to the queue.",
@@ -176,12 +176,12 @@ class _Ahead:
 
 
 def _write(
-    session: "Session", target: IngestTarget, schema: str, rows: pa.RecordBatchReader, link: Link, call: Call
+    session: "Session", target: IngestTarget, schema: str, rows: pa.RecordBatchReader, link: Connection, call: Call
 ) -> int:
     is_temporary = _is_temporary(target)
     catalog = "temp" if is_temporary else session.lake.name
     name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
-    exists = newtables.is_in_lake(link, catalog, TableId("main" if is_temporary else schema, target.table), call)
+    exists = queue_ddl.is_in_lake(link, catalog, TableId("main" if is_temporary else schema, target.table), call)
     if exists and target.if_exists is IfExists.FAIL:
         raise AlreadyExistsError(f"The table {target.table} exists already.")
     if not exists and not target.create:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from catchment import sql
+from catchment.foundation import sql
 from catchment.lake.types import Column
 
 # What DuckDB's scanner skips.

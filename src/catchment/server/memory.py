@@ -8,7 +8,7 @@ core is enough for DuckDB, and what is free in them is given back now and then. 
 import ctypes
 from functools import cache
 
-from catchment import settings
+from catchment.foundation import settings
 
 _ARENAS_MIN = 2
 # glibc's number for the most arenas that it makes.

@@ -10,9 +10,9 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 
 from catchment.errors import InputError, LimitError, NotSupportedError
-from catchment.server.model import IfExists, IngestTarget
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.server.values import IfExists, IngestTarget
 
 M = TypeVar("M", bound=Message)
 WithText = sql.CommandStatementQuery | sql.CommandStatementUpdate | sql.ActionCreatePreparedStatementRequest

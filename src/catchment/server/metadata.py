@@ -12,16 +12,16 @@ import duckdb
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from catchment import sql
-from catchment.ids import DEFAULT_SCHEMA
+from catchment.foundation import sql
+from catchment.foundation.ids import DEFAULT_SCHEMA
+from catchment.foundation.settings import Settings
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.server import sqlinfo, typeinfo, wire
-from catchment.server.links import TableResult
-from catchment.server.model import Call, Result
+from catchment.server import sql_info, type_info, wire
+from catchment.server.connections import TableResult
 from catchment.server.protocol import flight_sql_pb2 as commands
-from catchment.server.rewrite import QUEUE
 from catchment.server.sessions import Session
-from catchment.settings import Settings
+from catchment.server.statement_plan import QUEUE
+from catchment.server.values import Call, Result
 
 COMMANDS = (
     commands.CommandGetCatalogs,
@@ -102,9 +102,9 @@ def schema_of(command: Message) -> pa.Schema:
         case commands.CommandGetPrimaryKeys():
             return _PRIMARY_KEYS
         case commands.CommandGetXdbcTypeInfo():
-            return typeinfo.SCHEMA
+            return type_info.SCHEMA
         case commands.CommandGetSqlInfo():
-            return sqlinfo.SCHEMA
+            return sql_info.SCHEMA
         case _:
             return _FOREIGN_KEYS
 
@@ -132,9 +132,9 @@ def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
         case commands.CommandGetTableTypes():
             return _table(_TABLE_TYPES, [(each,) for each in TABLE_TYPES])
         case commands.CommandGetXdbcTypeInfo():
-            return typeinfo.table(command.data_type if command.HasField("data_type") else None)
+            return type_info.table(command.data_type if command.HasField("data_type") else None)
         case commands.CommandGetSqlInfo():
-            return sqlinfo.table(tuple(command.info), settings)
+            return sql_info.table(tuple(command.info), settings)
         case _:
             return schema_of(command).empty_table()
 

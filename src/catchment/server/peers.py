@@ -19,7 +19,6 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from catchment import errors
-from catchment.clock import Clock
 from catchment.errors import (
     CancelledError,
     CatchmentError,
@@ -31,17 +30,18 @@ from catchment.errors import (
     StateError,
     TimedOutError,
 )
+from catchment.foundation.clock import Clock
+from catchment.foundation.settings import Settings
 from catchment.server import messages, wire
-from catchment.server.links import TableResult
-from catchment.server.model import Call, IfExists, IngestTarget, Outcome, Principal
+from catchment.server.connections import TableResult
+from catchment.server.grpc_status import ERROR_HEADER
 from catchment.server.protocol import flight_pb2 as flight
 from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.remote import open_channel, was_never_sent
-from catchment.server.requests import carried_on
-from catchment.server.status import ERROR_HEADER
+from catchment.server.request_ids import carried_on
 from catchment.server.users import SHARD
-from catchment.settings import Settings
-from catchment.tenants.model import Shard
+from catchment.server.values import Call, IfExists, IngestTarget, Principal, StatementOutcome
+from catchment.tenants.model import ShardInfo
 
 # Whose statement a shard forwards: a role and a tenant.
 ON_BEHALF = "catchment-on-behalf"
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class StatementFacts:
     """What a statement gives and takes, and whether it changes anything."""
 
     schema: pa.Schema
@@ -73,7 +73,7 @@ class Peers:
         self._mutex = threading.Lock()
         self._known: dict[str, _Server] = {}
 
-    def session(self, shard: Shard, principal: Principal) -> "PeerSession":
+    def session(self, shard: ShardInfo, principal: Principal) -> "PeerSession":
         """A session of that user on the shard's server."""
         with self._mutex:
             server = self._known.get(shard.location)
@@ -109,7 +109,9 @@ class _Server:
 class PeerSession:
     """A tenant's user on another server, from the first statement until `close`. Any thread may ask."""
 
-    def __init__(self, server: _Server, shard: Shard, principal: Principal, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, server: _Server, shard: ShardInfo, principal: Principal, settings: Settings, clock: Clock
+    ) -> None:
         self._server = server
         self._shard = shard
         self._clock = clock
@@ -130,19 +132,19 @@ class PeerSession:
 
     def execute(
         self, text: str, call: Call, *, parameters: pa.Table | None, is_update: bool, may_change: bool
-    ) -> Outcome:
+    ) -> StatementOutcome:
         """Run one statement; with `is_update` its rows are counted, else they can be read."""
         return self._in_session(lambda: self._execute(text, call, parameters, is_update, may_change))
 
-    def prepare(self, text: str, call: Call) -> Facts:
+    def prepare(self, text: str, call: Call) -> StatementFacts:
         """Look at a statement."""
 
-        def look() -> Facts:
+        def look() -> StatementFacts:
             self._headers(call)
             token = self._token
             created = self._create(text, call)
             self._hand_back(text, created.prepared_statement_handle, token)
-            return Facts(
+            return StatementFacts(
                 schema=_schema(created.dataset_schema),
                 parameters=_schema(created.parameter_schema),
                 is_update=created.is_update,
@@ -176,7 +178,7 @@ class PeerSession:
 
     def _execute(
         self, text: str, call: Call, parameters: pa.Table | None, is_update: bool, may_change: bool
-    ) -> Outcome:
+    ) -> StatementOutcome:
         if parameters is None:
             if is_update:
                 return self._update(sql.CommandStatementUpdate(query=text), call, None, may_change=may_change)
@@ -189,16 +191,16 @@ class PeerSession:
             self._put(query, call, parameters.schema, iter(parameters.to_batches()), may_change=False)
             return self._query(query, call, may_change=may_change)
 
-    def _update(self, command: Message, call: Call, rows: pa.Table | None, *, may_change: bool) -> Outcome:
+    def _update(self, command: Message, call: Call, rows: pa.Table | None, *, may_change: bool) -> StatementOutcome:
         schema, batches = (None, iter(())) if rows is None else (rows.schema, iter(rows.to_batches()))
         answer = self._put(command, call, schema, batches, may_change=may_change)
-        return Outcome(sql.DoPutUpdateResult.FromString(answer).record_count, _Nothing())
+        return StatementOutcome(sql.DoPutUpdateResult.FromString(answer).record_count, _Nothing())
 
-    def _query(self, command: Message, call: Call, *, may_change: bool) -> Outcome:
+    def _query(self, command: Message, call: Call, *, may_change: bool) -> StatementOutcome:
         request = _described(command).SerializeToString()
         future = self._server.ask.future(request, metadata=self._headers(call), timeout=self._left_s(call))
         info = flight.FlightInfo.FromString(self._answer(future, call, may_be_done=lambda: may_change))
-        return Outcome(None, PeerResult(self, info))
+        return StatementOutcome(None, PeerResult(self, info))
 
     @contextmanager
     def _borrowed(self, text: str, call: Call) -> Iterator[bytes]:

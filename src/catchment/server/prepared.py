@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from catchment import sql
 from catchment.errors import CatchmentError, StateError
+from catchment.foundation import sql
 from catchment.lake import extensions
 from catchment.lake.types import Column
-from catchment.server import queuetables
-from catchment.server.gate import Kind
-from catchment.server.links import Link, Parameters, by_place_or_name
-from catchment.server.model import Call, Outcome
-from catchment.server.peers import Facts
-from catchment.server.rewrite import Bulk, ByName, Capture, Command, FreshRead, Making, Plain, Step
+from catchment.server import queue_results
+from catchment.server.connections import Connection, Parameters, by_place_or_name
+from catchment.server.peers import StatementFacts
+from catchment.server.sql_policy import StatementKind
+from catchment.server.statement_plan import Bulk, ByName, Capture, FreshRead, Making, Plain, QueueCommand, Step
 from catchment.server.statements import Statements
 from catchment.server.syntax import nodes
+from catchment.server.values import Call, StatementOutcome
 
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
@@ -30,7 +30,7 @@ _SHAPES_MAX = 1_000
 _UNKNOWN = "VARCHAR"
 
 
-class Prepared:
+class PreparedStatement:
     """A statement with a handle. It is read once, and run as often as it is asked for."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Prepared:
         self._bound: pa.Table | None = None
 
     @classmethod
-    def of(cls, session: "Session", handle: bytes, text: str, transaction: bytes | None) -> "Prepared":
+    def of(cls, session: "Session", handle: bytes, text: str, transaction: bytes | None) -> "PreparedStatement":
         """Look at a text: what it gives, what it takes, and whether it changes anything."""
         steps = session.plan(text)
         if len(steps) > 1:
@@ -68,7 +68,7 @@ class Prepared:
         return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
 
     @classmethod
-    def known(cls, session: "Session", handle: bytes, text: str, facts: Facts) -> "Prepared":
+    def known(cls, session: "Session", handle: bytes, text: str, facts: StatementFacts) -> "PreparedStatement":
         """A text that another server has looked at: it runs there."""
         return cls(
             session,
@@ -84,7 +84,7 @@ class Prepared:
         """Have the executions that bring no rows of their own use these."""
         self._bound = rows
 
-    def execute(self, call: Call, rows: pa.Table | None = None, *, is_update: bool = False) -> Outcome:
+    def execute(self, call: Call, rows: pa.Table | None = None, *, is_update: bool = False) -> StatementOutcome:
         """Run it with all rows that it brings, or else with those that are bound, as one."""
         bound = rows if rows is not None and rows.num_columns else self._bound
         if bound is None and len(self.parameters):
@@ -104,10 +104,10 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
     """Schema, parameters, and whether it is an update."""
     none = pa.schema([])
     match step:
-        case Command.FLUSH:
-            return queuetables.FLUSHED, none, False
-        case Command.STATUS:
-            return queuetables.STATUS, none, False
+        case QueueCommand.FLUSH:
+            return queue_results.FLUSHED, none, False
+        case QueueCommand.STATUS:
+            return queue_results.STATUS, none, False
         case ByName(verb="execute"):
             schema, _, is_update = _facts(session, Statements(session).kept(step), transaction)
             return schema, none, is_update
@@ -133,7 +133,7 @@ def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bo
         return not isinstance(step, Capture | Making)
     statements = Statements(session)
     with statements.link(session.find(transaction)) as link:
-        return statements.examined(step, link)[1].kind is Kind.READ
+        return statements.examined(step, link)[1].kind is StatementKind.READ
 
 
 def _only_read(session: "Session", steps: tuple[Step, ...], transaction: bytes | None) -> bool:
@@ -147,7 +147,7 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
         statement, verdict = statements.examined(step, link)
         names = statement.named_parameters
         count = len(names)
-        if verdict.kind is not Kind.READ:
+        if verdict.kind is not StatementKind.READ:
             schema = _COUNT if step.returns else pa.schema([])
             return schema, _parameters(step.text, link, count), not step.returns
         schema = _result_schema(
@@ -156,7 +156,7 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
         return schema, _parameters(step.text, link, count), False
 
 
-def _result_schema(text: str, link: Link, parameters: Parameters) -> pa.Schema:
+def _result_schema(text: str, link: Connection, parameters: Parameters) -> pa.Schema:
     """What a query gives, without running it."""
     body = text.rstrip().rstrip(";")
     try:
@@ -207,7 +207,7 @@ def _unknown(count: int) -> pa.Schema:
     return pa.schema([pa.field(str(at + 1), pa.string()) for at in range(count)])
 
 
-def _parameters(text: str, link: Link, count: int) -> pa.Schema:
+def _parameters(text: str, link: Connection, count: int) -> pa.Schema:
     """The types that DuckDB gives to parameters, as far as its plan tells."""
     if not count:
         return pa.schema([])

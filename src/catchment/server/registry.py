@@ -8,14 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from catchment import events
 from catchment.app import App
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, StateError
+from catchment.foundation import events
 from catchment.server import memory
 from catchment.server.engine import Engine
-from catchment.server.model import Principal
 from catchment.server.sessions import Session
 from catchment.server.users import ANONYMOUS
+from catchment.server.values import Principal
 
 _SWEEP_S = 1.0
 # While statements are being interrupted.

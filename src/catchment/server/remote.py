@@ -11,18 +11,18 @@ import grpc
 import pyarrow as pa
 
 from catchment.errors import CommitUnknownError, InputError, ShardUnreachableError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake.erase import Erased
 from catchment.queue.buffer import Ack
-from catchment.queue.shipment import Shipment
-from catchment.server import shardwire as wire
-from catchment.server import status
+from catchment.queue.replication import LogRows
+from catchment.server import grpc_status
+from catchment.server import shard_messages as wire
 from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.requests import carried_on
+from catchment.server.request_ids import carried_on
 from catchment.server.users import SHARD
-from catchment.settings import Settings
 from catchment.tenants.model import Positions, ShardId, TenantId
-from catchment.tenants.node import Copy, Held, Lag, Record, ShardNode, TableDigest
+from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode, TableDigest, TenantRecord
 
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
 _OPTIONS = (
@@ -65,15 +65,15 @@ class RemoteShard:
         found: Mapping[str, Any] = self._ask("facts", TenantId(0), {})
         return found
 
-    def record(self, tenant: TenantId) -> Record | None:
+    def record(self, tenant: TenantId) -> TenantRecord | None:
         found = self._ask("record", tenant, {})
-        return None if found is None else Record.from_json(found)
+        return None if found is None else TenantRecord.from_json(found)
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
         values = {"table": table, "epoch": epoch, "session": session}
         return wire.unpack_ack(self._ask("write", tenant, values, [rows], seconds=self._write_s, is_write=True))
 
-    def receive(self, tenant: TenantId, shipments: Sequence[Shipment], *, epoch: int) -> Positions:
+    def append_replicated(self, tenant: TenantId, shipments: Sequence[LogRows], *, epoch: int) -> Positions:
         heads, tables = wire.pack_shipments(shipments)
         return wire.unpack_positions(self._ask("receive", tenant, {"shipments": heads, "epoch": epoch}, tables))
 
@@ -84,13 +84,13 @@ class RemoteShard:
         # It may have to drop what an earlier move left.
         self._ask("welcome", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S)
 
-    def hold(self, tenant: TenantId, *, epoch: int, move: str) -> Held:
+    def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
         return wire.unpack_held(self._ask("hold", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S))
 
-    def begin_at(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
+    def start_after(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
         self._ask("begin_at", tenant, {"positions": wire.pack_positions(positions), "move": move}, seconds=_LONG_CALL_S)
 
-    def replicate(self, tenant: TenantId, copy: Copy, *, epoch: int) -> Positions:
+    def replicate(self, tenant: TenantId, copy: Replica, *, epoch: int) -> Positions:
         return wire.unpack_positions(self._ask("replicate", tenant, {"copy": copy.to_json(), "epoch": epoch}))
 
     def lag(self, tenant: TenantId) -> Lag:
@@ -100,7 +100,7 @@ class RemoteShard:
         values = {"move": move, "version": version, "deadline_s": deadline_s}
         return wire.unpack_positions(self._ask("close_gate", tenant, values))
 
-    def settle(self, record: Record) -> None:
+    def settle(self, record: TenantRecord) -> None:
         self._ask("settle", record.tenant, {"record": record.to_json()})
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
@@ -134,7 +134,7 @@ class RemoteShard:
     def _fail(self, error: grpc.RpcError, *, is_write: bool) -> NoReturn:
         """The error that the shard had; where it said nothing, that it cannot be reached."""
         text = error.details() or "it does not say why"
-        told = status.told(error)
+        told = grpc_status.told(error)
         if told is not None:
             raise told from None
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:

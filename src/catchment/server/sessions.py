@@ -20,23 +20,23 @@ import duckdb
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, EngineFailedError, LimitError, StateError
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
 from catchment.server import forward, ingest
+from catchment.server.connections import Connection
 from catchment.server.engine import Engine
 from catchment.server.forward import Forwarding, Rewindable
-from catchment.server.islands import without_ledger
-from catchment.server.links import Link
-from catchment.server.model import Call, IngestTarget, Outcome, Principal
 from catchment.server.peers import PeerSession
-from catchment.server.prepared import Prepared
-from catchment.server.rewrite import ByName, Plain, Step, plan
-from catchment.server.statementlog import shown_session
+from catchment.server.prepared import PreparedStatement
+from catchment.server.running_calls import RunningCalls
+from catchment.server.statement_log import shown_session
+from catchment.server.statement_plan import ByName, Plain, Step, plan
 from catchment.server.statements import Statements
+from catchment.server.tenant_isolation import without_ledger
 from catchment.server.transactions import Ended, Transaction
-from catchment.server.underway import Underway
 from catchment.server.users import SHARD
+from catchment.server.values import Call, IngestTarget, Principal, StatementOutcome
 from catchment.tenants.model import TenantId
 
 _TRANSACTIONS_MAX = 8
@@ -67,16 +67,16 @@ class Session:
         self.is_logged_in = True
         self._engine = engine
         self._mutex = threading.RLock()
-        self._own: Link | None = None
+        self._own: Connection | None = None
         self._transactions: dict[bytes, Transaction] = {}
         # Those that were rolled back for idling, or with their DuckDB instance.
         self._expired = Ended(_TRANSACTIONS_MAX)
         self._by_sql: bytes | None = None
-        self._prepared: dict[bytes, Prepared] = {}
+        self._prepared: dict[bytes, PreparedStatement] = {}
         # Statements that were prepared by SQL, by their names.
         self.by_name: dict[str, str] = {}
-        self._waiting: dict[bytes, Outcome] = {}
-        self.calls = Underway()
+        self._waiting: dict[bytes, StatementOutcome] = {}
+        self.calls = RunningCalls()
         self._forwarding: Forwarding | None = None
         self._used = 0
         self._has_state = False
@@ -127,7 +127,7 @@ class Session:
         transaction: bytes | None = None,
         parameters: pa.Table | None = None,
         is_update: bool = False,
-    ) -> Outcome:
+    ) -> StatementOutcome:
         """Run the text's statements, one after the other, and give what came of the last.
 
         With `is_update`, nobody wants to read more of it than how many rows it changed.
@@ -136,7 +136,7 @@ class Session:
             steps = self.plan(text)
         if parameters is not None and len(steps) > 1:
             raise StateError("Parameters go with a single statement.")
-        outcome: Outcome | None = None
+        outcome: StatementOutcome | None = None
         is_split = len(steps) > 1 and self._forwards() is not None
         texts = forward.texts(text) if is_split else (text,) * len(steps)
         for own, step in zip(texts, steps, strict=True):
@@ -157,10 +157,10 @@ class Session:
         parameters: pa.Table | None,
         *,
         is_update: bool,
-    ) -> Outcome:
+    ) -> StatementOutcome:
         """Run one statement: a transaction's here, any other where the session's tenant lives."""
 
-        def here() -> Outcome:
+        def here() -> StatementOutcome:
             with self._told():
                 return Statements(self).run(step, call, transaction, parameters)
 
@@ -170,7 +170,7 @@ class Session:
         if forward.begins(step):
             return forwarding.begin(here, call)
 
-        def there(peer: PeerSession) -> Outcome:
+        def there(peer: PeerSession) -> StatementOutcome:
             may_change = forward.may_change(step)
             if may_change and isinstance(step, Plain | ByName):
                 # It may leave something in the connection there, as it may here.
@@ -195,29 +195,29 @@ class Session:
                 self._forwarding = Forwarding(desk, tenant, self.principal, self._engine.clock)
             return self._forwarding
 
-    def prepare(self, text: str, *, transaction: bytes | None = None) -> Prepared:
+    def prepare(self, text: str, *, transaction: bytes | None = None) -> PreparedStatement:
         """Look at a statement, to run it later."""
         with self._mutex:
             if len(self._prepared) >= self._engine.settings.server_prepared_max:
                 raise LimitError(f"The session has {len(self._prepared):,} prepared statements.", hint="Close some.")
         handle = self._new_handle()
 
-        def here() -> Prepared:
+        def here() -> PreparedStatement:
             with self.reading_lake(), self._told():
-                return Prepared.of(self, handle, text, transaction)
+                return PreparedStatement.of(self, handle, text, transaction)
 
         if transaction is not None or self._by_sql is not None:
             prepared = here()
         else:
             call = Call()
             prepared = self.at_home(
-                here, lambda peer: Prepared.known(self, handle, text, peer.prepare(text, call)), call
+                here, lambda peer: PreparedStatement.known(self, handle, text, peer.prepare(text, call)), call
             )
         with self._mutex:
             self._prepared[prepared.handle] = prepared
         return prepared
 
-    def prepared(self, handle: bytes) -> Prepared:
+    def prepared(self, handle: bytes) -> PreparedStatement:
         """The prepared statement of that handle."""
         with self._mutex:
             found = self._prepared.get(handle)
@@ -250,7 +250,7 @@ class Session:
                 other.close()
                 raise
 
-    def _begin(self, link: Link, call: Call, handle: bytes | None) -> bytes:
+    def _begin(self, link: Connection, call: Call, handle: bytes | None) -> bytes:
         opened = Transaction(
             handle or self._new_handle(),
             link,
@@ -327,7 +327,7 @@ class Session:
             call,
         )
 
-    def keep(self, outcome: Outcome) -> bytes:
+    def keep(self, outcome: StatementOutcome) -> bytes:
         """Have a result wait to be read."""
         handle = self._new_handle()
         with self._mutex:
@@ -339,7 +339,7 @@ class Session:
             each.result.close()
         return handle
 
-    def take(self, handle: bytes) -> Outcome:
+    def take(self, handle: bytes) -> StatementOutcome:
         """The result that waits under the handle, once."""
         with self._mutex:
             found = self._waiting.pop(handle, None)
@@ -405,7 +405,7 @@ class Session:
         """Have errors say nothing that is not for the session's user."""
         return without_ledger() if self.island is None else self.island.told()
 
-    def own_link(self) -> Link:
+    def own_link(self) -> Connection:
         """The session's own link, made anew where its DuckDB instance was given up."""
         with self._mutex:
             self._refuse_closed()
@@ -502,7 +502,7 @@ class Session:
         self._has_state = True
 
     @contextmanager
-    def autocommit_link(self) -> Iterator[Link]:
+    def autocommit_link(self) -> Iterator[Connection]:
         """A link for a statement in no transaction: the session's own, unless a transaction is on it."""
         own = self.own_link()
         with own.lock:
@@ -516,12 +516,12 @@ class Session:
             finally:
                 other.close_when_read()
 
-    def _is_free(self, link: Link) -> bool:
+    def _is_free(self, link: Connection) -> bool:
         """Whether a statement may run on it that is in no transaction; its lock is held by the caller."""
         with self._mutex:
             return link is self._own and not self._is_in_transaction(link)
 
-    def _is_in_transaction(self, link: Link) -> bool:
+    def _is_in_transaction(self, link: Connection) -> bool:
         return any(each.link is link for each in self._transactions.values())
 
     def _new_handle(self) -> bytes:
@@ -552,7 +552,7 @@ class Session:
                     each.link.lock.release()
         return len(over)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Its client may never come back: keep no sessions on other servers for it."""
         with self._mutex:
             forwarding, self._forwarding = self._forwarding, None
@@ -574,7 +574,7 @@ class Session:
                 cleanup.callback(self.queue.end_session, self.queue_name)
             if self._own is not None:
                 cleanup.callback(self._own.close)
-            cleanup.callback(self.let_go)
+            cleanup.callback(self.release)
             for outcome in waiting.values():
                 cleanup.callback(outcome.result.close)
             for handle in open_ones:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from catchment import sql
 from catchment.errors import (
     CatchmentError,
     ConflictError,
@@ -21,32 +20,41 @@ from catchment.errors import (
     StateError,
     TableMissingError,
 )
-from catchment.ids import DEFAULT_SCHEMA, TableId
-from catchment.queue import DqCoordinator, arrivals
-from catchment.queue.arrivals import size_of
-from catchment.server import capture, freshreads, literals, newtables, queuetables, residents, storable
-from catchment.server import tokens as scanner
-from catchment.server.gate import Kind, Verdict, judge
-from catchment.server.links import Link, TableResult, parameter_row, require_row
-from catchment.server.listings import Reader, cut
-from catchment.server.model import Call, Outcome, Role
-from catchment.server.options import is_path, require_harmless_path, session_statement
-from catchment.server.rewrite import (
+from catchment.foundation import sql
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
+from catchment.queue import DqCoordinator, incoming
+from catchment.queue.incoming import size_of
+from catchment.server import (
+    buffered_reads,
+    capture,
+    literals,
+    queue_ddl,
+    queue_results,
+    touched_tenants,
+    unstorable_types,
+)
+from catchment.server import sql_tokens as scanner
+from catchment.server.catalog_lists import Reader, cut
+from catchment.server.connections import Connection, TableResult, parameter_row, require_row
+from catchment.server.session_settings import is_path, require_harmless_path, session_statement
+from catchment.server.sql_policy import Permission, StatementKind, authorize
+from catchment.server.sql_tokens import Token
+from catchment.server.statement_plan import (
     BOUND,
     FRESH,
     QUEUE,
     ByName,
     Capture,
-    Command,
     FreshRead,
     Making,
     Plain,
+    QueueCommand,
     Rescue,
     RescueCommand,
     Step,
 )
-from catchment.server.tokens import Token
 from catchment.server.transactions import Transaction, exclusive
+from catchment.server.values import Call, Role, StatementOutcome
 from catchment.tenants.model import TenantId
 
 if TYPE_CHECKING:
@@ -66,20 +74,20 @@ class Statements:
     def __init__(self, session: "Session") -> None:
         self.session = session
 
-    def run(self, step: Step, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
+    def run(self, step: Step, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         """Run one statement; `bound` are the rows of its parameters."""
         match step:
-            case Command():
+            case QueueCommand():
                 return self._command(step)
             case RescueCommand():
                 return self._rescue(step)
             case Capture():
                 return self._capture(step, call, self.session.find(transaction), bound)
             case Making():
-                rows = newtables.create(self, step, call, self.session.find(transaction), bound)
-                return Outcome(rows or 0, TableResult(_NOTHING if rows is None else _count(rows)))
+                rows = queue_ddl.create(self, step, call, self.session.find(transaction), bound)
+                return StatementOutcome(rows or 0, TableResult(_NOTHING if rows is None else _count(rows)))
             case FreshRead():
-                return freshreads.read(self, step, call, bound)
+                return buffered_reads.read(self, step, call, bound)
             case ByName():
                 return self._by_name(step, call, transaction, bound)
             case Plain():
@@ -117,16 +125,16 @@ class Statements:
         if self.session.principal.role < role:
             raise NotAllowedError(f"{what} takes the role `{role.name.lower()}`.")
 
-    def _command(self, command: Command) -> Outcome:
+    def _command(self, command: QueueCommand) -> StatementOutcome:
         self._require_operator()
         queue = self.queue()
-        if command is Command.FLUSH:
+        if command is QueueCommand.FLUSH:
             if self.session.has_written:
                 raise StateError("A flush would wait for this session's own transaction.", hint="COMMIT first.")
-            return Outcome(None, TableResult(queuetables.flushed(queue.force_flush_all())))
-        return Outcome(None, TableResult(queuetables.status(queue.status())))
+            return StatementOutcome(None, TableResult(queue_results.flushed(queue.force_flush_all())))
+        return StatementOutcome(None, TableResult(queue_results.status(queue.status())))
 
-    def _rescue(self, step: RescueCommand) -> Outcome:
+    def _rescue(self, step: RescueCommand) -> StatementOutcome:
         self._require_operator()
         queue = self.queue()
         with queue.stranded(step.table) as rows:
@@ -139,21 +147,23 @@ class Statements:
                     found = rows.discard()
                 case Rescue.REDIRECT:
                     found = rows.redirect(queue.flusher, step.into or step.table)
-        return Outcome(None, TableResult(queuetables.stranded(found)))
+        return StatementOutcome(None, TableResult(queue_results.stranded(found)))
 
     def _require_operator(self) -> None:
         self.require(Role.ADMIN, "Commands of the queue")
         if self.session.island is not None:
             raise NotAllowedError("Commands of the queue are not for users of a tenant.")
 
-    def _capture(self, step: Capture, call: Call, transaction: Transaction | None, bound: pa.Table | None) -> Outcome:
+    def _capture(
+        self, step: Capture, call: Call, transaction: Transaction | None, bound: pa.Table | None
+    ) -> StatementOutcome:
         self.require(Role.WRITER, "INSERT")
         queue = self.queue()
         table = self.spelled(step.table)
         if table != step.table:
             step = replace(step, table=table)
         if bound is not None and not bound.num_rows:
-            return Outcome(0, TableResult(_count(0)))
+            return StatementOutcome(0, TableResult(_count(0)))
         if transaction is not None:
             with self.link(transaction):
                 transaction.refuse_changed(table, call)
@@ -170,7 +180,7 @@ class Statements:
                     in_transaction=transaction is not None,
                 )
         self.enqueue(step.table, rows, transaction)
-        return Outcome(rows.num_rows, TableResult(_count(rows.num_rows)))
+        return StatementOutcome(rows.num_rows, TableResult(_count(rows.num_rows)))
 
     @staticmethod
     def _given(step: Capture, queue: DqCoordinator, bound: pa.Table | None) -> pa.Table | None:
@@ -232,7 +242,7 @@ class Statements:
 
     # Statements that have names.
 
-    def _by_name(self, step: ByName, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
+    def _by_name(self, step: ByName, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         """Keep a statement, run one that is kept, or forget it. Each run is judged as the statement itself would be."""
         if step.verb == "execute":
             inner = self.kept(step)
@@ -244,13 +254,13 @@ class Statements:
         if step.verb == "deallocate":
             self.kept(step)
             kept.pop(step.name, None)
-            return Outcome(0, TableResult(_NOTHING))
+            return StatementOutcome(0, TableResult(_NOTHING))
         self._require_keepable(step, transaction)
         if step.name not in kept and len(kept) >= _KEPT_MAX:
             raise LimitError(f"The session has {_KEPT_MAX} prepared statements.", hint="DEALLOCATE some.")
         kept[step.name] = step.text
         self.session.has_state()
-        return Outcome(0, TableResult(_NOTHING))
+        return StatementOutcome(0, TableResult(_NOTHING))
 
     def kept(self, step: ByName) -> Step:
         """The statement that is kept by that name."""
@@ -261,51 +271,51 @@ class Statements:
 
     def _require_keepable(self, step: ByName, transaction: bytes | None) -> None:
         inner = self.session.plan(step.text)[0]
-        if isinstance(inner, Command | ByName):
+        if isinstance(inner, QueueCommand | ByName):
             raise NotSupportedError("PREPARE is for queries and for statements that change rows.")
         if isinstance(inner, Plain):
             with self.link(self.session.find(transaction)) as link:
                 kind = self.examined(inner, link)[1].kind
-            if kind not in (Kind.READ, Kind.WRITE):
+            if kind not in (StatementKind.READ, StatementKind.WRITE):
                 raise NotSupportedError("PREPARE is for queries and for statements that change rows.")
 
     # The rest.
 
-    def _plain(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> Outcome:
+    def _plain(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         session = self.session
         joined = session.find(transaction)
         with self.link(joined) as link:
             statement, verdict = self.examined(step, link)
             match verdict.kind:
-                case Kind.READ:
+                case StatementKind.READ:
                     if joined is not None:
                         joined.refuse_failed()
                     return self._read(self.readable(step, verdict), statement, verdict, link, call, bound)
-                case Kind.WRITE:
+                case StatementKind.WRITE:
                     if session.island is not None:
-                        step = replace(step, text=session.island.placed(step.text, step.tokens))
+                        step = replace(step, text=session.island.qualify_created(step.text, step.tokens))
                     if verdict.in_transaction and joined is None:
                         raise StateError("It counts for an open transaction.", hint="BEGIN opens one.")
                     return self._write(step, verdict, link, call, joined, bound)
-                case Kind.SESSION:
+                case StatementKind.SESSION:
                     self._set(step, link, call)
                     session.has_state()
         # These take links themselves.
-        if verdict.kind is Kind.BEGIN:
+        if verdict.kind is StatementKind.BEGIN:
             if joined is not None and transaction is not None and not joined.has_changes:
                 # A driver opened it, and its client knows nothing of that.
-                return Outcome(0, TableResult(_NOTHING))
+                return StatementOutcome(0, TableResult(_NOTHING))
             if joined is not None:
                 raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
             session.begin_by_sql(call)
-        elif verdict.kind is not Kind.SESSION:
-            session.end_by_sql(transaction, commit=verdict.kind is Kind.COMMIT, call=call)
-        return Outcome(0, TableResult(_NOTHING))
+        elif verdict.kind is not StatementKind.SESSION:
+            session.end_by_sql(transaction, commit=verdict.kind is StatementKind.COMMIT, call=call)
+        return StatementOutcome(0, TableResult(_NOTHING))
 
-    def _set(self, step: Plain, link: Link, call: Call) -> None:
+    def _set(self, step: Plain, link: Connection, call: Call) -> None:
         """Change where names count; back to the lake where that would be elsewhere."""
         island = self.session.island
-        if island is not None and island.stays(step.text, step.tokens):
+        if island is not None and island.allows_search_path(step.text, step.tokens):
             return
         link.has_state = True
         own = session_statement(step.text, step.tokens)
@@ -323,7 +333,7 @@ class Statements:
             raise
         link.path = tuple(sql.fold(each.rpartition(".")[2].strip('" ')) for each in path.split(","))
 
-    def examined(self, step: Plain | FreshRead, link: Link) -> tuple[duckdb.Statement, Verdict]:
+    def examined(self, step: Plain | FreshRead, link: Connection) -> tuple[duckdb.Statement, Permission]:
         """The statement as DuckDB reads it, once it has passed the gate."""
         statement = link.connection.extract_statements(step.text)[-1]
         fresh = _READ_ELSEWHERE if isinstance(step, FreshRead) else None
@@ -331,7 +341,7 @@ class Statements:
         self._require_macros(verdict.macros, link)
         return statement, verdict
 
-    def _require_macros(self, names: frozenset[str], link: Link) -> None:
+    def _require_macros(self, names: frozenset[str], link: Connection) -> None:
         """See that table functions that are not DuckDB's are macros of the lake, or of the session."""
         if not names:
             return
@@ -352,17 +362,17 @@ class Statements:
         statement: duckdb.Statement,
         text: str,
         tokens: tuple[Token, ...],
-        link: Link,
+        link: Connection,
         *,
         fresh: frozenset[str] | None = None,
         is_cut: bool = False,
-    ) -> Verdict:
+    ) -> Permission:
         """What the gate says of a statement, which a tenant's user keeps on the tenant's island.
 
         For a user without a tenant, the tenants whose tables it names live here, or it is refused. With `is_cut`, it
         is run as `readable` gives it, and its macros are looked up.
         """
-        verdict = judge(statement, text, tokens, self.session.principal)
+        verdict = authorize(statement, text, tokens, self.session.principal)
         sees_all = self.session.island is None and self.session.principal.role >= Role.ADMIN
         if not is_cut and ((verdict.lists and not sees_all) or verdict.macros):
             raise NotAllowedError("Lists of the catalog and table macros are read by queries of their own.")
@@ -378,23 +388,23 @@ class Statements:
         desk = self.session.engine.tenants
         if desk is None or self.session.island is not None:
             return frozenset()
-        return residents.owner(desk.residents(), schema)
+        return touched_tenants.owner(desk.residents(), schema)
 
     def _touched(
-        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Link
+        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Connection
     ) -> frozenset[TenantId]:
         """The tenants whose tables the statement of a user without a tenant names; none where there are no shards."""
         engine = self.session.engine
         if engine.tenants is None or self.session.island is not None:
             return frozenset()
         found = engine.tenants.residents()
-        return residents.touched(found, engine.views, statement.type, text, tokens, link)
+        return touched_tenants.touched(found, engine.views, statement.type, text, tokens, link)
 
-    def readable(self, step: Plain, verdict: Verdict) -> Plain:
+    def readable(self, step: Plain, verdict: Permission) -> Plain:
         """The query as this session may run it: lists of the catalog are cut to what its user may see."""
         island = self.session.island
         if island is not None and step.tokens[0].text == "explain":
-            step = replace(step, text=island.placed(step.text, step.tokens))
+            step = replace(step, text=island.qualify_created(step.text, step.tokens))
         if not verdict.lists:
             return step
         reader = Reader(self.session.lake.name, None if island is None else island.schema)
@@ -404,11 +414,11 @@ class Statements:
         self,
         step: Plain,
         statement: duckdb.Statement,
-        verdict: Verdict,
-        link: Link,
+        verdict: Permission,
+        link: Connection,
         call: Call,
         bound: pa.Table | None,
-    ) -> Outcome:
+    ) -> StatementOutcome:
         require_row(bound)
         if bound is None or bound.num_rows == 1:
             row = None if bound is None else parameter_row(statement, bound, 0)
@@ -416,7 +426,7 @@ class Statements:
                 held.enter_context(self.session.reading_lake(verdict.touched))
                 result = link.stream(step.text, call, row)
                 result.and_then(held.pop_all().close)
-            return Outcome(None, result)
+            return StatementOutcome(None, result)
         limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
         with self.session.reading_lake(verdict.touched):
             for at in range(bound.num_rows):
@@ -424,17 +434,17 @@ class Statements:
                 size += parts[-1].nbytes
                 if size > limit:
                     raise LimitError(f"The results of all rows of parameters come to more than {limit:,} bytes.")
-        return Outcome(None, TableResult(pa.concat_tables(parts, promote_options="permissive")))
+        return StatementOutcome(None, TableResult(pa.concat_tables(parts, promote_options="permissive")))
 
     def _write(
         self,
         step: Plain,
-        verdict: Verdict,
-        link: Link,
+        verdict: Permission,
+        link: Connection,
         call: Call,
         transaction: Transaction | None,
         bound: pa.Table | None,
-    ) -> Outcome:
+    ) -> StatementOutcome:
         self.session.has_state()
         link.has_state = link.has_state or any(token.text in _TEMPORARY for token in step.tokens)
         if transaction is not None:
@@ -445,13 +455,13 @@ class Statements:
             return self._changed(step, verdict, link, call, bound)
 
     @contextmanager
-    def committing(self, link: Link, call: Call) -> Iterator[None]:
+    def committing(self, link: Connection, call: Call) -> Iterator[None]:
         """A write transaction of one statement."""
         with self.session.changing_lake(), self.alone(link, call):
             yield
 
     @contextmanager
-    def alone(self, link: Link, call: Call) -> Iterator[None]:
+    def alone(self, link: Connection, call: Call) -> Iterator[None]:
         """A write transaction, under the lake's commit lock."""
         lake, engine = self.session.lake, self.session.engine
         if not engine.is_current(link):
@@ -473,13 +483,13 @@ class Statements:
     def _changed(
         self,
         step: Plain,
-        verdict: Verdict,
-        link: Link,
+        verdict: Permission,
+        link: Connection,
         call: Call,
         bound: pa.Table | None,
         *,
         on_half: Callable[[], None] | None = None,
-    ) -> Outcome:
+    ) -> StatementOutcome:
         """Run a statement that changes something, for each bound row; `on_half` is told if it was done in part."""
         limit = self.session.engine.settings.server_result_bytes_max
         parts: list[pa.Table] = []
@@ -488,10 +498,10 @@ class Statements:
                 parts.append(part)
                 if sum(each.nbytes for each in parts) > limit:
                     raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
-            storable.require_made(step, link, self.session.lake.name, call)
+            unstorable_types.require_made(step, link, self.session.lake.name, call)
             if step.queued is not None:
                 place = sql.qualified(self.session.lake.name, step.queued.schema, step.queued.name)
-                arrivals.require_queueable(capture.described(f"DESCRIBE {place}", link, call))
+                incoming.require_queueable(capture.described(f"DESCRIBE {place}", link, call))
         except BaseException:
             if parts and on_half is not None:
                 on_half()
@@ -500,9 +510,9 @@ class Statements:
         return _outcome(pa.concat_tables(parts) if parts else _NOTHING, verdict, step)
 
     @staticmethod
-    def _each(step: Plain, link: Link, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
+    def _each(step: Plain, link: Connection, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
         if bound is None:
-            storable.require_source(step, link, call)
+            unstorable_types.require_source(step, link, call)
             yield link.table(step.text, call)
         elif step.bulk is not None and step.bulk.parameters == bound.num_columns:
             with link.registered(BOUND, capture.numbered(bound), call):
@@ -511,11 +521,11 @@ class Statements:
             statement = link.connection.extract_statements(step.text)[-1]
             # All of them before any is run: one that has no value in Python must not come too late.
             for row in [parameter_row(statement, bound, at) for at in range(bound.num_rows)]:
-                storable.require_source(step, link, call, row)
+                unstorable_types.require_source(step, link, call, row)
                 yield link.table(step.text, call, row)
 
     @contextmanager
-    def link(self, transaction: Transaction | None) -> Iterator[Link]:
+    def link(self, transaction: Transaction | None) -> Iterator[Connection]:
         """The link that statements of the transaction run on, or those of none; its lock is held."""
         if transaction is None:
             with self.session.autocommit_link() as link:
@@ -529,13 +539,13 @@ class Statements:
                     transaction.touched_s = self.session.engine.clock.monotonic_s()
 
 
-def _outcome(result: pa.Table, verdict: Verdict, step: Plain) -> Outcome:
+def _outcome(result: pa.Table, verdict: Permission, step: Plain) -> StatementOutcome:
     if step.returns:
-        return Outcome(result.num_rows, TableResult(result))
+        return StatementOutcome(result.num_rows, TableResult(result))
     if verdict.counts and result.num_columns == 1 and result.num_rows:
         rows = sum(result.column(0).to_pylist())
-        return Outcome(rows, TableResult(_count(rows)))
-    return Outcome(0, TableResult(_NOTHING))
+        return StatementOutcome(rows, TableResult(_count(rows)))
+    return StatementOutcome(0, TableResult(_NOTHING))
 
 
 @lru_cache(maxsize=64)

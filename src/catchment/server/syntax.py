@@ -20,7 +20,7 @@ from sqlglot import TokenType, exp
 
 from catchment.errors import InputError, NotAllowedError
 from catchment.lake import extensions
-from catchment.server.tokens import Token, read
+from catchment.server.sql_tokens import Token, read
 
 # It would tell the log of every statement that it cannot parse, and quote it.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)

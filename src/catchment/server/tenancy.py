@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pyarrow as pa
 
-from catchment import events, sql
 from catchment.app import App
 from catchment.errors import CatchmentError, InputError, SettingsError, StaleRouteError, StateError
-from catchment.ids import DEFAULT_SCHEMA, TableId
-from catchment.server.model import Principal
+from catchment.foundation import events, sql
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.server.peers import Peers, PeerSession
 from catchment.server.remote import Remotes
-from catchment.tenants.decisions import StoredDecisions
+from catchment.server.values import Principal
+from catchment.tenants.control_client import ControlClient
 from catchment.tenants.gateway import TenantGateway
-from catchment.tenants.model import DEFAULT_TENANT, Shard, ShardId, TenantId
+from catchment.tenants.model import DEFAULT_TENANT, ShardId, ShardInfo, TenantId
 from catchment.tenants.quota import Quotas, Usage
 from catchment.tenants.records import Residents
 from catchment.tenants.router import EPOCH_UNASSIGNED, Access, TenantRouter
@@ -37,7 +37,7 @@ class Tenancy:
         self._store = app.control_store
         self._remotes = Remotes(settings)
         self._peers = Peers(settings, clock)
-        self._decisions = StoredDecisions(self._store)
+        self._decisions = ControlClient(self._store)
         self._router = TenantRouter.from_settings(self._store, settings, clock=clock)
         self._gateway = TenantGateway(self._router, self._remotes.connect, clock=clock)
         self._quotas = Quotas(self._usage, usage_seconds_max=settings.tenant_usage_seconds_max, clock=clock)
@@ -112,7 +112,7 @@ class Tenancy:
             is_known = self._store.placement(tenant).tenant is not None
         return tenant if is_known else None
 
-    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> Shard | None:
+    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
         """The shard that the tenant lives in, None where that is this one; with `anew`, as of now."""
         # Also by an old route while the control database is away: a shard that is not the home says so.
         routed = self._router.refresh(tenant) if anew else self._router.routed(tenant, Access.WRITE)
@@ -122,7 +122,7 @@ class Tenancy:
             raise StateError(f"Nobody has created {tenant}.", hint="`catchment tenant create` does.")
         return None if routed.home.id == self.shard.id else routed.home
 
-    def peer(self, shard: Shard, principal: Principal) -> PeerSession:
+    def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
         """A session of a tenant's user on another shard's server."""
         return self._peers.session(shard, principal)
 

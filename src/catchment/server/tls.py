@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from catchment.errors import SettingsError
-from catchment.settings import Settings
+from catchment.foundation.settings import Settings
 
 _HOW = "CATCHMENT_SERVER_TLS_CERTIFICATE and CATCHMENT_SERVER_TLS_KEY name two PEM files that belong together."
 

@@ -18,11 +18,11 @@ from catchment.errors import (
     LockTimeoutError,
     StateError,
 )
-from catchment.ids import TableId
+from catchment.foundation.ids import TableId
 from catchment.lake import Lake
-from catchment.server import unfolding
-from catchment.server.links import Link
-from catchment.server.model import Call
+from catchment.server import decoded_size
+from catchment.server.connections import Connection
+from catchment.server.values import Call
 from catchment.tenants.model import TenantId
 
 # How often a call that waits for the lake looks whether it is still wanted.
@@ -90,7 +90,7 @@ class Transaction:
     def __init__(
         self,
         handle: bytes,
-        link: Link,
+        link: Connection,
         lake: Lake,
         *,
         bytes_max: int,
@@ -161,7 +161,7 @@ class Transaction:
     def keep(self, table: TableId, rows: pa.Table) -> None:
         """Keep rows for the queue until COMMIT."""
         self.refuse_failed()
-        size = unfolding.size_of(rows)
+        size = decoded_size.size_of(rows)
         if self._kept_bytes + size > self._bytes_max:
             raise LimitError(
                 f"The transaction's rows for the queue would come to more than {self._bytes_max:,} bytes.",

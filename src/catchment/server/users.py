@@ -21,11 +21,11 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
-from catchment import files
-from catchment.clock import Clock, SystemClock
 from catchment.errors import CorruptInputError, InputError, StateError
-from catchment.server.model import Role
-from catchment.settings import Settings
+from catchment.foundation import files
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.settings import Settings
+from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 
 ANONYMOUS = "anonymous"
@@ -45,7 +45,7 @@ _HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class ServerUser:
     """One who may log in."""
 
     name: str
@@ -63,14 +63,14 @@ class Users:
         self._clock = clock or SystemClock()
         self._lock = files.FileLock(path.with_name(f"{path.name}.lock"), clock=self._clock)
         self._mutex = threading.Lock()
-        self._read: tuple[tuple[int, ...], dict[str, User]] | None = None
+        self._read: tuple[tuple[int, ...], dict[str, ServerUser]] | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings, *, clock: Clock | None = None) -> "Users":
         """The file that the settings name."""
         return cls(settings.users_path, clock=clock)
 
-    def all(self) -> tuple[User, ...]:
+    def all(self) -> tuple[ServerUser, ...]:
         """All of them, by name; none where there is no file."""
         return tuple(sorted(self._users().values(), key=lambda user: user.name))
 
@@ -79,15 +79,15 @@ class Users:
         """Whether there is any."""
         return bool(self._users())
 
-    def find(self, name: str) -> User | None:
+    def find(self, name: str) -> ServerUser | None:
         """The user of that name."""
         return self._users().get(name)
 
-    def add(self, name: str, role: Role, password: str, *, tenant: TenantId | None = None) -> User:
+    def add(self, name: str, role: Role, password: str, *, tenant: TenantId | None = None) -> ServerUser:
         """A new user, of a tenant or of none."""
         _require_name(name)
         _require_password(password)
-        user = User(
+        user = ServerUser(
             name=name,
             role=role,
             created_at=self._clock.now(),
@@ -104,26 +104,26 @@ class Users:
             users[name] = user
         return user
 
-    def remove(self, name: str) -> User:
+    def remove(self, name: str) -> ServerUser:
         """The user may not log in any more; open sessions of the user end."""
         with self._changing() as users:
             self._require(users, name)
             return users.pop(name)
 
-    def set_password(self, name: str, password: str) -> User:
+    def set_password(self, name: str, password: str) -> ServerUser:
         """The user logs in with that from now on; open sessions of the user end."""
         _require_password(password)
         return self._replace(name, password_hash=hash_password(password))
 
-    def set_role(self, name: str, role: Role) -> User:
+    def set_role(self, name: str, role: Role) -> ServerUser:
         """The user may do that from now on; open sessions of the user end."""
         return self._replace(name, role=role)
 
-    def set_tenant(self, name: str, tenant: TenantId | None) -> User:
+    def set_tenant(self, name: str, tenant: TenantId | None) -> ServerUser:
         """The user belongs to that tenant, or to none, from now on; open sessions of the user end."""
         return self._replace(name, tenant=tenant)
 
-    def hash_again(self, known: User, password: str) -> User:
+    def hash_again(self, known: ServerUser, password: str) -> ServerUser:
         """Bring the hash of a password that was just verified to today's parameters, unless somebody changed it.
 
         Returns the user with the hash that counts now for that password.
@@ -134,26 +134,26 @@ class Users:
                     known = users[known.name] = replace(known, password_hash=hash_password(password))
         return known
 
-    def _replace(self, name: str, **values: Any) -> User:
+    def _replace(self, name: str, **values: Any) -> ServerUser:
         with self._changing() as users:
             users[name] = replace(self._require(users, name), **values)
             _require_no_admin(users[name])
             return users[name]
 
-    def _require(self, users: dict[str, User], name: str) -> User:
+    def _require(self, users: dict[str, ServerUser], name: str) -> ServerUser:
         if name not in users:
             raise InputError(f"There is no user {name}.", hint="`catchment user list` shows them.")
         return users[name]
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, User]]:
+    def _changing(self) -> Iterator[dict[str, ServerUser]]:
         """The users, to be changed in place and then kept; nothing is kept after an error."""
         with self._lock.held(timeout_s=_LOCK_S_MAX):
             users = dict(self._users())
             yield users
             files.replace_text(self.path, _text(users), private=True)
 
-    def _users(self) -> dict[str, User]:
+    def _users(self) -> dict[str, ServerUser]:
         with self._mutex:
             try:
                 found = self.path.stat()
@@ -199,7 +199,7 @@ def _require_name(name: str) -> None:
         )
 
 
-def _require_no_admin(user: User) -> None:
+def _require_no_admin(user: ServerUser) -> None:
     if user.tenant is not None and user.role is Role.ADMIN:
         raise InputError(
             f"{user.name} is of {user.tenant}, and a tenant's user is no admin.",
@@ -216,7 +216,7 @@ def _require_password(password: str) -> None:
         )
 
 
-def _text(users: dict[str, User]) -> str:
+def _text(users: dict[str, ServerUser]) -> str:
     listed = [
         {
             "name": user.name,
@@ -231,7 +231,7 @@ def _text(users: dict[str, User]) -> str:
     return json.dumps({"version": version, "users": listed}, indent=2) + "\n"
 
 
-def _parse(path: Path) -> dict[str, User]:
+def _parse(path: Path) -> dict[str, ServerUser]:
     text = path.read_bytes()
     try:
         content = json.loads(text)
@@ -247,10 +247,10 @@ def _parse(path: Path) -> dict[str, User]:
     return {user.name: user for user in users}
 
 
-def _user(facts: dict[str, str]) -> User:
+def _user(facts: dict[str, str]) -> ServerUser:
     if not all(isinstance(value, str) for value in facts.values()):
         raise ValueError("a user's facts are texts")
-    user = User(
+    user = ServerUser(
         name=facts["name"],
         role=Role[facts["role"].upper()],
         created_at=datetime.fromisoformat(facts["created_at"]),

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from catchment.clock import Clock, SystemClock
-from catchment.server.model import Call
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.server.values import Call
 
 # What a call that was told to stop has left to say so by itself, before it is cut off.
 GRACE_S = 2.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, InputError, LimitError
-from catchment.server import ipc, unfolding
+from catchment.server import decoded_size, ipc
 
 # Clients refuse what is larger than they expect: Grafana takes 4 MiB a message, ADBC's driver 16 MiB.
 MESSAGE_BYTES = 2 * 1024 * 1024
@@ -75,19 +75,19 @@ class Upload:
         batches: list[pa.RecordBatch] = []
         kept_bytes = 0
         for batch in reader:
-            kept_bytes += unfolding.size_of(batch)
+            kept_bytes += decoded_size.size_of(batch)
             if kept_bytes > self._limits.kept_bytes:
                 raise LimitError(f"More than {self._limits.kept_bytes:,} bytes of rows.", hint="Send fewer at a time.")
             batches.append(batch)
         return pa.Table.from_batches(batches, reader.schema)
 
     def _batches(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        unfolds = any(unfolding.unfolds(field.type) for field in stream.schema)
+        unfolds = any(decoded_size.unfolds(field.type) for field in stream.schema)
         try:
             for batch in stream:
                 batch.validate(full=True)
                 if unfolds:
-                    self._refuse_large(unfolding.size_of(batch))
+                    self._refuse_large(decoded_size.size_of(batch))
                 yield batch
         except CatchmentError as error:
             self.failure = error

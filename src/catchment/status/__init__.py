@@ -1,6 +1,6 @@
 """How everything stands, as one value for the command line, JSON, metrics and pages alike."""
 
-from catchment.status.model import Health, Part, Status
+from catchment.status.model import Health, Status, StatusPart
 from catchment.status.reader import StatusReader
 
-__all__ = ["Health", "Part", "Status", "StatusReader"]
+__all__ = ["Health", "Status", "StatusPart", "StatusReader"]

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
-from catchment.meters import Distribution
+from catchment.foundation.meters import Distribution
 
 T = TypeVar("T")
 ADMIN = "admin"
@@ -48,7 +48,7 @@ class QueueTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAsideFile:
+class QuarantinedFileStatus:
     """A file of the buffer that could not be opened."""
 
     path: str
@@ -67,7 +67,7 @@ class Queue:
     oldest_age_s: float | None
     tables_total: int
     tables: tuple[QueueTable, ...]
-    set_aside: tuple[SetAsideFile, ...]
+    set_aside: tuple[QuarantinedFileStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +297,7 @@ class SessionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class StatementStatus:
     """A statement that runs, or that took long; until its result could be read."""
 
     at: datetime
@@ -316,8 +316,8 @@ class Sessions:
     statements_running: int
     slow_seconds: float
     sessions: tuple[SessionFacts, ...]
-    running: tuple[Statement, ...]
-    slow: tuple[Statement, ...]
+    running: tuple[StatementStatus, ...]
+    slow: tuple[StatementStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +334,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
+class StatusPart(Generic[T]):
     """A part of the status as of `at`: its value, or why there is none."""
 
     at: datetime
@@ -360,12 +360,12 @@ class Status:
     serving: bool
     health: Health
     totals: Totals
-    queue: Part[Queue]
-    lake: Part[LakePart]
-    legacy: Part[Imports]
-    schemas: Part[Schemas]
-    tenants: Part[Tenants]
-    sessions: Part[Sessions]
+    queue: StatusPart[Queue]
+    lake: StatusPart[LakePart]
+    legacy: StatusPart[Imports]
+    schemas: StatusPart[Schemas]
+    tenants: StatusPart[Tenants]
+    sessions: StatusPart[Sessions]
     meters: Mapping[str, Reading]
     trend: Trend = NO_TREND
 
@@ -403,7 +403,7 @@ class Status:
 PARTS = ("queue", "lake", "legacy", "schemas", "tenants", "sessions")
 
 
-def _without(part: Part[T], hide: Any) -> Part[T]:
+def _without(part: StatusPart[T], hide: Any) -> StatusPart[T]:
     hidden = None if part.value is None else hide(part.value)
     return replace(part, value=hidden, unavailable=part.unavailable and FOR_ADMINS)
 
@@ -413,7 +413,7 @@ def _queue_for_all(queue: Queue) -> Queue:
         queue,
         root=FOR_ADMINS,
         tables=tuple(replace(each, reason=each.reason and FOR_ADMINS) for each in queue.tables),
-        set_aside=tuple(SetAsideFile(path=FOR_ADMINS, reason=FOR_ADMINS) for _ in queue.set_aside),
+        set_aside=tuple(QuarantinedFileStatus(path=FOR_ADMINS, reason=FOR_ADMINS) for _ in queue.set_aside),
     )
 
 

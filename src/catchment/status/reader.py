@@ -13,22 +13,22 @@ from typing import TypeVar
 
 from catchment.app import App
 from catchment.errors import BufferHeldError, CatchmentError, DiskFullError, InputError, StateError
-from catchment.meters import Meters
-from catchment.pipeline.legacy.place import Phase
+from catchment.foundation.meters import Meters
+from catchment.pipeline.legacy.folders import ImportPhase
 from catchment.queue.coordinator import QueueStatus
-from catchment.status import project, schemas, sources
-from catchment.status.cached import WAIT_S_MAX, Askers, Cached
+from catchment.status import project_schema, readings, schemas
+from catchment.status.background import WAIT_S_MAX, BackgroundPart, BackgroundReader
 from catchment.status.model import (
     Health,
     Imports,
     LakePart,
-    Part,
     Queue,
     Reading,
     SchemaDatabase,
     Schemas,
     Sessions,
     Status,
+    StatusPart,
     Tenants,
 )
 from catchment.status.recorder import Recorder
@@ -60,14 +60,14 @@ class StatusReader:
         self._ask_queue = queue or self._own_queue
         self._recorder = Recorder(app.meters, app.clock)
         self._window = Window(app.meters, app.clock)
-        self._askers = Askers("catchment-status")
-        self._lake: Cached[sources.LakeSeen] = self._cached("lake", lambda: sources.lake(app))
-        self._legacy: Cached[Imports] = self._cached("legacy", lambda: sources.imports(app))
-        self._control: Cached[SchemaDatabase | None] = self._cached("control", lambda: schemas.control(app))
-        self._project: Cached[SchemaDatabase | None] = self._cached(
-            "project", lambda: project.look(app.settings), seconds_min=_PROJECT_S_MIN
+        self._askers = BackgroundReader("catchment-status")
+        self._lake: BackgroundPart[readings.LakeSeen] = self._cached("lake", lambda: readings.lake(app))
+        self._legacy: BackgroundPart[Imports] = self._cached("legacy", lambda: readings.imports(app))
+        self._control: BackgroundPart[SchemaDatabase | None] = self._cached("control", lambda: schemas.control(app))
+        self._project: BackgroundPart[SchemaDatabase | None] = self._cached(
+            "project", lambda: project_schema.look(app.settings), seconds_min=_PROJECT_S_MIN
         )
-        self._tenants: Cached[Tenants] = self._cached("tenants", lambda: sources.tenants(app))
+        self._tenants: BackgroundPart[Tenants] = self._cached("tenants", lambda: readings.tenants(app))
         self._opened = ExitStack()
         self._stopping = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="catchment-samples", daemon=True)
@@ -100,7 +100,7 @@ class StatusReader:
         # All of them together: a command that is run once has the time, a server answers within a moment.
         end_s = self._clock.monotonic_s() + (_WAIT_S_DIRECT if self._sessions is None else WAIT_S_MAX)
         seen = self._lake.read(until_s=end_s)
-        lake: Part[LakePart] = Part(seen.at, seen.value.lake if seen.value else None, seen.unavailable)
+        lake: StatusPart[LakePart] = StatusPart(seen.at, seen.value.lake if seen.value else None, seen.unavailable)
         own, of_project = self._control.read(until_s=end_s), self._project.read(until_s=end_s)
         legacy = self._legacy.read(until_s=end_s)
         queue, trouble = self._queue(lake.value)
@@ -118,19 +118,19 @@ class StatusReader:
             schemas=_schemas(own, of_project, seen.value),
             tenants=self._tenants.read(until_s=end_s),
             sessions=self._now(self._sessions or _no_server),
-            meters=readings(self._app.meters),
+            meters=meter_readings(self._app.meters),
             trend=self._window.trend(),
         )
 
-    def _cached(self, name: str, ask: Callable[[], T], *, seconds_min: float = 0.0) -> Cached[T]:
+    def _cached(self, name: str, ask: Callable[[], T], *, seconds_min: float = 0.0) -> BackgroundPart[T]:
         seconds_max = max(seconds_min, self._app.settings.status_seconds_max)
-        return Cached(name, ask, seconds_max=seconds_max, askers=self._askers, clock=self._clock)
+        return BackgroundPart(name, ask, seconds_max=seconds_max, askers=self._askers, clock=self._clock)
 
-    def _now(self, ask: Callable[[], T]) -> Part[T]:
+    def _now(self, ask: Callable[[], T]) -> StatusPart[T]:
         try:
-            return Part(self._clock.now(), value=ask())
+            return StatusPart(self._clock.now(), value=ask())
         except CatchmentError as error:
-            return Part(self._clock.now(), unavailable=error.message)
+            return StatusPart(self._clock.now(), unavailable=error.message)
 
     def _own_queue(self) -> QueueStatus:
         queue = self._app.find_queue() if self._app.settings.queue_enable else None
@@ -139,22 +139,22 @@ class StatusReader:
         queue.require_writable()
         return queue.status()
 
-    def _queue(self, lake: LakePart | None) -> tuple[Part[Queue], str | None]:
+    def _queue(self, lake: LakePart | None) -> tuple[StatusPart[Queue], str | None]:
         """The queue; and where it cannot be asked, why that needs somebody."""
         now = self._clock.now()
         try:
             tables_max = self._app.settings.status_tables_max
-            return Part(now, sources.queue(self._ask_queue(), lake, self._recorder, tables_max=tables_max)), None
+            return StatusPart(now, readings.queue(self._ask_queue(), lake, self._recorder, tables_max=tables_max)), None
         except CatchmentError as error:
-            return Part(now, unavailable=error.message), _trouble(error)
+            return StatusPart(now, unavailable=error.message), _trouble(error)
 
     def _health(
         self,
-        queue: Part[Queue],
+        queue: StatusPart[Queue],
         trouble: str | None,
-        lake: Part[LakePart],
-        control: Part[SchemaDatabase | None],
-        legacy: Part[Imports],
+        lake: StatusPart[LakePart],
+        control: StatusPart[SchemaDatabase | None],
+        legacy: StatusPart[Imports],
     ) -> Health:
         late_s = _LATE_TIMES * self._app.settings.queue_rotate_interval_seconds
         reasons = [*([trouble] if trouble else []), *_queue_reasons(queue, late_s), *_lake_reasons(lake)]
@@ -170,15 +170,17 @@ class StatusReader:
 
 
 def _schemas(
-    own: Part[SchemaDatabase | None], of_project: Part[SchemaDatabase | None], lake: sources.LakeSeen | None
-) -> Part[Schemas]:
+    own: StatusPart[SchemaDatabase | None],
+    of_project: StatusPart[SchemaDatabase | None],
+    lake: readings.LakeSeen | None,
+) -> StatusPart[Schemas]:
     if own.unavailable is not None:
-        return Part(own.at, unavailable=own.unavailable)
+        return StatusPart(own.at, unavailable=own.unavailable)
     compared = of_project.value
     if of_project.unavailable is not None:
         compared = schemas.unclear("project", of_project.unavailable)
     found = schemas.merged(own.value, compared, () if lake is None else lake.schemas)
-    return Part(own.at, Schemas(databases=found))
+    return StatusPart(own.at, Schemas(databases=found))
 
 
 def _no_server() -> Sessions:
@@ -197,7 +199,7 @@ def _trouble(error: CatchmentError) -> str | None:
             return "The queue cannot take writes."
 
 
-def _queue_reasons(part: Part[Queue], late_s: float) -> Iterator[str]:
+def _queue_reasons(part: StatusPart[Queue], late_s: float) -> Iterator[str]:
     """What is the matter with the queue; texts hold nothing that only admins may see."""
     queue = part.value
     if queue is None:
@@ -213,29 +215,29 @@ def _queue_reasons(part: Part[Queue], late_s: float) -> Iterator[str]:
         yield f"Files of the buffer were set aside, because they cannot be opened: {len(queue.set_aside)}."
 
 
-def _lake_reasons(part: Part[LakePart]) -> Iterator[str]:
+def _lake_reasons(part: StatusPart[LakePart]) -> Iterator[str]:
     if part.unavailable is not None:
         yield "The lake cannot be asked."
     if part.value is not None and part.value.last_audit is not None and not part.value.last_audit.ok:
         yield f"The last audit had findings: {part.value.last_audit.findings}."
 
 
-def _import_reasons(part: Part[Imports]) -> Iterator[str]:
+def _import_reasons(part: StatusPart[Imports]) -> Iterator[str]:
     """Imports that somebody must go on with, or decide about; by their ids, because folders are for admins only."""
     for each in part.value.imports if part.value is not None else ():
-        if each.phase == sources.UNCLEAR:
+        if each.phase == readings.UNCLEAR:
             yield f"The folders of legacy import {each.id} contradict each other."
         elif each.running:
             continue
         elif each.leaves_failed:
             yield f"Legacy import {each.id} is not finished: {each.leaves_failed} leaves failed."
-        elif each.phase in (Phase.IMPORTING, Phase.UNDOING):
+        elif each.phase in (ImportPhase.IMPORTING, ImportPhase.UNDOING):
             yield f"Legacy import {each.id} was stopped ({each.phase}): run the same command again."
         elif each.files_left_out:
             yield f"Legacy import {each.id} left {each.files_left_out} Parquet files out: they are in its backup only."
 
 
-def readings(meters: Meters) -> dict[str, Reading]:
+def meter_readings(meters: Meters) -> dict[str, Reading]:
     """Every meter by its name."""
     found: dict[str, Reading] = {}
     for name, meter in vars(meters).items():

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from catchment import events
-from catchment.clock import Clock
-from catchment.events import Event
-from catchment.meters import FLUSH_STEPS, Meters
+from catchment.foundation import events
+from catchment.foundation.clock import Clock
+from catchment.foundation.events import Event
+from catchment.foundation.meters import FLUSH_STEPS, Meters
 from catchment.status.model import Flush
 
 FLUSHES_MAX = 5

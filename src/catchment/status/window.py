@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
-from catchment.clock import Clock
-from catchment.meters import Distribution, Meters
+from catchment.foundation.clock import Clock
+from catchment.foundation.meters import Distribution, Meters
 from catchment.status.model import Totals, Trend
 
 WINDOW_S = 60.0

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from catchment.clock import Clock, SystemClock
 from catchment.errors import AlreadyExistsError, InputError, StateError
-from catchment.tenants.hashing import place
-from catchment.tenants.model import Health, Move, Shard, ShardId, Tenant, TenantConfig, TenantId
-from catchment.tenants.store import ControlStore, Facts, Report
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.tenants.control_store import ControlFacts, ControlStore, ShardReport
+from catchment.tenants.model import MoveInfo, RegionHealth, ShardId, ShardInfo, TenantConfig, TenantId, TenantInfo
+from catchment.tenants.placement import place
 
 LAG_DEGRADED_S = 5.0
 SILENT_OFFLINE_S = 30.0
@@ -19,11 +19,11 @@ SILENT_OFFLINE_S = 30.0
 class Topology:
     """How everything stands at one moment. Of the moves, those that are not finished."""
 
-    shards: tuple[Shard, ...]
-    reports: Mapping[ShardId, Report]
-    assignments: tuple[Tenant, ...]
-    moves: tuple[Move, ...]
-    regions: Mapping[str, Health]
+    shards: tuple[ShardInfo, ...]
+    reports: Mapping[ShardId, ShardReport]
+    assignments: tuple[TenantInfo, ...]
+    moves: tuple[MoveInfo, ...]
+    regions: Mapping[str, RegionHealth]
     at: datetime
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Topology:
             "moves": {str(move.tenant): _move_json(move) for move in sorted(self.moves, key=lambda each: each.tenant)},
         }
 
-    def _shard_json(self, shard: Shard) -> dict[str, Any]:
+    def _shard_json(self, shard: ShardInfo) -> dict[str, Any]:
         report = self.reports[shard.id]
         return {
             "region": shard.region,
@@ -65,7 +65,7 @@ class ControlPlane:
         """How everything stands."""
         return topology_of(self.store.facts(), now=self._clock.now())
 
-    def shard_stats(self, shard: ShardId) -> Report:
+    def shard_stats(self, shard: ShardId) -> ShardReport:
         """What the shard last said of itself, and when; InputError where there is none of that name."""
         report = self.store.facts().reports.get(shard)
         if report is None:
@@ -76,14 +76,14 @@ class ControlPlane:
         """A shard says how it is; it does so every few seconds."""
         self.store.report(shard, stats)
 
-    def region_health(self, region: str) -> Health:
+    def region_health(self, region: str) -> RegionHealth:
         """How the region is; InputError where no shard is in it."""
         health = self.topology().regions.get(region)
         if health is None:
             raise InputError(f"No shard is in {region}.", hint="`catchment shard list` shows every shard's region.")
         return health
 
-    def update_topology(self, shard: Shard) -> None:
+    def update_topology(self, shard: ShardInfo) -> None:
         """Have the shard be known as this: taken in, or changed where it is known already."""
         try:
             self.store.add_shard(shard)
@@ -92,7 +92,7 @@ class ControlPlane:
 
     def create_tenant(
         self, tenant: TenantId, *, name: str, config: TenantConfig, shard: ShardId | None = None
-    ) -> Tenant:
+    ) -> TenantInfo:
         """Take a tenant in; without a shard, where its hash says."""
         if shard is None:
             found = place(tenant, config, self.store.shards())
@@ -106,9 +106,9 @@ class ControlPlane:
         return self.topology().to_json()
 
 
-def topology_of(facts: Facts, *, now: datetime) -> Topology:
+def topology_of(facts: ControlFacts, *, now: datetime) -> Topology:
     """The topology that the facts make. Pure."""
-    by_region: dict[str, list[Report]] = {}
+    by_region: dict[str, list[ShardReport]] = {}
     for shard in facts.shards:
         by_region.setdefault(shard.region, []).append(facts.reports[shard.id])
     return Topology(
@@ -121,7 +121,7 @@ def topology_of(facts: Facts, *, now: datetime) -> Topology:
     )
 
 
-def health_of(reports: Iterable[Report], *, now: datetime) -> Health:
+def health_of(reports: Iterable[ShardReport], *, now: datetime) -> RegionHealth:
     """How a region is, from what its shards last said. Pure.
 
     Offline when none of them has said anything for 30 s; Degraded when one of them has not, or is more than 5 s behind.
@@ -129,10 +129,10 @@ def health_of(reports: Iterable[Report], *, now: datetime) -> Health:
     known = list(reports)
     heard = [report for report in known if not _is_silent(report, now=now)]
     if not heard:
-        return Health.OFFLINE
+        return RegionHealth.OFFLINE
     if len(heard) < len(known) or any(report.replication_lag_s > LAG_DEGRADED_S for report in heard):
-        return Health.DEGRADED
-    return Health.HEALTHY
+        return RegionHealth.DEGRADED
+    return RegionHealth.HEALTHY
 
 
 def nowhere(tenant: TenantId, config: TenantConfig) -> StateError:
@@ -146,11 +146,11 @@ def nowhere(tenant: TenantId, config: TenantConfig) -> StateError:
     )
 
 
-def _is_silent(report: Report, *, now: datetime) -> bool:
+def _is_silent(report: ShardReport, *, now: datetime) -> bool:
     return report.seen_at is None or (now - report.seen_at).total_seconds() >= SILENT_OFFLINE_S
 
 
-def _tenant_json(tenant: Tenant) -> dict[str, Any]:
+def _tenant_json(tenant: TenantInfo) -> dict[str, Any]:
     return {
         "name": tenant.name,
         "shard": str(tenant.shard),
@@ -159,7 +159,7 @@ def _tenant_json(tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def _move_json(move: Move) -> dict[str, Any]:
+def _move_json(move: MoveInfo) -> dict[str, Any]:
     return {
         "token": move.token,
         "source": str(move.source),

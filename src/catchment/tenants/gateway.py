@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from catchment.backoff import Backoff
-from catchment.clock import Clock
 from catchment.errors import NotReadyError, RetryableError, ShardUnreachableError, StaleRouteError
+from catchment.foundation.backoff import Backoff
+from catchment.foundation.clock import Clock
 from catchment.queue.buffer import Ack
 from catchment.tenants.model import ShardId, TenantId
-from catchment.tenants.node import ShardNode
 from catchment.tenants.router import Access, TenantRouter
+from catchment.tenants.shard_api import ShardNode
 
 _POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
 

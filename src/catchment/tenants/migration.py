@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from catchment import events, faults
-from catchment.clock import Clock
 from catchment.errors import (
     ConflictError,
     InputError,
@@ -25,37 +23,39 @@ from catchment.errors import (
     ShardUnreachableError,
     StateError,
 )
+from catchment.foundation import events, faults
+from catchment.foundation.clock import Clock
 from catchment.lake.erase import Erased
-from catchment.tenants.decisions import record_for
+from catchment.tenants.control_client import record_for
+from catchment.tenants.control_store import ControlStore
 from catchment.tenants.model import (
     DualWrite,
     Finalizing,
     Idle,
     MigrationState,
-    Move,
+    MoveInfo,
     Positions,
     Route,
-    Shard,
     ShardId,
-    Tenant,
+    ShardInfo,
     TenantId,
+    TenantInfo,
 )
-from catchment.tenants.node import Copy, Held, Lag, ShardNode, TableDigest
 from catchment.tenants.protocol import (
     Aborting,
     CaughtUp,
     Closed,
     Collecting,
     DualWriting,
-    Prepared,
     Request,
     Reversing,
     Side,
-    Step,
+    TargetPrepared,
+    Transition,
     advance,
     is_due,
 )
-from catchment.tenants.store import ControlStore
+from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode, TableDigest
 
 _COMPARISONS_MAX = 20
 _COMPARE_AGAIN_S = 0.1
@@ -74,28 +74,30 @@ class History:
     notes: tuple[str, ...] = ()
 
 
-class Backfill(Protocol):
+class HistoryCopier(Protocol):
     """Copies a tenant's history from one shard's lake into another's."""
 
-    def plan(self, tenant: TenantId, source: Shard, target: Shard, *, snapshot: int | None, token: str) -> History:
+    def plan(
+        self, tenant: TenantId, source: ShardInfo, target: ShardInfo, *, snapshot: int | None, token: str
+    ) -> History:
         """What there is to copy; InputError where it cannot be. Without effect."""
         ...
 
     def run(
         self,
         tenant: TenantId,
-        source: Shard,
-        target: Shard,
+        source: ShardInfo,
+        target: ShardInfo,
         *,
         snapshot: int,
         token: str,
-        progress: "Progress | None" = None,
+        progress: "HistoryProgress | None" = None,
     ) -> History:
         """Copy what the target does not have yet, each file once."""
         ...
 
 
-class Progress(Protocol):
+class HistoryProgress(Protocol):
     """Hears how far the history is: bytes that are done, of all."""
 
     def __call__(self, done: int, total: int) -> None: ...
@@ -105,9 +107,9 @@ class Progress(Protocol):
 class Preflight:
     """What was found before a move: nothing has been changed."""
 
-    tenant: Tenant
-    source: Shard
-    target: Shard
+    tenant: TenantInfo
+    source: ShardInfo
+    target: ShardInfo
     history: History
     problems: tuple[str, ...]
 
@@ -141,7 +143,7 @@ class TenantMigration:
         *,
         control: ControlStore,
         connect: Callable[[ShardId, str], ShardNode],
-        backfill: Backfill,
+        backfill: HistoryCopier,
         clock: Clock,
         gate_s: float = 5.0,
     ) -> None:
@@ -227,21 +229,21 @@ class TenantMigration:
 
     # The steps.
 
-    def prepare_target(self, progress: Progress | None = None) -> int:
+    def prepare_target(self, progress: HistoryProgress | None = None) -> int:
         """Give the target the tenant's history, and have the log shipped from there on; how far the target is then."""
         move, epoch = self._open_move()
         source, target = self._nodes()
         if is_due(move.state, Request.PREPARE):
             target.welcome(self.tenant, epoch=epoch, move=move.token)
-            held = source.hold(self.tenant, epoch=epoch, move=move.token)
+            held = source.retain_log(self.tenant, epoch=epoch, move=move.token)
             faults.reach("move.after_hold")
             self._copy_history(move, held, progress)
             faults.reach("move.after_backfill")
-            target.begin_at(self.tenant, held.watermarks, move=move.token)
+            target.start_after(self.tenant, held.watermarks, move=move.token)
             source.replicate(self.tenant, self._copy(sync=False), epoch=epoch)
             faults.reach("move.after_replicate")
         reached = target.positions(self.tenant)
-        self._step(move, advance(move.state, Prepared(target=reached)))
+        self._step(move, advance(move.state, TargetPrepared(target=reached)))
         return reached.total
 
     def enter_dual_write(self) -> int:
@@ -325,7 +327,7 @@ class TenantMigration:
 
     # Inside.
 
-    def _step(self, move: Move, step: Step) -> Move:
+    def _step(self, move: MoveInfo, step: Transition) -> MoveInfo:
         """Swap a step in: ConflictError where somebody was faster, and nothing is changed."""
         if step.is_repeat:
             return move
@@ -338,7 +340,7 @@ class TenantMigration:
         events.emit("move_changed", tenant=str(self.tenant), move=move.token, state=name, outcome=outcome)
         return changed
 
-    def _note_pause(self, move: Move, pause_ms: float) -> None:
+    def _note_pause(self, move: MoveInfo, pause_ms: float) -> None:
         events.emit("tenant_switched", tenant=str(self.tenant), move=move.token, pause_ms=round(pause_ms, 1))
         if isinstance(move.state, Finalizing):
             with suppress(ConflictError):
@@ -365,29 +367,29 @@ class TenantMigration:
         faults.reach("move.before_drop")
         return self._node(self._control.shard(gone)).drop(self.tenant, epoch=epoch)
 
-    def _copy_history(self, move: Move, held: Held, progress: Progress | None) -> None:
+    def _copy_history(self, move: MoveInfo, held: RetainedHistory, progress: HistoryProgress | None) -> None:
         source, target = (self._control.shard(each) for each in (move.source, move.target))
         self._backfill.run(self.tenant, source, target, snapshot=held.snapshot, token=move.token, progress=progress)
 
-    def _require_same(self, move: Move) -> None:
+    def _require_same(self, move: MoveInfo) -> None:
         compared = self.verify()
         if not compared.ok:
             raise MismatchError(f"Source and target differ: {'; '.join(compared.differences)}.")
         facts = {"tables": compared.tables, "rows": compared.rows}
         events.emit("tenant_compared", tenant=str(self.tenant), move=move.token, **facts)
 
-    def _copy(self, *, sync: bool) -> Copy:
+    def _copy(self, *, sync: bool) -> Replica:
         target = self._control.shard(self.target_shard)
-        return Copy(target.id, target.location, sync)
+        return Replica(target.id, target.location, sync)
 
     def _nodes(self) -> tuple[ShardNode, ShardNode]:
         source, target = (self._control.shard(each) for each in (self.source_shard, self.target_shard))
         return self._node(source), self._node(target)
 
-    def _node(self, shard: Shard) -> ShardNode:
+    def _node(self, shard: ShardInfo) -> ShardNode:
         return self._connect(shard.id, shard.location)
 
-    def _find_move(self) -> Move | None:
+    def _find_move(self) -> MoveInfo | None:
         """The tenant's newest move, if it is between these two."""
         move = self._control.move(self.tenant) or self._control.last_move(self.tenant)
         if move is None or (move.source, move.target) != (self.source_shard, self.target_shard):
@@ -395,7 +397,7 @@ class TenantMigration:
         events.identify(move=move.token)
         return move
 
-    def _required_move(self) -> tuple[Move, int]:
+    def _required_move(self) -> tuple[MoveInfo, int]:
         """The open move, and the epoch as of then: whoever has lost the move must not speak for the next one."""
         placement = self._control.placement(self.tenant)
         move, tenant = placement.move, placement.tenant
@@ -406,7 +408,7 @@ class TenantMigration:
         events.identify(move=move.token)
         return move, tenant.epoch
 
-    def _open_move(self) -> tuple[Move, int]:
+    def _open_move(self) -> tuple[MoveInfo, int]:
         if self._control.move(self.tenant) is None:
             self._finish_last()
             found = self.preflight()

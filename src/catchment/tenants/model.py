@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from catchment.errors import InputError
-from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 
 _NUMBER_MAX = 2**64 - 1
 _SHOWN = re.compile(r"t?([0-9]{1,20})")
@@ -231,7 +231,7 @@ def state_from_json(name: str, data: Mapping[str, Any]) -> MigrationState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class ShardInfo:
     """A shard as the control plane knows it. `home` is its folder, whose `catchment.toml` says where its lake is."""
 
     id: ShardId
@@ -242,7 +242,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class TenantInfo:
     """A tenant as the control plane knows it."""
 
     id: TenantId
@@ -254,7 +254,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class MoveInfo:
     """A tenant's move as the control plane knows it; `version` is what a change of it must name.
 
     `token` is the move's own name in ledgers and records: another move of the same tenant has another.
@@ -273,7 +273,7 @@ class Move:
     outcome: str | None = None
 
 
-class Health(StrEnum):
+class RegionHealth(StrEnum):
     """How a region is."""
 
     HEALTHY = "Healthy"

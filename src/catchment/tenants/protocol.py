@@ -26,14 +26,14 @@ from catchment.tenants.model import (
     Finalizing,
     Idle,
     MigrationState,
-    Move,
+    MoveInfo,
     Positions,
     PreparingTarget,
-    Shard,
     ShardId,
-    Tenant,
+    ShardInfo,
+    TenantInfo,
 )
-from catchment.tenants.node import Copy, Record, Role
+from catchment.tenants.shard_api import Replica, ShardRole, TenantRecord
 
 _NS_PER_S = 1e9
 
@@ -57,7 +57,7 @@ class Side(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class TargetPrepared:
     """The history is copied, and the source ships what came after it: the target is this far."""
 
     target: Positions
@@ -116,11 +116,11 @@ class Reversing:
     gate: Positions
 
 
-Observation = Prepared | DualWriting | CaughtUp | Closed | Returned | Collecting | Aborting | Reversing
+Observation = TargetPrepared | DualWriting | CaughtUp | Closed | Returned | Collecting | Aborting | Reversing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Transition:
     """What to swap in: the state, and with `is_new_route` the next epoch, under which `home` is the tenant's home.
 
     With an outcome, the move is over. `is_repeat`: the state is there already, and nothing needs to be swapped; but the
@@ -170,13 +170,13 @@ def is_due(state: MigrationState, request: Request) -> bool:
     )
 
 
-def advance(state: MigrationState, observation: Observation) -> Step:
+def advance(state: MigrationState, observation: Observation) -> Transition:
     """The step that what was observed leads to; NotReadyError where it has to wait. A repeated one leads to the same.
 
     A move that has an outcome is over and advances no more: its shards are told, as often as it takes.
     """
     match observation:
-        case Prepared():
+        case TargetPrepared():
             return _prepare(state, observation)
         case DualWriting():
             return _dual_write(state, observation)
@@ -188,61 +188,61 @@ def advance(state: MigrationState, observation: Observation) -> Step:
             return _collect(state, observation)
         case Aborting():
             is_due(state, Request.ABORT)
-            return Step(state=Idle(), is_new_route=True, outcome="aborted")
+            return Transition(state=Idle(), is_new_route=True, outcome="aborted")
         case Reversing():
             return _reverse(state, observation)
     assert_never(observation)
 
 
-def _prepare(state: MigrationState, seen: Prepared) -> Step:
+def _prepare(state: MigrationState, seen: TargetPrepared) -> Transition:
     if not is_due(state, Request.PREPARE):
-        return Step(state=state, is_repeat=True)
-    return Step(state=PreparingTarget(seen.target.total))
+        return Transition(state=state, is_repeat=True)
+    return Transition(state=PreparingTarget(seen.target.total))
 
 
-def _dual_write(state: MigrationState, seen: DualWriting) -> Step:
+def _dual_write(state: MigrationState, seen: DualWriting) -> Transition:
     if not is_due(state, Request.DUAL_WRITE):
-        return Step(state=state, is_repeat=True)
-    return Step(state=DualWrite(seen.cutover))
+        return Transition(state=state, is_repeat=True)
+    return Transition(state=DualWrite(seen.cutover))
 
 
-def _finalize(state: MigrationState, seen: CaughtUp | Closed) -> Step:
+def _finalize(state: MigrationState, seen: CaughtUp | Closed) -> Transition:
     if not is_due(state, Request.FINALIZE) or not isinstance(state, DualWrite):
-        return Step(state=state, home=Side.TARGET, is_repeat=True)
+        return Transition(state=state, home=Side.TARGET, is_repeat=True)
     _require(seen.target, state.cutover, "target", "the cut-over requires")
     if isinstance(seen, CaughtUp):
         _require_same(seen.is_same)
-        return Step(state=state, is_repeat=True)
+        return Transition(state=state, is_repeat=True)
     _require(seen.target, seen.gate, "target", "the source is at")
-    return Step(state=Finalizing(seen.now_ns, seen.pause_ms), home=Side.TARGET, is_new_route=True)
+    return Transition(state=Finalizing(seen.now_ns, seen.pause_ms), home=Side.TARGET, is_new_route=True)
 
 
-def _give_back(state: MigrationState) -> Step:
+def _give_back(state: MigrationState) -> Transition:
     match state:
         case DualWrite():
-            return Step(state=replace(state, returned=state.returned + 1))
+            return Transition(state=replace(state, returned=state.returned + 1))
         case Finalizing():
-            return Step(state=state, home=Side.TARGET)
+            return Transition(state=state, home=Side.TARGET)
     raise InvalidStateError(f"The move is in {state.name}, in which no gate is closed.", state=state.name)
 
 
-def _collect(state: MigrationState, seen: Collecting) -> Step:
+def _collect(state: MigrationState, seen: Collecting) -> Transition:
     if not is_due(state, Request.COLLECT) or not isinstance(state, Finalizing):
-        return Step(state=state, home=Side.TARGET, is_repeat=True)
+        return Transition(state=state, home=Side.TARGET, is_repeat=True)
     left_ns = seen.gc_window_ns - max(0, seen.now_ns - state.switched_at_ns)
     if left_ns > 0:
         raise NotReadyError(f"The source is kept for another {left_ns / _NS_PER_S:,.1f} s.", left_ns=left_ns)
     if seen.readers:
         raise NotReadyError(f"The source is still read by {seen.readers}.", readers=seen.readers)
     _require_same(seen.is_same)
-    return Step(state=Complete(state.pause_ms or None), home=Side.TARGET, is_new_route=True, outcome="complete")
+    return Transition(state=Complete(state.pause_ms or None), home=Side.TARGET, is_new_route=True, outcome="complete")
 
 
-def _reverse(state: MigrationState, seen: Reversing) -> Step:
+def _reverse(state: MigrationState, seen: Reversing) -> Transition:
     if not is_due(state, Request.REVERSE):
-        return Step(state=state, is_repeat=True)
+        return Transition(state=state, is_repeat=True)
     _require(seen.source, seen.gate, "source", "the target is at")
-    return Step(state=Idle(), is_new_route=True, outcome="reversed")
+    return Transition(state=Idle(), is_new_route=True, outcome="reversed")
 
 
 def _require(reached: Positions, required: Positions, who: str, why: str) -> None:
@@ -268,35 +268,35 @@ def _require_same(is_same: bool) -> None:
 # What a shard may do, by its record.
 
 
-def is_behind(record: Record | None, epoch: int) -> bool:
+def is_behind(record: TenantRecord | None, epoch: int) -> bool:
     """Whether somebody knows of a newer epoch than the shard: it has to ask the control plane before it answers."""
     return record is None or record.epoch < epoch
 
 
-def admits(record: Record | None, epoch: int) -> Record:
+def admits(record: TenantRecord | None, epoch: int) -> TenantRecord:
     """The record by which a write is taken; StaleRouteError where it is not for here, NotReadyError where it waits."""
     record = _current(record, epoch)
-    if record.role is not Role.HOME:
+    if record.role is not ShardRole.HOME:
         raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
     if record.closed_for is not None:
         raise NotReadyError(f"{record.tenant} is changing its home: its writes wait.", epoch=record.epoch)
     return record
 
 
-def accepts(record: Record | None, epoch: int) -> Record:
+def accepts(record: TenantRecord | None, epoch: int) -> TenantRecord:
     """The record by which rows are taken from the home; StaleRouteError where they come from an old one."""
     record = _current(record, epoch)
-    if record.role is not Role.COPY:
+    if record.role is not ShardRole.COPY:
         raise StaleRouteError(f"This shard is no copy of {record.tenant}.", epoch=record.epoch)
     return record
 
 
-def settles(record: Record | None, decided: Record) -> Record:
+def settles(record: TenantRecord | None, decided: TenantRecord) -> TenantRecord:
     """The record once the shard has heard of a decision. What it knows already, or knows better, changes nothing."""
     return decided if is_behind(record, decided.epoch) or record is None else record
 
 
-def reopens(record: Record, version: int) -> Record:
+def reopens(record: TenantRecord, version: int) -> TenantRecord:
     """The record of a home once it has read, from the control plane, that its move is at `version`.
 
     Closed for an older version, it is still the home: whoever wanted the gate closed has lost the swap.
@@ -305,53 +305,53 @@ def reopens(record: Record, version: int) -> Record:
     return replace(record, closed_for=None) if is_over else record
 
 
-def closes(record: Record | None, *, move: str, version: int) -> Record:
+def closes(record: TenantRecord | None, *, move: str, version: int) -> TenantRecord:
     """The record of a home that promises to take no write before this version of the move is decided.
 
     It never goes back to an older version: that would let it open while a newer one is being decided.
     """
-    if record is None or record.role is not Role.HOME or record.move != move or record.copy is None:
+    if record is None or record.role is not ShardRole.HOME or record.move != move or record.copy is None:
         raise StaleRouteError("This shard is not the home that this move is about to change.")
     if record.closed_for is not None and record.closed_for > version:
         raise StaleRouteError(f"The gate is closed for version {record.closed_for} of the move, not {version}.")
     return replace(record, closed_for=version)
 
 
-def holds(record: Record | None, *, epoch: int, move: str) -> Record:
+def holds(record: TenantRecord | None, *, epoch: int, move: str) -> TenantRecord:
     """The record of a home that keeps its log for a move."""
     record = _current(record, epoch)
-    if record.role is not Role.HOME:
+    if record.role is not ShardRole.HOME:
         raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
     return replace(record, move=move)
 
 
-def replicates(record: Record | None, copy: Copy, *, epoch: int) -> Record:
+def replicates(record: TenantRecord | None, copy: Replica, *, epoch: int) -> TenantRecord:
     """The record of a home that ships to a copy. One that writers wait for, they wait for until it is let go."""
     record = _current(record, epoch)
-    if record.role is not Role.HOME:
+    if record.role is not ShardRole.HOME:
         raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
     is_sync = record.copy is not None and record.copy.shard == copy.shard and record.copy.sync
     return replace(record, copy=replace(copy, sync=copy.sync or is_sync))
 
 
-def welcomes(record: Record | None, fresh: Record) -> Record:
+def welcomes(record: TenantRecord | None, fresh: TenantRecord) -> TenantRecord:
     """The record of a shard that becomes a copy. Where it changes, all that is here is from before, and goes."""
     if record is None:
         return fresh
-    if record.epoch > fresh.epoch or record.role is Role.HOME:
+    if record.epoch > fresh.epoch or record.role is ShardRole.HOME:
         raise StaleRouteError(f"This shard is at epoch {record.epoch} of {record.tenant}.", epoch=record.epoch)
     return record if record.move == fresh.move and record.epoch == fresh.epoch else fresh
 
 
-def drops(record: Record | None, *, epoch: int) -> Record:
+def drops(record: TenantRecord | None, *, epoch: int) -> TenantRecord:
     """The record by which all that is here of a tenant may go: it is decided that this shard is nothing to it."""
     record = _current(record, epoch)
-    if record.role is not Role.GONE:
+    if record.role is not ShardRole.GONE:
         raise StaleRouteError(f"This shard is still the {record.role} of {record.tenant}.", epoch=record.epoch)
     return record
 
 
-def _current(record: Record | None, epoch: int) -> Record:
+def _current(record: TenantRecord | None, epoch: int) -> TenantRecord:
     """The record, where it is of that epoch."""
     if record is None:
         raise StaleRouteError("This shard knows nothing of the tenant.", epoch=0)
@@ -362,17 +362,17 @@ def _current(record: Record | None, epoch: int) -> Record:
     return record
 
 
-def duty(shard: ShardId, tenant: Tenant, move: Move | None, other: Shard | None) -> Record:
+def duty(shard: ShardId, tenant: TenantInfo, move: MoveInfo | None, other: ShardInfo | None) -> TenantRecord:
     """What a shard is to a tenant, by the tenant's home and its unfinished move, whose other shard is `other`."""
-    copy: Copy | None = None
+    copy: Replica | None = None
     under_way = move is not None and shard in (move.source, move.target) and not isinstance(move.state, Idle)
     if tenant.shard != shard:
-        role = Role.COPY if under_way else Role.GONE
+        role = ShardRole.COPY if under_way else ShardRole.GONE
     else:
-        role = Role.HOME
+        role = ShardRole.HOME
         if under_way and move is not None and other is not None:
-            copy = Copy(shard=other.id, location=other.location, sync=not isinstance(move.state, PreparingTarget))
-    return Record(
+            copy = Replica(shard=other.id, location=other.location, sync=not isinstance(move.state, PreparingTarget))
+    return TenantRecord(
         tenant=tenant.id,
         role=role,
         epoch=tenant.epoch,

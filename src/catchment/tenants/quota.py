@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from catchment.clock import Clock, SystemClock
 from catchment.errors import QuotaExceededError, RetryableError
+from catchment.foundation.clock import Clock, SystemClock
 from catchment.tenants.model import TenantConfig, TenantId
 
 BURST_S = 1.0
@@ -25,16 +25,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class TokenBucket:
     """The rows that may come now, as of a moment: they grow by the rate, up to those of one second."""
 
     rows: float
     at_s: float
 
-    def filled(self, rate: int, now_s: float) -> "Bucket":
+    def filled(self, rate: int, now_s: float) -> "TokenBucket":
         """The bucket at a later moment."""
         elapsed_s = max(0.0, now_s - self.at_s)
-        return Bucket(rows=min(rate * BURST_S, self.rows + elapsed_s * rate), at_s=now_s)
+        return TokenBucket(rows=min(rate * BURST_S, self.rows + elapsed_s * rate), at_s=now_s)
 
     def wait_s(self, rows: int, rate: int) -> float:
         """How long until that many rows may come; 0 where they may now."""
@@ -128,7 +128,7 @@ class _Meter:
     """What one tenant has taken, and what it used when last asked."""
 
     def __init__(self) -> None:
-        self._bucket: Bucket | None = None
+        self._bucket: TokenBucket | None = None
         self._usage: Usage | None = None
         self._asked_at_s: float | None = None
         # Held for a few instructions.
@@ -139,10 +139,10 @@ class _Meter:
     def take(self, rows: int, rate: int, now_s: float) -> float:
         """Take the rows, or none of them; returns how long to wait before they may come."""
         with self._mutex:
-            bucket = (self._bucket or Bucket(rows=rate * BURST_S, at_s=now_s)).filled(rate, now_s)
+            bucket = (self._bucket or TokenBucket(rows=rate * BURST_S, at_s=now_s)).filled(rate, now_s)
             wait_s = bucket.wait_s(rows, rate)
             taken = 0 if wait_s > 0 else rows
-            self._bucket = Bucket(rows=bucket.rows - taken, at_s=now_s)
+            self._bucket = TokenBucket(rows=bucket.rows - taken, at_s=now_s)
             return wait_s
 
     def used(self, ask: Callable[[], Usage], seconds_max: float, clock: Clock) -> Usage | None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catchment import files
 from catchment.errors import CorruptInputError
+from catchment.foundation import files
 from catchment.tenants.model import Positions, TenantId
-from catchment.tenants.node import Held, Record, Role
+from catchment.tenants.shard_api import RetainedHistory, ShardRole, TenantRecord
 
 FOLDER = "tenants"
 
@@ -36,15 +36,15 @@ class Records:
         self._folder = home / FOLDER
         self._mutex = threading.Lock()
         # What the folder holds; only this process writes to it.
-        self._known: dict[TenantId, Record] | None = None
+        self._known: dict[TenantId, TenantRecord] | None = None
         self._residents = Residents()
 
-    def find(self, tenant: TenantId) -> Record | None:
+    def find(self, tenant: TenantId) -> TenantRecord | None:
         """The tenant's record."""
         with self._mutex:
             return self._loaded().get(tenant)
 
-    def all(self) -> tuple[Record, ...]:
+    def all(self) -> tuple[TenantRecord, ...]:
         """Every tenant that is here, or was."""
         with self._mutex:
             return tuple(record for _, record in sorted(self._loaded().items()))
@@ -55,29 +55,29 @@ class Records:
             self._loaded()
             return self._residents
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: TenantRecord) -> None:
         """Put a record in the place of the old one; it is durable when this returns."""
         with self._mutex:
             self._write(self._path(record.tenant), record.to_json())
             self._loaded()[record.tenant] = record
             self._sort()
 
-    def held(self, tenant: TenantId, move: str) -> Held | None:
+    def held(self, tenant: TenantId, move: str) -> RetainedHistory | None:
         """From where this move copies the tenant, if that was settled already."""
         kept = _load(self._path(tenant, ".hold"))
         if kept is None or kept["move"] != move:
             return None
-        return Held(snapshot=kept["snapshot"], watermarks=Positions.from_json(kept["watermarks"]))
+        return RetainedHistory(snapshot=kept["snapshot"], watermarks=Positions.from_json(kept["watermarks"]))
 
-    def keep_held(self, tenant: TenantId, move: str, held: Held) -> None:
+    def keep_held(self, tenant: TenantId, move: str, held: RetainedHistory) -> None:
         """Settle from where this move copies the tenant."""
         kept = {"move": move, "snapshot": held.snapshot, "watermarks": held.watermarks.to_json()}
         self._write(self._path(tenant, ".hold"), kept)
 
-    def _loaded(self) -> dict[TenantId, Record]:
+    def _loaded(self) -> dict[TenantId, TenantRecord]:
         if self._known is None:
             found = (_load(path) for path in self._folder.glob("t*.json") if "." not in path.stem)
-            records = (Record.from_json(kept) for kept in found if kept is not None)
+            records = (TenantRecord.from_json(kept) for kept in found if kept is not None)
             self._known = {record.tenant: record for record in records}
             self._sort()
         return self._known
@@ -86,7 +86,7 @@ class Records:
         records = (self._known or {}).values()
         self._residents = Residents(
             known=frozenset(record.tenant.schema for record in records),
-            away=frozenset(record.tenant.schema for record in records if record.role is not Role.HOME),
+            away=frozenset(record.tenant.schema for record in records if record.role is not ShardRole.HOME),
         )
 
     def _path(self, tenant: TenantId, what: str = "") -> Path:

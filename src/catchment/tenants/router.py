@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
-from catchment.clock import Clock, SystemClock
 from catchment.errors import ControlUnavailableError, InvalidStateError, InvariantError
-from catchment.settings import Settings
+from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.settings import Settings
 from catchment.tenants.control import nowhere
-from catchment.tenants.hashing import place
-from catchment.tenants.model import DualWrite, Move, Route, Shard, ShardId, Tenant, TenantConfig, TenantId
-from catchment.tenants.store import ControlStore, Placement, refuse_foreign
+from catchment.tenants.control_store import ControlStore, Placement, refuse_foreign
+from catchment.tenants.model import DualWrite, MoveInfo, Route, ShardId, ShardInfo, TenantConfig, TenantId, TenantInfo
+from catchment.tenants.placement import place
 
 # The epoch of a tenant that nobody has created: where it would live is known, and no shard is its home.
 EPOCH_UNASSIGNED = 0
@@ -36,10 +36,10 @@ class Routed:
 
     route: Route
     config: TenantConfig
-    home: Shard
-    copy: Shard | None = None
+    home: ShardInfo
+    copy: ShardInfo | None = None
 
-    def shards(self, access: Access) -> tuple[Shard, ...]:
+    def shards(self, access: Access) -> tuple[ShardInfo, ...]:
         """The home, and for writes also the shard that gets them as well."""
         if access is Access.READ or self.copy is None:
             return (self.home,)
@@ -84,7 +84,7 @@ class TenantRouter:
             clock=clock,
         )
 
-    def route(self, tenant: TenantId, access: Access) -> tuple[Shard, ...]:
+    def route(self, tenant: TenantId, access: Access) -> tuple[ShardInfo, ...]:
         """The shards for that access, the home first; StateError where no shard is in the tenant's regions."""
         return self.routed(tenant, access).shards(access)
 
@@ -173,7 +173,7 @@ def routed_by(tenant: TenantId, placement: Placement) -> Routed:
     )
 
 
-def _by_hash(tenant: TenantId, shards: Iterable[Shard]) -> Routed:
+def _by_hash(tenant: TenantId, shards: Iterable[ShardInfo]) -> Routed:
     config = TenantConfig()
     home = place(tenant, config, shards)
     if home is None:
@@ -181,14 +181,14 @@ def _by_hash(tenant: TenantId, shards: Iterable[Shard]) -> Routed:
     return Routed(route=Route(tenant=tenant, epoch=EPOCH_UNASSIGNED, home=home.id), config=config, home=home)
 
 
-def _copy(tenant: Tenant, move: Move | None) -> ShardId | None:
+def _copy(tenant: TenantInfo, move: MoveInfo | None) -> ShardId | None:
     """The shard that gets the writes as well: only in dual-write."""
     if move is None or not isinstance(move.state, DualWrite):
         return None
     return move.target if tenant.shard == move.source else move.source
 
 
-def _resident(tenant: Tenant, shard: ShardId, shards: Iterable[Shard]) -> Shard:
+def _resident(tenant: TenantInfo, shard: ShardId, shards: Iterable[ShardInfo]) -> ShardInfo:
     found = next((each for each in shards if each.id == shard), None)
     if found is None:
         raise InvariantError(f"{tenant.id} is assigned to {shard}, which is no shard.")

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from catchment import events, faults, files, sql
-from catchment.clock import Clock
 from catchment.errors import (
     CatchmentError,
     InvalidStateError,
@@ -23,17 +21,17 @@ from catchment.errors import (
     RetryableError,
     StaleRouteError,
 )
-from catchment.ids import DEFAULT_SCHEMA, TableId
+from catchment.foundation import events, faults, files, sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake import digest
-from catchment.lake.deadletters import DeadLetters
+from catchment.lake.dead_letters import DeadLetters
 from catchment.lake.erase import Erased, erase
 from catchment.lake.ledger import Ledger
 from catchment.queue import DqCoordinator
 from catchment.queue.buffer import Ack
-from catchment.queue.shipment import Shipment
-from catchment.tenants.gate import Gate
+from catchment.queue.replication import LogRows
 from catchment.tenants.model import Positions, ShardId, TenantId
-from catchment.tenants.node import Copy, Held, Lag, Record, Role, ShardNode, TableDigest
 from catchment.tenants.protocol import (
     accepts,
     admits,
@@ -47,7 +45,9 @@ from catchment.tenants.protocol import (
     welcomes,
 )
 from catchment.tenants.records import Records, Residents
+from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode, ShardRole, TableDigest, TenantRecord
 from catchment.tenants.shipping import Shipper
+from catchment.tenants.write_barrier import WriteBarrier
 
 _TRY_AGAIN_S = 0.5
 
@@ -64,7 +64,7 @@ class Waits:
 class Decisions(Protocol):
     """What a shard asks of the control plane, and only when its own record does not say enough."""
 
-    def decided(self, tenant: TenantId, shard: ShardId) -> Record | None:
+    def decided(self, tenant: TenantId, shard: ShardId) -> TenantRecord | None:
         """What the shard is to the tenant by now; None where there is no such tenant."""
         ...
 
@@ -111,7 +111,7 @@ class TenantShard:
         self._waits = waits or Waits()
         # Guards the dictionaries; whoever changes a tenant's record holds its lock as well.
         self._mutex = threading.Lock()
-        self._gates: dict[TenantId, Gate] = {}
+        self._gates: dict[TenantId, WriteBarrier] = {}
         self._locks: dict[TenantId, threading.RLock] = {}
         self._shippers: dict[TenantId, Shipper] = {}
         # Guards the two counts.
@@ -128,14 +128,14 @@ class TenantShard:
                 self._gate(record.tenant).close(wait_s=self._waits.drain_s)
                 self._watch(record.tenant, record.closed_for, after_s=0.0)
                 continue
-            if record.role is Role.COPY:
+            if record.role is ShardRole.COPY:
                 with suppress(RetryableError):
                     # It may have been decided meanwhile what this shard is.
                     record = self._hear(record.tenant) or record
             self._ship(record)
             if record.move is None:
                 # Whoever ended the move may have been killed before its log was let go.
-                self._queue.unhold(record.tenant.schema)
+                self._queue.release_log(record.tenant.schema)
 
     def close(self) -> None:
         """Ship no more."""
@@ -154,7 +154,7 @@ class TenantShard:
             "lake": self._lake_identity(),
             "free_bytes": files.free_bytes(self._home),
             "buffered_rows": sum(state.rows for state in self._queue.buffer.tables()),
-            "tenants": [str(each.tenant) for each in records if each.role is Role.HOME],
+            "tenants": [str(each.tenant) for each in records if each.role is ShardRole.HOME],
             "replication_lag_s": max((each.lag().seconds for each in list(self._shippers.values())), default=0.0),
         }
 
@@ -166,14 +166,14 @@ class TenantShard:
                 self._identity = self._queue.lake.identity()
         return self._identity
 
-    def record(self, tenant: TenantId) -> Record | None:
+    def record(self, tenant: TenantId) -> TenantRecord | None:
         """What this shard is to the tenant; where it was never told, the control plane is asked."""
         return self._records.find(tenant) or self._hear(tenant)
 
-    def _hear(self, tenant: TenantId) -> Record | None:
+    def _hear(self, tenant: TenantId) -> TenantRecord | None:
         """What the control plane has decided by now."""
         decided = self._decisions.decided(tenant, self._id)
-        if decided is not None and (decided.role is not Role.GONE or self._records.find(tenant) is not None):
+        if decided is not None and (decided.role is not ShardRole.GONE or self._records.find(tenant) is not None):
             self.settle(decided)
         return self._records.find(tenant)
 
@@ -190,7 +190,7 @@ class TenantShard:
         if self._admission is not None:
             # Outside of the gate: it may have to ask the lake.
             self._admission.admit(tenant, target, rows)
-        with self._gate(tenant).passing(wait_s=self._waits.gate_s):
+        with self._gate(tenant).enter(wait_s=self._waits.gate_s):
             record = admits(self._records.find(tenant), epoch)
             ack, shipment = self._queue.take(target, rows, session=session)
             faults.reach("tenant.after_home_write")
@@ -201,19 +201,19 @@ class TenantShard:
                     shipper.wait_for(target, ack.seq_last, wait_s=self._waits.copy_s)
             return ack
 
-    def receive(self, tenant: TenantId, shipments: Sequence[Shipment], *, epoch: int) -> Positions:
+    def append_replicated(self, tenant: TenantId, shipments: Sequence[LogRows], *, epoch: int) -> Positions:
         if is_behind(self._records.find(tenant), epoch):
             self._hear(tenant)
-        with self._gate(tenant).passing(wait_s=self._waits.copy_s):
+        with self._gate(tenant).enter(wait_s=self._waits.copy_s):
             accepts(self._records.find(tenant), epoch)
             foreign = [part.table for part in shipments if part.table.schema != tenant.schema]
             if foreign:
                 raise InvalidStateError(f"{foreign[0]} is no table of {tenant}.")
-            self._queue.receive(shipments)
+            self._queue.append_replicated(shipments)
             faults.reach("tenant.after_receive")
             for part in shipments:
                 # The home has them, and nobody else is ever shipped to: here they go once they are flushed.
-                self._queue.let_go(part.table, part.seq_last)
+                self._queue.truncate_log(part.table, part.seq_last)
             return self.positions(tenant)
 
     def positions(self, tenant: TenantId) -> Positions:
@@ -249,9 +249,9 @@ class TenantShard:
                 those[tenant] -= 1
                 self._done.notify_all()
 
-    def _require_home(self, tenant: TenantId) -> Record:
+    def _require_home(self, tenant: TenantId) -> TenantRecord:
         record = self.record(tenant)
-        if record is None or record.role is not Role.HOME:
+        if record is None or record.role is not ShardRole.HOME:
             raise StaleRouteError(f"{tenant} does not live in {self._id}.")
         return record
 
@@ -264,7 +264,7 @@ class TenantShard:
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
         with self._lock(tenant):
             known = self._records.find(tenant)
-            fresh = Record(tenant=tenant, role=Role.COPY, epoch=epoch, move=move)
+            fresh = TenantRecord(tenant=tenant, role=ShardRole.COPY, epoch=epoch, move=move)
             welcomed = welcomes(known, fresh)
             if welcomed != known:
                 if known is None:
@@ -282,7 +282,7 @@ class TenantShard:
                 hint="Drop it, or rename its schema, and move the tenant again.",
             )
 
-    def hold(self, tenant: TenantId, *, epoch: int, move: str) -> Held:
+    def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
         with self._lock(tenant):
             if is_behind(self._records.find(tenant), epoch):
                 # An earlier move was undone, and whoever did so died before this shard was told.
@@ -293,7 +293,7 @@ class TenantShard:
             with self._done:
                 if not self._done.wait_for(lambda: not self._changes.get(tenant), self._waits.drain_s):
                     raise NotReadyError(f"Somebody is changing tables of {tenant} past the queue.")
-            self._queue.hold(tenant.schema)
+            self._queue.retain_log(tenant.schema)
             faults.reach("tenant.after_hold")
             known = self._records.held(tenant, move)
             if known is None:
@@ -301,7 +301,7 @@ class TenantShard:
                 self._records.keep_held(tenant, move, known)
             return known
 
-    def _look(self, tenant: TenantId) -> Held:
+    def _look(self, tenant: TenantId) -> RetainedHistory:
         """The tenant in the lake, as of one snapshot, with how far its log is in there."""
         lake, buffer = self._queue.lake, self._queue.buffer
         lake.open()
@@ -312,20 +312,20 @@ class TenantShard:
             row = connection.execute(f"SELECT id FROM {sql.identifier(lake.name)}.current_snapshot()").fetchone()
         if row is None:
             raise InvariantError("The lake has no snapshot.")
-        return Held(snapshot=row[0], watermarks=Positions(marks))
+        return RetainedHistory(snapshot=row[0], watermarks=Positions(marks))
 
-    def begin_at(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
+    def start_after(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
         with self._lock(tenant):
             record = self._records.find(tenant)
-            if record is None or record.role is not Role.COPY or record.move != move:
+            if record is None or record.role is not ShardRole.COPY or record.move != move:
                 raise InvalidStateError(f"{self._id} awaits no copy of {tenant}.")
             # From now on, because it takes longer than a change of the home may: it ships back when it is the home.
-            self._queue.hold(tenant.schema)
+            self._queue.retain_log(tenant.schema)
             for table, seq in positions.by_table.items():
                 if self._queue.positions(tenant.schema).get(table, 0) < seq:
-                    self._queue.begin_at(table, seq)
+                    self._queue.start_after(table, seq)
 
-    def replicate(self, tenant: TenantId, copy: Copy, *, epoch: int) -> Positions:
+    def replicate(self, tenant: TenantId, copy: Replica, *, epoch: int) -> Positions:
         with self._lock(tenant):
             record = replicates(self._records.find(tenant), copy, epoch=epoch)
             with self._gate(tenant).closed(wait_s=self._waits.drain_s):
@@ -362,26 +362,26 @@ class TenantShard:
             self._watch(tenant, version, after_s=deadline_s)
             return positions
 
-    def settle(self, record: Record) -> None:
+    def settle(self, record: TenantRecord) -> None:
         tenant = record.tenant
         with self._lock(tenant):
             known = self._records.find(tenant)
             settled = settles(known, record)
             if settled == known:
                 return
-            if settled.role is Role.HOME and settled.copy is not None:
+            if settled.role is ShardRole.HOME and settled.copy is not None:
                 # Before the first write: what is written from now on is shipped back from the log.
                 self._hold(tenant)
             self._records.keep(settled)
             faults.reach("tenant.after_settle")
-            if settled.role is Role.HOME:
+            if settled.role is ShardRole.HOME:
                 self._ship(settled)
             # Whoever waits is let in, or told to go elsewhere; what is left to do here takes longer.
             self._gate(tenant).open()
-            if settled.role is not Role.HOME:
+            if settled.role is not ShardRole.HOME:
                 self._ship(settled)
             if settled.copy is None:
-                self._queue.unhold(tenant.schema)
+                self._queue.release_log(tenant.schema)
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
         tables = self._tables(tenant)
@@ -421,21 +421,21 @@ class TenantShard:
 
     def _hold(self, tenant: TenantId) -> None:
         if tenant.schema not in self._queue.held_schemas():
-            self._queue.hold(tenant.schema)
+            self._queue.retain_log(tenant.schema)
 
     def _tables(self, tenant: TenantId) -> list[TableId]:
         self._queue.lake.open()
         return [table for table in self._queue.lake.tables() if table.schema == tenant.schema]
 
-    def _gate(self, tenant: TenantId) -> Gate:
+    def _gate(self, tenant: TenantId) -> WriteBarrier:
         with self._mutex:
-            return self._gates.setdefault(tenant, Gate(self._clock))
+            return self._gates.setdefault(tenant, WriteBarrier(self._clock))
 
     def _lock(self, tenant: TenantId) -> threading.RLock:
         with self._mutex:
             return self._locks.setdefault(tenant, threading.RLock())
 
-    def _ship(self, record: Record) -> None:
+    def _ship(self, record: TenantRecord) -> None:
         """Have the shipper that the record wants, and no other."""
         copy = record.copy
         before = self._shippers.get(record.tenant)
@@ -444,7 +444,7 @@ class TenantShard:
         if before is not None:
             del self._shippers[record.tenant]
             before.stop()
-        if record.role is Role.HOME and copy is not None:
+        if record.role is ShardRole.HOME and copy is not None:
             shipper = Shipper(
                 record.tenant,
                 self._queue,
@@ -481,7 +481,7 @@ class TenantShard:
                     events.emit("gate_stuck", level=logging.ERROR, tenant=str(tenant), **facts)
             self._stopping.wait(_TRY_AGAIN_S)
 
-    def _take_back(self, record: Record, move: str, version: int) -> None:
+    def _take_back(self, record: TenantRecord, move: str, version: int) -> None:
         """Open a gate for which nobody came back, or learn what was decided meanwhile."""
         tenant = record.tenant
         now = self._decisions.take_back(tenant, move, version)

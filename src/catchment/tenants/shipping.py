@@ -17,14 +17,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from catchment import events
-from catchment.clock import Clock
 from catchment.errors import CatchmentError, NotReadyError, SeqGapError
-from catchment.ids import TableId
+from catchment.foundation import events
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import TableId
 from catchment.queue import DqCoordinator
-from catchment.queue.shipment import Shipment
+from catchment.queue.replication import LogRows
 from catchment.tenants.model import Positions, ShardId, TenantId
-from catchment.tenants.node import Lag, ShardNode
+from catchment.tenants.shard_api import Lag, ShardNode
 
 _ROWS_MAX = 50_000
 _BYTES_MAX = 8 * 1024 * 1024
@@ -61,7 +61,7 @@ class Shipper:
         self._clock = clock
         self._changed = threading.Condition()
         # What was just written, to be sent without reading it back; where it is missing, the log has it.
-        self._waiting: dict[TableId, list[Shipment]] = {}
+        self._waiting: dict[TableId, list[LogRows]] = {}
         self._waiting_bytes = 0
         self._has_news = True
         self._copy: dict[TableId, int] | None = None
@@ -87,7 +87,7 @@ class Shipper:
         """Whether it ships to that copy, and may go on."""
         return (self._to, self._epoch) == ((shard, location), epoch)
 
-    def hand_over(self, shipment: Shipment | None) -> None:
+    def hand_over(self, shipment: LogRows | None) -> None:
         """Something was written: these rows, or what the log has."""
         with self._changed:
             if shipment is not None and not self._is_behind and self._waiting_bytes < _WAITING_BYTES_MAX:
@@ -164,7 +164,7 @@ class Shipper:
         if now_s - self._let_go_s > _LET_GO_S:
             self._let_go_s = now_s
             for table, seq in self._positions().by_table.items():
-                self._queue.let_go(table, seq)
+                self._queue.truncate_log(table, seq)
         with self._changed:
             self._changed.wait_for(lambda: self._has_news or self._stopping, _LOOK_S)
 
@@ -190,7 +190,7 @@ class Shipper:
                     self._error = None
                     events.emit("copy_caught_up", **self._told)
             return False
-        reached = node.receive(self._tenant, parts, epoch=self._epoch)
+        reached = node.append_replicated(self._tenant, parts, epoch=self._epoch)
         with self._changed:
             self._copy = dict(reached.by_table)
             self._changed.notify_all()
@@ -201,8 +201,8 @@ class Shipper:
         return any(copy.get(table, 0) < seq for table, seq in home.items())
 
     def _next(
-        self, copy: Mapping[TableId, int], home: Mapping[TableId, int], waiting: Mapping[TableId, Sequence[Shipment]]
-    ) -> Iterator[Shipment]:
+        self, copy: Mapping[TableId, int], home: Mapping[TableId, int], waiting: Mapping[TableId, Sequence[LogRows]]
+    ) -> Iterator[LogRows]:
         """What the copy lacks, from right behind what it has: as it was handed over, or from the log."""
         size = 0
         for table, last in home.items():
@@ -213,7 +213,7 @@ class Shipper:
                 continue
             found = _joined(after, waiting.get(table, ()))
             if found is None:
-                found = self._queue.shipment(table, after, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX)
+                found = self._queue.read_log(table, after, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX)
             if found is not None:
                 found = _cut(found)
                 yield found
@@ -221,14 +221,14 @@ class Shipper:
                 if size > _BYTES_MAX:
                     return
 
-    def _empty(self, table: TableId) -> Iterator[Shipment]:
+    def _empty(self, table: TableId) -> Iterator[LogRows]:
         """A table that has no rows yet: the copy is to have it all the same."""
         columns = self._queue.buffer.columns(table, "")
         if columns is not None:
-            yield Shipment(table=table, columns=columns, seq_first=1, rows=pa.table({}))
+            yield LogRows(table=table, columns=columns, seq_first=1, rows=pa.table({}))
 
 
-def _cut(shipment: Shipment) -> Shipment:
+def _cut(shipment: LogRows) -> LogRows:
     """As many of the rows, from the first one on, as go into a message; one, where that is larger already."""
     rows = shipment.rows
     while rows.num_rows > 1 and rows.nbytes > _BYTES_MAX:
@@ -236,7 +236,7 @@ def _cut(shipment: Shipment) -> Shipment:
     return replace(shipment, rows=rows)
 
 
-def _joined(after: int, parts: Sequence[Shipment]) -> Shipment | None:
+def _joined(after: int, parts: Sequence[LogRows]) -> LogRows | None:
     """Parts that follow each other, and the number given, as one; None where they do not."""
     ordered = sorted((part for part in parts if part.seq_last > after), key=lambda part: part.seq_first)
     if not ordered or ordered[0].seq_first > after + 1:
@@ -249,4 +249,4 @@ def _joined(after: int, parts: Sequence[Shipment]) -> Shipment | None:
         joined.append(part)
     first = joined[0]
     rows = pa.concat_tables([part.rows for part in joined]) if len(joined) > 1 else first.rows
-    return Shipment(table=first.table, columns=first.columns, seq_first=first.seq_first, rows=rows)
+    return LogRows(table=first.table, columns=first.columns, seq_first=first.seq_first, rows=rows)

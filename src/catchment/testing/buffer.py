@@ -11,14 +11,14 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from catchment import files, ids
-from catchment.clock import Clock
 from catchment.errors import InvariantError
-from catchment.ids import ProducerId, TableId
+from catchment.foundation import files, ids
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake import types
 from catchment.lake.types import Column
-from catchment.queue import arrivals
-from catchment.queue.buffer import KIND, SEQ, Ack, Held, Parcel, SetAside, Staged, TableState
+from catchment.queue import incoming
+from catchment.queue.buffer import KIND, SEQ, Ack, BufferedRows, FlushPayload, QuarantinedFile, Staged, TableState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class ModelBuffer:
     def seal(self) -> None:
         """Every row is available as it is."""
 
-    def parcels(self, tables: Sequence[TableId] | None = None) -> list[Parcel]:
+    def parcels(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
         return [
             self._parcel(table, some[start : start + self._chunk_rows])
             for table, kept in sorted(self.disk.tables.items())
@@ -117,24 +117,24 @@ class ModelBuffer:
             for start in range(0, len(some), self._chunk_rows)
         ]
 
-    def release(self, parcel: Parcel) -> None:
+    def release(self, parcel: FlushPayload) -> None:
         """Nothing was leased."""
 
-    def stage(self, parcel: Parcel, folder: Path) -> Staged:
+    def stage(self, parcel: FlushPayload, folder: Path) -> Staged:
         path = folder / f"{parcel.id}.arrow"
         rows = self.read(parcel)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
             writer.write_table(rows)
         return Staged(path=path, relation=None, bytes=files.size_of(path))
 
-    def read(self, parcel: Parcel) -> pa.Table:
+    def read(self, parcel: FlushPayload) -> pa.Table:
         kept = self.disk.tables[parcel.table].rows
         found = [row.content for row in kept if parcel.seq_first <= row.seq <= parcel.seq_last]
         if len(found) != parcel.rows:
             raise InvariantError(f"{parcel.table} has {len(found)} of the parcel's {parcel.rows} rows.")
         return pa.concat_tables(found)
 
-    def retire(self, parcel: Parcel) -> None:
+    def retire(self, parcel: FlushPayload) -> None:
         self.flushed_through(parcel.table, parcel.seq_last)
 
     def flushed_through(self, table: TableId, seq: int) -> None:
@@ -148,10 +148,10 @@ class ModelBuffer:
     def covered(self, table: TableId, seq: int) -> int:
         return seq
 
-    def held(self, table: TableId, session: str | None = None) -> list[Held]:
+    def held(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
         kept = self.disk.tables.get(table)
         return [
-            Held(
+            BufferedRows(
                 parcel=self._parcel(table, some),
                 rows=pa.concat_tables([row.content for row in some]).append_column(
                     SEQ, pa.array([row.seq for row in some], pa.int64())
@@ -170,7 +170,7 @@ class ModelBuffer:
     def used_bytes(self) -> int:
         return self.size_bytes()
 
-    def set_aside(self) -> tuple[SetAside, ...]:
+    def set_aside(self) -> tuple[QuarantinedFile, ...]:
         return ()
 
     def end_session(self, session: str) -> None:
@@ -189,9 +189,9 @@ class ModelBuffer:
         self.disk.lives[table] = self.disk.lives.get(table, 0) + 1
         self.disk.tables[former] = self.disk.tables.pop(table)
 
-    def _parcel(self, table: TableId, rows: Sequence[ModelRow]) -> Parcel:
+    def _parcel(self, table: TableId, rows: Sequence[ModelRow]) -> FlushPayload:
         first, last = rows[0].seq, rows[-1].seq
-        return Parcel(
+        return FlushPayload(
             id=ids.unit_id(KIND, str(self.producer(table)), first, last),
             table=table,
             producer=self.producer(table),
@@ -220,7 +220,7 @@ def _shaped(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """The rows in the columns, as DuckDB casts them."""
     with _caster().cursor() as connection:
         connection.register("arriving", rows)
-        return connection.execute(f"SELECT {arrivals.select_list(rows.schema, columns)} FROM arriving").to_arrow_table()
+        return connection.execute(f"SELECT {incoming.select_list(rows.schema, columns)} FROM arriving").to_arrow_table()
 
 
 @cache

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import duckdb
 
-from catchment import sql
+from catchment.foundation import sql
 
 DATABASE = "tailpipe.db"
 TABLE_KEY = "tp_table"
@@ -43,7 +43,7 @@ _TABLE_WITHOUT_VIEW = "half_collected_log"
 _VIEW_WITHOUT_DATA = "forgotten_log"
 
 
-class Shape(StrEnum):
+class TreeShape(StrEnum):
     """Which columns a table has; both have lists, a list of structs, and one column for each kind of drift."""
 
     CLOUDTRAIL = "cloudtrail"
@@ -112,7 +112,7 @@ class LegacyTable:
     """How much of a table is made, oddities aside; it has at least one leaf, file and row."""
 
     name: str
-    shape: Shape = Shape.CLOUDTRAIL
+    shape: TreeShape = TreeShape.CLOUDTRAIL
     leaves: int = 4
     files_per_leaf: int = 1
     rows_per_file: int = 50
@@ -218,7 +218,7 @@ _COMMON = {
 }
 
 _SHAPES = {
-    Shape.CLOUDTRAIL: _Columns(
+    TreeShape.CLOUDTRAIL: _Columns(
         own={
             "event_name": "(['GetObject', 'PutObject', 'AssumeRole'])[1 + (hash(i, {seed} + 2) % 3)::INTEGER]",
             "aws_region": "(['us-east-1', 'eu-west-1', 'ap-south-1'])[1 + (hash(i, {seed} + 3) % 3)::INTEGER]",
@@ -238,7 +238,7 @@ _SHAPES = {
         real="duration_ms",
         items="resources",
     ),
-    Shape.ACCESS_LOG: _Columns(
+    TreeShape.ACCESS_LOG: _Columns(
         own={
             "remote_addr": "'10.' || (hash(i, {seed} + 2) % 256) || '.' || (hash(i, {seed} + 3) % 256) || '.9'",
             "method": "(['GET', 'PUT', 'POST', 'DELETE'])[1 + (hash(i, {seed} + 4) % 4)::INTEGER]",
@@ -294,7 +294,7 @@ class _Tree:
     rng: random.Random = field(init=False)
     rows: int = 0
     due: list[str] = field(default_factory=list)
-    sources: dict[tuple[Shape, int], str] = field(default_factory=dict)
+    sources: dict[tuple[TreeShape, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -302,7 +302,7 @@ class _Tree:
     def put_table(self, table: LegacyTable, odd: Odd | None = None) -> None:
         """Clean leaves, spread over partitions, indexes and days."""
         indexes = [
-            f"{self.rng.randrange(10**11, 10**12)}" if table.shape is Shape.CLOUDTRAIL else f"web-{n:02d}"
+            f"{self.rng.randrange(10**11, 10**12)}" if table.shape is TreeShape.CLOUDTRAIL else f"web-{n:02d}"
             for n in range(_INDEXES)
         ]
         for n in range(table.leaves):
@@ -373,7 +373,7 @@ class _Tree:
         target = sql.literal(str(self.data / path))
         return f"COPY (SELECT {wanted.drift} FROM ({rows})) TO {target} (FORMAT parquet, COMPRESSION snappy)"
 
-    def _source(self, shape: Shape, rows: int) -> str:
+    def _source(self, shape: TreeShape, rows: int) -> str:
         """The rows that files of a shape start from, made once."""
         if (shape, rows) not in self.sources:
             name = sql.identifier(f"{shape}_{rows}")
@@ -399,7 +399,7 @@ def _segment(value: str | None, plain: str) -> str:
     return "".join(letter if letter in plain else quote(letter, safe="") for letter in value)
 
 
-def _column_names(shape: Shape) -> tuple[str, ...]:
+def _column_names(shape: TreeShape) -> tuple[str, ...]:
     return (*_FILE_OWN, *_COMMON, *_SHAPES[shape].own)
 
 

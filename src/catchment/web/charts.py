@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catchment.meters import Distribution
+from catchment.foundation.meters import Distribution
 
 SPARK_WIDTH = 240.0
 SPARK_HEIGHT = 48.0
@@ -28,7 +28,7 @@ class Spark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class HistogramBucket:
     """Values above `low` and up to `high`, None where there is no bound; `part` is of the largest bucket."""
 
     low: float
@@ -39,7 +39,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Bar:
     """One column of a small chart."""
 
     x: float
@@ -49,7 +49,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class BarSegment:
     """A part of a whole, in hundredths of its width."""
 
     name: str
@@ -80,14 +80,14 @@ def spark(values: Sequence[float | None]) -> Spark:
     )
 
 
-def buckets(found: Distribution) -> tuple[Bucket, ...]:
+def buckets(found: Distribution) -> tuple[HistogramBucket, ...]:
     """What there was, by size: the buckets from the first to the last that has any."""
     filled = [at for at, count in enumerate(found.counts) if count]
     if not filled:
         return ()
     most, total = max(found.counts), sum(found.counts)
     return tuple(
-        Bucket(
+        HistogramBucket(
             low=found.bounds[at - 1] if at else 0.0,
             high=found.bounds[at] if at < len(found.bounds) else None,
             count=found.counts[at],
@@ -98,14 +98,14 @@ def buckets(found: Distribution) -> tuple[Bucket, ...]:
     )
 
 
-def columns(values: Sequence[float]) -> tuple[Column, ...]:
+def columns(values: Sequence[float]) -> tuple[Bar, ...]:
     """A column for each value, from the oldest to the newest."""
     top = max(values, default=0.0)
     heights = [
         max(_COLUMN_HEIGHT_MIN, COLUMNS_HEIGHT * value / top) if top > 0 else _COLUMN_HEIGHT_MIN for value in values
     ]
     return tuple(
-        Column(
+        Bar(
             x=round(at * COLUMN_WIDTH, 2),
             y=round(COLUMNS_HEIGHT - height, 2),
             width=COLUMN_WIDTH - _COLUMN_GAP,
@@ -115,13 +115,13 @@ def columns(values: Sequence[float]) -> tuple[Column, ...]:
     )
 
 
-def segments(counts: Sequence[tuple[str, int]]) -> tuple[Segment, ...]:
+def segments(counts: Sequence[tuple[str, int]]) -> tuple[BarSegment, ...]:
     """Parts of a whole side by side; none where there is nothing, and what is little is still seen."""
     total, x, found = sum(count for _, count in counts), 0.0, []
     shown = [(name, count, max(_SEGMENT_MIN, 100 * count / total)) for name, count in counts if count > 0]
     whole = sum(width for _, _, width in shown)
     for name, count, width in shown:
-        found.append(Segment(name=name, count=count, x=round(x, 2), width=round(100 * width / whole, 2)))
+        found.append(BarSegment(name=name, count=count, x=round(x, 2), width=round(100 * width / whole, 2)))
         x += 100 * width / whole
     return tuple(found)
 

@@ -14,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from catchment.clock import Clock
 from catchment.errors import LimitError
+from catchment.foundation.clock import Clock
 from catchment.status.model import Status
 
 LISTENERS_MAX = 16

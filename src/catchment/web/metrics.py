@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from catchment.meters import Distribution
-from catchment.status.model import PARTS, Part, Status
+from catchment.foundation.meters import Distribution
+from catchment.status.model import PARTS, Status, StatusPart
 
 T = TypeVar("T")
 Kind = Literal["counter", "gauge", "histogram"]
@@ -32,7 +32,7 @@ _FAMILIES: Mapping[Kind, type[Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class MetricInfo:
     """One metric: `help` says what it is, `read` how to read it, `act` what to do about it."""
 
     name: str
@@ -44,7 +44,7 @@ class Declared:
     labels: tuple[str, ...] = ()
 
 
-def exposition(metrics: Sequence[Declared], status: Status, accept: str = "") -> tuple[bytes, str]:
+def exposition(metrics: Sequence[MetricInfo], status: Status, accept: str = "") -> tuple[bytes, str]:
     """The metrics as Prometheus reads them, and their content type."""
     registry = CollectorRegistry()
     registry.register(_Collector(metrics, status))
@@ -54,7 +54,7 @@ def exposition(metrics: Sequence[Declared], status: Status, accept: str = "") ->
 
 
 class _Collector:
-    def __init__(self, metrics: Sequence[Declared], status: Status) -> None:
+    def __init__(self, metrics: Sequence[MetricInfo], status: Status) -> None:
         self._metrics = metrics
         self._status = status
 
@@ -96,7 +96,7 @@ def metered(name: str) -> Callable[[Status], Iterable[Sample]]:
 
 
 def single(
-    part: Callable[[Status], Part[T]], read: Callable[[T], float | None]
+    part: Callable[[Status], StatusPart[T]], read: Callable[[T], float | None]
 ) -> Callable[[Status], Iterable[Sample]]:
     """One number of a part; none while the part is not there."""
 
@@ -110,7 +110,7 @@ def single(
 
 
 def several(
-    part: Callable[[Status], Part[T]], read: Callable[[T], Iterable[Sample]]
+    part: Callable[[Status], StatusPart[T]], read: Callable[[T], Iterable[Sample]]
 ) -> Callable[[Status], Iterable[Sample]]:
     """Numbers of a part by label; none while the part is not there."""
 

@@ -16,11 +16,11 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from catchment.status.cached import SLOW
-from catchment.status.model import ADMIN, FOR_ADMINS, Part, Status
+from catchment.status.background import SLOW
+from catchment.status.model import ADMIN, FOR_ADMINS, Status, StatusPart
 from catchment.web import charts
-from catchment.web.letters import Letter
-from catchment.web.session import Visitor
+from catchment.web.dead_letter_pages import ShownDeadLetter
+from catchment.web.login_sessions import Identity
 
 STATIC: Mapping[str, str] = {
     "style.css": "text/css; charset=utf-8",
@@ -123,13 +123,13 @@ BY_PATH: Mapping[str, Page] = {page.path: page for page in PAGES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class PageView:
     """What a page shows, and to whom; `token` goes along with its forms, `notice` says what a button did."""
 
     status: Status
-    visitor: Visitor
+    visitor: Identity
     token: str
-    letters: Part[tuple[Letter, ...]] | None = None
+    letters: StatusPart[tuple[ShownDeadLetter, ...]] | None = None
     notice: str | None = None
     can_log_out: bool = False
 
@@ -139,12 +139,12 @@ class View:
         return self.visitor.role == ADMIN
 
 
-def page(found: Page, view: View) -> str:
+def page(found: Page, view: PageView) -> str:
     """A whole page."""
     return _environment().get_template("page.html").render(page=found, view=view, bodies=parts(found, view))
 
 
-def parts(found: Page, view: View) -> dict[str, str]:
+def parts(found: Page, view: PageView) -> dict[str, str]:
     """The parts of a page by their id, and the pulse that every page has at its top."""
     macros = _environment().get_template(f"{found.name}.html").module
     pulse = _environment().get_template("pulse.html").module

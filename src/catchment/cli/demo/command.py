@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from catchment.app import App
-from catchment.cli import moves
-from catchment.cli.context import AsJson, Command, Home, Started, started
-from catchment.cli.demo.client import Client
+from catchment.cli import move_output
+from catchment.cli.context import AsJson, Home, RunningCommand, Started, started
+from catchment.cli.demo.adbc_client import Client
+from catchment.cli.demo.demo_folder import A, B, DemoPlace
+from catchment.cli.demo.display import viewed
 from catchment.cli.demo.interrupts import Interrupts
-from catchment.cli.demo.place import A, B, DemoPlace
 from catchment.cli.demo.scene import Scene
 from catchment.cli.demo.servers import Servers
 from catchment.cli.demo.story import Story
-from catchment.cli.demo.view import viewed
-from catchment.clock import SystemClock
 from catchment.errors import EXIT_FAILED, EXIT_STOPPED
+from catchment.foundation.clock import SystemClock
 from catchment.pipeline import java
 
 
@@ -85,7 +85,7 @@ class Demo:
         with (
             client,
             App(self._place.settings(A), clock=self._clock) as app,
-            moves.desk(Command(app=app, out=self._out), create=True) as desk,
+            move_output.move_context(RunningCommand(app=app, out=self._out), create=True) as desk,
             viewed(self._out, scene, self._clock) as view,
         ):
             story = Story(self._place, app, desk, servers, client, scene, view)

@@ -61,7 +61,7 @@ ACTS = (SERVERS, WRITERS, FRESH, LEGACY, SCHEMA, MOVE, PROOF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class DemoCheck:
     """Something that must be so: what was promised, and what was found."""
 
     what: str

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from catchment.cli.demo import marks
+from catchment.cli.demo import process_file
+from catchment.cli.demo.demo_folder import SHARDS, DemoPlace
 from catchment.cli.demo.interrupts import Interrupts
-from catchment.cli.demo.marks import Mark
-from catchment.cli.demo.place import SHARDS, DemoPlace
-from catchment.clock import Clock
+from catchment.cli.demo.process_file import ProcessMark
 from catchment.errors import MachineError, StateError
-from catchment.server import running
-from catchment.settings import SERVER_PORT, WEB_PORT
+from catchment.foundation.clock import Clock
+from catchment.foundation.settings import SERVER_PORT, WEB_PORT
+from catchment.server import server_file
 from catchment.tenants.model import ShardId
 
 _HOST = "127.0.0.1"
@@ -77,7 +77,7 @@ class Servers:
             with self.interrupts.held():
                 server = _launch(shard, self.place.home(shard), port, _first_free(usual_web))
                 self._by_shard[shard] = server
-                marks.write(server.home, Mark.of(server.process.pid))
+                process_file.write(server.home, ProcessMark.of(server.process.pid))
         for server in self.all():
             _wait_until_ready(server)
 
@@ -105,7 +105,7 @@ class Servers:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         server.exit_code = process.wait()
-        marks.remove(server.home)
+        process_file.remove(server.home)
         if process.stdout is not None:
             process.stdout.close()
 
@@ -115,17 +115,17 @@ class Servers:
         A server that no demo started is somebody's: it is left alone, and the demo does not begin beside it.
         """
         home = self.place.home(shard)
-        mark = marks.read(home)
+        mark = process_file.read(home)
         if mark is not None and mark.is_alive:
             self._end_marked(mark)
-        found = running.find(self.place.settings(shard))
-        if found is not None and Mark.of(found.pid).is_alive:
+        found = server_file.find(self.place.settings(shard))
+        if found is not None and ProcessMark.of(found.pid).is_alive:
             raise StateError(
                 f"A server runs in {home} that the demo did not start, process {found.pid}.",
                 hint="Stop it, or say another --home.",
             )
 
-    def _end_marked(self, mark: Mark) -> None:
+    def _end_marked(self, mark: ProcessMark) -> None:
         try:
             _signal(mark.pid, signal.SIGTERM)
         except PermissionError as error:

@@ -5,31 +5,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from catchment import files, sql
 from catchment.app import App
 from catchment.cli.demo import scene as acts
-from catchment.cli.demo.client import Client
-from catchment.cli.demo.place import A, B, DemoPlace
-from catchment.cli.demo.scene import Check, Scene
+from catchment.cli.demo.adbc_client import Client
+from catchment.cli.demo.demo_folder import A, B, DemoPlace
+from catchment.cli.demo.display import DemoView
+from catchment.cli.demo.scene import DemoCheck, Scene
 from catchment.cli.demo.servers import Servers
-from catchment.cli.demo.view import View
 from catchment.cli.demo.writers import DEFAULT_UNIT, TABLE, Writers
-from catchment.cli.moves import Desk
+from catchment.cli.move_output import MoveContext
 from catchment.errors import InvariantError, NotReadyError, RetryableError
-from catchment.ids import TableId
+from catchment.foundation import files, sql
+from catchment.foundation.ids import TableId
 from catchment.lake import Lake, extensions
 from catchment.lake.types import Column
-from catchment.pipeline.legacy.place import Phase as LegacyPhase
-from catchment.pipeline.legacy.place import Place
-from catchment.pipeline.legacy.plan import Options
-from catchment.pipeline.plan import counted
+from catchment.pipeline.legacy.folders import ImportFolders
+from catchment.pipeline.legacy.folders import ImportPhase as LegacyPhase
+from catchment.pipeline.legacy.import_plan import ImportOptions
+from catchment.pipeline.plan import plural
 from catchment.schema import LakeEngine, Migrate, TableRow
 from catchment.server.users import Users
 from catchment.tenants.control import ControlPlane
-from catchment.tenants.drive import MoveReport, Phase, drive, insist
 from catchment.tenants.migration import TenantMigration
-from catchment.tenants.model import Finalizing, Move, Shard, ShardId, TenantConfig, TenantId
-from catchment.tenants.node import Lag
+from catchment.tenants.model import Finalizing, MoveInfo, ShardId, ShardInfo, TenantConfig, TenantId
+from catchment.tenants.run_move import MovePhase, MoveReport, insist, run_move
+from catchment.tenants.shard_api import Lag
 
 _SALES = TableId("legacy", "sales")
 _KEYS = (Column(name="region", type="VARCHAR"), Column(name="day", type="DATE"))
@@ -65,13 +65,13 @@ class Story:
 
     place: DemoPlace
     app: App
-    desk: Desk
+    desk: MoveContext
     servers: Servers
     client: Client
     scene: Scene
-    view: View
+    view: DemoView
     facts: dict[str, Any] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[DemoCheck] = field(default_factory=list)
     _tenant: TenantId = field(default_factory=lambda: TenantId(0))
     _writers: Writers = field(default_factory=lambda: Writers(()))
 
@@ -93,7 +93,9 @@ class Story:
         # A move that was stopped goes on between the addresses that it began with.
         self.servers.start(before if under_way else {})
         for server in self.servers.all():
-            plane.update_topology(Shard(id=server.shard, region=_REGION, location=server.uri, home=str(server.home)))
+            plane.update_topology(
+                ShardInfo(id=server.shard, region=_REGION, location=server.uri, home=str(server.home))
+            )
         self.scene.dashboard = self.servers[A].web
         earlier = store.tenants()
         self._finish(under_way, before)
@@ -135,7 +137,7 @@ class Story:
         )
         ((seen, kept),) = self._fresh(f"count(*) AS seen, count(*) FILTER ({is_promised}) AS kept")
         in_lake = self._rows_in(A)
-        self.checks.append(Check(what="rows acknowledged, and seen by a fresh read", promised=acked, found=kept))
+        self.checks.append(DemoCheck(what="rows acknowledged, and seen by a fresh read", promised=acked, found=kept))
         self.view.note("Spark starts in the server, for its first flush")
         flushed = self._flush(A)
         self.facts["fresh"] = {"acked": acked, "seen": seen, "in_lake": in_lake}
@@ -143,7 +145,7 @@ class Story:
         self.view.done(
             [
                 f"{acked:,} rows acknowledged, {seen:,} seen, {in_lake:,} of them in the lake",
-                f"One flush: {flushed['rows']:,} rows are {counted(flushed['files'], 'Parquet file')} now",
+                f"One flush: {flushed['rows']:,} rows are {plural(flushed['files'], 'Parquet file')} now",
             ]
         )
 
@@ -153,7 +155,7 @@ class Story:
         if place.phase() is LegacyPhase.NOTHING:
             _make_tree(place, number)
         self.view.note(f"{_SALES_FILES} files in hive folders; Spark starts in this process")
-        job = self.app.legacy_import(place, Options(keys=_KEYS, schema=_SALES.schema, table=_SALES.name))
+        job = self.app.legacy_import(place, ImportOptions(keys=_KEYS, schema=_SALES.schema, table=_SALES.name))
         first, again = job.run(), job.run()
         for failure in first.failures[:1]:
             self.view.say(f"{failure.leaf}: {failure.reason}")
@@ -165,15 +167,15 @@ class Story:
             "failures": len(first.failures),
         }
         self.checks += [
-            Check(
+            DemoCheck(
                 what=f"rows of the legacy tree in {_SALES}", promised=_SALES_ROWS, found=proof.rows if proof.ok else 0
             ),
-            Check(what="files that the second import delivered", promised=0, found=again.leaves),
+            DemoCheck(what="files that the second import delivered", promised=0, found=again.leaves),
         ]
         self.view.done(
             [
-                f"{counted(first.leaves, 'file')}, {first.rows:,} rows: in {_SALES}, compared row by row",
-                f"The same again: {counted(again.leaves, 'file')} delivered, for all are known",
+                f"{plural(first.leaves, 'file')}, {first.rows:,} rows: in {_SALES}, compared row by row",
+                f"The same again: {plural(again.leaves, 'file')} delivered, for all are known",
             ]
         )
 
@@ -216,7 +218,7 @@ class Story:
             [
                 f"{self._tenant} lives in {B}; {report.rows or 0:,} rows were compared before {A} let go",
                 f"The switch took {pause_ms:.0f} ms; no writer waited longer than {waited_ms:.0f} ms for an ack",
-                f"{during:,} rows acknowledged meanwhile, {counted(failed, 'error')}",
+                f"{during:,} rows acknowledged meanwhile, {plural(failed, 'error')}",
             ]
         )
 
@@ -234,17 +236,17 @@ class Story:
         with_unit = sum(writer.acked_with_unit for writer in self._writers.each)
         self.view.note("the ledgers are audited")
         self.checks += [
-            Check(what="rows acknowledged, and rows in the lake", promised=acked, found=rows),
-            Check(what="the same without doubles", promised=acked, found=distinct),
-            Check(
+            DemoCheck(what="rows acknowledged, and rows in the lake", promised=acked, found=rows),
+            DemoCheck(what="the same without doubles", promised=acked, found=distinct),
+            DemoCheck(
                 what=f"rows of the old shape, with the default '{DEFAULT_UNIT}'",
                 promised=acked - with_unit,
                 found=plain,
             ),
-            Check(what="rows with the new column", promised=with_unit, found=kelvin),
-            Check(what="writes that failed", promised=0, found=len(errors)),
-            Check(what=f"rows of {self._tenant} left in {A}", promised=0, found=self._rows_in(A)),
-            Check(what="findings of the ledgers' audit, both lakes", promised=0, found=self._audit()),
+            DemoCheck(what="rows with the new column", promised=with_unit, found=kelvin),
+            DemoCheck(what="writes that failed", promised=0, found=len(errors)),
+            DemoCheck(what=f"rows of {self._tenant} left in {A}", promised=0, found=self._rows_in(A)),
+            DemoCheck(what="findings of the ledgers' audit, both lakes", promised=0, found=self._audit()),
             *self._earlier(),
         ]
         self.facts.update(
@@ -257,7 +259,7 @@ class Story:
         self.view.done([f"{acked:,} rows were acknowledged, {distinct:,} are in the lake, each once"])
         self.view.prove(self.checks)
 
-    def _finish(self, under_way: Sequence[Move], before: Mapping[ShardId, str]) -> None:
+    def _finish(self, under_way: Sequence[MoveInfo], before: Mapping[ShardId, str]) -> None:
         """A demo that was stopped in the middle of a move left it in a state that any mover can go on from."""
         is_as_before = all(before.get(server.shard) == server.uri for server in self.servers.all())
         for move in under_way:
@@ -269,7 +271,7 @@ class Story:
                 insist(self.desk.of(move).abort, clock=self.app.clock)
 
     def _drive(self, migration: TenantMigration) -> MoveReport:
-        return drive(migration, clock=self.app.clock, watcher=_Watch(self.view), gc_window_s=0)
+        return run_move(migration, clock=self.app.clock, watcher=_Watch(self.view), gc_window_s=0)
 
     def _migrate(self, model: type[TableRow]) -> tuple[str, float]:
         """Bring the table to the model: generate, rehearse, apply; the statement, and how long the rehearsal took."""
@@ -327,7 +329,7 @@ class Story:
         with App(self.place.settings(B), clock=self.app.clock) as other:
             return found + len(other.audit().findings)
 
-    def _earlier(self) -> Iterator[Check]:
+    def _earlier(self) -> Iterator[DemoCheck]:
         """What earlier runs wrote is still there: a sensor's rows are numbered from 1 on, without a gap."""
         for tenant in self.desk.store.tenants():
             table = TableId(tenant.id.schema, TABLE)
@@ -337,7 +339,7 @@ class Story:
                 query = f"SELECT sensor, count(DISTINCT id) AS n, max(id) AS last FROM {table} GROUP BY ALL"
                 sums = f"SELECT coalesce(sum(last), 0)::BIGINT, coalesce(sum(n), 0)::BIGINT FROM ({query})"
                 ((promised, found),) = cursor.execute(sums).fetchall()
-            yield Check(
+            yield DemoCheck(
                 what=f"rows of {tenant.id}, from an earlier run, in {tenant.shard}", promised=promised, found=found
             )
 
@@ -353,10 +355,10 @@ class Story:
 class _Watch:
     """Tells the view which phase a move is in."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: DemoView) -> None:
         self._view = view
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: MovePhase) -> None:
         self._view.note(phase.value.replace("-", " "))
 
     def history(self, done: int, total: int) -> None: ...
@@ -369,7 +371,7 @@ class _Watch:
         self._view.note(f"{error.message} Again in {wait_s:.1f} s")
 
 
-def _make_tree(place: Place, number: int) -> None:
+def _make_tree(place: ImportFolders, number: int) -> None:
     """Sales of two regions, a file for each region and day of the year; it appears once it is whole."""
     making = place.data.with_name(f"{place.data.name}.making")
     files.make_folder(making.parent)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import adbc_driver_flightsql.dbapi as flight
 
-from catchment.clock import Clock
-from catchment.server.model import Role
+from catchment.foundation.clock import Clock
 from catchment.server.users import Users
+from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 
 NAMES = ("kitchen", "cellar")
@@ -33,7 +33,7 @@ class Login:
     password: str = field(repr=False)
 
 
-class Writer:
+class DemoWriter:
     """One client with one connection; rows are numbered from 1, each is one statement and one ack."""
 
     def __init__(self, login: Login, clock: Clock) -> None:
@@ -108,7 +108,7 @@ class Writer:
 class Writers:
     """All of them."""
 
-    each: tuple[Writer, ...]
+    each: tuple[DemoWriter, ...]
 
     @classmethod
     def of(cls, tenant: TenantId, users: Users, uris: Sequence[str], clock: Clock) -> "Writers":
@@ -121,7 +121,7 @@ class Writers:
         ]
         for login in logins:
             users.add(login.user, Role.WRITER, login.password, tenant=tenant)
-        return cls(tuple(Writer(login, clock) for login in logins))
+        return cls(tuple(DemoWriter(login, clock) for login in logins))
 
     @property
     def acked(self) -> int:

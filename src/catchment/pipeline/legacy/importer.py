@@ -10,15 +10,22 @@ from pathlib import Path
 
 import duckdb
 
-from catchment import events, faults, ids, sql
-from catchment.ids import TableId
+from catchment.foundation import events, faults, ids, sql
+from catchment.foundation.ids import TableId
 from catchment.lake import Commit, Lake, extensions
 from catchment.lake.commit import AddColumn, Change, CreateTable
 from catchment.lake.tables import PartitionKey, created_by
-from catchment.pipeline.deliver import Deliverer, Report
-from catchment.pipeline.legacy import moves
-from catchment.pipeline.legacy.place import Journal, Place
-from catchment.pipeline.legacy.plan import LegacyPlan, Options, TablePlan, producer_of, unit_id, without_files
+from catchment.pipeline.deliver import Deliverer, DeliveryReport
+from catchment.pipeline.legacy import file_moves
+from catchment.pipeline.legacy.folders import ImportFolders, ImportJournal
+from catchment.pipeline.legacy.import_plan import (
+    ImportOptions,
+    LegacyPlan,
+    TablePlan,
+    producer_of,
+    unit_id,
+    without_files,
+)
 from catchment.pipeline.legacy.tree import Leaf
 from catchment.pipeline.plan import Unit
 
@@ -31,7 +38,7 @@ class Run:
 
     plan: LegacyPlan
     stop: Stop
-    reports: dict[TableId, list[Report]] = field(default_factory=dict)
+    reports: dict[TableId, list[DeliveryReport]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     quarantined: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -39,7 +46,7 @@ class Run:
 class Importer:
     """Does what a plan says of leaves that lie in `migrating/`; the deliverer is made when there is work for it."""
 
-    def __init__(self, place: Place, options: Options, make_deliverer: Callable[[], Deliverer]) -> None:
+    def __init__(self, place: ImportFolders, options: ImportOptions, make_deliverer: Callable[[], Deliverer]) -> None:
         self._place = place
         self._options = options
         self._make_deliverer = make_deliverer
@@ -152,7 +159,7 @@ class Importer:
         return [table.unit(self._place.migrating, leaf) for leaf in leaves]
 
     def _retire(self, unit: Unit) -> None:
-        moves.retire(self._place, unit.source)
+        file_moves.retire(self._place, unit.source)
         events.emit("legacy_leaf_imported", leaf=unit.source, unit=unit.id, bytes=unit.bytes)
 
     def _mend(self, run: Run, leaves: Sequence[Leaf], failed: Mapping[str, str]) -> dict[str, Leaf]:
@@ -183,7 +190,7 @@ class Importer:
         return bool(names) and names <= aside
 
 
-def settled(journal: Journal, lake: Lake) -> Journal:
+def settled(journal: ImportJournal, lake: Lake) -> ImportJournal:
     """The journal with the tables of a commit that it does not know the end of; the lake tells whether it landed."""
     if not journal.making:
         return journal
@@ -193,7 +200,7 @@ def settled(journal: Journal, lake: Lake) -> Journal:
     return replace(journal, tables_made=made, making="")
 
 
-def settle(place: Place, lake: Lake) -> None:
+def settle(place: ImportFolders, lake: Lake) -> None:
     """Write down which tables the import has made, if a commit was cut off before that."""
     journal = place.journal()
     if journal.making:

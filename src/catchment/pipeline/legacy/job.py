@@ -12,20 +12,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from catchment import events, faults, files
-from catchment.clock import Clock
 from catchment.errors import ConflictError, InputError, LockTimeoutError, PreconditionError
-from catchment.ids import TableId
+from catchment.foundation import events, faults, files
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import DropTable, Untouched
-from catchment.pipeline.deliver import Deliverer, Report
-from catchment.pipeline.legacy import moves
-from catchment.pipeline.legacy.importer import Importer, Run, Stop, settle, settled
-from catchment.pipeline.legacy.place import Journal, Phase, Place
-from catchment.pipeline.legacy.plan import (
-    Facts,
+from catchment.pipeline.deliver import Deliverer, DeliveryReport
+from catchment.pipeline.legacy import file_moves
+from catchment.pipeline.legacy.folders import ImportFolders, ImportJournal, ImportPhase
+from catchment.pipeline.legacy.import_plan import (
+    ImportOptions,
     LegacyPlan,
-    Options,
+    TreeFacts,
     bytes_adopted,
     keys_of,
     plan,
@@ -33,13 +33,20 @@ from catchment.pipeline.legacy.plan import (
     unit_id,
     without_files,
 )
-from catchment.pipeline.legacy.proof import Found, check_table
-from catchment.pipeline.legacy.report import LeafFailure, LegacyReport, Mismatch, Status, TableReport, Verification
+from catchment.pipeline.legacy.importer import Importer, Run, Stop, settle, settled
+from catchment.pipeline.legacy.report import (
+    ImportedTable,
+    ImportStatus,
+    LeafFailure,
+    LegacyReport,
+    Mismatch,
+    Verification,
+)
 from catchment.pipeline.legacy.survey import survey
 from catchment.pipeline.legacy.tree import Tree, tables_of, walk
-from catchment.pipeline.legacy.views import View, read_views
-from catchment.pipeline.plan import counted
-from catchment.settings import MIB
+from catchment.pipeline.legacy.verification import Found, check_table
+from catchment.pipeline.legacy.views import LegacyView, read_views
+from catchment.pipeline.plan import plural
 
 # What one commit takes: large enough to be cheap, small enough that stopping does not take long.
 UNITS_PER_COMMIT_MAX = 2_500
@@ -53,8 +60,8 @@ class LegacyImport:
 
     def __init__(
         self,
-        place: Place,
-        options: Options,
+        place: ImportFolders,
+        options: ImportOptions,
         *,
         find_lake: Callable[[], Lake | None],
         deliverer: Callable[[], Deliverer],
@@ -80,7 +87,7 @@ class LegacyImport:
         self._own_files = own_files
         self._begun = begun
 
-    def detect(self) -> Phase:
+    def detect(self) -> ImportPhase:
         """Where the place stands."""
         return self.place.phase()
 
@@ -89,7 +96,7 @@ class LegacyImport:
         if self.is_running:
             raise self._taken()
         phase = self.place.phase()
-        if phase is Phase.UNDOING:
+        if phase is ImportPhase.UNDOING:
             raise _undo_first()
         if self.is_half_moved:
             raise InputError(
@@ -105,14 +112,14 @@ class LegacyImport:
     @property
     def is_finished(self) -> bool:
         """Whether an import has come to its end, and nothing new is there."""
-        return self.place.phase() is Phase.DONE and self.place.journal().done
+        return self.place.phase() is ImportPhase.DONE and self.place.journal().done
 
     @property
     def is_half_moved(self) -> bool:
         """Whether moving the tree was begun and not finished; no plan can be made of what lies in two places."""
-        return self.place.phase() is Phase.READY and self.place.journal().preparing
+        return self.place.phase() is ImportPhase.READY and self.place.journal().preparing
 
-    def _plan(self, phase: Phase) -> LegacyPlan:
+    def _plan(self, phase: ImportPhase) -> LegacyPlan:
         self._refuse_own_files()
         made = plan(self._facts(phase), self.options)
         adopted = bytes_adopted(made.tables)
@@ -124,7 +131,7 @@ class LegacyImport:
         free = files.free_bytes(self._data_path)
         if needed + _DISK_SPARE_BYTES > free:
             refusals.append(f"The lake needs {needed / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free.")
-        if phase is Phase.READY and not files.same_device(self.place.data, self.place.migration):
+        if phase is ImportPhase.READY and not files.same_device(self.place.data, self.place.migration):
             tree = sum(each.stat().st_size for each in self.place.data.rglob("*") if each.is_file())
             room = files.free_bytes(self.place.migration)
             if tree + _DISK_SPARE_BYTES > room:
@@ -140,10 +147,10 @@ class LegacyImport:
     def _refuse_strays(self, planned: LegacyPlan) -> Iterator[str]:
         """Why nothing is imported if nothing can be; strays may be the rest of an import that is under way."""
         strays = [each for each in planned.strays if each.parquet_files]
-        is_rest = planned.phase is Phase.IMPORTING and self._imported()
+        is_rest = planned.phase is ImportPhase.IMPORTING and self._imported()
         if strays and not planned.seen and not planned.leaves_moved and not is_rest:
             count = sum(each.parquet_files for each in strays)
-            yield f"None of {counted(count, 'Parquet file')} can be imported: {strays[0].path}: {strays[0].reason}."
+            yield f"None of {plural(count, 'Parquet file')} can be imported: {strays[0].path}: {strays[0].reason}."
 
     def run(self, planned: LegacyPlan | None = None, *, stop: Stop = lambda: False) -> LegacyReport:
         """Import everything that can be imported. `planned` is used as it is, where nothing has happened since."""
@@ -151,31 +158,31 @@ class LegacyImport:
             started_s = self._clock.monotonic_s()
             self._say("legacy_started", data=str(self.place.data))
             phase = self.place.phase()
-            if phase is Phase.UNDOING:
+            if phase is ImportPhase.UNDOING:
                 raise _undo_first()
             self._refuse_other_lake()
             if self.place.journal().preparing:
-                moves.prepare(self.place)
-                planned, phase = None, Phase.IMPORTING
-            if phase is Phase.DONE and not self.place.journal().done:
-                moves.finish(self.place)
-            if phase not in (Phase.READY, Phase.IMPORTING):
+                file_moves.prepare(self.place)
+                planned, phase = None, ImportPhase.IMPORTING
+            if phase is ImportPhase.DONE and not self.place.journal().done:
+                file_moves.finish(self.place)
+            if phase not in (ImportPhase.READY, ImportPhase.IMPORTING):
                 return self._report(Run(plan=_EMPTY_PLAN, stop=stop), started_s)
             work = planned if planned is not None and planned.phase is phase else self._plan(phase)
             _refuse(work)
             self._begun()
-            if phase is Phase.READY:
+            if phase is ImportPhase.READY:
                 work = self._while_nothing_has_moved(work)
                 self.place.note(lake=self._lake_name)
-                moves.prepare(self.place)
+                file_moves.prepare(self.place)
                 self._say("legacy_moved", to=str(self.place.migrating))
             if work is planned and self._described(self.place.migrating).leaves != work.seen:
-                work = self._plan(Phase.IMPORTING)
+                work = self._plan(ImportPhase.IMPORTING)
             run = Run(plan=work, stop=stop, quarantined=dict(work.quarantined))
             importer = Importer(self.place, self.options, self._deliverer)
             importer.run(run)
             if not importer.has_left(run):
-                moves.finalize(self.place)
+                file_moves.finalize(self.place)
             report = self._report(run, started_s)
             files.replace_text(self.place.report, json.dumps(asdict(report), indent=1))
             self._say("legacy_finished", phase=report.phase, rows=report.rows, failures=len(report.failures))
@@ -193,15 +200,15 @@ class LegacyImport:
         _refuse(again)
         return again
 
-    def status(self) -> Status:
+    def status(self) -> ImportStatus:
         """Where the import stands, from the folders and the journal."""
         running = self.is_running
         phase, journal = self.place.phase(), self._journal()
-        left = self._described(self.place.root) if phase in (Phase.READY, Phase.IMPORTING) else _EMPTY_TREE
+        left = self._described(self.place.root) if phase in (ImportPhase.READY, ImportPhase.IMPORTING) else _EMPTY_TREE
         # While an undo is under way, the database that tells tables from strays is nowhere for sure.
-        imported = () if phase is Phase.UNDOING else self._imported()
+        imported = () if phase is ImportPhase.UNDOING else self._imported()
         last = self.last_report()
-        return Status(
+        return ImportStatus(
             phase=phase,
             data=str(self.place.data),
             migrating=str(self.place.migrating),
@@ -212,10 +219,10 @@ class LegacyImport:
             tables_made=tuple(sorted(journal.tables_made)),
             quarantined=_paths(journal.quarantined),
             failures=tuple(LeafFailure(**each) for each in last.get("failures", ()))
-            if phase is Phase.IMPORTING
+            if phase is ImportPhase.IMPORTING
             else (),
             running=running,
-            files_left_out=self._left_out() if phase is Phase.DONE else 0,
+            files_left_out=self._left_out() if phase is ImportPhase.DONE else 0,
         )
 
     def _left_out(self) -> int:
@@ -262,7 +269,7 @@ class LegacyImport:
                 self._drop(lake, dropped)
             self.place.note(undoing=True)
             faults.reach("legacy.after_drop")
-            moves.put_back(self.place)
+            file_moves.put_back(self.place)
             self.place.forget()
             files.remove(self.place.report)
             self._say("legacy_undone", tables=list(dropped))
@@ -274,10 +281,10 @@ class LegacyImport:
         Without `prove`, their rows are not compared with the backup.
         """
         phase = self.place.phase()
-        if phase is Phase.NOTHING or (phase is Phase.READY and not self.place.migrated.exists()):
+        if phase is ImportPhase.NOTHING or (phase is ImportPhase.READY and not self.place.migrated.exists()):
             raise InputError("There is no import to undo.", hint="`catchment legacy status` says what there is.")
         self._refuse_other_lake()
-        if phase is not Phase.UNDOING:
+        if phase is not ImportPhase.UNDOING:
             self._refuse_undo(prove=prove)
         return tuple(sorted(self._ours()))
 
@@ -337,7 +344,7 @@ class LegacyImport:
 
     def _refuse_other_lake(self) -> None:
         begun = self.place.journal().lake
-        if begun and begun != self._lake_name and self.place.phase() is not Phase.READY:
+        if begun and begun != self._lake_name and self.place.phase() is not ImportPhase.READY:
             raise InputError(
                 f"This import goes into the lake with data in {begun}, not in {self._lake_name}.",
                 hint="Name the same lake as before with --lake-home, or CATCHMENT_HOME.",
@@ -382,21 +389,21 @@ class LegacyImport:
                 hint="An undo would lose what something else has written. `catchment legacy verify` lists it all.",
             )
 
-    def _facts(self, phase: Phase) -> Facts:
-        root = self.place.data if phase is Phase.READY else self.place.migrating
-        if phase not in (Phase.READY, Phase.IMPORTING):
-            return Facts(phase=phase, tree=_EMPTY_TREE, views=(), surveys={}, existing={}, adopt_bytes_min=0)
+    def _facts(self, phase: ImportPhase) -> TreeFacts:
+        root = self.place.data if phase is ImportPhase.READY else self.place.migrating
+        if phase not in (ImportPhase.READY, ImportPhase.IMPORTING):
+            return TreeFacts(phase=phase, tree=_EMPTY_TREE, views=(), surveys={}, existing={}, adopt_bytes_min=0)
         views = read_views(root) if self.place.marker else None
         tree = self._described(root, views)
         by_table = tables_of(tree.leaves)
         lake = self._find_lake()
         tables = {} if lake is None else {name: lake.find_table(self._id(name)) for name in by_table}
-        aside = self.place.journal().quarantined if phase is Phase.IMPORTING else {}
+        aside = self.place.journal().quarantined if phase is ImportPhase.IMPORTING else {}
         readable = {
             name: [without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves]
             for name, leaves in by_table.items()
         }
-        return Facts(
+        return TreeFacts(
             phase=phase,
             tree=tree,
             views=views,
@@ -405,11 +412,11 @@ class LegacyImport:
             quarantined={leaf: tuple(names) for leaf, names in aside.items()},
             adopt_bytes_min=self._adopt_bytes_min,
             above=keys_of(self.place.migrating),
-            moved=self._described(self.place.migrating, views).leaves if phase is Phase.READY else (),
+            moved=self._described(self.place.migrating, views).leaves if phase is ImportPhase.READY else (),
             encrypted=lake is not None and lake.is_encrypted(),
         )
 
-    def _described(self, root: Path, views: Sequence[View] | None = None) -> Tree:
+    def _described(self, root: Path, views: Sequence[LegacyView] | None = None) -> Tree:
         """The tree, tables without a view set apart; `views` are read from `root` where they are not given."""
         # A home may have its database beside the folders of its workspaces.
         beside = bool(self.place.marker) and not self.place.workspace
@@ -425,7 +432,7 @@ class LegacyImport:
         """The leaves in the backup that were imported, by table."""
         return self._found_in(self.place.migrated, self.place.journal())
 
-    def _journal(self) -> Journal:
+    def _journal(self) -> ImportJournal:
         """What the import wrote down; of a commit that was cut off, the lake is asked."""
         journal = self.place.journal()
         lake = self._find_lake() if journal.making else None
@@ -444,7 +451,7 @@ class LegacyImport:
             proven.setdefault(table, []).extend(leaves)
         return proven
 
-    def _found_in(self, root: Path, journal: Journal, *, sure: bool = True) -> list[tuple[TableId, list[Found]]]:
+    def _found_in(self, root: Path, journal: ImportJournal, *, sure: bool = True) -> list[tuple[TableId, list[Found]]]:
         if not root.exists():
             return []
         there = self.place.marker and (root / self.place.marker).is_file()
@@ -468,7 +475,7 @@ class LegacyImport:
             ),
             quarantined=_paths(run.quarantined),
             strays=tuple(stray.path for stray in run.plan.strays),
-            stopped=phase is Phase.IMPORTING and run.stop(),
+            stopped=phase is ImportPhase.IMPORTING and run.stop(),
             seconds=self._clock.monotonic_s() - started_s,
         )
 
@@ -504,8 +511,8 @@ def _undo_first() -> InputError:
     return InputError("An undo was begun and not finished.", hint="Finish it: `catchment legacy undo`.")
 
 
-def _table_report(table: TableId, reports: Sequence[Report]) -> TableReport:
-    return TableReport(
+def _table_report(table: TableId, reports: Sequence[DeliveryReport]) -> ImportedTable:
+    return ImportedTable(
         table=str(table),
         leaves=sum(each.delivered for each in reports),
         rows=sum(each.rows for each in reports),
@@ -521,5 +528,5 @@ def _paths(quarantined: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 _EMPTY_TREE = Tree(leaves=(), empty=(), strays=())
 _EMPTY_PLAN = LegacyPlan(
-    phase=Phase.NOTHING, tables=(), empty=(), strays=(), bad=(), quarantined={}, views_without_data=()
+    phase=ImportPhase.NOTHING, tables=(), empty=(), strays=(), bad=(), quarantined={}, views_without_data=()
 )

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from catchment.pipeline.legacy.place import Phase
+from catchment.pipeline.legacy.folders import ImportPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableReport:
+class ImportedTable:
     """What was done of one table in this run."""
 
     table: str
@@ -32,8 +32,8 @@ class LeafFailure:
 class LegacyReport:
     """What a run did, and what is left."""
 
-    phase: Phase
-    tables: tuple[TableReport, ...]
+    phase: ImportPhase
+    tables: tuple[ImportedTable, ...]
     failures: tuple[LeafFailure, ...]
     quarantined: tuple[str, ...]
     strays: tuple[str, ...]
@@ -46,8 +46,8 @@ class LegacyReport:
         return cls(
             **{
                 **facts,
-                "phase": Phase(facts["phase"]),
-                "tables": tuple(TableReport(**each) for each in facts["tables"]),
+                "phase": ImportPhase(facts["phase"]),
+                "tables": tuple(ImportedTable(**each) for each in facts["tables"]),
                 "failures": tuple(LeafFailure(**each) for each in facts["failures"]),
                 "quarantined": tuple(facts["quarantined"]),
                 "strays": tuple(facts["strays"]),
@@ -56,7 +56,7 @@ class LegacyReport:
 
     @property
     def ok(self) -> bool:
-        return self.phase is Phase.DONE
+        return self.phase is ImportPhase.DONE
 
     @property
     def leaves(self) -> int:
@@ -90,10 +90,10 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class ImportStatus:
     """Where an import stands. `files_left_out` are Parquet files of the backup that are in no leaf of a table."""
 
-    phase: Phase
+    phase: ImportPhase
     data: str
     migrating: str
     migrated: str

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from catchment.lake import extensions
 from catchment.lake.types import Column
-from catchment.pipeline import sources
+from catchment.pipeline import inputs
 from catchment.pipeline.legacy.tree import Leaf
-from catchment.pipeline.work import Input, Part
+from catchment.pipeline.work import Input, UnitPart
 
 _FILES_AT_ONCE = 2_000
 
@@ -57,16 +57,16 @@ def survey(root: Path, leaves: Sequence[Leaf]) -> Survey:
     bad: list[BadFile] = []
     with extensions.connect() as connection:
         for parts in _portions(root, leaves):
-            groups, failures = sources.inspect(connection, [part for part, _ in parts])
+            groups, failures = inputs.inspect(connection, [part for part, _ in parts])
             names = {part.input.uri: (leaf, Path(part.input.uri).name) for part, leaf in parts}
             for failure in failures:
                 leaf, name = names[failure.path]
-                bad.append(BadFile(leaf=leaf, name=name, reason=sources.bare_reason(failure)))
+                bad.append(BadFile(leaf=leaf, name=name, reason=inputs.bare_reason(failure)))
             for group in groups:
                 columns = tuple(Column(name=name, type=kind) for name, kind in group.columns)
                 files, rows = shapes.setdefault(columns, ([], []))
                 files.extend(names[part.input.uri] for part in group.parts)
-                rows.extend(sources.rows(connection, group))
+                rows.extend(inputs.rows(connection, group))
     return Survey(
         shapes=tuple(
             FileShape(columns=columns, files=tuple(files), rows=tuple(rows))
@@ -76,12 +76,12 @@ def survey(root: Path, leaves: Sequence[Leaf]) -> Survey:
     )
 
 
-def _portions(root: Path, leaves: Iterable[Leaf]) -> Iterator[list[tuple[Part, str]]]:
-    portion: list[tuple[Part, str]] = []
+def _portions(root: Path, leaves: Iterable[Leaf]) -> Iterator[list[tuple[UnitPart, str]]]:
+    portion: list[tuple[UnitPart, str]] = []
     for leaf in leaves:
         for each in leaf.files:
             uri = str(root / leaf.path / each.name)
-            portion.append((Part(unit_id=leaf.path, input=Input(uri=uri, bytes=each.bytes)), leaf.path))
+            portion.append((UnitPart(unit_id=leaf.path, input=Input(uri=uri, bytes=each.bytes)), leaf.path))
         if len(portion) >= _FILES_AT_ONCE:
             yield portion
             portion = []

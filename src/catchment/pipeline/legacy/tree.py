@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
-from catchment import files
+from catchment.foundation import files
 from catchment.lake.types import Column
-from catchment.pipeline.legacy.place import DATABASE, DATABASE_FILES
+from catchment.pipeline.legacy.folders import DATABASE, DATABASE_FILES
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 TABLE_KEY = "tp_table"

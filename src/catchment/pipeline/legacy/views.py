@@ -8,7 +8,7 @@ import duckdb
 from catchment.errors import CorruptInputError
 from catchment.lake import extensions
 from catchment.lake.types import Column
-from catchment.pipeline.legacy.place import DATABASE
+from catchment.pipeline.legacy.folders import DATABASE
 
 # A view's columns lie in the catalog with the view. Asking the view itself would open its files.
 _COLUMNS = """
@@ -22,14 +22,14 @@ ORDER BY v.view_name, c.column_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class LegacyView:
     """A table as its view shows it."""
 
     name: str
     columns: tuple[Column, ...]
 
 
-def read_views(folder: Path) -> tuple[View, ...]:
+def read_views(folder: Path) -> tuple[LegacyView, ...]:
     """Every view of the database in `folder`, without touching the files that it reads."""
     path = folder / DATABASE
     try:
@@ -43,4 +43,4 @@ def read_views(folder: Path) -> tuple[View, ...]:
     views: dict[str, list[Column]] = {}
     for view, column, kind in rows:
         views.setdefault(view, []).append(Column(name=column, type=kind))
-    return tuple(View(name=name, columns=tuple(columns)) for name, columns in views.items())
+    return tuple(LegacyView(name=name, columns=tuple(columns)) for name, columns in views.items())

@@ -1,0 +1,430 @@
+"""Files and folders: durable renames, links, locks that die with their holder. Only this module renames and syncs."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from catchment.errors import CommitUnknownError, LockTimeoutError, StorageFailedError, StorageUnsupportedError
+from catchment.foundation.clock import Clock
+
+_LOCK_POLL_S = 0.005
+# The system's `struct flock`: kind, whence, start, length, process.
+_LOCK_FORM = "hhqqi4x"
+_SYNCS_AT_ONCE_MAX = 8
+
+
+def local_path(uri: str) -> Path:
+    """The local path behind a URI; paths without a scheme are local already."""
+    if "://" not in uri:
+        return Path(uri)
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        raise StorageUnsupportedError(
+            f"{parts.scheme}:// storage is not supported here.", hint="Use a local path or a mounted file system."
+        )
+    return Path(unquote(parts.path))
+
+
+def real_path(path: str) -> str:
+    """The path without links and detours; half the cost of `Path.resolve`."""
+    return os.path.realpath(path)
+
+
+def real_paths(paths: Iterable[str]) -> list[str]:
+    """`real_path` of each; folders that many paths share are looked at once, which counts for thousands of files."""
+    known: dict[str, str] = {}
+
+    def real(path: str) -> str:
+        if path not in known:
+            parent, name = os.path.split(path)
+            plain = name and parent != path and name != ".." and not os.path.islink(path)  # noqa: PTH114
+            known[path] = os.path.join(real(parent), name) if plain else os.path.realpath(path)  # noqa: PTH118
+        return known[path]
+
+    return [real(path) for path in paths]
+
+
+def is_text(name: str) -> bool:
+    """Whether a name of the file system is UTF-8; others cannot be written into SQL or a report."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def sync_file(path: Path) -> None:
+    """Make the file's content survive a power cut."""
+    _sync(path, os.O_RDONLY, os.fdatasync)
+
+
+def sync_files(paths: Sequence[Path]) -> dict[Path, StorageFailedError]:
+    """The same for many files, several at once: those who wait together share one flush of the disk.
+
+    Returned are those that failed: once told of a lost write, the system has the next sync of the file succeed.
+    """
+    failed: dict[Path, StorageFailedError] = {}
+    if not paths:
+        return failed
+
+    def sync_share(first: int) -> None:
+        for path in paths[first::_SYNCS_AT_ONCE_MAX]:
+            try:
+                sync_file(path)
+            except StorageFailedError as error:
+                failed[path] = error
+
+    # A share for each thread: handing over every file by itself takes longer than syncing it on a fast disk.
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE_MAX) as pool:
+        list(pool.map(sync_share, range(_SYNCS_AT_ONCE_MAX)))
+    return failed
+
+
+def sync_folder(path: Path) -> None:
+    """Make the folder's entries (creations, renames, removals) survive a power cut."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
+
+
+def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
+    """Make folders and their parents up to `to` survive a power cut, from the inside out."""
+    found: set[Path] = set()
+    for path in paths:
+        folder = path
+        while folder not in found:
+            found.add(folder)
+            if folder == to or to not in folder.parents:
+                break
+            folder = folder.parent
+    if not found:
+        return
+    # Those who wait together share one write of the file system's journal: several times as fast as one by one.
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE_MAX) as pool:
+        for _, level in groupby(sorted(found, key=_height), key=_height):
+            list(pool.map(sync_folder, level))
+
+
+@contextmanager
+def syncing_new(folders: Iterable[Path], suffix: str, *, to: Path) -> Iterator[None]:
+    """When the block ends well, make the files that came into the folders meanwhile survive a power cut."""
+    before = {folder: names_below(folder, suffix) for folder in folders}
+    yield
+    made = [folder / name for folder, there in before.items() for name in names_below(folder, suffix) - there]
+    for error in sync_files(made).values():
+        raise error
+    sync_folders_up((path.parent for path in made), to=to)
+
+
+def _height(path: Path) -> int:
+    return -len(path.parts)
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder and its parents; it may exist."""
+    with _failing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within a file system; the caller syncs the folders once for many moves."""
+    with _failing(source):
+        source.rename(target)
+
+
+def move_within(source: Path, target: Path) -> bool:
+    """Rename where both lie on one file system; False, and nothing done, where they do not."""
+    try:
+        move(source, target)
+    except StorageFailedError as error:
+        # A folder that another file system is mounted on is busy, and on that other one.
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EXDEV, errno.EBUSY):
+            return False
+        raise
+    return True
+
+
+def copy_checked(source: Path, target: Path) -> None:
+    """Copy a file with its times, durably; the copy appears under its name once it is known to be equal."""
+    part = target.with_name(f"{target.name}.copying")
+    with _failing(source):
+        shutil.copy2(source, part, follow_symlinks=False)
+        if not part.is_symlink():
+            sync_file(part)
+            if content_hash(part) != content_hash(source):
+                raise StorageFailedError(f"The copy of {source} differs from it.", path=str(source))
+        part.replace(target)
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with _failing(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link_or_copy(source: Path, target: Path, *, is_synced: bool = False) -> bool:
+    """Give `source` a durable second name, or a copy where links are impossible; True when linked."""
+    with _failing(source):
+        # Resolved first: a link to a symbolic link would go when the user's file goes.
+        real = Path(os.path.realpath(source, strict=True))
+        # Synced before it is linked: the content must be on the disk whoever wrote it, and a link makes syncing dearer.
+        if not is_synced:
+            sync_file(real)
+        try:
+            os.link(real, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            shutil.copyfile(real, target)
+            sync_file(target)
+            return False
+    return True
+
+
+def names_below(folder: Path, suffix: str) -> frozenset[str]:
+    """The files with that ending below the folder, by their paths relative to it."""
+    found = (os.path.join(root, name) for root, _, names in os.walk(folder) for name in names)  # noqa: PTH118
+    return frozenset(path.removeprefix(f"{folder}/") for path in found if path.endswith(suffix))
+
+
+def remove(path: Path) -> None:
+    """Delete one file; it may be gone already."""
+    with _failing(path):
+        path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder with everything in it; it may be gone already."""
+    if path.exists():
+        with _failing(path):
+            shutil.rmtree(path)
+
+
+def remove_empty_folders(path: Path) -> None:
+    """Delete the folder and its sub-folders as far as they hold no file."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        if not os.listdir(folder) and not os.path.ismount(folder):  # noqa: PTH208 - an iterator would have to be closed
+            with _failing(path):
+                Path(folder).rmdir()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file that survives a power cut once its folder is synced."""
+    with _failing(path):
+        path.write_text(text, encoding="utf-8")
+    sync_file(path)
+
+
+def replace_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Put a small file in the place of another, durably: a reader sees the old text or the new one.
+
+    Nobody but this user can ever read a `private` one.
+    """
+    part = path.with_name(f"{path.name}.new")
+    if private:
+        # What a killed process has left may be open to others.
+        remove(part)
+        with _failing(part):
+            part.touch(mode=0o600, exist_ok=False)
+    write_text(part, text)
+    with _failing(path):
+        part.replace(path)
+    sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a log that people read; not synced."""
+    with _failing(path), path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+def overwrite(path: Path, start: int, content: bytes) -> None:
+    """Replace a part of a file's content by as many bytes."""
+    with _failing(path), path.open("r+b") as file:
+        file.seek(start)
+        file.write(content)
+
+
+def size_of(path: Path) -> int:
+    """Size of the file; nothing where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def free_bytes(path: Path) -> int:
+    """Room left on the file system that holds `path`, or will hold it once it exists."""
+    return shutil.disk_usage(nearest(path)).free
+
+
+def process_started(pid: int) -> str | None:
+    """When a process of this machine started, in ticks since the machine did; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # Its name comes before, in brackets, and may hold anything.
+    return stat.rpartition(")")[2].split()[19]
+
+
+def same_device(one: Path, other: Path) -> bool:
+    """Whether two paths lie, or will lie, on one file system."""
+    return nearest(one).stat().st_dev == nearest(other).stat().st_dev
+
+
+def nearest(path: Path) -> Path:
+    """The path, or the closest folder above it that is there."""
+    return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
+
+
+class SyncedFile:
+    """An open file that is written in place; what was synced survives a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _failing(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def read(self) -> bytes:
+        """All of it."""
+        with _failing(self.path):
+            return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+    def write(self, start: int, content: bytes) -> None:
+        """Put the content there; durable once it is synced."""
+        with _failing(self.path):
+            done = 0
+            while done < len(content):
+                done += os.pwrite(self._descriptor, content[done:] if done else content, start + done)
+
+    def sync(self) -> None:
+        """Make what was written survive; after CommitUnknownError only a new reading can tell what did."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise CommitUnknownError(f"{self.path} may or may not have what was written: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+
+class FileLock:
+    """An exclusive lock on a file, held by this process and released by the system when the process ends.
+
+    The file stays: removing it would let two processes hold locks on two files of the same name.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock) -> None:
+        self.path = path
+        self._clock = clock
+
+    @contextmanager
+    def held(self, *, timeout_s: float) -> Iterator[None]:
+        """Hold the lock, waiting for it at most `timeout_s`."""
+        descriptor = self._open()
+        try:
+            give_up_at = self._clock.monotonic_s() + timeout_s
+            while not _try_lock(descriptor):
+                if self._clock.monotonic_s() >= give_up_at:
+                    raise LockTimeoutError(f"{self.path} has been locked for {timeout_s:g} s.", path=str(self.path))
+                self._clock.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def take(self) -> "HeldLock | None":
+        """The lock, or None where somebody else holds it."""
+        descriptor = self._open()
+        if _try_lock(descriptor):
+            return HeldLock(descriptor)
+        os.close(descriptor)
+        return None
+
+    def is_free(self) -> bool:
+        """Whether nobody holds the lock at this moment; asking does not make the file."""
+        if not self.path.exists():
+            return True
+        lock = self.take()
+        if lock is None:
+            return False
+        lock.release()
+        return True
+
+    def _open(self) -> int:
+        make_folder(self.path.parent)
+        with _failing(self.path):
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+class HeldLock:
+    """A lock that was taken."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let go; doing so twice is harmless."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class SharedFile:
+    """An open file of which bytes are locked against whoever wants them alone, even within this process.
+
+    Closing it ends every other lock, of the kind that belongs to processes, that this process has on the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _failing(path):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def head(self, count: int) -> bytes:
+        """The first bytes."""
+        with _failing(self._path):
+            return os.pread(self._descriptor, count, 0)
+
+    def share(self, at: int) -> bool:
+        """Hold one byte; False where somebody has it alone, or the system or the storage has no such locks."""
+        set_lock = getattr(fcntl, "F_OFD_SETLK", None)
+        if set_lock is None:
+            return False
+        try:
+            fcntl.fcntl(self._descriptor, set_lock, struct.pack(_LOCK_FORM, fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailedError(f"{path}: {error.strerror or error}.", path=str(path)) from error
+
+
+def _sync(path: Path, flags: int, sync: Callable[[int], None]) -> None:
+    with _failing(path):
+        descriptor = os.open(path, flags)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,156 @@
+"""Dead letters: rows that can never be delivered as they are, kept in the lake with the reason until somebody decides.
+
+They lie in a table beside the ledger, so that the transaction which delivers the rest of their unit sets them aside:
+a row is either in its table or here, never in both and never in neither. Retrying and dropping are one transaction too.
+A row is kept as Arrow, which gives back exactly what was sent, in letters that no catalog misreads.
+"""
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from catchment.foundation import sql
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.lake.placeholders import without_tokens
+from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, has_table
+
+TABLE = "dead_letters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One row that its table refuses. `id` is stable: the same row of the same unit always has the same."""
+
+    id: str
+    unit_id: str
+    producer: ProducerId
+    seq: int
+    table: TableId
+    reason: str
+    row: str
+    buried_at: datetime
+
+    def content(self) -> pa.Table:
+        """The row as it was sent."""
+        return pa.ipc.open_stream(base64.b64decode(self.row)).read_all()
+
+
+def packed(row: pa.Table) -> str:
+    """A row as text."""
+    sink = pa.BufferOutputStream()
+    # Taken, not sliced: a slice carries the rows beside it along.
+    alone = row.take(pa.array(range(row.num_rows), pa.int64()))
+    with pa.ipc.new_stream(sink, alone.schema) as writer:
+        writer.write_table(alone)
+    return base64.b64encode(sink.getvalue()).decode("ascii")
+
+
+class DeadLetters:
+    """Statements on the dead letters; each runs in whatever transaction its connection is in."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str) -> None:
+        self._connection = connection
+        self._lake = lake_name
+
+    def bury(self, letters: Iterable[DeadLetter]) -> None:
+        """Set rows aside."""
+        self._connection.execute(sql.statement(PACKAGE, "dead_letters_create", lake=self._lake))
+        rows = pa.Table.from_pylist([_row(each) for each in letters], schema=_SCHEMA)
+        name = "catchment_letters"
+        self._connection.register(name, rows)
+        try:
+            self._connection.execute(f"INSERT INTO {self._name()} BY NAME FROM {name}")
+        finally:
+            self._connection.unregister(name)
+
+    def find(
+        self, ids: Sequence[str] | None = None, *, table: TableId | None = None, letters_max: int | None = None
+    ) -> list[DeadLetter]:
+        """Those letters, or all, oldest first; of many, the first ones."""
+        if not self._exists():
+            return []
+        where = ["true"]
+        if ids is not None:
+            where.append(f"id IN ({', '.join(map(sql.literal, ids))})" if ids else "false")
+        if table is not None:
+            where.append(f"table_schema = {sql.literal(table.schema)} AND table_name = {sql.literal(table.name)}")
+        text = sql.statement(PACKAGE, "dead_letters_read", lake=self._lake)
+        limit = "" if letters_max is None else f" LIMIT {letters_max:d}"
+        found = f"{text} WHERE {' AND '.join(where)} ORDER BY buried_at, seq{limit}"
+        rows = self._connection.execute(found).fetchall()
+        return [_letter(row) for row in rows]
+
+    def counts(self) -> dict[TableId, int]:
+        """How many there are, by table."""
+        if not self._exists():
+            return {}
+        text = f"SELECT table_schema, table_name, count(*) FROM {self._name()} GROUP BY ALL ORDER BY ALL"
+        return {TableId(schema, name): count for schema, name, count in self._connection.execute(text).fetchall()}
+
+    def remove(self, ids: Sequence[str]) -> int:
+        """Take letters out; returns how many there were."""
+        if not ids or not self._exists():
+            return 0
+        listed = ", ".join(map(sql.literal, ids))
+        row = self._connection.execute(f"DELETE FROM {self._name()} WHERE id IN ({listed})").fetchone()
+        return int(row[0]) if row else 0
+
+    def remove_of(self, schema: str) -> None:
+        """Take out all letters of a schema's tables."""
+        if self._exists():
+            self._connection.execute(f"DELETE FROM {self._name()} WHERE table_schema = ?", [schema])
+
+    def _exists(self) -> bool:
+        # Made with the first letter: a lake that never had one, or an older one, has no such table.
+        return has_table(self._connection, self._lake, TableId(LEDGER_SCHEMA, TABLE))
+
+    def _name(self) -> str:
+        return sql.qualified(self._lake, LEDGER_SCHEMA, TABLE)
+
+
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("unit_id", pa.string()),
+        ("producer", pa.string()),
+        ("seq", pa.int64()),
+        ("table_schema", pa.string()),
+        ("table_name", pa.string()),
+        ("reason", pa.string()),
+        ("row", pa.string()),
+        ("buried_at", pa.timestamp("us")),
+    ]
+)
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "unit_id": letter.unit_id,
+        "producer": str(letter.producer),
+        "seq": letter.seq,
+        "table_schema": letter.table.schema,
+        "table_name": letter.table.name,
+        "reason": without_tokens(letter.reason),
+        "row": letter.row,
+        "buried_at": letter.buried_at.astimezone(UTC).replace(tzinfo=None),
+    }
+
+
+def _letter(row: tuple[Any, ...]) -> DeadLetter:
+    letter_id, unit, producer, seq, schema, table, reason, content, at = row
+    return DeadLetter(
+        id=letter_id,
+        unit_id=unit,
+        producer=ProducerId.parse(producer),
+        seq=seq,
+        table=TableId(schema, table),
+        reason=reason,
+        row=content,
+        buried_at=at.replace(tzinfo=UTC),
+    )

@@ -1,0 +1,47 @@
+"""The wall around a DuckDB instance in which strangers' SQL runs: its own locks on files and settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from catchment.foundation import files, sql
+from catchment.lake.attach import LakeAddress
+
+# Settings that a session may change for itself: they say how its own results look, and nothing of what it can reach.
+SESSION_SETTINGS = frozenset(
+    {
+        *("timezone", "calendar", "default_null_order", "null_order", "default_order", "integer_division"),
+        *("enable_progress_bar", "enable_progress_bar_print", "progress_bar_time", "explain_output", "pivot_limit"),
+        *("ieee_floating_point_ops", "scalar_subquery_error_on_multiple_rows", "order_by_non_integer_literal"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """What an instance behind the wall may use: the lake's data folder, room to spill, and memory."""
+
+    spill_path: Path
+    memory_mb: int = 0
+
+    def apply(self, connection: duckdb.DuckDBPyConnection, address: LakeAddress | None = None) -> None:
+        """Close the instance in, for good. The catalog, attached by now, stays within reach of the lake alone."""
+        settings: dict[str, sql.Value] = {
+            "temp_directory": str(self.spill_path),
+            # Names of Python variables are not tables.
+            "python_enable_replacements": False,
+        }
+        if self.memory_mb:
+            settings["memory_limit"] = f"{self.memory_mb}MiB"
+        for name, value in settings.items():
+            connection.execute(f"SET {name} = {sql.literal(value)}")
+        if address is not None:
+            # Made now: nothing above it can be, later.
+            files.make_folder(files.local_path(address.data_path))
+            folder = sql.literal(address.data_path.rstrip("/") + "/")
+            connection.execute(f"SET allowed_directories = [{folder}]")
+        connection.execute("SET enable_external_access = false")
+        open_to_sessions = ", ".join(sql.literal(name) for name in sorted(SESSION_SETTINGS))
+        connection.execute(f"SET allowed_configs = [{open_to_sessions}]")
+        connection.execute("SET lock_configuration = true")

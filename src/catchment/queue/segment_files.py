@@ -1,0 +1,223 @@
+"""Segments on the disk: where they lie, and what one holds. The folder is a segment's state, its name says which it is.
+
+    {root}/active/duckling_queue_{uuid}_{timestamp}.db     a session writes it
+    {root}/sealed/duckling_queue_{uuid}_{timestamp}.db     whole, on its way to the lake
+    {root}/flushed/duckling_queue_{uuid}_{timestamp}.db    the lake has it; kept for a while
+
+The timestamp is in seconds since 1970. A name is never given twice, and stays the same through all folders.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import CatchmentError, InvariantError, StorageFailedError
+from catchment.foundation import files, sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import TableId
+from catchment.lake import extensions
+from catchment.lake.types import Column
+from catchment.queue.buffer import AT, SEQ
+from catchment.queue.failure import failure
+from catchment.queue.store import WAL
+from catchment.queue.table_log import TableLog
+
+# The table in which a segment says which session wrote it.
+IDENTITY = "__session_queue_metadata"
+_NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
+_SAMPLE_ROWS = 1_000
+
+
+class SegmentState(StrEnum):
+    """The states of a segment, by their folders."""
+
+    ACTIVE = "active"
+    SEALED = "sealed"
+    FLUSHED = "flushed"
+
+
+_NEXT = {SegmentState.ACTIVE: SegmentState.SEALED, SegmentState.SEALED: SegmentState.FLUSHED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SegmentName:
+    """Which segment a file is. Older ones sort first."""
+
+    timestamp: int
+    uuid: str
+
+    @classmethod
+    def new(cls, clock: Clock) -> "SegmentName":
+        """A name that nobody has."""
+        return cls(timestamp=int(clock.now().timestamp()), uuid=str(uuid.uuid4()))
+
+    @classmethod
+    def parse(cls, text: str) -> "SegmentName | None":
+        """Read a file's name; None where it is not that of a segment."""
+        match = _NAME.fullmatch(text)
+        return cls(timestamp=int(match[2]), uuid=match[1]) if match else None
+
+    def __str__(self) -> str:
+        return f"duckling_queue_{self.uuid}_{self.timestamp}.db"
+
+
+class SegmentFolders:
+    """The folders under one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self) -> None:
+        """Create the folders, durably: a segment in a folder that a power cut takes away would be lost."""
+        for state in SegmentState:
+            files.make_folder(self.root / state)
+        files.sync_folder(self.root)
+
+    def path(self, state: SegmentState, name: SegmentName) -> Path:
+        """Where the segment lies in that state."""
+        return self.root / state / str(name)
+
+    def names(self, state: SegmentState) -> list[SegmentName]:
+        """The segments in that state, oldest first."""
+        # A WAL without its file counts too: it may be all that is left of acknowledged rows.
+        found = {SegmentName.parse(path.name.removesuffix(WAL)) for path in (self.root / state).iterdir()}
+        return sorted(name for name in found if name is not None)
+
+    def holds(self, state: SegmentState, name: SegmentName) -> bool:
+        """Whether the segment, or at least its WAL, is there."""
+        path = self.path(state, name)
+        return path.exists() or wal_of(path).exists()
+
+    def bytes(self, state: SegmentState) -> int:
+        """Room that the segments in that state take, with their WALs."""
+        paths = [self.path(state, name) for name in self.names(state)]
+        return sum(files.size_of(path) + files.size_of(wal_of(path)) for path in paths)
+
+    def advance(self, name: SegmentName, state: SegmentState) -> None:
+        """Move the segment from that state to the one that follows, durably."""
+        following = _NEXT.get(state)
+        if following is None:
+            raise InvariantError(f"{name} is {state}, and nothing follows.")
+        files.move(self.path(state, name), self.path(following, name))
+        files.sync_folder(self.root / following)
+        files.sync_folder(self.root / state)
+
+    def remove(self, name: SegmentName, state: SegmentState) -> None:
+        """Delete the segment."""
+        # The file goes before its WAL, because a file without its WAL would open, and be short of rows.
+        files.remove(self.path(state, name))
+        files.remove(wal_of(self.path(state, name)))
+        files.sync_folder(self.root / state)
+
+
+def wal_of(path: Path) -> Path:
+    """Where DuckDB keeps what it has not yet written into the file."""
+    return path.with_name(path.name + WAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPart:
+    """The unflushed rows of one version of a table in a segment: what becomes a parcel."""
+
+    table: TableId
+    version: int
+    relation: str
+    seq_first: int
+    seq_last: int
+    rows: int
+    bytes: int
+    oldest_at: datetime | None
+    columns: tuple[Column, ...]
+
+
+def parts_of(log: TableLog) -> list[SegmentPart]:
+    """The parts that a table has in a segment which is being written."""
+    return [
+        SegmentPart(
+            table=version.table,
+            version=version.number,
+            relation=version.staging,
+            seq_first=first,
+            seq_last=last,
+            rows=last - first + 1,
+            bytes=log.bytes * (last - first + 1) // max(1, log.rows),
+            oldest_at=log.oldest_at,
+            columns=version.columns,
+        )
+        for version, first, last in log.ranges()
+    ]
+
+
+class SealedFile:
+    """A sealed segment, open for reading: others may read it at the same time, and nobody can write it."""
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection) -> None:
+        self._path = path
+        self._connection = connection
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator["SealedFile"]:
+        """Have the file open for a while."""
+        try:
+            with extensions.attached(path) as connection:
+                yield cls(path, connection)
+        except duckdb.Error as error:
+            raise _failure(path, error) from None
+
+    def parts(self) -> tuple[SegmentPart, ...]:
+        """Every part that holds rows; what is marked as flushed is not among them."""
+        known = self._connection.execute(
+            "SELECT table_schema, table_name, version, staging, columns FROM dq_meta ORDER BY ALL"
+        ).fetchall()
+        found = (
+            self._part(TableId(schema, name), version, staging, columns)
+            for schema, name, version, staging, columns in known
+        )
+        return tuple(part for part in found if part.rows)
+
+    def session(self) -> str:
+        """The session that wrote the segment."""
+        found: tuple[str, ...] | None = self._connection.execute(f"SELECT session FROM {IDENTITY}").fetchone()
+        return found[0] if found else ""
+
+    def rows(self, relation: str) -> pa.Table:
+        """The rows of one part, in order, with their numbers."""
+        # Rows lie in the order of their numbers, because one thread at a time appended them.
+        return self._connection.execute(f"SELECT * EXCLUDE ({AT}) FROM {sql.identifier(relation)}").to_arrow_table()
+
+    def _part(self, table: TableId, version: int, relation: str, columns: str) -> SegmentPart:
+        # Counted, because `dq_meta` knows where a version starts and not where it ends.
+        facts = self._connection.execute(
+            f"SELECT count(*), min({SEQ}), max({SEQ}), min({AT}) FROM {sql.identifier(relation)}"
+        ).fetchall()
+        rows, first, last, at = facts[0]
+        # As large as its rows are on their way, which is what an active segment says too; the file is full of gaps.
+        sample = self._connection.execute(f"FROM {sql.identifier(relation)} LIMIT {_SAMPLE_ROWS}").to_arrow_table()
+        return SegmentPart(
+            table=table,
+            version=version,
+            relation=relation,
+            seq_first=first or 0,
+            seq_last=last or 0,
+            rows=rows,
+            bytes=sample.nbytes * rows // max(1, sample.num_rows),
+            oldest_at=at.replace(tzinfo=UTC) if at else None,
+            columns=tuple(map(Column.from_json, json.loads(columns))),
+        )
+
+
+def _failure(path: Path, error: duckdb.Error) -> CatchmentError:
+    """What a failure to read a sealed segment means."""
+    if not path.exists():
+        return StorageFailedError(f"{path}: {error}", path=str(path))
+    return failure(path, error)

@@ -1,0 +1,141 @@
+"""What a project says of its database: `[tool.catchment.schema]` in its `pyproject.toml`, and its models by name.
+
+    [tool.catchment.schema]
+    db = "app.sqlite"             # or "lake", or "lake:SCHEMA"
+    models = "app.models"         # or "app.models:MODELS", a list
+    scripts = "migrations"        # where they are when they are not beside the database
+    backups_keep = 10             # of each kind
+
+Paths count from the folder of the `pyproject.toml`.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from catchment.errors import InputError, SettingsError
+from catchment.foundation.settings import project_table
+from catchment.schema.models import TableRow
+
+TABLE = ("tool", "catchment", "schema")
+LAKE = "lake"
+_KINDS: dict[str, type] = {"db": str, "models": str, "scripts": str, "backups_keep": int}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """What a project sets; None is what it does not. `folder` is where its modules may lie."""
+
+    folder: Path | None = None
+    db: str | None = None
+    models: str | None = None
+    scripts: Path | None = None
+    backups_keep: int | None = None
+
+
+def find_project(folder: Path) -> Project:
+    """What the project says that this folder belongs to; nothing, where there is none."""
+    here = folder.absolute()
+    table = project_table(here, *TABLE)
+    if table is None:
+        return Project()
+    known = [field.name for field in fields(Project) if field.name != "folder"]
+    for name, value in table.values.items():
+        _refuse_wrong(f"{table.file}: [{'.'.join(TABLE)}]", name, value, known)
+    values: dict[str, Any] = dict(table.values)
+    root = table.file.parent
+    if "db" in values and not is_lake(values["db"]):
+        values["db"] = str(_shown(root / values["db"], here))
+    if "scripts" in values:
+        values["scripts"] = _shown(root / values["scripts"], here)
+    return Project(folder=root, **values)
+
+
+def is_lake(db: str) -> bool:
+    """Whether this means the lake's tables, and not a file."""
+    return db == LAKE or db.startswith(f"{LAKE}:")
+
+
+def load_models(name: str, *, path: Iterable[Path] = ()) -> list[type[TableRow]]:
+    """The models that `pkg.module` defines, or those of the list that `pkg.module:attribute` is.
+
+    Modules are looked for in the folders of `path` first. Of a module, classes count that it defines itself and whose
+    name does not start with `_`.
+    """
+    module_name, _, attribute = name.partition(":")
+    module = _import(module_name, [str(each) for each in path])
+    found: Any = vars(module).get(attribute) if attribute else _defined(module_name, vars(module))
+    if attribute and not _is_list_of_models(found):
+        raise InputError(
+            f"{name} is {'not there' if found is None else 'no list of models'}.",
+            hint=f"`{attribute}` must be a list of TableRow classes in {module_name}.",
+        )
+    if not found and not attribute:
+        raise InputError(
+            f"{module_name} defines no models.",
+            hint=f"Name a list of them: `{module_name}:MODELS`, which may be empty.",
+        )
+    return list(found)
+
+
+def _shown(path: Path, here: Path) -> Path:
+    """The path as somebody in this folder would write it, because it stands in sentences."""
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _import(name: str, path: list[str]) -> Any:
+    # In front, as `python -m` does it: the folder that somebody works in is what they mean.
+    sys.path[:0] = [each for each in path if each not in sys.path]
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _unusable(name, error) from error
+        raise InputError(
+            f"There is no module {error.name} to take models from.",
+            hint=f"It is looked for in {' and '.join(path) or 'what is installed'}, and where Python looks itself.",
+        ) from error
+    except Exception as error:
+        # The module is the user's, and may fail in any way.
+        raise _unusable(name, error) from error
+
+
+def _unusable(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"The models cannot be imported: {name}: {type(error).__name__}: {error}.",
+        hint=f"See why with `python -c 'import {name}'`.",
+    )
+
+
+def _defined(module_name: str, names: dict[str, Any]) -> list[type[TableRow]]:
+    return [
+        value
+        for name, value in names.items()
+        if _is_model(value) and value.__module__ == module_name and not name.startswith("_")
+    ]
+
+
+def _is_list_of_models(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(_is_model(each) for each in value)
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, TableRow) and value is not TableRow
+
+
+def _refuse_wrong(where: str, name: str, value: object, known: list[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise SettingsError(
+            f"{where} sets {name!r}, which is no setting.",
+            hint=f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}.",
+        )
+    is_fine = type(value) is _KINDS[name] and (not isinstance(value, int) or value >= 1)
+    if not is_fine:
+        kind = "a number from 1" if _KINDS[name] is int else "a text"
+        raise SettingsError(f"{where} sets {name} to {value!r}; it must be {kind}.")

@@ -1,0 +1,121 @@
+"""Opening SQLite files: reading without leaving a trace, writing in transactions of ours, errors by what to do next."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from catchment.errors import CatchmentError, CorruptInputError, LockTimeoutError, StorageFailedError
+from catchment.foundation.backoff import Backoff, retry
+from catchment.foundation.clock import Clock
+
+T = TypeVar("T")
+
+BUSY = Backoff(attempts_max=12, first_ms=50, wait_ms_max=2_000)
+# How long SQLite itself waits for a lock, in every attempt.
+_WAIT_S = 0.5
+JOURNALS = ("-journal", "-wal")
+# A writer was killed in the middle, and a connection that only reads may not put that right.
+_KILLED_WRITER = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
+_PRIMARY_CODE = 0xFF
+_TRANSLATED: dict[int, tuple[type[CatchmentError], str]] = {
+    sqlite3.SQLITE_BUSY: (LockTimeoutError, "is in use by another connection"),
+    sqlite3.SQLITE_LOCKED: (LockTimeoutError, "is in use by another connection"),
+    sqlite3.SQLITE_CORRUPT: (CorruptInputError, "is damaged"),
+    sqlite3.SQLITE_NOTADB: (CorruptInputError, "is not a SQLite database"),
+    sqlite3.SQLITE_IOERR: (StorageFailedError, "cannot be read or written"),
+    sqlite3.SQLITE_FULL: (StorageFailedError, "has no room left"),
+    sqlite3.SQLITE_CANTOPEN: (StorageFailedError, "cannot be opened"),
+    sqlite3.SQLITE_READONLY: (StorageFailedError, "cannot be written"),
+    sqlite3.SQLITE_PERM: (StorageFailedError, "cannot be written"),
+}
+
+
+def patiently(operation: Callable[[], T], *, policy: Backoff, clock: Clock) -> T:
+    """Do it, and do it again while the database is busy, with a bound."""
+    return retry(operation, policy=policy, clock=clock, on=LockTimeoutError)
+
+
+@contextmanager
+def reading(path: Path, *, is_frozen: bool = False) -> Iterator[sqlite3.Connection]:
+    """A transaction that reads; a missing file reads as an empty database, and is not made.
+
+    A file that `is_frozen` is written by nobody: then not even SQLite's own files are put beside it.
+    """
+    with _telling(path):
+        if not path.exists():
+            with closing(sqlite3.connect(":memory:")) as nothing:
+                yield nothing
+            return
+        plain = is_frozen and not any(path.with_name(path.name + suffix).exists() for suffix in JOURNALS)
+        with closing(_begin_reading(path, "mode=ro&immutable=1" if plain else "mode=ro")) as connection:
+            yield connection
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that writes, without a transaction and without enforcing foreign keys; it makes the file."""
+    with _telling(path), closing(_connect(path, "mode=rwc")) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        yield connection
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether the error says that somebody else has the database."""
+    return _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_about_storage(error: sqlite3.Error) -> bool:
+    """Whether the error is about the file and not about the statement."""
+    return _primary(error) in _TRANSLATED
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    # No statement is cached: each is prepared, and so authorized, every time. Transactions are those that we begin.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, timeout=_WAIT_S, cached_statements=0
+    )
+
+
+def _begin_reading(path: Path, how: str) -> sqlite3.Connection:
+    try:
+        return _begun(path, how)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode not in _KILLED_WRITER:
+            raise
+    _recover(path)
+    return _begun(path, how)
+
+
+def _begun(path: Path, how: str) -> sqlite3.Connection:
+    connection = _connect(path, how)
+    try:
+        connection.execute("BEGIN")
+        # A transaction begins with its first reading.
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _recover(path: Path) -> None:
+    """Have SQLite roll the killed transaction back, as the next writer would."""
+    with closing(_connect(path, "mode=rw")) as connection:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+
+
+def _primary(error: sqlite3.Error) -> int:
+    return (getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR) & _PRIMARY_CODE
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        if not is_about_storage(error):
+            raise
+        kind, what = _TRANSLATED[_primary(error)]
+        raise kind(f"{path} {what}: {error}.", path=str(path)) from error

@@ -1,0 +1,342 @@
+"""A link: one DuckDB connection of a session, and the one result that it can have open.
+
+DuckDB streams a result from its connection, so the next statement on it would end the stream. What the client has not
+read by then is taken into memory, up to a limit; a result larger than that is given up, and says so to its reader.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import CancelledError, EngineFailedError, InputError, LimitError, StateError
+from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
+from catchment.lake.instance import Origin
+from catchment.lake.types import Column
+from catchment.server.values import Call
+
+# What DuckDB has instead of a table whose lake is away, or was when the connection was made.
+_NAMELESS = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
+# Errors of statements that did not begin to run.
+_NOT_BEGUN = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
+# It binds names of every kind: these are the ones that are about a catalog.
+_BINDING_CATALOG = "Binder Error: Catalog "
+# DuckDB makes its vectors of 2,048 rows; the wire cuts by bytes.
+_BATCH_ROWS = 32 * 2_048
+
+Statement = str | duckdb.Statement
+Parameters = Sequence[object] | dict[str, object]
+
+
+def by_place_or_name(names: Collection[str], bound: Sequence[str], values: Sequence[object]) -> Parameters:
+    """Values for a statement whose parameters have these names: by place, where the names are numbers."""
+    if len(names) != len(values):
+        raise InputError(f"The statement has {len(names)} parameters, and {len(values)} are bound.")
+    return values if all(name.isdigit() for name in names) else dict(zip(bound, values, strict=True))
+
+
+def require_row(bound: pa.Table | None) -> None:
+    """Refuse a query without a row of parameters: nothing says what it gives."""
+    if bound is not None and not bound.num_rows:
+        raise InputError("No row of parameters is bound.")
+
+
+def parameter_row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
+    """One bound row, by place or by name, as the statement has its parameters."""
+    values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
+    return by_place_or_name(statement.named_parameters, bound.column_names, values)
+
+
+def python_values(column: pa.ChunkedArray) -> list[object]:
+    """Values as DuckDB's Python takes them; InputError where Python has none, as after the year 9999."""
+    try:
+        values: list[object] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"A bound value cannot be used: {error}") from None
+    if pa.types.is_interval(column.type):
+        return [None if value is None else _interval(value) for value in values]
+    return values
+
+
+def _interval(value: pa.MonthDayNano) -> duckdb.Value:
+    """An interval; DuckDB's Python would take the three numbers of Arrow's for a list."""
+    text = f"{value.months} months {value.days} days {value.nanoseconds // 1_000} microseconds"
+    return duckdb.Value(text, duckdb.sqltypes.INTERVAL)
+
+
+class Connection:
+    """One DuckDB connection. One thread at a time, which holds `lock`."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        *,
+        origin: Origin,
+        result_bytes_max: int,
+        require_lake: Callable[[], None],
+    ) -> None:
+        """`require_lake` is asked where a name or a file is not found: LakeUnavailableError says why."""
+        self._require_lake = require_lake
+        self.connection = connection
+        self.origin = origin
+        # Whether something would be missed in a new connection: USE, variables, temporary tables.
+        self.has_state = False
+        # Whether a statement failed while it ran. Of an instance that no error invalidates, DuckDB goes on with a
+        # transaction then, which may hold half of what the statement was to do.
+        self.has_failed = False
+        self.lock = threading.RLock()
+        self._result_bytes_max = result_bytes_max
+        self._live: LiveResult | None = None
+        # The temporary tables that rows for the queue go through, by target; a rollback takes away what it made.
+        self.shapes: dict[TableId, tuple[Column, ...]] = {}
+        # The schemas in which names count that are given without one.
+        self.path: tuple[str, ...] = (DEFAULT_SCHEMA,)
+
+    def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
+        """Run a statement to its first row; the lock is held by the caller."""
+        self.settle(call)
+        with self.interruptible(call):
+            return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+
+    def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
+        """Run a statement, and take its whole result; the lock is held by the caller."""
+        self.settle(call)
+        with self.interruptible(call):
+            executed = (
+                self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+            )
+            return executed.to_arrow_table()
+
+    def stream(
+        self,
+        statement: Statement,
+        call: Call,
+        parameters: Parameters | None = None,
+        *,
+        on_close: Callable[[], None] | None = None,
+    ) -> "LiveResult":
+        """Run a query whose rows are read later; `on_close` is called once they are."""
+        with self.lock:
+            self.run(statement, call, parameters)
+            self._live = LiveResult(self, self.connection.to_arrow_reader(_BATCH_ROWS), on_close)
+            return self._live
+
+    @contextmanager
+    def registered(self, name: str, rows: object, call: Call) -> Iterator[None]:
+        """Have rows be a temporary view for a while; the lock is held by the caller."""
+        self.settle(call)
+        self.connection.register(name, rows)
+        try:
+            yield
+        finally:
+            self.connection.unregister(name)
+
+    def settle(self, call: Call) -> None:
+        """Take what is left of the open result into memory: the connection is needed for something else."""
+        if self._live is None:
+            return
+        with call.interruptible(self.interrupt):
+            live, self._live = self._live, None
+            live.park(self._result_bytes_max)
+        call.refuse_stopped()
+
+    def abandon(self, reason: str) -> None:
+        """Give up the open result, if there is one: whoever reads it is told why."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.give_up(StateError(reason))
+
+    def forget(self, live: "LiveResult") -> None:
+        """The result is at its end."""
+        if self._live is live:
+            self._live = None
+
+    def close(self) -> None:
+        """Close the connection, once whoever uses it is done."""
+        with self.lock:
+            self.abandon("The session is over.")
+            self.connection.close()
+
+    def close_when_read(self) -> None:
+        """Close the connection once its open result is read, or now where it has none."""
+        with self.lock:
+            if self._live is None:
+                self.connection.close()
+            else:
+                self._live.and_then(self.connection.close)
+
+    def roll_back(self) -> None:
+        """End the connection's transaction, if it has one; the lock is held by the caller."""
+        try:
+            self.connection.execute("ROLLBACK")
+        except duckdb.Error as error:
+            # Where there is nothing to roll back, DuckDB has done it.
+            self.origin.note(error)
+
+    def lock_or_interrupt(self) -> bool:
+        """Take the lock, if it is free; else interrupt the statement that runs. Whether the lock is taken."""
+        is_taken = self.lock.acquire(blocking=False)
+        if not is_taken:
+            self.interrupt()
+        return is_taken
+
+    def close_if_idle(self) -> bool:
+        """Close a lost connection, and give up its open result; False if a statement runs, which is interrupted."""
+        if not self.lock_or_interrupt():
+            return False
+        try:
+            if self._live is not None:
+                live, self._live = self._live, None
+                live.give_up(EngineFailedError())
+            with suppress(duckdb.Error):
+                self.connection.close()
+        finally:
+            self.lock.release()
+        return True
+
+    def interrupt(self) -> None:
+        """End the statement that runs."""
+        with suppress(duckdb.ConnectionException):
+            # It was closed in this very moment: nothing runs on it.
+            self.connection.interrupt()
+
+    @contextmanager
+    def interruptible(self, call: Call) -> Iterator[None]:
+        """While a statement runs, which ends with the call; the lock is held by the caller."""
+        with call.interruptible(self.interrupt):
+            try:
+                yield
+            except duckdb.InterruptException:
+                self.has_failed = True
+                call.refuse_stopped()
+                self.origin.refuse_lost()
+                raise CancelledError from None
+            except (duckdb.InternalException, duckdb.FatalException) as error:
+                self.origin.note(error)
+                raise
+            except _NAMELESS as error:
+                self.has_failed = self.has_failed or not isinstance(error, _NOT_BEGUN)
+                if not isinstance(error, duckdb.BinderException) or str(error).startswith(_BINDING_CATALOG):
+                    self._require_lake()
+                raise
+            except duckdb.Error as error:
+                self.has_failed = self.has_failed or not isinstance(error, _NOT_BEGUN)
+                raise
+
+
+class LiveResult:
+    """The rows of a query, as DuckDB makes them; read once."""
+
+    def __init__(self, link: Connection, reader: pa.RecordBatchReader, on_close: Callable[[], None] | None) -> None:
+        self.schema: pa.Schema = reader.schema
+        self._link = link
+        self._reader: pa.RecordBatchReader | None = reader
+        self._parked: list[pa.RecordBatch] = []
+        self._failure: Exception | None = None
+        self._is_taken = False
+        self._cleanup = ExitStack()
+        if on_close is not None:
+            self._cleanup.callback(on_close)
+
+    def and_then(self, callback: Callable[[], None]) -> None:
+        """Have something done when the result is at its end."""
+        self._cleanup.callback(callback)
+
+    def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
+        """The rows, once."""
+        if self._is_taken:
+            raise StateError("This result was read already.")
+        self._is_taken = True
+        try:
+            while (batch := self._next(call)) is not None:
+                yield batch
+        finally:
+            self.close()
+
+    def _next(self, call: Call) -> pa.RecordBatch | None:
+        with self._link.lock:
+            if self._parked:
+                return self._parked.pop(0)
+            if self._failure is not None:
+                raise self._failure
+            if self._reader is None:
+                return None
+            with call.interruptible(self._link.interrupt):
+                try:
+                    return self._reader.read_next_batch()
+                except StopIteration:
+                    self._end()
+                    return None
+                except (duckdb.Error, pa.ArrowException, OSError) as error:
+                    self._end()
+                    self._link.has_failed = True
+                    self._link.origin.note(error)
+                    if "INTERRUPT" in str(error):
+                        call.refuse_stopped()
+                        self._link.origin.refuse_lost()
+                        raise CancelledError from None
+                    raise
+
+    def park(self, bytes_max: int) -> None:
+        """Take the rest into memory; the link's lock is held by the caller."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        size = 0
+        try:
+            for batch in reader:
+                size += batch.nbytes
+                if size > bytes_max:
+                    self.give_up(
+                        LimitError(
+                            f"The result was not read before the next statement; it has over {bytes_max:,} bytes.",
+                            hint="Read it to its end first, or use a second connection.",
+                        )
+                    )
+                    break
+                self._parked.append(batch)
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            self._link.has_failed = True
+            self._link.origin.note(error)
+            self._failure = error
+        finally:
+            self._cleanup.close()
+
+    def give_up(self, reason: Exception) -> None:
+        """Whoever reads it is told why there is no more; the link's lock is held by the caller."""
+        self._parked, self._failure, self._reader = [], reason, None
+        self._cleanup.close()
+
+    def close(self) -> None:
+        """Let go of what is left."""
+        with self._link.lock:
+            self._parked = []
+            self._end()
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            self._reader = None
+            self._link.forget(self)
+        self._cleanup.close()
+
+
+class TableResult:
+    """Rows that are all there."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.schema: pa.Schema = table.schema
+        self._table: pa.Table | None = table
+
+    def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
+        """The rows, once."""
+        del call
+        if self._table is None:
+            raise StateError("This result was read already.")
+        table, self._table = self._table, None
+        yield from table.to_batches()
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        self._table = None

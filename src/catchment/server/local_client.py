@@ -1,0 +1,124 @@
+"""A client for commands on the server's own machine: they ask the server for what it has and they cannot open."""
+
+import base64
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import grpc
+import pyarrow as pa
+
+from catchment.errors import BufferHeldError
+from catchment.foundation.settings import Settings
+from catchment.server import grpc_status, messages, wire
+from catchment.server.protocol import flight_pb2 as flight
+from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.server.server_file import RunningServer
+from catchment.server.users import LOCAL
+
+_SERVICE = "/arrow.flight.protocol.FlightService/"
+_AUTHORIZATION = "authorization"
+_CONNECT_S_MAX = 10.0
+_OPTIONS = (("grpc.enable_http_proxy", 0),)
+
+
+class LocalClient:
+    """A session on the server of a home."""
+
+    def __init__(self, server: RunningServer, settings: Settings) -> None:
+        self._server = server
+        self._limits = wire.Limits(
+            batch_rows=settings.server_batch_rows_max,
+            message_bytes=settings.server_message_bytes_max,
+            kept_bytes=settings.server_result_bytes_max,
+        )
+        login = base64.b64encode(f"{LOCAL}:{server.token}".encode()).decode()
+        self._authorization = f"Basic {login}"
+        self._channel = channel = _channel(server)
+        self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{_SERVICE}DoAction")
+        self._ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{_SERVICE}GetFlightInfo")
+        self._get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{_SERVICE}DoGet")
+
+    def __enter__(self) -> "LocalClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A session that is not ended expires.
+        with self._channel, suppress(grpc.RpcError):
+            action = flight.Action(type="CloseSession", body=flight.CloseSessionRequest().SerializeToString())
+            self._act(action.SerializeToString(), metadata=self._metadata(), timeout=_CONNECT_S_MAX)
+
+    def query(self, statement: str) -> pa.Table:
+        """What a statement gives."""
+        command = messages.pack(sql.CommandStatementQuery(query=statement))
+        descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=command)
+        try:
+            found, call = self._ask.with_call(descriptor.SerializeToString(), metadata=self._metadata())
+            self._remember(call)
+            ticket = flight.FlightInfo.FromString(found).endpoint[0].ticket
+            parts = self._get(ticket.SerializeToString(), metadata=self._metadata())
+            return wire.Upload(wire.parse(next(parts)), parts, self._limits).table()
+        except grpc.RpcError as error:
+            self._fail(error)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((_AUTHORIZATION, self._authorization),)
+
+    def _remember(self, call: grpc.Call) -> None:
+        """From now on, the session's token."""
+        for key, value in call.initial_metadata():
+            if key == _AUTHORIZATION:
+                self._authorization = str(value)
+
+    def _fail(self, error: grpc.RpcError) -> NoReturn:
+        """The error that the server had, as far as it can be told."""
+        text = error.details() or "it does not say why"
+        told = grpc_status.told(error)
+        if told is not None:
+            raise told from None
+        raise BufferHeldError(
+            f"The server at {self._server.uri} has the buffer open, and cannot be asked: {text}.",
+            hint="Ask again, or stop the server first.",
+        ) from None
+
+
+def _channel(server: RunningServer) -> grpc.Channel:
+    parts = urlsplit(server.uri)
+    if server.certificate is None:
+        return grpc.insecure_channel(parts.netloc, _OPTIONS)
+    chain = Path(server.certificate)
+    name = _name_on(chain, parts.hostname or "", parts.port or 0)
+    return grpc.secure_channel(
+        parts.netloc,
+        grpc.ssl_channel_credentials(chain.read_bytes()),
+        (*_OPTIONS, ("grpc.ssl_target_name_override", name)),
+    )
+
+
+def _name_on(chain: Path, host: str, port: int) -> str:
+    """A name on the certificate: it is not made out to the address by which a machine reaches itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    # The server's own certificate is what is trusted, whoever issued it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(chain)
+        with (
+            socket.create_connection((host, port), timeout=_CONNECT_S_MAX) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            facts = secure.getpeercert() or {}
+    except OSError as error:
+        raise BufferHeldError(
+            f"The server at {host}:{port} has the buffer open, and cannot be asked: {error}.",
+            hint="Was its certificate changed since it was started? Start it again.",
+        ) from None
+    alternatives = [str(each[1]) for each in facts.get("subjectAltName", ())]
+    common = [str(pair[1]) for part in facts.get("subject", ()) for pair in part if pair[0] == "commonName"]
+    return next(iter((*alternatives, *common)), host).replace("*", "any", 1)

@@ -1,0 +1,139 @@
+"""Tables that are made through the queue: by CREATE TABLE duckling_queue.t, with or without AS, and by an ingest.
+
+The table is made in the lake, as CREATE TABLE would, and the rows go through the queue. They are computed first: a
+query that fails makes no table. In a transaction, the table is made in it, and its rows are enqueued at COMMIT.
+"""
+
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
+
+from catchment.errors import AlreadyExistsError, CatchmentError, NotAllowedError, NotSupportedError
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
+from catchment.lake.commit import refuse_ledger
+from catchment.queue import incoming
+from catchment.server import capture
+from catchment.server.connections import Connection, require_row
+from catchment.server.statement_plan import Making
+from catchment.server.transactions import Transaction
+from catchment.server.values import Call, IfExists, IngestTarget, Role
+
+if TYPE_CHECKING:
+    from catchment.server.statements import Statements
+
+
+def create(
+    statements: "Statements", step: Making, call: Call, joined: Transaction | None, bound: pa.Table | None
+) -> int | None:
+    """Make the table; return how many rows were enqueued, None if the statement has no query."""
+    statements.require(Role.WRITER, "CREATE TABLE")
+    statements.queue()
+    require_row(bound)
+    if bound is not None and bound.num_rows > 1:
+        raise NotSupportedError("CREATE TABLE takes one row of parameters.")
+    session, rows = statements.session, None
+    table = step.table if session.island is None else session.island.own(step.table)
+    refuse_ledger(table)
+    text = step.named(sql.qualified(session.lake.name, table.schema, table.name))
+    with statements.link(joined) as link, session.reading_lake(statements.owner(table.schema)):
+        exists = is_in_lake(link, session.lake.name, table, call)
+        if not exists:
+            _require_allowed(statements, table)
+            if step.has_rows:
+                rows = _computed(statements, step, link, call, bound)
+    if exists and step.if_not_exists:
+        return None if step.source is None else 0
+    try:
+        statements.make(table, text, call, joined, bound)
+    except duckdb.CatalogException:
+        # Another session may have made it after this one looked.
+        if step.if_not_exists and _is_by_now(statements, table, call, joined):
+            return None if step.source is None else 0
+        raise
+    if rows is not None:
+        enqueue(statements, table, rows, joined)
+    return rows.num_rows if rows is not None else None if step.source is None else 0
+
+
+def prepare(
+    statements: "Statements",
+    target: IngestTarget,
+    table: TableId,
+    rows: pa.Table,
+    call: Call,
+    joined: Transaction | None,
+) -> bool:
+    """Make the table for an ingest if it is to be made and is not there; whether it was made."""
+    refuse_ledger(table)
+    lake = statements.session.lake.name
+    with statements.link(joined) as link:
+        if is_in_lake(link, lake, table, call):
+            if target.if_exists is IfExists.FAIL:
+                raise AlreadyExistsError(f"The table {table} exists already.")
+            return False
+    _require_allowed(statements, table)
+    columns = incoming.columns_of(rows.schema)
+    incoming.require_values(rows, columns)
+    listed = ", ".join(column.definition for column in columns)
+    place = sql.qualified(lake, table.schema, table.name)
+    statements.make(table, f"CREATE TABLE {place} ({listed})", call, joined)
+    return True
+
+
+def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Transaction | None) -> None:
+    """Enqueue the rows of a table that was made for them: at COMMIT, if the transaction made it."""
+    if joined is not None:
+        with statements.link(joined):
+            # The queue cannot see the table before that; `make` has seen that it takes such rows.
+            joined.keep(table, rows)
+        return
+    try:
+        statements.enqueue(table, rows, None)
+    except CatchmentError as error:
+        error.message += f" The table {table} was made, and none of its rows were kept."
+        error.hint = f"INSERT the rows, or DROP TABLE {table} and run the statement again."
+        raise
+
+
+def is_in_lake(link: Connection, lake: str, table: TableId, call: Call) -> bool:
+    """Whether the lake, or `temp`, has the table, as the link sees it; the link's lock is held by the caller."""
+    # Not in DuckDB's list of tables, for which DuckLake counts the rows of all of them: of columns, also of views.
+    found = link.table(
+        "SELECT 1 FROM duckdb_columns() WHERE database_name = $1 AND lower(schema_name) = lower($2) "
+        "AND lower(table_name) = lower($3) AND NOT EXISTS (FROM duckdb_views() WHERE database_name = $1 "
+        "AND lower(schema_name) = lower($2) AND lower(view_name) = lower($3)) LIMIT 1",
+        call,
+        [lake, table.schema, table.name],
+    )
+    return bool(found.num_rows)
+
+
+def _is_by_now(statements: "Statements", table: TableId, call: Call, joined: Transaction | None) -> bool:
+    with statements.link(joined) as link:
+        return is_in_lake(link, statements.session.lake.name, table, call)
+
+
+def _computed(statements: "Statements", step: Making, link: Connection, call: Call, bound: pa.Table | None) -> pa.Table:
+    """The rows of the query, which the queue would take, under the names that the table gives its columns."""
+    rows, columns = capture.selected(
+        step.source or "",
+        link,
+        lambda statement, text, tokens: statements.admitted(statement, text, tokens, link),
+        call,
+        bound,
+    )
+    incoming.require_queueable(columns)
+    incoming.require_values(rows, columns)
+    statements.require_small(rows)
+    # If more columns are named than there are, DuckDB refuses to make the table.
+    return rows.rename_columns([*step.columns, *rows.column_names[len(step.columns) :]][: rows.num_columns])
+
+
+def _require_allowed(statements: "Statements", table: TableId) -> None:
+    if not statements.session.engine.settings.queue_auto_create_tables:
+        raise NotAllowedError(
+            f"The queue makes no tables on this server, and the lake has no table {table}.",
+            hint="CREATE TABLE in the lake itself, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",
+        )

@@ -1,0 +1,396 @@
+"""Islands: for a tenant's user, the tables of the tenant's schema exist, and no others.
+
+Two walls stand between tenants. A session's search path holds temporary tables and the tenant's schema, with the
+temporary ones first: DuckDB always adds `main` of the first catalog, which must not be the lake's. And whatever a
+statement names with a schema, that schema is the tenant's own. What is refused is refused by its name alone, in the
+words that DuckDB has for a schema that never was, so that nobody learns from it what there is.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any
+
+import duckdb
+from duckdb import StatementType
+from sqlglot import exp
+
+from catchment.errors import CatchmentError, NotAllowedError, TableMissingError
+from catchment.foundation import sql
+from catchment.foundation.ids import TableId
+from catchment.lake import extensions
+from catchment.lake.tables import LEDGER_SCHEMA, metadata_of
+from catchment.server import functions, session_settings
+from catchment.server.catalog_lists import LISTED_SHOWS, LISTS, is_list
+from catchment.server.functions import TENANT_TABLE_FUNCTIONS
+from catchment.server.sql_forms import OF_SCHEMAS
+from catchment.server.sql_policy import names_only_its_target, refuse_calls
+from catchment.server.sql_tokens import Token, qualified_calls
+from catchment.server.syntax import Called, explained, function_name, macro_of, named, parse, query_tree
+from catchment.tenants.model import TenantId
+
+_REMEMBERED_MAX = 2_000
+_REMEMBERED_LETTERS_MAX = 2_000
+_TEMP = "temp"
+_OF_ONE_TABLE = frozenset({"table_changes", "table_insertions", "table_deletions"})
+_LISTS = frozenset({"information_schema", "pg_catalog"})
+_SYSTEM = "duckdb_"
+_HINT = "SHOW TABLES lists your tables, and DESCRIBE their columns."
+_TABLE_WORDS = frozenset(
+    {
+        *("from", "join", "into", "update", "using", "lateral", "table", "only", "view", "exists", "references"),
+        *("truncate", "macro", "function"),
+        *("describe", "desc", "show", "summarize", "pivot", "pivot_wider", "unpivot", "pivot_longer"),
+    }
+)
+# After these, a comma is followed by another table.
+_LIST_WORDS = frozenset({"from", "join", "using"})
+# All of them are reserved: none can be an alias.
+_LIST_ENDS = frozenset(
+    {
+        *("where", "group", "having", "order", "limit", "offset", "window", "qualify", "union", "intersect", "except"),
+        *("returning", "select", "when"),
+    }
+)
+_SHOWS = frozenset({"show", "describe", "desc", "summarize"})
+# Functions that have a FROM between their arguments.
+_FROM_WITHIN = frozenset({"extract", "substring", "trim", "overlay"})
+_QUERY_BEGINS = frozenset({"(", "select", "from", "with", "table", "values", *_SHOWS})
+_BEFORE_QUERIES = frozenset({"(", "as", "from"})
+_CREATE_TEMP = frozenset({"temp", "temporary"})
+_PATH_GIVEN = re.compile(r"SET\s+(?:SESSION\s+)?(?:schema|search_path)\s*(?:=|\sTO\s)\s*'?([^']*)'?", re.I)
+Names = frozenset[str]
+_CANDIDATES = re.compile(r"\n?Did you mean .*?(?=\n\nLINE |\Z)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantScope:
+    """One tenant's part of a lake."""
+
+    tenant: TenantId
+    lake: str
+
+    @property
+    def schema(self) -> str:
+        """The schema that is the island."""
+        return self.tenant.schema
+
+    @property
+    def set_path(self) -> str:
+        """The statement after which unqualified names count here, and nowhere else."""
+        path = f"{sql.qualified(_TEMP, 'main')},{sql.qualified(self.lake, self.schema)}"
+        return f"SET search_path = {sql.literal(path)}"
+
+    def own(self, table: TableId) -> TableId:
+        """The table, if it is one of the island's; TableMissingError for any other, whether or not it exists."""
+        if sql.fold(table.schema) != self.schema:
+            raise TableMissingError(f"There is no table {table}.")
+        return TableId(self.schema, table.name)
+
+    def own_schema(self, given: str | None, table: str) -> str:
+        """The schema that a client means for a table: its own, or an error."""
+        return self.schema if given is None else self.own(TableId(given, table)).schema
+
+    def examine(self, kind: StatementType, text: str, tokens: tuple[Token, ...], *, fresh: Names | None = None) -> None:
+        """Refuse a statement that names anything beyond the island; the gate has let it through.
+
+        Names in `fresh` are put elsewhere before it runs.
+        """
+        look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _examine
+        look(self, kind, text, tokens, fresh)
+
+    def allows_search_path(self, text: str, tokens: tuple[Token, ...]) -> bool:
+        """Whether a SET is about where names count; those that would count elsewhere are refused."""
+        if not tokens or session_settings.is_variable(tokens) or not session_settings.is_path(tokens):
+            return False
+        if tokens[0].text == "reset":
+            return True
+        if tokens[0].text == "use":
+            given = "".join(token.text for token in tokens[1:])
+        elif (found := _PATH_GIVEN.fullmatch(text.strip())) is not None:
+            given = found[1]
+        else:
+            return False
+        here = {self.schema, f"{sql.fold(self.lake)}.{self.schema}"} - {sql.fold(self.lake)}
+        if sql.fold(given) not in here:
+            raise duckdb.CatalogException(f'Catalog Error: SET schema: No catalog + schema named "{given}" found.')
+        return True
+
+    def qualify_created(self, text: str, tokens: tuple[Token, ...]) -> str:
+        """The statement with what it creates in the island, where it does not say in which schema."""
+        tokens = explained(text, tokens).tokens
+        at = _made_at(tokens)
+        if at is None or (at + 1 < len(tokens) and tokens[at + 1].text == "."):
+            return text
+        source, start = text.encode(), tokens[at].start
+        place = sql.qualified(self.lake, self.schema) + "."
+        return (source[:start] + place.encode() + source[start:]).decode()
+
+    def require_calls(self, tokens: tuple[Token, ...]) -> None:
+        """See that a function with a schema before its name is DuckDB's own, or one of the island's schema."""
+        lake, own = sql.fold(self.lake), self.schema
+        for chain in qualified_calls(tokens):
+            *where, name = chain
+            of_lake = functions.of_lake(name) is not None or name == "set_commit_message"
+            is_own = where in ([own], [lake, own], [_TEMP], [_TEMP, "main"]) or (of_lake and where == [lake])
+            # DuckDB's own has no other behind its name: macros of such names are refused.
+            if not is_own and (of_lake or name not in functions.known()):
+                raise duckdb.CatalogException(
+                    f'Catalog Error: Function with name "{name}" does not exist '
+                    f'because schema "{where[-1]}" does not exist.'
+                )
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Leave out of errors what they say of others' tables."""
+        try:
+            yield
+        except duckdb.Error as error:
+            text = str(error)
+            if (kept := _CANDIDATES.sub("", text)) == text:
+                raise
+            raise type(error)(kept) from None
+        except CatchmentError as error:
+            error.message = _CANDIDATES.sub("", error.message)
+            if isinstance(error, TableMissingError):
+                # It lists what there is.
+                error.hint = _HINT
+            raise
+
+    def require(self, parts: tuple[str, ...], fresh: Names | None = None, *, is_cut: bool = False) -> None:
+        """See that a name, in its parts, can only mean a table of the island, or a temporary one.
+
+        With `is_cut`, lists of the catalog are cut before they are read.
+        """
+        *where, name = (sql.fold(part) for part in parts)
+        if is_list(parts) and not is_cut:
+            raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant, but in a query.", hint=_HINT)
+        if is_list(parts):
+            return
+        if name in _system_views() or name.startswith(_SYSTEM) or _LISTS.intersection(where):
+            raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant.", hint=_HINT)
+        lake = sql.fold(self.lake)
+        is_own = where in ([], [lake, self.schema], [_TEMP], [_TEMP, "main"]) or any(
+            where in ([each], [each, self.schema]) for each in fresh or ()
+        )
+        # In a lake of the tenant's name, this would be `main` of the lake.
+        if not is_own and (where != [self.schema] or lake == self.schema):
+            schema, table = parts[-2:]
+            raise duckdb.CatalogException(
+                f'Catalog Error: Table with name "{schema}.{table}" does not exist '
+                f'because schema "{schema}" does not exist.'
+            )
+
+
+@contextmanager
+def without_ledger() -> Iterator[None]:
+    """Leave out of errors which tables DuckDB takes for meant, if Catchment's or DuckLake's own are among them."""
+    try:
+        yield
+    except duckdb.Error as error:
+        text = str(error)
+        is_own = any(name in text for name in (LEDGER_SCHEMA, metadata_of("")))
+        if not is_own or (kept := _CANDIDATES.sub("", text)) == text:
+            raise
+        raise type(error)(kept) from None
+
+
+@lru_cache(maxsize=_REMEMBERED_MAX)
+def _remembered(
+    island: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None
+) -> None:
+    _examine(island, kind, text, tokens, fresh)
+
+
+def _examine(
+    island: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None
+) -> None:
+    if kind == StatementType.TRANSACTION:
+        return
+    if kind == StatementType.EXPLAIN:
+        about = explained(text, tokens)
+        _examine(island, about.kind, about.text, about.tokens, fresh)
+        return
+    island.require_calls(tokens)
+    if kind == StatementType.CALL:
+        # The gate knows one that is for clients, and nothing in it names a table.
+        return
+    tree = query_tree(text, tokens) if kind == StatementType.SELECT else None
+    # Settings that the gate lets a query read are the session's own.
+    refused = functions.refused_to_tenants() - ({"current_setting"} if tree is not None else set())
+    refuse_calls(tokens, refused, "users of a tenant")
+    if tree is not None:
+        _examine_tree(island, tree, fresh)
+        return
+    macro = macro_of(kind, tokens)
+    if macro is not None:
+        island.require(macro.name)
+        query, words = macro.query(text)
+        # Lists in it would not be cut: they are no more allowed than in a fresh read.
+        _examine(island, StatementType.SELECT, query, words, fresh or frozenset())
+        return
+    # Two opinions, as DuckDB shows none of its own: by the statement's words, and by sqlglot.
+    _refuse_schemas(kind, tokens)
+    for parts in by_words(tokens):
+        island.require(parts, fresh)
+    is_setting = kind == StatementType.SET and not session_settings.is_variable(tokens)
+    if not is_setting and not names_only_its_target(kind, tokens):
+        _refuse_shows(tokens)
+        _examine_sqlglot(island, text, fresh)
+
+
+def _examine_tree(island: TenantScope, tree: Any, fresh: Names | None) -> None:
+    found = named(tree)
+    for parts in found.tables:
+        island.require(parts, fresh, is_cut=fresh is None)
+    for called in found.table_functions:
+        if fresh is not None and called.name in LISTS:
+            raise NotAllowedError(f"Users of a tenant read {called.name} by a query of its own.", hint=_HINT)
+        _require_table_function(island, called)
+    for show in found.shows:
+        is_listed = show in LISTED_SHOWS and fresh is None
+        is_own = show in (('"tables"',), ('"variables"',), (island.lake, island.schema))
+        if not is_listed and not is_own:
+            raise NotAllowedError("It would show what is not this tenant's.", hint=_HINT)
+
+
+def _require_table_function(island: TenantScope, called: Called) -> None:
+    """See that a table function reads tables of the island, or lists that are cut to them."""
+    short = functions.of_lake(called.name)
+    if called.name in functions.TABLE_READERS:
+        for given in called.arguments[:1]:
+            for name in given if isinstance(given, tuple) else (given,):
+                island.require(tuple(str(name).split(".")))
+    elif short is not None:
+        if called.name != short:
+            # By its long name it is told the lake, the schema and the table.
+            schema = called.arguments[1:2] if short in _OF_ONE_TABLE else (island.schema,)
+            if called.where or tuple(map(str.casefold, map(str, schema))) != (island.schema,):
+                raise NotAllowedError(f"{called.name} is for tables of the tenant.", hint=_HINT)
+    elif called.name in LISTS or called.name not in functions.known():
+        # A list is cut; where another function may be, `require_calls` has seen to.
+        return
+    elif called.where or called.name not in TENANT_TABLE_FUNCTIONS:
+        raise NotAllowedError(f"The table function {called.name} is not for users of a tenant.", hint=_HINT)
+
+
+def _examine_sqlglot(island: TenantScope, text: str, fresh: Names | None) -> None:
+    for tree in parse(text):
+        for node in tree.walk():
+            if isinstance(node, exp.Table) and isinstance(node.this, exp.Func):
+                _require_function(function_name(node.this), node.db)
+            elif isinstance(node, exp.Table):
+                island.require(tuple(part.name for part in node.parts) or ("",), fresh)
+            elif isinstance(node, exp.Lateral):
+                for each in node.this.find_all(exp.Func, bfs=False):
+                    _require_function(function_name(each), None)
+
+
+def _require_function(name: str, schema: str | None) -> None:
+    if schema or name.casefold() not in TENANT_TABLE_FUNCTIONS:
+        raise NotAllowedError(f"The table function {name} is not for users of a tenant.", hint=_HINT)
+
+
+def _refuse_schemas(kind: StatementType, tokens: tuple[Token, ...]) -> None:
+    """A tenant has one schema, and it is made and dropped with the tenant."""
+    words = [token.text for token in tokens[:8] if not token.is_quoted]
+    makes = kind in (StatementType.CREATE, StatementType.DROP) and "schema" in words[: _made_of(words) + 1]
+    alters = kind == StatementType.ALTER and words[1:2] not in (["table"], ["view"]) and words[:1] != ["comment"]
+    if makes or alters:
+        raise NotAllowedError(OF_SCHEMAS)
+
+
+def _made_of(words: list[str]) -> int:
+    """Where the word stands that says what is made or dropped."""
+    found = (at for at, word in enumerate(words) if word in ("table", "view", "schema"))
+    return next(found, 0)
+
+
+def _refuse_shows(tokens: tuple[Token, ...]) -> None:
+    for last, token in pairwise(tokens):
+        if last.text in _BEFORE_QUERIES and token.is_name and not token.is_quoted and token.text in _SHOWS:
+            raise NotAllowedError(f"{token.text.upper()} is a statement of its own for users of a tenant.")
+
+
+def by_words(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
+    """The names at all places where a table could stand, and at a few where none can."""
+    if [token.text for token in tokens[:3]] == ["comment", "on", "column"]:
+        yield _chain(tokens, 3)[:-1] or ("",)
+    for at in _table_places(tokens):
+        yield _chain(tokens, at)
+
+
+def _table_places(tokens: tuple[Token, ...]) -> Iterator[int]:
+    # By bracket: whether a comma in it is followed by a table, and where it opens.
+    lists, openings = [False], [0]
+    is_table, place = False, -1
+    for at, token in enumerate(tokens):
+        word = token.text if token.is_name and not token.is_quoted else ""
+        if token.text == "(":
+            lists.append(is_table)
+            openings.append(at)
+        elif token.text == ")":
+            if len(lists) > 1:
+                lists.pop()
+                openings.pop()
+            is_table = False
+        elif token.text == ",":
+            is_table = lists[-1]
+        elif token.text == ":":
+            # What stood before it is an alias: FROM x: t.
+            is_table = place == at - 1
+        else:
+            if is_table and token.is_name:
+                place = at
+                yield at
+            is_table = word in _TABLE_WORDS and not (word == "from" and _is_no_clause(tokens, at, openings[-1]))
+            if is_table and word in _LIST_WORDS:
+                lists[-1] = True
+            elif word in _LIST_ENDS:
+                lists[-1] = False
+
+
+def _is_no_clause(tokens: tuple[Token, ...], at: int, opening: int) -> bool:
+    """Whether a FROM is a part of `extract(… FROM …)` and its like, or of IS DISTINCT FROM."""
+    before = [token.text for token in tokens[max(0, at - 2) : at]]
+    if before in (["is", "distinct"], ["not", "distinct"]):
+        return True
+    is_call = opening > 0 and tokens[opening - 1].text in _FROM_WITHIN
+    # A table may be called so: INSERT INTO extract (FROM …).
+    return is_call and tokens[opening + 1].text not in _QUERY_BEGINS
+
+
+def _chain(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
+    """The name that begins there, in its parts."""
+    end = at + 1
+    while end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
+        end += 2
+    return tuple(token.text for token in tokens[at:end:2])
+
+
+def _made_at(tokens: tuple[Token, ...]) -> int | None:
+    """Where the name of a table or view stands that is made, and is not temporary."""
+    if tokens[0].text != "create":
+        return None
+    at = next(
+        (i for i, token in enumerate(tokens) if token.text in ("table", "view", "macro", "function")), len(tokens)
+    )
+    if _CREATE_TEMP.intersection(token.text for token in tokens[:at]):
+        return None
+    at += 1
+    if [token.text for token in tokens[at : at + 3]] == ["if", "not", "exists"]:
+        at += 3
+    return at if at < len(tokens) and tokens[at].is_name else None
+
+
+@cache
+def _system_views() -> frozenset[str]:
+    """DuckDB's own views: they show the tables of all."""
+    with extensions.scratch() as connection:
+        found = connection.execute(
+            "SELECT lower(view_name) FROM duckdb_views() WHERE internal AND schema_name <> 'information_schema'"
+        ).fetchall()
+    return frozenset(name for (name,) in found)

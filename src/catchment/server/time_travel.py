@@ -1,0 +1,42 @@
+"""Time travel to a version that is NULL: an error of the statement, and not of DuckDB.
+
+DuckLake fails inside on `AT (VERSION => NULL)`, which costs every session its open transaction. Whether a version is
+NULL is known when the statement is bound: a variable may not be set. So the text asks for it.
+"""
+
+from catchment.server.sql_tokens import Token
+
+_BEGINNING = ("at", "(", "version", "=")
+_NULL = b"), error('The version is NULL.'))"
+_DEPTH = {"(": 1, "[": 1, ")": -1, "]": -1}
+
+
+def guarded(source: bytes, tokens: tuple[Token, ...]) -> bytes:
+    """The text with every version that is not a number or a text wrapped, so that NULL is refused with a sentence."""
+    pieces = []
+    for at in range(len(tokens) - len(_BEGINNING)):
+        words = tokens[at : at + len(_BEGINNING)]
+        if tuple(word.text for word in words) != _BEGINNING or any(word.is_quoted for word in words):
+            continue
+        begin = at + len(_BEGINNING)
+        end = _end(tokens, begin)
+        if end is not None and not (end == begin + 1 and _is_literal(tokens[begin])):
+            pieces.append((tokens[begin].start, tokens[end].start))
+    for begin, end in reversed(pieces):
+        # A line's end first, for the version may end in a comment.
+        source = source[:begin] + b"coalesce((" + source[begin:end] + b"\n" + _NULL + source[end:]
+    return source
+
+
+def _is_literal(token: Token) -> bool:
+    return token.is_string or token.text.isdigit()
+
+
+def _end(tokens: tuple[Token, ...], begin: int) -> int | None:
+    """Where the bracket closes that the version stands in."""
+    depth = 0
+    for at in range(begin, len(tokens)):
+        depth += _DEPTH.get(tokens[at].text, 0)
+        if depth < 0:
+            return at if at > begin else None
+    return None

@@ -1,0 +1,216 @@
+"""The tenants whose tables a statement touches, for users without a tenant: they see every schema of the lake.
+
+A tenant's tables are read where it lives. A shard may have some that are older, of a tenant that has moved away, or
+incomplete, of one that is about to come; nothing in the lake tells them from the tenant's own. So the statement's names
+are looked up among the schemas of which the shard has a record, those that its views name included.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from duckdb import StatementType
+from sqlglot import exp
+
+from catchment.errors import InputError
+from catchment.foundation import sql
+from catchment.foundation.clock import Clock
+from catchment.foundation.ids import DEFAULT_SCHEMA
+from catchment.lake import Lake
+from catchment.server import sql_tokens as scanner
+from catchment.server.connections import Connection
+from catchment.server.functions import DUCKLAKE, LAKE_FUNCTIONS, TABLE_READERS
+from catchment.server.functions import known as known_functions
+from catchment.server.sql_policy import names_only_its_target, tables_of
+from catchment.server.sql_tokens import Token
+from catchment.server.statement_plan import FRESH, QUEUE
+from catchment.server.syntax import explained, macro_of, named, parse, query_tree
+from catchment.server.tenant_isolation import by_words
+from catchment.server.values import Call
+from catchment.tenants.model import DEFAULT_TENANT, TenantId
+from catchment.tenants.records import Residents
+
+Name = tuple[str, ...]
+_REMEMBERED_MAX = 2_000
+_REMEMBERED_LETTERS_MAX = 2_000
+_TEMP = "temp"
+# Functions that name a table by a text.
+_BY_TEXT = frozenset({*TABLE_READERS, *LAKE_FUNCTIONS, *(DUCKLAKE + name for name in LAKE_FUNCTIONS)})
+_ALL_TABLES = "__show_tables_expanded"
+_TABLES = '"tables"'
+_NOT_OF_A_SCHEMA = ('"databases"', '"schemas"', '"variables"')
+_VIEWS_SECONDS_MAX = 10.0
+# Macros are to their callers what views are to their readers.
+_VIEWS = (
+    "SELECT database_name, schema_name, view_name, sql FROM (FROM duckdb_views() UNION ALL BY NAME "
+    "SELECT database_name, schema_name, internal, function_name AS view_name, macro_definition AS sql "
+    "FROM duckdb_functions() WHERE macro_definition IS NOT NULL) "
+    f"WHERE NOT internal AND database_name IN (?, '{_TEMP}')"
+)
+
+
+class Views:
+    """The views that a session can name: the lake's, asked for now and then, and its own. Any thread may ask.
+
+    No view over a tenant's tables is made here while the tenant is away. So the lake's are asked for again when a
+    tenant has gone, and otherwise only for the sake of other processes that make some.
+    """
+
+    def __init__(self, lake: Lake, clock: Clock) -> None:
+        self.lake = lake.name
+        self._lake = lake
+        self._clock = clock
+        self._known: tuple[Residents, float, dict[Name, str]] | None = None
+
+    def of(self, residents: Residents, link: Connection) -> dict[Name, str]:
+        """The text of each view, by schema and name; temporary ones are in `temp`. The link's lock is held."""
+        known, now_s = self._known, self._clock.monotonic_s()
+        is_new = known is not None and known[0] is residents and now_s - known[1] < _VIEWS_SECONDS_MAX
+        if known is not None and is_new and not link.has_state:
+            return known[2]
+        found = link.table(_VIEWS, Call(), [self.lake]).to_pylist()
+        views: dict[Name, str] = {}
+        for view in found:
+            place = (_place(view), sql.fold(view["view_name"]))
+            # A macro has several forms, and may have the name of a view.
+            views[place] = f"{views.get(place, '')} {view['sql']} ;"
+        if link.origin == self._lake.origin():
+            # Otherwise it may have been made while the lake was away, and see none of its views.
+            lakes = {place: text for place, text in views.items() if place[0] != _TEMP}
+            self._known = (residents, now_s, lakes)
+        return views
+
+
+def _place(view: Mapping[str, Any]) -> str:
+    return _TEMP if view["database_name"] == _TEMP else sql.fold(str(view["schema_name"]))
+
+
+def touched(
+    residents: Residents, views: Views, kind: StatementType, text: str, words: tuple[Token, ...], link: Connection
+) -> frozenset[TenantId]:
+    """The tenants whose tables the statement names, or views name that it names; the link's lock is held."""
+    known = residents.known
+    is_near = not known.isdisjoint(link.path) or any(
+        word.text in known or word.text in _BY_TEXT for word in words if word.is_name
+    )
+    # Only a view can lead to a schema that the statement does not name, and that matters if the tenant is away.
+    if kind == StatementType.TRANSACTION or not (is_near or residents.away):
+        return frozenset()
+    look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _names
+    names = look(kind, text, words)
+    seen = views.of(residents, link) if names and residents.away else {}
+    schemas = _schemas(names, views.lake, link.path, seen)
+    return frozenset(_tenant(schema) for schema in schemas & known)
+
+
+def owner(residents: Residents, schema: str) -> frozenset[TenantId]:
+    """The tenant among `residents` whose schema it is, or none."""
+    folded = sql.fold(schema)
+    return frozenset({_tenant(folded)}) if folded in residents.known else frozenset()
+
+
+def _tenant(schema: str) -> TenantId:
+    return DEFAULT_TENANT if schema == DEFAULT_SCHEMA else TenantId.parse(schema)
+
+
+def _schemas(names: frozenset[Name], lake: str, path: tuple[str, ...], views: dict[Name, str]) -> set[str]:
+    """The schemas that the names count in, and those that the views among them name."""
+    found: set[str] = set()
+    seen: set[Name] = set()
+    waiting = [(name, path) for name in names]
+    while waiting:
+        name, where = waiting.pop()
+        for place in _places(name, lake, where):
+            schema = place[0]
+            found.add(schema)
+            if place in views and place not in seen:
+                seen.add(place)
+                # What a view names without a schema is in the view's own.
+                own = (DEFAULT_SCHEMA,) if schema == _TEMP else (schema,)
+                words = scanner.read(views[place].encode())
+                waiting += [(each, own) for each in (*by_words(words), *_called(words))]
+    return found
+
+
+def _places(name: Name, lake: str, path: tuple[str, ...]) -> list[Name]:
+    """Where a name may be, each a schema and a table; those of temporary tables are in `temp`."""
+    *where, table = (sql.fold(part) for part in name)
+    match where:
+        case []:
+            return [(schema, table) for schema in (_TEMP, *path)]
+        case [schema] if schema in (sql.fold(lake), FRESH, QUEUE):
+            # A catalog without a schema; or a schema of that name.
+            return [(DEFAULT_SCHEMA, table), (schema, table)]
+        case [first, *_] if first == _TEMP:
+            return [(_TEMP, table)]
+        case _:
+            return [(where[-1], table)]
+
+
+def _called(words: tuple[Token, ...]) -> Iterator[Name]:
+    """Functions that are not DuckDB's own, and so may be macros."""
+    for name in (*((each,) for each in scanner.calls(words)), *scanner.qualified_calls(words)):
+        if name[-1] not in known_functions():
+            yield name
+
+
+@lru_cache(maxsize=_REMEMBERED_MAX)
+def _remembered(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
+    return _names(kind, text, words)
+
+
+def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
+    """Every name of a table or schema in the statement, in its parts; of a schema the last part is empty."""
+    if kind == StatementType.EXPLAIN:
+        about = explained(text, words)
+        return _names(about.kind, about.text, about.tokens)
+    if kind in (StatementType.CALL, StatementType.VACUUM):
+        # Those that pass the gate name no table.
+        return frozenset()
+    macro = macro_of(kind, words)
+    if macro is not None:
+        return frozenset({macro.name, *_names(StatementType.SELECT, *macro.query(text))})
+    if kind == StatementType.SELECT:
+        tree = query_tree(text, words)
+        if tree is not None:
+            return frozenset(_in_tree(tree))
+    found = {*by_words(words), *_dropped(words)}
+    if kind != StatementType.SET and not names_only_its_target(kind, words):
+        found.update(_in_sqlglot_tree(text))
+    return frozenset(found)
+
+
+def _in_tree(tree: Any) -> Iterator[Name]:
+    found = named(tree)
+    yield from found.tables
+    for called in (*found.table_functions, *found.functions):
+        # A macro may name tables, as a view does.
+        if called.name not in known_functions():
+            yield (*called.where, called.name)
+    for called in found.table_functions:
+        yield from tables_of(called)
+    for *where, what in found.shows:
+        if what not in (_ALL_TABLES, *_NOT_OF_A_SCHEMA):
+            # SHOW TABLES, of a schema or of where names count.
+            yield (*where, "") if what == _TABLES else (*where, what, "")
+
+
+def _in_sqlglot_tree(text: str) -> Iterator[Name]:
+    try:
+        trees = parse(text)
+    except InputError:
+        # What cannot be understood has not passed the gate, or has by its words alone.
+        return
+    for tree in trees:
+        for table in tree.find_all(exp.Table):
+            if not isinstance(table.this, exp.Func):
+                yield tuple(part.name for part in table.parts) or ("",)
+
+
+def _dropped(words: tuple[Token, ...]) -> Iterator[Name]:
+    """The schema of a CREATE, DROP or ALTER SCHEMA, or of a COMMENT ON SCHEMA."""
+    at = next((i for i, word in enumerate(words[:5]) if word.text == "schema" and not word.is_quoted), None)
+    if at is None or words[0].text == "set":
+        return
+    rest = [word.text for word in words[at + 1 :] if word.text not in ("if", "not", "exists", ".")]
+    yield from ((*rest[:count], "") for count in (1, 2) if len(rest) >= count)

@@ -1,0 +1,365 @@
+"""Drives a move to its end, from whichever state it is in: every step is waited for, and done again where it must wait.
+
+    preparing ──▶ catching-up ──▶ dual-write ──▶ comparing ──▶ switching ──▶ waiting-for-gc
+
+It keeps nothing of its own: whoever is stopped or killed leaves the move's state, and the next drive goes on from it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from catchment.errors import (
+    CancelledError,
+    ConflictError,
+    ControlUnavailableError,
+    LakeUnavailableError,
+    LockTimeoutError,
+    NotReadyError,
+    RetryableError,
+    ShardUnreachableError,
+    StaleRouteError,
+)
+from catchment.foundation import events
+from catchment.foundation.backoff import Backoff
+from catchment.foundation.clock import Clock
+from catchment.foundation.events import Event
+from catchment.lake.erase import Erased
+from catchment.tenants.migration import TenantMigration
+from catchment.tenants.model import (
+    Complete,
+    DualWrite,
+    Finalizing,
+    Idle,
+    MigrationState,
+    PreparingTarget,
+    ShardId,
+    TenantId,
+)
+from catchment.tenants.shard_api import Lag
+
+# Each leaves the move as it was, or as somebody else has made it: its state is read again, and gone on from.
+_AGAIN = (
+    *(NotReadyError, ShardUnreachableError, ConflictError, StaleRouteError),
+    *(ControlUnavailableError, LakeUnavailableError, LockTimeoutError),
+)
+_POLICY = Backoff(attempts_max=30, first_ms=200, factor=1.5, wait_ms_max=5_000)
+_LOOK_S = 0.1
+# A copy that gets no further for so long is not waited for any more.
+_STALL_S = 120.0
+# The copy need not be level before both get every write: it is enough that little is left to ship.
+_LITTLE_ROWS = 10_000
+_NS_PER_S = 1_000_000_000
+T = TypeVar("T")
+
+
+class MovePhase(StrEnum):
+    """What a move is busy with, as a person sees it."""
+
+    PREPARING = "preparing"
+    CATCHING_UP = "catching-up"
+    DUAL_WRITE = "dual-write"
+    COMPARING = "comparing"
+    SWITCHING = "switching"
+    WAITING_FOR_GC = "waiting-for-gc"
+
+
+class Watcher(Protocol):
+    """Hears how a move goes."""
+
+    def phase(self, phase: MovePhase) -> None:
+        """It is busy with this now."""
+        ...
+
+    def history(self, done: int, total: int) -> None:
+        """So many bytes of the history are copied."""
+        ...
+
+    def lag(self, lag: Lag, left_s: float | None) -> None:
+        """How far the copy is, and how long it takes to be level; None where that cannot be said."""
+        ...
+
+    def window(self, left_s: float) -> None:
+        """So long the source is kept still."""
+        ...
+
+    def again(self, error: RetryableError, wait_s: float) -> None:
+        """A step has to be done again after a wait."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveReport:
+    """What a drive did. `states` are those that it saw, the last one is where the move stands.
+
+    `rows` were compared, `bytes` are those of the history that was copied, and `pause_ms` is how long writers waited at
+    the switch: None where this drive, or one before it, did not see it. `erased` is what the source deleted at the end.
+    """
+
+    tenant: TenantId
+    source: ShardId
+    target: ShardId
+    states: tuple[str, ...]
+    rows: int | None
+    bytes: int
+    seconds: Mapping[MovePhase, float]
+    pause_ms: float | None
+    retries: int
+    stopped: bool
+    erased: Erased | None = None
+
+    @property
+    def state(self) -> str:
+        return self.states[-1]
+
+    def then(self, later: "MoveReport") -> "MoveReport":
+        """Both drives of the same move, as one."""
+        phases = [*self.seconds, *(each for each in later.seconds if each not in self.seconds)]
+        return replace(
+            later,
+            states=(*self.states, *(each for each in later.states if each not in self.states)),
+            rows=self.rows if later.rows is None else later.rows,
+            bytes=self.bytes + later.bytes,
+            seconds={each: self.seconds.get(each, 0.0) + later.seconds.get(each, 0.0) for each in phases},
+            pause_ms=self.pause_ms if later.pause_ms is None else later.pause_ms,
+            retries=self.retries + later.retries,
+        )
+
+
+def run_move(
+    migration: TenantMigration,
+    *,
+    clock: Clock,
+    watcher: Watcher | None = None,
+    gc_window_s: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> MoveReport:
+    """Drive the move to the switch; with a `gc_window_s`, wait for that long behind it, and then to its end.
+
+    What has to wait is tried again, within bounds; then its last error is raised. `stop` is asked between steps and
+    while waiting.
+    """
+    run = _Drive(migration, clock, watcher or _Nobody(), gc_window_s, stop)
+    with events.context(tenant=str(migration.tenant)), events.listening(run.hear):
+        return run.run()
+
+
+def insist(operation: Callable[[], T], *, clock: Clock) -> T:
+    """Do one step of a move until it need not wait any more, within bounds."""
+    attempt = 1
+    while True:
+        try:
+            return operation()
+        except _AGAIN as error:
+            if attempt >= _POLICY.attempts_max or _left_s(error) > 0:
+                raise
+        clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)
+        attempt += 1
+
+
+class _Nobody:
+    """Does not listen."""
+
+    def phase(self, phase: MovePhase) -> None: ...
+
+    def history(self, done: int, total: int) -> None: ...
+
+    def lag(self, lag: Lag, left_s: float | None) -> None: ...
+
+    def window(self, left_s: float) -> None: ...
+
+    def again(self, error: RetryableError, wait_s: float) -> None: ...
+
+
+class _Drive:
+    def __init__(
+        self,
+        migration: TenantMigration,
+        clock: Clock,
+        watcher: Watcher,
+        gc_window_s: float | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._migration = migration
+        self._clock = clock
+        self._watcher = watcher
+        self._gc_window_s = gc_window_s
+        self._stop = stop
+        self._states: list[str] = []
+        self._seconds: dict[MovePhase, float] = {}
+        self._phase: MovePhase | None = None
+        self._phase_at_s = 0.0
+        self._rows: int | None = None
+        self._bytes = 0
+        self._pause_ms: float | None = None
+        self._retries = 0
+        self._erased: Erased | None = None
+
+    def hear(self, event: Event) -> None:
+        """Learn from the migration what one step of it is at."""
+        if event.facts.get("tenant") != str(self._migration.tenant):
+            return
+        if event.verb == "tenant_compared":
+            self._rows = event.facts["rows"]
+            if self._phase is MovePhase.COMPARING:
+                self._enter(MovePhase.SWITCHING)
+
+    def run(self) -> MoveReport:
+        attempt, stopped = 1, False
+        while True:
+            try:
+                self._refuse_stop()
+                if self._step(self._look()):
+                    break
+                attempt = 1
+            except CancelledError:
+                stopped = True
+                break
+            except _AGAIN as error:
+                if attempt >= _POLICY.attempts_max or error.facts.get("is_stalled"):
+                    raise
+                if not self._again(error, attempt):
+                    stopped = True
+                    break
+                attempt += 1
+        self._leave()
+        if stopped:
+            # The step before may have changed it.
+            self._look()
+        move = self._migration
+        return MoveReport(
+            tenant=move.tenant,
+            source=move.source_shard,
+            target=move.target_shard,
+            states=tuple(self._states),
+            rows=self._rows,
+            bytes=self._bytes,
+            seconds=self._seconds,
+            pause_ms=self._pause_ms,
+            retries=self._retries,
+            stopped=stopped,
+            erased=self._erased,
+        )
+
+    def _look(self) -> MigrationState:
+        state = self._migration.state
+        if not self._states or self._states[-1] != state.name:
+            self._states.append(state.name)
+        if isinstance(state, Finalizing) and state.pause_ms:
+            self._pause_ms = state.pause_ms
+        return state
+
+    def _step(self, state: MigrationState) -> bool:
+        """Do what the state asks for; whether there is nothing left to do."""
+        match state:
+            case Idle():
+                self._enter(MovePhase.PREPARING)
+                self._migration.prepare_target(self._hear_history)
+            case PreparingTarget():
+                self._enter(MovePhase.CATCHING_UP)
+                self._follow(lambda lag: lag.rows <= _LITTLE_ROWS)
+                self._refuse_stop()
+                self._migration.enter_dual_write()
+            case DualWrite():
+                self._enter(MovePhase.DUAL_WRITE)
+                self._follow(lambda lag: lag.rows <= _LITTLE_ROWS and lag.copy.covers(state.cutover))
+                self._refuse_stop()
+                self._enter(MovePhase.COMPARING)
+                self._migration.finalize()
+            case Finalizing() | Complete():
+                return self._end(state)
+        return False
+
+    def _end(self, state: MigrationState) -> bool:
+        """Behind the switch: the shards know of it, and the source goes once its window has passed."""
+        if isinstance(state, Finalizing):
+            # Whoever switched may have died before the shards were told.
+            self._migration.finalize()
+            self._look()
+        if self._gc_window_s is None:
+            return True
+        self._enter(MovePhase.WAITING_FOR_GC)
+        try:
+            self._erased = self._migration.gc_source(int(self._gc_window_s * _NS_PER_S))
+        except NotReadyError as error:
+            left_s = _left_s(error)
+            if not left_s:
+                raise
+            self._watcher.window(left_s)
+            self._wait(min(left_s, 1.0))
+            return False
+        self._look()
+        return True
+
+    def _follow(self, is_near: Callable[[Lag], bool]) -> None:
+        """Wait until the copy is near enough; NotReadyError where it gets no further."""
+        started_s = moved_s = self._clock.monotonic_s()
+        first = reached = None
+        while True:
+            lag = self._migration.lag()
+            now_s = self._clock.monotonic_s()
+            first = first or lag
+            if reached is None or lag.copy.total > reached:
+                reached, moved_s = lag.copy.total, now_s
+            self._watcher.lag(lag, _eta_s(first, lag, now_s - started_s))
+            if is_near(lag):
+                return
+            if now_s - moved_s > _STALL_S:
+                reason = f" {lag.error}" if lag.error else ""
+                raise NotReadyError(
+                    f"The copy is {lag.rows:,} rows behind, and gets no further.{reason}", is_stalled=True
+                )
+            self._refuse_stop()
+            self._clock.sleep(_LOOK_S)
+
+    def _hear_history(self, done: int, total: int) -> None:
+        self._bytes = done
+        self._watcher.history(done, total)
+        # What is committed is recorded, so it is safe to leave between two commits.
+        self._refuse_stop()
+
+    def _again(self, error: RetryableError, attempt: int) -> bool:
+        """Wait for another try; False where somebody has asked to stop meanwhile."""
+        self._retries += 1
+        wait_s = _POLICY.wait_ms(attempt, 0.5) / 1000
+        self._watcher.again(error, wait_s)
+        try:
+            self._wait(wait_s)
+        except CancelledError:
+            return False
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        until_s = self._clock.monotonic_s() + seconds
+        while (left_s := until_s - self._clock.monotonic_s()) > 0:
+            self._refuse_stop()
+            self._clock.sleep(min(left_s, _LOOK_S))
+
+    def _refuse_stop(self) -> None:
+        if self._stop():
+            raise CancelledError("The move was stopped; it goes on from where it is.")
+
+    def _enter(self, phase: MovePhase) -> None:
+        if phase is not self._phase:
+            self._leave()
+            self._phase, self._phase_at_s = phase, self._clock.monotonic_s()
+            events.identify(phase=phase.name.lower())
+            self._watcher.phase(phase)
+
+    def _leave(self) -> None:
+        if self._phase is not None:
+            spent_s = self._clock.monotonic_s() - self._phase_at_s
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + spent_s
+            self._phase = None
+
+
+def _eta_s(first: Lag, lag: Lag, elapsed_s: float) -> float | None:
+    """How long the copy takes to be level, by how much nearer it has come; writers that go on make it longer."""
+    nearer = first.rows - lag.rows
+    return lag.rows * elapsed_s / nearer if nearer > 0 else None
+
+
+def _left_s(error: RetryableError) -> float:
+    """How long the source is still kept, where that is what has to be waited for."""
+    return float(error.facts.get("left_ns", 0)) / _NS_PER_S
