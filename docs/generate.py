@@ -2,7 +2,9 @@
 `make docs`.
 """
 
+import ast
 import json
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
@@ -21,6 +23,8 @@ from catchment.web.metric_catalogue import METRICS
 from catchment.web.metrics import PROCESS, MetricInfo
 
 REFERENCE = Path(__file__).parent / "reference"
+RETRIES = Path(__file__).parent / "retries.toml"
+SOURCE = Path(__file__).parents[1] / "src" / "catchment"
 EXAMPLE = Path(__file__).parents[1] / "deploy" / FILE_NAME
 PROGRAM = "catchment"
 _NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit; run `make docs`. -->"
@@ -33,6 +37,8 @@ def pages() -> dict[str, str]:
         "crash-points.md": crash_points_page(),
         "logs.md": logs_page(),
         "metrics.md": metrics_page(),
+        "modules.md": modules_page(),
+        "retries.md": retries_page(),
         "settings.md": settings_page(),
         "sql.md": sql_page(),
         "status.md": status_page(),
@@ -101,9 +107,57 @@ def crash_points_page() -> str:
     return _page(
         "Crash points",
         "A crash point is a named place between two effects. It does nothing unless a test arms it. The crash tests",
-        "kill a process at each of them and then check that nothing is lost and nothing is doubled.",
+        "kill a process at each of them, resume, and check that nothing is lost and nothing is stored twice.",
         "",
-        *_table(("point", "what is so when it is reached"), ((_code(k), v) for k, v in faults.POINTS.items())),
+        *_table(
+            ("point", "when it is reached", "after a kill here"),
+            ((_code(name), point.reached, point.after_kill) for name, point in faults.POINTS.items()),
+        ),
+    )
+
+
+def modules_page() -> str:
+    """The page about modules: the first sentence of each."""
+    return _page(
+        "Modules",
+        "Every module below `src/catchment/`, by package, with the first sentence of its docstring. The layers and",
+        "the entry points are in [ARCHITECTURE.md](../../ARCHITECTURE.md).",
+        *(
+            line
+            for package, rows in _modules()
+            for line in ("", f"## {package}", "", *_table(("module", "what it is"), rows))
+        ),
+    )
+
+
+def _modules() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    packages: dict[str, list[tuple[str, str]]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.name == "__init__.py" or path.stem.endswith("_pb2"):
+            continue
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        first = " ".join(said.partition("\n\n")[0].split())
+        name = path.relative_to(SOURCE)
+        packages.setdefault(str(name.parent), []).append((_code(str(name)), first))
+    for package, rows in packages.items():
+        yield ("top level" if package == "." else f"`{package}/`"), rows
+
+
+def retries_page() -> str:
+    """The page about retries."""
+    defaults = {each.name: f"{each.default} {each.unit}".rstrip() + f" (`{each.variable}`)" for each in declared()}
+    declared_retries = tomllib.loads(RETRIES.read_text(encoding="utf-8"))["retry"]
+    rows = [tuple(cell.format(**defaults) for cell in row.values()) for row in declared_retries]
+    return _page(
+        "Retries",
+        "Waits between attempts are randomised: each lasts between half and all of the time in the table. Operations",
+        "that are not listed are not retried. How the queue behaves while the lake is unreachable is in",
+        "[its how-to](../howto/buffer-small-writes.md#when-the-lake-is-away).",
+        "",
+        "When the attempts are used up, the operation ends with an error: every state in which a process can end is",
+        "one from which the next run can continue, and waiting longer would hide the fault.",
+        "",
+        *_table(("operation", "attempts", "backoff", "on exhaustion"), rows),
     )
 
 

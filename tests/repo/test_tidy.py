@@ -65,6 +65,15 @@ def test_public_classes_and_functions_are_described() -> None:
     assert mute == []
 
 
+def test_no_two_public_classes_have_the_same_name() -> None:
+    found: dict[str, list[str]] = {}
+    for module in modules():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module.name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_an_init_file_only_lists_what_is_public() -> None:
     allowed = (ast.Expr, ast.ImportFrom, ast.Assign)
     inits = [module for module in modules() if module.path.name == "__init__.py"]

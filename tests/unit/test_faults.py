@@ -50,10 +50,11 @@ def test_a_point_that_is_not_declared_cannot_be_armed() -> None:
         pytest.fail("an unknown point was armed")
 
 
-def test_every_point_says_what_is_so_when_it_is_reached() -> None:
-    for point, meaning in faults.POINTS.items():
-        assert point.count(".") == 1
-        assert len(meaning.split()) > 3
+def test_every_point_states_when_it_is_reached_and_what_happens_after_a_kill() -> None:
+    for name, point in faults.POINTS.items():
+        assert name.count(".") == 1
+        assert len(point.reached.split()) > 3
+        assert point.after_kill
 
 
 def test_a_kill_ends_the_process_as_a_power_cut_would() -> None:
