@@ -1,4 +1,4 @@
-"""The composition root: builds the parts that the settings name and hands them to whoever faces the user."""
+"""Composition root: builds the components that the settings select."""
 
 import threading
 from collections.abc import Iterator
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
 
 
 class App:
-    """One process of Catchment. Parts are made when first asked for, and closed together."""
+    """One process of Catchment. Components are created on first use and closed together."""
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None, walled: bool = False) -> None:
-        """`walled` is for a process in which strangers' SQL runs: the lake's instance is closed in."""
+        """`walled`: client SQL runs in this process, so the lake's DuckDB instance is sandboxed."""
         self.settings = settings
         self._walled = walled
         self.clock: Clock = clock or SystemClock()
         self.meters = Meters()
-        # Guards all below: threads that ask for a part at the same time must get the same one.
+        # Guards the fields below: threads that request a component concurrently must get the same
+        # one.
         self._mutex = threading.RLock()
         self._lake: Lake | None = None
         self._runner: SparkRunner | None = None
@@ -79,12 +80,14 @@ class App:
 
     @property
     def lake(self) -> Lake:
-        """The lake, opened, and created where there is none."""
+        """The lake, opened, and created if missing."""
         return self._open(create=True)
 
     @property
     def existing_lake(self) -> Lake:
-        """The lake, opened for reading; LakeMissingError if there is none. `Lake.open` prepares it for writing."""
+        """The lake, opened for reading; LakeMissingError if there is none. `Lake.open` prepares it
+        for writing.
+        """
         return self._open(create=False)
 
     def _open(self, *, create: bool) -> Lake:
@@ -102,13 +105,13 @@ class App:
 
     @property
     def wall(self) -> Sandbox:
-        """What closes in an instance in which strangers' SQL runs."""
+        """The sandbox of an instance that runs client SQL."""
         return Sandbox(spill_path=self.settings.home.absolute() / "spill", memory_mb=self.settings.server_memory_mb)
 
     @property
     def control(self) -> "ControlDatabase":
-        """The control database; created, or backed up and upgraded, when first asked for."""
-        # Imported here, because it brings migrations along, and most commands do without.
+        """The control database; created, or backed up and upgraded, on first use."""
+        # Imported here because it imports the migrations, which most commands do not need.
         from catchment.control import ControlDatabase
 
         with self._mutex:
@@ -118,22 +121,24 @@ class App:
 
     @property
     def runner(self) -> SparkRunner:
-        """Spark; it starts with its first task."""
+        """Spark; started by its first task."""
         with self._mutex:
             if self._runner is None:
                 self._runner = SparkRunner(self.settings)
             return self._runner
 
     def deliverer(self) -> Deliverer:
-        """What delivers into the lake."""
+        """Return the deliverer into the lake."""
         return Deliverer(self.lake, self.runner, self.settings)
 
     def planner(self) -> Deliverer:
-        """The same for plans alone: the lake is neither made nor opened for it."""
+        """Return a deliverer for plans alone: the lake is neither created nor opened."""
         return Deliverer(self._lake or self._make_lake(), self.runner, self.settings)
 
     def legacy_import(self, place: ImportFolders, options: ImportOptions) -> LegacyImport:
-        """An import of legacy Parquet; the lake is made when it starts to deliver, Spark when it has work."""
+        """Return an import of legacy Parquet; it creates the lake when it starts to deliver, and
+        Spark when it has work.
+        """
         return LegacyImport(
             place,
             options,
@@ -154,12 +159,12 @@ class App:
         )
 
     def _own_files(self) -> tuple[Path, ...]:
-        """What the lake needs beside its data."""
+        """Files that the lake needs besides its data."""
         catalog = parse_catalog(self.settings.catalog_url.get_secret_value())
         return (self.settings.home, *(() if isinstance(catalog, PostgresCatalog) else (catalog.path,)))
 
     def find_lake(self) -> Lake | None:
-        """The lake, opened; None where there is none."""
+        """Return the lake, opened, or None if there is none."""
         try:
             return self.existing_lake
         except LakeMissingError:
@@ -167,7 +172,7 @@ class App:
 
     @property
     def queue(self) -> DqCoordinator:
-        """The queue; works while the lake is away, and flushes once it is back."""
+        """The queue; accepts writes while the lake is unreachable and flushes later."""
         with self._mutex:
             if self._queue is None:
                 self._queue = self._make_queue()
@@ -175,7 +180,7 @@ class App:
 
     def _make_queue(self) -> DqCoordinator:
         if not self.settings.queue_enable:
-            raise SettingsError("The queue is switched off.", hint="Set DUCKLING_QUEUE_ENABLE=true, or leave it out.")
+            raise SettingsError("The queue is disabled.", hint="Set DUCKLING_QUEUE_ENABLE=true, or leave it out.")
         lake = self._lake = self._lake or self._make_lake()
         buffer = self._buffer = open_buffer(self.settings, clock=self.clock, meters=self.meters)
         deliverer = Deliverer(lake, self.runner, self.settings, file_bytes_min=FILE_BYTES_MIN)
@@ -189,7 +194,7 @@ class App:
         )
 
     def find_queue(self) -> DqCoordinator | None:
-        """The queue, where it has a buffer already; None where it has none, and none is made."""
+        """Return the queue if it has a buffer, otherwise None; creates nothing."""
         names = {"shared": (FILE_NAME, FILE_NAME + WAL), "sessions": (SegmentState.ACTIVE, SegmentState.SEALED)}
         root = self.settings.queue_path
         has_buffer = any((root / name).exists() for name in names[self.settings.queue_layout])
@@ -197,7 +202,7 @@ class App:
 
     @property
     def runtime(self) -> QueueRuntime:
-        """What flushes in the background, once it is started; stopped with the app."""
+        """The background flush, once started; stopped with the app."""
         queue = self.queue
         with self._mutex:
             if self._runtime is None:
@@ -206,24 +211,24 @@ class App:
 
     @property
     def control_store(self) -> "ControlStore":
-        """Shards, tenants and moves, in the control database."""
+        """Store of shards, tenants and moves in the control database."""
         from catchment.tenants.control_store import ControlStore
 
         return ControlStore(self.control, clock=self.clock)
 
     def tenant_backfill(self) -> "ShardBackfill":
-        """What copies tenants' histories between shards, on this process's Spark."""
+        """Return the copier of tenants' histories between shards, on this process's Spark."""
         return ShardBackfill(self.runner, clock=self.clock)
 
     def audit(self, producer: ProducerId | None = None) -> AuditReport:
-        """Audit the lake, or one producer; what came of the whole is kept for the status."""
+        """Audit the lake, or one producer; the result of a whole audit is kept for the status."""
         report = self.existing_lake.audit(producer)
         if producer is None and self.settings.home.is_dir():
             last_audit.note(self.settings.home, report, self.clock.now())
         return report
 
     def maintain(self, *, dry_run: bool) -> MaintenanceReport:
-        """Run the lake's upkeep."""
+        """Run maintenance on the lake."""
         lake = self.existing_lake
         if not dry_run:
             lake.open()
@@ -231,7 +236,7 @@ class App:
 
 
 class ShardBackfill:
-    """Copies a tenant's history from the lake of one shard into that of another; both are opened by their homes."""
+    """Copies a tenant's history from one shard's lake into another's; opens both by their homes."""
 
     def __init__(self, runner: Runner, *, clock: Clock) -> None:
         self._runner = runner
@@ -240,13 +245,13 @@ class ShardBackfill:
     def plan(
         self, tenant: TenantId, source: ShardInfo, target: ShardInfo, *, snapshot: int | None, token: str
     ) -> History:
-        """What there is to copy, without effect."""
+        """Plan what to copy, without effect."""
         with self._between(source, target) as (lake, other, backfill):
             plan = backfill.plan(tenant.schema, snapshot or lake.newest_snapshot(), token)
             letters = sum(letter.table.schema == tenant.schema for letter in lake.dead_letters())
             if letters:
                 raise InputError(
-                    f"{tenant} has {letters} dead letters, which no move takes along.",
+                    f"{tenant} has {letters} dead letters, which a move cannot copy.",
                     hint="`catchment queue dead-letters` retries or drops them.",
                 )
             return History(

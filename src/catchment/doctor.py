@@ -1,4 +1,4 @@
-"""What Catchment needs of a machine, checked one by one, each with what to do about it."""
+"""Doctor: checks what Catchment needs of this machine, each check with a hint."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ _IS_RIGHT = "Is {} right, is what it names up, and may this user read and write 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     ok: bool
@@ -34,7 +34,9 @@ class Check:
 
 
 def examine(settings: Settings, *, prepare: bool = False) -> Iterator[Check]:
-    """Look at everything, in the order in which it would be missed; `prepare` has Spark start faster from then on."""
+    """Run all checks, in the order in which a missing part would be noticed; `prepare` makes later
+    starts of Spark faster.
+    """
     yield _python()
     yield _check("java", _java)
     yield _check("extensions", _extensions)
@@ -48,7 +50,7 @@ def examine(settings: Settings, *, prepare: bool = False) -> Iterator[Check]:
 
 
 def _check(name: str, look: Callable[[], str], *, hint: str | None = None) -> Check:
-    """What came of a look; `hint` is for an error that has none, or that would have the doctor asked again."""
+    """Run one check; `hint` replaces a missing hint, or one that would recommend the doctor again."""
     try:
         return Check(name=name, ok=True, detail=look())
     except CatchmentError as error:
@@ -117,18 +119,18 @@ def _control(settings: Settings) -> str:
 
 
 def _require_writable(*places: Path) -> None:
-    """Refuse a place where this user can make nothing; nothing is made to find out."""
+    """Refuse a folder that this user cannot create files in; creates nothing."""
     for place in places:
         folder = files.nearest(place)
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise StorageFailedError(
-                f"{folder} is no folder that this user may write to.",
-                hint="Give this user the right to, or set another place: --home, or CATCHMENT_HOME.",
+                f"{folder} is not a folder that this user may write to.",
+                hint="Grant this user write access, or use another folder: --home, or CATCHMENT_HOME.",
             )
 
 
 def _prepare(settings: Settings) -> str:
-    # Imported here, because it brings Spark's client along.
+    # Imported here because it imports Spark's client.
     from catchment.pipeline.spark_driver import prepare
 
     archive = archive_path()
@@ -138,5 +140,5 @@ def _prepare(settings: Settings) -> str:
 
 def _spark(settings: Settings) -> str:
     with SparkRunner(settings) as runner:
-        # What a delivery needs of it: a task of Python. Spark's SQL would take as long again.
+        # Run what a delivery needs: a Python task. Spark SQL would take as long again.
         return runner.probe()

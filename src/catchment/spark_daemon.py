@@ -1,11 +1,12 @@
-"""The process that Spark's Python workers are forked from: PySpark's own, but that it, and they, are ready sooner.
+"""Parent process of Spark's Python workers: PySpark's own daemon, with a faster start.
 
     python -m catchment.spark_daemon pyspark.worker
 
-Spark starts one on every machine that runs tasks, with archives of its own on the path: PySpark in a zip, and a jar.
-Python compiles what lies in a zip in every process anew, and looks for packages in all of the jar, which takes longer
-than the rest of what comes before a first task. Where the same PySpark is installed, it is taken from there. And what
-workers need of Catchment is imported here, once for all of them.
+Spark starts one on every machine that runs tasks, with its own archives on the path: PySpark in a
+zip, and a jar. Python compiles modules in a zip again in every process and searches the whole jar
+for packages, which takes longer than everything else before a first task. If the same PySpark is
+installed, it is imported from there. The modules of Catchment that workers need are imported here,
+once for all of them.
 """
 
 import runpy
@@ -19,11 +20,13 @@ _ARCHIVES = (".zip", ".jar")
 
 
 def installed_first(path: Sequence[str]) -> list[str]:
-    """The path without the archives that belong to a PySpark which is installed; without one, the path as it is."""
+    """Return the path without the archives of an installed PySpark; if none is installed,
+    unchanged.
+    """
     found = PathFinder.find_spec("pyspark", [each for each in path if not each.endswith(_ARCHIVES)])
     if found is None or found.origin is None:
         return list(path)
-    # Installers may put links there, and Spark does not see that its own place is one.
+    # Installers may create links here, and Spark does not notice that its own location is one.
     spark_home = Path(found.origin).resolve().parent
     return [each for each in path if not (each.endswith(_ARCHIVES) and Path(each).resolve().is_relative_to(spark_home))]
 
@@ -32,7 +35,8 @@ def main() -> None:
     """Serve workers until Spark closes stdin."""
     sys.path[:] = installed_first(sys.path)
     import_module("catchment.pipeline.kernel")
-    # DuckDB opens a database when it is imported. A fork would miss its threads, so it is to have none.
+    # DuckDB opens a database when it is imported. A fork would lose its threads, so it must have
+    # none.
     import_module("duckdb").execute("SET threads = 1")
     runpy.run_module("pyspark.daemon", run_name="__main__")
 

@@ -46,7 +46,7 @@ def test_where_nothing_can_be_written_no_lake_will_be_made(
     checks = _before_spark(examine(Settings(home=tmp_path / home)))
     for name in ("lake", "control"):
         assert not checks[name].ok
-        assert checks[name].detail == f"{tmp_path} is no folder that this user may write to."
+        assert checks[name].detail == f"{tmp_path} is not a folder that this user may write to."
         assert "--home" in (checks[name].hint or "")
 
 

@@ -47,7 +47,7 @@ def test_a_producer_is_read_back_from_its_text_even_where_its_source_holds_colon
 
 @pytest.mark.parametrize(("kind", "incarnation"), [("a:b", "1"), ("queue", "1:2")])
 def test_a_colon_where_it_would_confuse_reading_is_refused(kind: str, incarnation: str) -> None:
-    with pytest.raises(InputError, match="no colon"):
+    with pytest.raises(InputError, match="must not contain a colon"):
         ProducerId(kind, "source", incarnation)
 
 

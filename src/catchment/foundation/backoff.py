@@ -1,4 +1,4 @@
-"""Retrying with a bound: how long to wait is a pure function, the loop is ten lines."""
+"""Bounded retries: a pure function decides the wait, and the loop is ten lines."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """At most `attempts_max` tries, waiting `first_ms`, then `factor` times more each time, up to `wait_ms_max`."""
+    """At most `attempts_max` attempts, waiting `first_ms`, then `factor` times longer each time, up
+    to `wait_ms_max`.
+    """
 
     attempts_max: int
     first_ms: float
@@ -21,7 +23,9 @@ class Backoff:
     wait_ms_max: float = 5_000.0
 
     def wait_ms(self, attempt: int, luck: float) -> float:
-        """The wait after failed attempt number `attempt` (from 1); `luck` in [0, 1) spreads rivals apart."""
+        """The wait after failed attempt number `attempt`, from 1; `luck` in [0, 1) spreads
+        competing processes.
+        """
         full = min(self.first_ms * self.factor ** (attempt - 1), self.wait_ms_max)
         return full * (0.5 + luck / 2)
 
@@ -33,7 +37,9 @@ def retry(
     clock: Clock,
     on: type[CatchmentError] | tuple[type[CatchmentError], ...] = RetryableError,
 ) -> T:
-    """Run `operation` until it succeeds or fails otherwise; once the attempts are used up, its last error is raised."""
+    """Run `operation` until it succeeds or fails with another error; after the last attempt, raise
+    its error.
+    """
     attempt = 1
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The only place that asks what time it is, or waits."""
+"""Clock: the only module that reads the time or waits."""
 
 import time
 from datetime import UTC, datetime
@@ -6,18 +6,18 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for records, monotonic time for durations, and waiting; tests pass a fake one."""
+    """Wall time for records, monotonic time for durations, and sleeping; tests pass a fake one."""
 
     def now(self) -> datetime:
-        """The wall clock, in UTC and aware of it."""
+        """The current UTC time, timezone-aware."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never run backwards; only differences mean anything."""
+        """Monotonic seconds; only differences have a meaning."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for that long."""
         ...
 
 

@@ -1,29 +1,31 @@
-"""Every verb that the log can hold, with what it means and what to do; and the ids by which lines are found.
+"""Catalogue of log events: every verb with its meaning and what to do, and the ids that log lines
+carry.
 
-A verb is stable: it is never given another meaning. Those of DEBUG and INFO tell a story, and nothing is to be done.
+A verb is stable: its meaning never changes. Verbs of level DEBUG and INFO report progress and need
+no action.
 """
 
 from dataclasses import dataclass
 
 DEBUG, INFO, WARNING, ERROR = "debug", "info", "warning", "error"
-# The client's own mistakes are INFO, what may be the server's trouble is WARNING.
+# Client mistakes are INFO; errors that may have a cause in the server are WARNING.
 INFO_OR_WARNING = "info or warning"
 
-# In the order in which they stand in a line.
+# In the order in which they appear in a line.
 IDS: dict[str, str] = {
-    "request": "one call of a client: the `x-request-id` that it sent, or one that was made; errors carry it as well",
-    "session": "a client's session, as `catchment status` shows it; nobody can call with it",
-    "user": "who asked; for a command, its user on the machine",
+    "request": "one call of a client: the `x-request-id` that it sent, or a generated one; errors carry it too",
+    "session": "a client's session, as `catchment status` shows it; it cannot be used to call the server",
+    "user": "the user; for a command, the user on the machine",
     "tenant": "a tenant",
     "move": "one move of a tenant",
-    "phase": "what a move, or an import, is busy with",
-    "shard": "the shard that has the copy",
+    "phase": "the current phase of a move or an import",
+    "shard": "the shard that has the replica",
     "flush": "one flush of the queue, of several tables",
     "job": "one delivery into the lake; the folder of its files has the same name",
     "table": "a table, with its schema",
     "unit": "one unit of delivery, as the ledger knows it",
-    "unit_ids": "the first few units; `units` is how many there are",
-    "seqs": "numbers of the table's rows in the queue, the first and the last",
+    "unit_ids": "the first few units; `units` is their number",
+    "seqs": "sequence numbers of the table's rows in the queue, first and last",
     "segment": "one session's file of the queue",
     "segments": "the first few of them",
     "letter_ids": "the first few dead letters",
@@ -31,13 +33,13 @@ IDS: dict[str, str] = {
     "database": "the database that a script is for",
     "version": "the number of a script",
 }
-# Put around whatever is done for a call, a flush, a delivery or a move: any line may have them.
+# Added to every event inside a call, a flush, a delivery or a move: any line may have them.
 AROUND = ("request", "session", "user", "tenant", "move", "phase", "flush", "job")
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What a verb stands for; `act` is what to do, empty where that is nothing."""
+    """Meaning of a verb; `act` is what to do, empty if nothing."""
 
     level: str
     means: str
@@ -47,216 +49,227 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     # The server and its clients.
-    "serving": Verb(INFO, "The server listens."),
-    "stopping": Verb(INFO, "The server takes no new calls, and ends."),
-    "stopped": Verb(INFO, "The server has ended, and everything is closed."),
+    "serving": Verb(INFO, "The server is listening."),
+    "stopping": Verb(INFO, "The server accepts no new calls and is shutting down."),
+    "stopped": Verb(INFO, "The server has shut down; everything is closed."),
     "last_flush_left": Verb(
         WARNING,
-        "The last flush did not end in time; its rows are on the disk.",
-        "Nothing: the next start goes on with them. If it is often so, raise CATCHMENT_SERVER_SHUTDOWN_SECONDS.",
+        "The last flush did not finish in time; its rows are on the disk.",
+        "Nothing: the next start flushes them. If this happens often, raise CATCHMENT_SERVER_SHUTDOWN_SECONDS.",
     ),
-    "session_opened": Verb(INFO, "A client has a session.", ids=("session", "user")),
-    "session_closed": Verb(INFO, "A session is over.", ids=("session", "user")),
-    "session_expired": Verb(INFO, "Nothing was heard of a session for too long.", ids=("session", "user")),
-    "session_sweep_failed": Verb(ERROR, "Idle sessions could not be ended.", "Read the reason; it is tried again."),
+    "session_opened": Verb(INFO, "A client opened a session.", ids=("session", "user")),
+    "session_closed": Verb(INFO, "A session was closed.", ids=("session", "user")),
+    "session_expired": Verb(INFO, "A session was idle for too long and was closed.", ids=("session", "user")),
+    "session_sweep_failed": Verb(ERROR, "Idle sessions could not be closed.", "Read the reason; it is tried again."),
     "statement_finished": Verb(DEBUG, "A statement ran.", ids=("request", "session", "user")),
     "statement_failed": Verb(
         INFO_OR_WARNING,
-        "A client's statement ended with an error, which the client has with the same `request`.",
-        "At WARNING, look at `code` and `reason`: the server was busy, or something that it needs is away.",
+        "A client's statement failed; the client received the error with the same `request`.",
+        "At WARNING, check `code` and `reason`: the server was busy, or a resource that it needs is unreachable.",
         ids=("request", "session", "user"),
     ),
     "call_failed": Verb(
         INFO_OR_WARNING,
-        "A call that is no statement ended with an error: logging in, a session's options, a call of another shard.",
+        "A call other than a statement failed: a login, a session option, a call of another shard.",
         "The same.",
         ids=("request", "user"),
     ),
     "call_crashed": Verb(
         ERROR,
-        "A call failed by an error that nobody foresaw; `traceback` says where.",
+        "A call failed with an unexpected error; `traceback` shows where.",
         "Report it, with this line and the lines of the same request.",
         ids=("request", "session", "user"),
     ),
     "login_failed": Verb(
-        WARNING, "User or password were wrong.", "If there are many of one host, somebody guesses.", ids=("user",)
+        WARNING, "Wrong user or password.", "Many from one host indicate an attempt to guess passwords.", ids=("user",)
     ),
     "hash_kept": Verb(
         WARNING,
-        "A password's hash could not be renewed; the old one serves.",
-        "Can the server write the users' file?",
+        "A password hash could not be renewed; the old one stays in use.",
+        "Check that the server can write the users' file.",
         ids=("user",),
     ),
     "users_unreadable": Verb(
-        ERROR, "The users' file cannot be read: nobody gets in.", "Mend the file, or put back a copy of it."
+        ERROR, "The users' file cannot be read; all logins are refused.", "Repair the file, or restore a copy of it."
     ),
-    "thread_died": Verb(
-        ERROR, "A thread of the server ended by an error that nobody foresaw.", "Report it, and restart the server."
-    ),
+    "thread_died": Verb(ERROR, "A server thread ended with an unexpected error.", "Report it, and restart the server."),
     # The lake.
-    "lake_created": Verb(INFO, "A new lake has its ledger."),
+    "lake_created": Verb(INFO, "The ledger was created in a new lake."),
     "lake_away": Verb(
-        WARNING, "The lake's catalog cannot be reached; the queue takes writes all the same.", "Bring the catalog back."
+        WARNING,
+        "The lake's catalog cannot be reached; the queue still accepts writes.",
+        "Restore access to the catalog.",
     ),
     "engine_replaced": Verb(
         ERROR,
-        "DuckDB failed inside, by an error of its own; its instance was replaced, and what ran in it was rolled back.",
-        "Find the statement by the lines of the same request, and keep it from being run; it is a bug of DuckDB.",
+        "DuckDB failed with an internal error; its instance was replaced, and its running statements were rolled back.",
+        "Find the statement by the lines of the same request and avoid running it; it triggers a bug in DuckDB.",
         ids=("request", "session", "user"),
     ),
     "wal_not_held": Verb(
         WARNING,
-        "The catalog's WAL comes and goes with every transaction: under load, some of them wait for a second.",
-        "See to the permissions of the catalog's folder.",
+        "The catalog's WAL is created and removed with every transaction: under load, some wait for a second.",
+        "Check the permissions of the catalog's folder.",
     ),
     "schema_erased": Verb(INFO, "The files of a schema's dropped tables were deleted."),
-    "upkeep_step_done": Verb(INFO, "A step of upkeep is done, or would be."),
+    "upkeep_step_done": Verb(INFO, "A step of maintenance is complete, or was planned in a dry run."),
     "upkeep_step_failed": Verb(
         WARNING,
-        "A table's files could not be merged; the other tables were seen to.",
-        "Look at the file that `reason` names; `catchment lake audit` tells of every one.",
+        "A table's files could not be merged; the other tables were processed.",
+        "Check the file that `reason` names; `catchment lake audit` reports every such file.",
     ),
-    "staging_left": Verb(WARNING, "A job's folder could not be removed.", "Nothing: upkeep removes it.", ids=("job",)),
-    "spark_starting": Verb(INFO, "Spark starts; `log` is its own log."),
-    "spark_started": Verb(INFO, "Spark is up."),
+    "staging_left": Verb(
+        WARNING, "A job's folder could not be removed.", "Nothing: maintenance removes it.", ids=("job",)
+    ),
+    "spark_starting": Verb(INFO, "Spark is starting; `log` is its own log."),
+    "spark_started": Verb(INFO, "Spark is running."),
     "spark_archive_unfit": Verb(
         WARNING,
-        "Java did not start with the archive of Spark's classes, and is started without it.",
-        "Make it anew: `catchment doctor --prepare`.",
+        "Java did not start with the archive of Spark's classes and is started without it.",
+        "Create it again: `catchment doctor --prepare`.",
     ),
     # Deliveries.
-    "delivered": Verb(INFO, "Units are in the lake and in the ledger.", ids=("job", "table", "unit_ids")),
+    "delivered": Verb(INFO, "Units were committed to the lake and the ledger.", ids=("job", "table", "unit_ids")),
     "replay_skipped": Verb(
-        INFO, "The lake had these units, or these rows of the queue; they were not delivered again.", ids=("table",)
+        INFO,
+        "The lake already had these units, or these rows of the queue; they were not delivered again.",
+        ids=("table",),
     ),
-    "commit_redone": Verb(INFO, "A commit met another writer's, and is tried again.", ids=("job", "unit_ids")),
+    "commit_redone": Verb(INFO, "A commit conflicted with another writer and is tried again.", ids=("job", "unit_ids")),
     # The queue.
-    "buffer_opened": Verb(INFO, "The queue's buffer is open; `rows` were left by the last run."),
+    "buffer_opened": Verb(INFO, "The queue's buffer is open; `rows` remain from the last run."),
     "buffer_set_aside": Verb(
-        ERROR, "A file of the buffer cannot be opened, and was set aside whole.", "See `catchment queue status`."
+        ERROR, "A buffer file cannot be opened and was quarantined whole.", "See `catchment queue status`."
     ),
     "writes_refused": Verb(
         ERROR,
-        "The buffer's disk failed a write, and so it does for those after it until `writes_accepted`.",
-        "Read the reason: mostly the disk is full. Make room; nothing needs to be restarted.",
+        "The buffer's disk failed a write; writes fail until `writes_accepted`.",
+        "Read the reason: usually the disk is full. Free space; no restart is needed.",
     ),
-    "writes_accepted": Verb(INFO, "The buffer's disk takes writes again."),
-    "table_created": Verb(INFO, "The queue made a table in the lake.", ids=("table",)),
+    "writes_accepted": Verb(INFO, "The buffer's disk accepts writes again."),
+    "table_created": Verb(INFO, "The queue created a table in the lake.", ids=("table",)),
     "table_remembered": Verb(
         WARNING,
-        "The lake is away; rows are taken with the columns that the table had last.",
-        "Bring the catalog back.",
+        "The lake is unreachable; rows are accepted with the table's last known columns.",
+        "Restore access to the catalog.",
         ids=("table",),
     ),
     "bypassed": Verb(
         WARNING,
-        "The buffer is full; rows went to the lake directly.",
-        "Look why flushes do not keep up, or raise DUCKLING_QUEUE_MAX_DB_BYTES.",
+        "The buffer is full; rows were written to the lake directly.",
+        "Check why flushes do not keep up, or raise DUCKLING_QUEUE_MAX_DB_BYTES.",
         ids=("table",),
     ),
     "flushed": Verb(
-        INFO, "Rows of a table left the queue for the lake.", ids=("flush", "table", "unit_ids", "seqs", "segments")
+        INFO, "Rows of a table were flushed to the lake.", ids=("flush", "table", "unit_ids", "seqs", "segments")
     ),
-    "flush_timed": Verb(INFO, "How long the parts of a flush took.", ids=("flush",)),
+    "flush_timed": Verb(INFO, "Durations of the parts of a flush.", ids=("flush",)),
     "flush_failed": Verb(
         WARNING,
-        "A table could not be flushed; its rows stay buffered, and it is tried again at `retry_at`.",
-        "Read the reason: mostly the lake is away, or the table has changed.",
+        "A table could not be flushed; its rows stay buffered, and the next attempt is at `retry_at`.",
+        "Read the reason: usually the lake is unreachable, or the table has changed.",
         ids=("flush", "table"),
     ),
     "rows_stranded": Verb(
         WARNING,
         "The table of these buffered rows was dropped after they were acknowledged; they stay buffered.",
-        "`catchment queue export`, `redirect` or `discard` takes them out.",
+        "Use `catchment queue export`, `redirect` or `discard`.",
         ids=("flush", "table"),
     ),
     "rows_exported": Verb(
         INFO, "Stranded rows were written to Parquet files at `path`; they stay buffered.", ids=("table",)
     ),
     "rows_redirected": Verb(INFO, "Stranded rows were delivered to the table `into`.", ids=("table",)),
-    "rows_discarded": Verb(INFO, "Stranded rows were given up for good.", ids=("table",)),
+    "rows_discarded": Verb(INFO, "Stranded rows were discarded.", ids=("table",)),
     "left_buffered": Verb(
-        WARNING, "The last flush failed; the rows are on the disk.", "Nothing: the next start goes on."
+        WARNING, "The last flush failed; the rows are on the disk.", "Nothing: the next start flushes them."
     ),
     "sweep_failed": Verb(
-        ERROR, "A round of flushes ended by an error.", "Read the reason; the next round comes anyway."
+        ERROR, "A round of background flushes failed.", "Read the reason; the next round runs anyway."
     ),
     "sifted": Verb(
         INFO,
-        "Rows that can never be delivered were told from the others, and become dead letters.",
+        "Rows that can never be delivered were separated from the others and become dead letters.",
         ids=("flush", "table", "unit", "letter_ids"),
     ),
-    "segment_sealed": Verb(INFO, "A session's file is whole, and on its way.", ids=("segment",)),
+    "segment_sealed": Verb(INFO, "A session's file is complete and ready to be flushed.", ids=("segment",)),
     "segment_adopted": Verb(INFO, "A file whose owner died was sealed by another process.", ids=("segment",)),
-    "segment_flushed": Verb(INFO, "The lake has everything of a file.", ids=("segment",)),
+    "segment_flushed": Verb(INFO, "All rows of a file are in the lake.", ids=("segment",)),
     "segment_unleased": Verb(
         WARNING,
-        "No lease was to be had for a file; writes are taken all the same.",
-        "Bring the catalog back.",
+        "No lease could be obtained for a file; writes are still accepted.",
+        "Restore access to the catalog.",
         ids=("segment",),
     ),
     "segment_not_sealed": Verb(
         WARNING,
-        "A file could not be sealed; it is tried again, and its session, if it has one, goes on writing it.",
+        "A file could not be sealed; it is tried again, and its session, if any, continues to write it.",
         "Read the reason: is the disk full?",
         ids=("segment",),
     ),
     "segment_given_up": Verb(
         ERROR,
-        "A file whose disk failed cannot be opened again; the session goes on in another one, and a sweep takes this.",
-        "Read the reason, and look for it in `catchment queue status`.",
+        "A file whose disk failed cannot be opened again; its session continues in a new one, a sweep recovers this.",
+        "Read the reason, and look for the file in `catchment queue status`.",
         ids=("segment",),
     ),
-    "dead_letters_retried": Verb(INFO, "Somebody tried dead letters again.", ids=("user", "letter_ids")),
-    "dead_letters_dropped": Verb(INFO, "Somebody gave rows up for good.", ids=("user", "letter_ids")),
+    "dead_letters_retried": Verb(INFO, "Dead letters were retried by a user.", ids=("user", "letter_ids")),
+    "dead_letters_dropped": Verb(INFO, "Dead letters were dropped by a user.", ids=("user", "letter_ids")),
     # Schemas and the control database.
-    "script_applied": Verb(INFO, "A script was run and recorded.", ids=("database", "version")),
+    "script_applied": Verb(INFO, "A script was applied and recorded.", ids=("database", "version")),
     "script_generated": Verb(INFO, "A script was written.", ids=("database", "version")),
-    "database_restored": Verb(INFO, "A database is what it was at a backup.", ids=("database",)),
+    "database_restored": Verb(INFO, "A database was restored to a backup.", ids=("database",)),
     "rehearsal_cut": Verb(INFO, "A rehearsal copied only the first rows of a large table.", ids=("database", "table")),
     "deliveries_parted": Verb(
         WARNING,
-        "A restore took back rows of which the ledger says that they are delivered, or the other way round.",
-        "Read the reason: it says what a replay would do.",
+        "A restore removed rows that the ledger records as delivered, or brought back rows that it does not record.",
+        "Read the reason: it states what a replay would do.",
         ids=("database", "table"),
     ),
     "control_backed_up": Verb(INFO, "The control database was backed up before its upgrade.", ids=("database",)),
-    "control_upgraded": Verb(INFO, "The control database was brought up to date.", ids=("database",)),
+    "control_upgraded": Verb(INFO, "The control database was upgraded.", ids=("database",)),
     # Imports of legacy trees.
-    "legacy_started": Verb(INFO, "An import begins."),
+    "legacy_started": Verb(INFO, "An import starts."),
     "legacy_moved": Verb(INFO, "The whole tree has moved."),
-    "legacy_leaf_imported": Verb(INFO, "A leaf is in the lake, and in the backup.", ids=("leaf", "unit", "job")),
-    "legacy_finished": Verb(INFO, "A run of an import is over; `failures` leaves are left.", ids=("phase",)),
+    "legacy_leaf_imported": Verb(INFO, "A leaf is in the lake and in the backup.", ids=("leaf", "unit", "job")),
+    "legacy_finished": Verb(INFO, "A run of an import is finished; `failures` leaves are left.", ids=("phase",)),
     "legacy_undone": Verb(INFO, "An import was undone."),
     # Tenants.
-    "move_changed": Verb(INFO, "A move has another state.", ids=("tenant", "move")),
+    "move_changed": Verb(INFO, "The state of a move has changed.", ids=("tenant", "move")),
     "tenant_compared": Verb(INFO, "Source and target have the same rows.", ids=("tenant", "move")),
-    "tenant_switched": Verb(INFO, "The tenant lives in the target; writers waited `pause_ms`.", ids=("tenant", "move")),
+    "tenant_switched": Verb(
+        INFO, "The target is the tenant's primary; writers waited `pause_ms`.", ids=("tenant", "move")
+    ),
     "copy_behind": Verb(
         WARNING,
-        "The copy of a tenant did not keep up; writers do not wait for it any more.",
-        "Does the other shard run? The copy catches up by itself.",
+        "A tenant's replica did not keep up; writers no longer wait for it.",
+        "Check that the other shard is running. The replica catches up by itself.",
         ids=("tenant", "move", "shard"),
     ),
-    "copy_caught_up": Verb(INFO, "The copy has everything again.", ids=("tenant", "move", "shard")),
+    "copy_caught_up": Verb(INFO, "The replica has caught up.", ids=("tenant", "move", "shard")),
     "gate_returned": Verb(
         WARNING,
-        "Nobody came back to decide a move; the home takes writes again.",
+        "A move was not decided in time; the primary accepts writes again.",
         "Run the move again.",
         ids=("tenant", "move"),
     ),
     "gate_waiting": Verb(
         WARNING,
-        "A gate stays closed until the control database says who the home is.",
-        "Bring the control database back.",
+        "A write barrier stays closed until the control database tells which shard is the primary.",
+        "Restore access to the control database.",
         ids=("tenant", "move"),
     ),
     "gate_stuck": Verb(
-        ERROR, "A closed gate cannot be opened.", "Read the reason; writers wait.", ids=("tenant", "move")
+        ERROR,
+        "A closed write barrier cannot be opened.",
+        "Read the reason; writers are waiting.",
+        ids=("tenant", "move"),
     ),
     "report_failed": Verb(
-        WARNING, "The shard could not tell the control database how it is.", "Bring the control database back."
+        WARNING,
+        "The shard could not report its state to the control database.",
+        "Restore access to the control database.",
     ),
     # The status.
-    "status_failed": Verb(ERROR, "A part of the status could not be asked.", "Read the reason; it is asked again."),
+    "status_failed": Verb(ERROR, "A part of the status could not be read.", "Read the reason; it is read again later."),
 }

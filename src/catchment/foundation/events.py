@@ -1,7 +1,7 @@
-"""What happens, said once: a stable verb and its facts, for log lines, progress displays and metrics alike.
+"""Events: a stable verb and its facts, emitted once for log lines, progress displays and metrics.
 
-Verbs are declared in `event_catalogue`. The ids that everything inside a block has in common, say those of the request
-that it is done for, are put around the block once: `context` adds them to every event that is emitted in it.
+Verbs are declared in `event_catalogue`. `context` adds ids, such as that of the request, to every
+event that is emitted inside a block.
 """
 
 import logging
@@ -17,7 +17,7 @@ from catchment.foundation import log_lines
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A line names the first few of many, and says how many there are.
+# A line lists the first few of many and their number.
 NAMED_MAX = 5
 
 _log = logging.getLogger("catchment")
@@ -25,7 +25,7 @@ _log = logging.getLogger("catchment")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `verb` is stable and may be matched by scripts, `facts` are its values."""
+    """One event: `verb` is stable and may be matched by scripts, `facts` are its values."""
 
     verb: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class _Prose:
-    """The message of a log record, put into words when somebody reads it; JSON lines do not."""
+    """The message of a log record, formatted only when it is read; JSON lines do not need it."""
 
     verb: str
     facts: dict[str, Any]
@@ -44,16 +44,17 @@ class _Prose:
 
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
-# Those of them whose failure was logged, by identity: one that fails at every event would fill the log.
+# Listeners whose failure was logged, by identity: one that fails at every event would fill the log.
 _failed: set[int] = set()
-# A thread begins without any: whoever hands work to another thread says with `carried` that its ids go along.
+# A new thread has no ids: code that passes work to another thread uses `carried` to pass them
+# along.
 _ids: ContextVar[dict[str, Any] | None] = ContextVar("catchment_ids", default=None)
-# On the root, so that what libraries log has the same form.
+# Attached to the root logger, so that libraries' records have the same format.
 _root_handler: logging.Handler | None = None
 
 
 def emit(verb: str, /, *, level: int = logging.INFO, **facts: Any) -> None:
-    """Say that something happened: to the log, and to everybody who listens in this process."""
+    """Emit an event to the log and to all listeners in this process."""
     ids = _ids.get()
     if ids:
         facts = {**ids, **facts}
@@ -65,30 +66,32 @@ def emit(verb: str, /, *, level: int = logging.INFO, **facts: Any) -> None:
 
 
 def is_logged(level: int) -> bool:
-    """Whether the log takes that level; asked before an event of which there are too many to make them for nobody."""
+    """Whether the log takes that level; check it before emitting very frequent events."""
     return _log.isEnabledFor(level)
 
 
 def context(**ids: Any) -> "_Context":
-    """Add ids to every event that this thread emits while the block runs; what an event says itself wins."""
+    """Add ids to every event that this thread emits inside the block; facts of an event take
+    precedence.
+    """
     return _Context(ids)
 
 
 def identify(**ids: Any) -> None:
-    """Add ids, once they are known, to the block that this runs in, until its end; outside of any, do nothing."""
+    """Add ids to the current block, until its end; without a block, do nothing."""
     around = _ids.get()
     if around is not None:
         around.update(ids)
 
 
 def current(name: str) -> Any:
-    """An id of the block that this runs in; None where it has none of that name."""
+    """Return an id of the current block, or None."""
     around = _ids.get()
     return None if around is None else around.get(name)
 
 
 def carried(function: Callable[P, T]) -> Callable[P, T]:
-    """The function with the ids of this block, for another thread to call."""
+    """Wrap the function so that another thread calls it with the ids of this block."""
     ids = dict(_ids.get() or {})
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,13 +102,13 @@ def carried(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def first_few(ids: Sequence[str]) -> list[str]:
-    """Those of many ids that a line names."""
+    """Return the ids of many that a line lists."""
     return list(ids[:NAMED_MAX])
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Hear every event of this process for a while."""
+    """Receive every event of this process inside the context."""
     _listeners.append(listener)
     try:
         yield
@@ -115,11 +118,11 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def _tell(listener: Listener, event: Event) -> None:
-    """Tell one who listens. Whoever emits has done what it says: a listener that fails must not undo it."""
+    """Call one listener. The emitter's work is done, so a failing listener must not fail it."""
     try:
         listener(event)
     except BaseException as error:
-        # An interrupt is meant for whoever emits.
+        # An interrupt is meant for the emitter.
         if not isinstance(error, Exception):
             raise
         if id(listener) not in _failed:
@@ -128,7 +131,9 @@ def _tell(listener: Listener, event: Event) -> None:
 
 
 def configure_logging(*, level: str, as_json: bool, colour: bool = False) -> None:
-    """Send the log to stderr: one JSON object a line, or lines for a person. Libraries' warnings have the same form."""
+    """Send the log to stderr, as JSON objects or as text. Warnings of libraries get the same
+    format.
+    """
     global _root_handler
     handler = logging.StreamHandler()
     handler.setFormatter(log_lines.JsonLines() if as_json else log_lines.HumanLines(colour=colour))
@@ -143,7 +148,7 @@ def configure_logging(*, level: str, as_json: bool, colour: bool = False) -> Non
 
 
 class _Context:
-    """Ids while a block runs. Every call of a client is one, so that it is no more than it must be."""
+    """Ids inside a block. Entered for every client call, so it is kept minimal."""
 
     __slots__ = ("_given", "_token")
 
@@ -160,5 +165,6 @@ class _Context:
         try:
             _ids.reset(self._token)
         except ValueError:
-            # A generator that nobody read to its end may be closed by another thread, which never had these ids.
+            # A generator that is not exhausted may be closed by another thread, which never had
+            # these ids.
             return

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from catchment.errors import InvariantError
 
+
 class CrashPoint(NamedTuple):
     """What is true when the point is reached, and what happens after a kill there."""
 

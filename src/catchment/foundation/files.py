@@ -1,4 +1,8 @@
-"""Files and folders: durable renames, links, locks that die with their holder. Only this module renames and syncs."""
+"""Files and folders: durable renames, links, and locks that the system releases when their process
+ends.
+
+No other module renames or syncs files.
+"""
 
 import errno
 import fcntl
@@ -17,13 +21,13 @@ from catchment.errors import CommitUnknownError, LockTimeoutError, StorageFailed
 from catchment.foundation.clock import Clock
 
 _LOCK_POLL_S = 0.005
-# The system's `struct flock`: kind, whence, start, length, process.
+# The operating system's `struct flock`: kind, whence, start, length, process.
 _LOCK_FORM = "hhqqi4x"
 _SYNCS_AT_ONCE_MAX = 8
 
 
 def local_path(uri: str) -> Path:
-    """The local path behind a URI; paths without a scheme are local already."""
+    """Return the local path of a URI; a path without a scheme is local."""
     if "://" not in uri:
         return Path(uri)
     parts = urlsplit(uri)
@@ -35,12 +39,14 @@ def local_path(uri: str) -> Path:
 
 
 def real_path(path: str) -> str:
-    """The path without links and detours; half the cost of `Path.resolve`."""
+    """Resolve links and relative parts; half the cost of `Path.resolve`."""
     return os.path.realpath(path)
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
-    """`real_path` of each; folders that many paths share are looked at once, which counts for thousands of files."""
+    """Apply `real_path` to each; parents that many paths share are resolved once, which matters for
+    thousands of files.
+    """
     known: dict[str, str] = {}
 
     def real(path: str) -> str:
@@ -54,19 +60,20 @@ def real_paths(paths: Iterable[str]) -> list[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether a name of the file system is UTF-8; others cannot be written into SQL or a report."""
+    """Whether a file name is valid UTF-8; others cannot be written into SQL or a report."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def sync_file(path: Path) -> None:
-    """Make the file's content survive a power cut."""
+    """Make the file's content durable."""
     _sync(path, os.O_RDONLY, os.fdatasync)
 
 
 def sync_files(paths: Sequence[Path]) -> dict[Path, StorageFailedError]:
-    """The same for many files, several at once: those who wait together share one flush of the disk.
+    """Sync many files, several at once: concurrent syncs share one flush of the disk.
 
-    Returned are those that failed: once told of a lost write, the system has the next sync of the file succeed.
+    Return those that failed. After reporting a lost write once, the system lets the next sync of
+    the file succeed.
     """
     failed: dict[Path, StorageFailedError] = {}
     if not paths:
@@ -79,19 +86,20 @@ def sync_files(paths: Sequence[Path]) -> dict[Path, StorageFailedError]:
             except StorageFailedError as error:
                 failed[path] = error
 
-    # A share for each thread: handing over every file by itself takes longer than syncing it on a fast disk.
+    # One share of the files per thread: submitting each file separately takes longer than syncing
+    # it on a fast disk.
     with ThreadPoolExecutor(_SYNCS_AT_ONCE_MAX) as pool:
         list(pool.map(sync_share, range(_SYNCS_AT_ONCE_MAX)))
     return failed
 
 
 def sync_folder(path: Path) -> None:
-    """Make the folder's entries (creations, renames, removals) survive a power cut."""
+    """Make the folder's entries (creations, renames, removals) durable."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 
 
 def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
-    """Make folders and their parents up to `to` survive a power cut, from the inside out."""
+    """Make folders and their parents up to `to` durable, innermost first."""
     found: set[Path] = set()
     for path in paths:
         folder = path
@@ -102,7 +110,8 @@ def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
             folder = folder.parent
     if not found:
         return
-    # Those who wait together share one write of the file system's journal: several times as fast as one by one.
+    # Concurrent syncs share one write of the file system's journal: several times as fast as one by
+    # one.
     with ThreadPoolExecutor(_SYNCS_AT_ONCE_MAX) as pool:
         for _, level in groupby(sorted(found, key=_height), key=_height):
             list(pool.map(sync_folder, level))
@@ -110,7 +119,7 @@ def sync_folders_up(paths: Iterable[Path], *, to: Path) -> None:
 
 @contextmanager
 def syncing_new(folders: Iterable[Path], suffix: str, *, to: Path) -> Iterator[None]:
-    """When the block ends well, make the files that came into the folders meanwhile survive a power cut."""
+    """If the block succeeds, make the files created in the folders during it durable."""
     before = {folder: names_below(folder, suffix) for folder in folders}
     yield
     made = [folder / name for folder, there in before.items() for name in names_below(folder, suffix) - there]
@@ -124,23 +133,23 @@ def _height(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder and its parents; it may exist."""
+    """Create the folder and its parents, if missing."""
     with _failing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within a file system; the caller syncs the folders once for many moves."""
+    """Rename within a file system; the caller syncs the folders, once for many moves."""
     with _failing(source):
         source.rename(target)
 
 
 def move_within(source: Path, target: Path) -> bool:
-    """Rename where both lie on one file system; False, and nothing done, where they do not."""
+    """Rename if both paths are on one file system; otherwise return False and do nothing."""
     try:
         move(source, target)
     except StorageFailedError as error:
-        # A folder that another file system is mounted on is busy, and on that other one.
+        # A mount point is busy, and belongs to another file system.
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EXDEV, errno.EBUSY):
             return False
         raise
@@ -148,7 +157,7 @@ def move_within(source: Path, target: Path) -> bool:
 
 
 def copy_checked(source: Path, target: Path) -> None:
-    """Copy a file with its times, durably; the copy appears under its name once it is known to be equal."""
+    """Copy a file with its times, durably; the copy gets its name after it is verified to be equal."""
     part = target.with_name(f"{target.name}.copying")
     with _failing(source):
         shutil.copy2(source, part, follow_symlinks=False)
@@ -160,17 +169,20 @@ def copy_checked(source: Path, target: Path) -> None:
 
 
 def content_hash(path: Path) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     with _failing(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def link_or_copy(source: Path, target: Path, *, is_synced: bool = False) -> bool:
-    """Give `source` a durable second name, or a copy where links are impossible; True when linked."""
+    """Give `source` a durable second name, or copy it if links are impossible; return True if
+    linked.
+    """
     with _failing(source):
-        # Resolved first: a link to a symbolic link would go when the user's file goes.
+        # Resolved first: a link to a symbolic link would break when the user's file is deleted.
         real = Path(os.path.realpath(source, strict=True))
-        # Synced before it is linked: the content must be on the disk whoever wrote it, and a link makes syncing dearer.
+        # Synced before it is linked: the content must be durable whichever process wrote it, and a
+        # link makes syncing more expensive.
         if not is_synced:
             sync_file(real)
         try:
@@ -185,26 +197,26 @@ def link_or_copy(source: Path, target: Path, *, is_synced: bool = False) -> bool
 
 
 def names_below(folder: Path, suffix: str) -> frozenset[str]:
-    """The files with that ending below the folder, by their paths relative to it."""
+    """List the files with that suffix below the folder, by relative path."""
     found = (os.path.join(root, name) for root, _, names in os.walk(folder) for name in names)  # noqa: PTH118
     return frozenset(path.removeprefix(f"{folder}/") for path in found if path.endswith(suffix))
 
 
 def remove(path: Path) -> None:
-    """Delete one file; it may be gone already."""
+    """Delete one file, if it exists."""
     with _failing(path):
         path.unlink(missing_ok=True)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with everything in it; it may be gone already."""
+    """Delete a folder with its content, if it exists."""
     if path.exists():
         with _failing(path):
             shutil.rmtree(path)
 
 
 def remove_empty_folders(path: Path) -> None:
-    """Delete the folder and its sub-folders as far as they hold no file."""
+    """Delete the folder and its sub-folders, except those that contain files."""
     for folder, _, _ in os.walk(path, topdown=False):
         if not os.listdir(folder) and not os.path.ismount(folder):  # noqa: PTH208 - an iterator would have to be closed
             with _failing(path):
@@ -212,20 +224,20 @@ def remove_empty_folders(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file that survives a power cut once its folder is synced."""
+    """Write a small file; durable after its folder is synced."""
     with _failing(path):
         path.write_text(text, encoding="utf-8")
     sync_file(path)
 
 
 def replace_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Put a small file in the place of another, durably: a reader sees the old text or the new one.
+    """Replace a small file atomically and durably: a reader sees the old text or the new one.
 
-    Nobody but this user can ever read a `private` one.
+    A `private` file is readable by this user only, from its creation.
     """
     part = path.with_name(f"{path.name}.new")
     if private:
-        # What a killed process has left may be open to others.
+        # A leftover of a killed process may be readable by others.
         remove(part)
         with _failing(part):
             part.touch(mode=0o600, exist_ok=False)
@@ -236,20 +248,20 @@ def replace_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a log that people read; not synced."""
+    """Append a line to a log for people; not synced."""
     with _failing(path), path.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
 
 def overwrite(path: Path, start: int, content: bytes) -> None:
-    """Replace a part of a file's content by as many bytes."""
+    """Overwrite part of a file's content in place, with the same number of bytes."""
     with _failing(path), path.open("r+b") as file:
         file.seek(start)
         file.write(content)
 
 
 def size_of(path: Path) -> int:
-    """Size of the file; nothing where there is none."""
+    """Size of the file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -257,32 +269,34 @@ def size_of(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Room left on the file system that holds `path`, or will hold it once it exists."""
+    """Free space on the file system that holds `path`, or will hold it."""
     return shutil.disk_usage(nearest(path)).free
 
 
 def process_started(pid: int) -> str | None:
-    """When a process of this machine started, in ticks since the machine did; None where there is no such process."""
+    """When a process of this machine started, in ticks since boot; None if there is no such
+    process.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # Its name comes before, in brackets, and may hold anything.
+    # The process name comes first, in brackets, and may contain anything.
     return stat.rpartition(")")[2].split()[19]
 
 
 def same_device(one: Path, other: Path) -> bool:
-    """Whether two paths lie, or will lie, on one file system."""
+    """Whether two paths are, or will be, on one file system."""
     return nearest(one).stat().st_dev == nearest(other).stat().st_dev
 
 
 def nearest(path: Path) -> Path:
-    """The path, or the closest folder above it that is there."""
+    """Return the path, or its closest existing parent."""
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
 
 
 class SyncedFile:
-    """An open file that is written in place; what was synced survives a power cut."""
+    """An open file that is written in place; synced content survives a power cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -290,31 +304,33 @@ class SyncedFile:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def read(self) -> bytes:
-        """All of it."""
+        """Read the whole file."""
         with _failing(self.path):
             return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
 
     def write(self, start: int, content: bytes) -> None:
-        """Put the content there; durable once it is synced."""
+        """Write the content at the position; durable after `sync`."""
         with _failing(self.path):
             done = 0
             while done < len(content):
                 done += os.pwrite(self._descriptor, content[done:] if done else content, start + done)
 
     def sync(self) -> None:
-        """Make what was written survive; after CommitUnknownError only a new reading can tell what did."""
+        """Make the written content durable. After CommitUnknownError, only reading the file again
+        tells what was kept.
+        """
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise CommitUnknownError(f"{self.path} may or may not have what was written: {error}") from error
+            raise CommitUnknownError(f"{self.path} may or may not contain what was written: {error}") from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 class FileLock:
-    """An exclusive lock on a file, held by this process and released by the system when the process ends.
+    """An exclusive lock on a file, released by the system when the process ends.
 
     The file stays: removing it would let two processes hold locks on two files of the same name.
     """
@@ -325,7 +341,7 @@ class FileLock:
 
     @contextmanager
     def held(self, *, timeout_s: float) -> Iterator[None]:
-        """Hold the lock, waiting for it at most `timeout_s`."""
+        """Hold the lock inside the context; LockTimeoutError after `timeout_s`."""
         descriptor = self._open()
         try:
             give_up_at = self._clock.monotonic_s() + timeout_s
@@ -338,7 +354,7 @@ class FileLock:
             os.close(descriptor)
 
     def take(self) -> "HeldLock | None":
-        """The lock, or None where somebody else holds it."""
+        """Return the lock, or None if another process holds it."""
         descriptor = self._open()
         if _try_lock(descriptor):
             return HeldLock(descriptor)
@@ -346,7 +362,7 @@ class FileLock:
         return None
 
     def is_free(self) -> bool:
-        """Whether nobody holds the lock at this moment; asking does not make the file."""
+        """Whether the lock is free at this moment; does not create the file."""
         if not self.path.exists():
             return True
         lock = self.take()
@@ -362,13 +378,13 @@ class FileLock:
 
 
 class HeldLock:
-    """A lock that was taken."""
+    """A lock that is held."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Let go; doing so twice is harmless."""
+        """Release the lock; calling it twice is harmless."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -383,9 +399,10 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class SharedFile:
-    """An open file of which bytes are locked against whoever wants them alone, even within this process.
+    """An open file with shared locks on single bytes, which also exclude other holders in this
+    process.
 
-    Closing it ends every other lock, of the kind that belongs to processes, that this process has on the file.
+    Closing it ends all POSIX locks that this process has on the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -394,12 +411,14 @@ class SharedFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def head(self, count: int) -> bytes:
-        """The first bytes."""
+        """Read the first bytes."""
         with _failing(self._path):
             return os.pread(self._descriptor, count, 0)
 
     def share(self, at: int) -> bool:
-        """Hold one byte; False where somebody has it alone, or the system or the storage has no such locks."""
+        """Share one byte; False if another holder has it exclusively, or the storage has no such
+        locks.
+        """
         set_lock = getattr(fcntl, "F_OFD_SETLK", None)
         if set_lock is None:
             return False

@@ -35,9 +35,10 @@ class TableId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducerId:
-    """Who delivers: the kind of source, which one, and which life of it.
+    """A producer of deliveries: the kind of source, its name, and its incarnation.
 
-    A source that is wiped and made again is a new incarnation, so that an old watermark never swallows new rows.
+    A source that is wiped and created again is a new incarnation, so that an old watermark never
+    hides new rows.
     """
 
     kind: str
@@ -46,7 +47,9 @@ class ProducerId:
 
     def __post_init__(self) -> None:
         if ":" in self.kind or ":" in self.incarnation:
-            raise InputError(f"A producer's kind and incarnation hold no colon: {self.kind!r}, {self.incarnation!r}.")
+            raise InputError(
+                f"A producer's kind and incarnation must not contain a colon: {self.kind!r}, {self.incarnation!r}."
+            )
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.incarnation}:{self.source}"
@@ -61,18 +64,18 @@ class ProducerId:
 
 
 def unit_id(kind: str, *parts: str | int) -> str:
-    """The stable id of a unit: the same parts always make the same id, on every machine."""
+    """Return the stable id of a unit: the same parts give the same id on every machine."""
     text = "\x1f".join(str(part) for part in parts)
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def new_job_id(clock: Clock) -> str:
-    """An id for one run of a job, ordered by the time it started."""
+    """Create an id for one run of a job; ids sort by start time."""
     milliseconds = int(clock.now().timestamp() * 1000)
     return f"job-{milliseconds:012x}-{secrets.token_hex(6)}"
 
 
 def job_started_at(job_id: str) -> datetime | None:
-    """When the job with this id started, or None where the text is no job id."""
+    """When the job with this id started, or None if the text is not a job id."""
     match = _JOB_ID.fullmatch(job_id)
     return datetime.fromtimestamp(int(match[1], 16) / 1000, UTC) if match else None

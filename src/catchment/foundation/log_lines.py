@@ -1,7 +1,8 @@
-"""The two forms of a line of the log: a JSON object for programs, and words for a person at a terminal.
+"""Formats of log lines: a JSON object for programs, and text for a terminal.
 
-Neither is ever more than one line, nor longer than can be read. Passwords that stand in a text of somebody else, say in
-a driver's error, are starred where their form tells what they are; one that looks like any other word is not known.
+Each is one line of bounded length. Passwords in other programs' texts, such as a driver's error,
+are replaced by stars if their form shows what they are; a password that looks like any other word
+is not recognised.
 """
 
 import json
@@ -16,10 +17,10 @@ from catchment.foundation.event_catalogue import IDS
 
 VALUE_LETTERS_MAX = 4_000
 _FACTS_MAX = 64
-# Rather a word too many is starred than a password too few. Whatever can repeat has a bound, or ends where the next may
-# begin: the time is that of one look through the text.
+# A word too many is better than a password too few. Every repetition is bounded or ends where the
+# next may begin, so the time is linear in the text.
 _NAME = r"(?:password|passwd|passphrase|secret|token|api_?key)\w{0,40}"
-# A quote inside is doubled or escaped; one that nobody closed goes on to the end.
+# A quote inside is doubled or escaped; an unclosed one extends to the end.
 _SINGLE = r"\\{0,9}'(?:[^'\\]|\\.|'')*+'?[^\s,;&)}\]]*"
 _DOUBLE = r"\\{0,9}\"(?:[^\"\\]|\\.)*+\"?[^\s,;&)}\]]*"
 _ANY = rf"(?:{_SINGLE}|{_DOUBLE}|\S+)"
@@ -28,10 +29,11 @@ _CLOSED_DOUBLE = r"\\{0,9}\"(?:[^\"\\]|\\.){0,500}+\""
 _PASSWORDS = tuple(
     re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for pattern in (
-        # password=x, of connection strings, variables and addresses; "password": "x", of JSON and of Python.
+        # password=x, in connection strings, variables and addresses; "password": "x", in JSON and
+        # Python.
         rf"({_NAME}(?:\\{{0,9}}[\"'])?\s{{0,5}}=[=>]?\s{{0,5}}){_ANY}",
         rf"({_NAME}\\{{0,9}}[\"']\s{{0,5}}:\s{{0,5}}){_ANY}",
-        # PASSWORD 'x', of SQL; password: "x". Without quotes it may be prose.
+        # PASSWORD 'x', in SQL; password: "x". Without quotes it may be prose.
         rf"({_NAME}\s{{0,5}}:?\s{{0,5}}){_CLOSED_SINGLE}",
         rf"({_NAME}\s{{0,5}}:\s{{0,5}}){_CLOSED_DOUBLE}",
         r"(://[^\s:/@]*:)[^\s/]+(?=@)",
@@ -50,30 +52,32 @@ _COLOURS = {
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: when, how grave, what; then the ids, then what else there is to say."""
+    """JSON, one object per line: time, level, verb; then ids, then the other facts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format the record."""
         line: dict[str, Any] = {
             "at": _moment(record).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "action": getattr(record, "action", record.name),
         }
         for name, value in _facts(self, record).items():
-            # What a line begins with is nobody else's to say.
+            # Facts cannot override the leading keys.
             line.setdefault(name, plain(value))
         return json.dumps(line)
 
 
 class HumanLines(logging.Formatter):
-    """Time, level, verb, and the facts as `name=value`; with `colour` for a terminal that shows it."""
+    """Text: time, level, verb, and facts as `name=value`; in `colour` for terminals that support
+    it.
+    """
 
     def __init__(self, *, colour: bool = False) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format the record."""
         at = _moment(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
         level, verb = f"{record.levelname.lower():<7}", _word(bounded(str(getattr(record, "action", record.name))))
         facts = _facts(self, record)
@@ -85,13 +89,13 @@ class HumanLines(logging.Formatter):
 
 
 def prose(verb: str, facts: Mapping[str, Any]) -> str:
-    """Verb and facts in words."""
+    """Format verb and facts as text."""
     told = " ".join(f"{name}={_word(plain(value))}" for name, value in facts.items())
     return f"{verb}  {told}" if told else verb
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it, within bounds; what JSON has no form for is a string."""
+    """Convert a value to JSON types, within bounds; other types become strings."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -111,8 +115,8 @@ def plain(value: Any) -> Any:
 
 
 def bounded(text: str) -> str:
-    """The text, scrubbed; of one that is too long, its two ends."""
-    # What lies far beyond the ends is not looked through: nobody waits for a line of the log.
+    """Scrub the text; shorten a long one to its two ends."""
+    # Only the ends are searched: logging must stay fast.
     if len(text) > 4 * VALUE_LETTERS_MAX:
         text = f"{text[: 2 * VALUE_LETTERS_MAX]}{text[-2 * VALUE_LETTERS_MAX :]}"
     text = scrub(text)
@@ -121,7 +125,7 @@ def bounded(text: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """The text with stars in the place of what has the form of a password."""
+    """Replace everything that has the form of a password by stars."""
     for pattern in _PASSWORDS:
         text = pattern.sub(r"\1***", text)
     return text
@@ -132,7 +136,9 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
-    """The facts, ids first; what a library logged is a message, and its exception is part of the same line."""
+    """Return the facts, ids first; a library's record has a message, and its exception is part of
+    the same line.
+    """
     given: Mapping[str, Any] = getattr(record, "facts", None) or {}
     if not hasattr(record, "facts"):
         given = {"message": record.getMessage()}
@@ -144,7 +150,9 @@ def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str,
 
 
 def _word(value: Any) -> str:
-    """A value on a terminal: what is not plain text is quoted, so that it can neither end the line nor paint on it."""
+    """Format a value for a terminal; anything but plain text is quoted, so that it cannot end the
+    line or change colours.
+    """
     if isinstance(value, list | tuple):
         return ",".join(_word(each) for each in value)
     if not isinstance(value, str):

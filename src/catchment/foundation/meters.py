@@ -1,7 +1,7 @@
-"""What is counted in this process, at a cost that a write does not feel.
+"""Counters and histograms of this process, cheap enough for the write path.
 
-Each thread counts in cells of its own, so that writers never wait for each other here; whoever reads adds them up. What
-is read is therefore a moment old, and never goes backwards.
+Each thread counts in its own cells, so writers never wait for each other; a reader adds them up. A
+reading may be slightly old but never goes backwards.
 """
 
 import threading
@@ -13,16 +13,19 @@ from dataclasses import dataclass
 _SECONDS = (0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-# The parts of a flush: rows are read from the buffer, files are written, and both are committed with the ledger.
+# The parts of a flush: rows are read from the buffer, files are written, and both are committed
+# with the ledger.
 FLUSH_STEPS = ("read", "write", "commit")
-# Labels come from what happens, and what happens must not take up memory without end.
+# Labels come from events, so their number must be bounded.
 _LABELS_MAX = 1_000
 OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Values that were observed: `counts[i]` are those up to `bounds[i]`, the last one those beyond all bounds."""
+    """Observed values: `counts[i]` is the number up to `bounds[i]`, the last one those beyond all
+    bounds.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -30,21 +33,23 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of values."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float | None:
-        """Their mean; None where there were none."""
+        """Mean, or None without values."""
         return self.sum / self.count if self.count else None
 
     def minus(self, earlier: "Distribution") -> "Distribution":
-        """What came after the earlier reading."""
+        """Return the values observed after the earlier reading."""
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return Distribution(self.bounds, counts, self.sum - earlier.sum)
 
     def quantile(self, share: float) -> float | None:
-        """The value below which that share of them lies, as exact as the bounds are; None where there were none."""
+        """The value below which that share lies, to the precision of the bounds; None without
+        values.
+        """
         wanted, seen = share * self.count, 0
         if not self.count:
             return None
@@ -57,7 +62,7 @@ class Distribution:
 
 
 class _Cells(threading.local):
-    """The calling thread's own cells; made, and enrolled, when the thread first asks."""
+    """The calling thread's cells; created and registered on first use."""
 
     def __init__(self, meter: "_Meter") -> None:
         self.values: list[float] = [0] * meter.width
@@ -69,12 +74,12 @@ class _Meter:
         self.width = width
         self._mutex = threading.Lock()
         self._enrolled: list[tuple[threading.Thread, list[float]]] = []
-        # What threads counted that are gone.
+        # Sums of threads that have ended.
         self._kept: list[float] = [0] * width
         self._cells = _Cells(self)
 
     def enroll(self, values: list[float]) -> None:
-        """Have a new thread's cells count."""
+        """Register a new thread's cells."""
         with self._mutex:
             gone = [cells for thread, cells in self._enrolled if not thread.is_alive()]
             for cells in gone:
@@ -83,67 +88,67 @@ class _Meter:
             self._enrolled.append((threading.current_thread(), values))
 
     def sums(self) -> list[float]:
-        """What all threads have counted."""
+        """Sums over all threads."""
         with self._mutex:
             return [sum(each) for each in zip(self._kept, *(cells for _, cells in self._enrolled), strict=True)]
 
 
 class Counter(_Meter):
-    """A number that grows."""
+    """A monotonic counter."""
 
     def __init__(self) -> None:
         super().__init__(1)
 
     def add(self, amount: int = 1) -> None:
-        """Count something."""
+        """Add to the counter."""
         self._cells.values[0] += amount
 
     def read(self) -> int:
-        """What was counted."""
+        """Return the total."""
         return int(self.sums()[0])
 
 
 class Histogram(_Meter):
-    """Values by size."""
+    """A histogram of values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
         super().__init__(len(self._bounds) + 2)
 
     def observe(self, value: float) -> None:
-        """Take a value in."""
+        """Record a value."""
         values = self._cells.values
         values[bisect_left(self._bounds, value)] += 1
         values[-1] += value
 
     def read(self) -> Distribution:
-        """What was observed."""
+        """Return the distribution so far."""
         *counts, total = self.sums()
         return Distribution(self._bounds, tuple(int(each) for each in counts), total)
 
 
 class Labelled:
-    """Numbers that grow, by a label; for what happens seldom. Labels beyond the most it keeps are counted together."""
+    """Monotonic counters by label, for rare events. Labels beyond the maximum are counted together."""
 
     def __init__(self, *labels: str) -> None:
-        """`labels` are there from the start, at 0: a rate needs a first value."""
+        """`labels` exist from the start, at 0: a rate needs a first value."""
         self._mutex = threading.Lock()
         self._counts: Tally[str] = Tally(dict.fromkeys(labels, 0))
 
     def add(self, label: str, amount: int = 1) -> None:
-        """Count something."""
+        """Add to the label's counter."""
         with self._mutex:
             known = label in self._counts or len(self._counts) < _LABELS_MAX
             self._counts[label if known else OTHER] += amount
 
     def read(self) -> Mapping[str, int]:
-        """What was counted, by label."""
+        """Return the totals by label."""
         with self._mutex:
             return dict(self._counts)
 
 
 class Meters:
-    """Everything that a process counts. Any thread may count and read."""
+    """All meters of a process. Safe for concurrent use."""
 
     def __init__(self) -> None:
         self.acked_rows = Counter()
@@ -165,7 +170,7 @@ class Meters:
         self.engines_replaced = Counter()
 
     def acked(self, *, rows: int, size: int, seconds: float) -> None:
-        """Rows are durable, and their writer is told so."""
+        """Record that rows are durable and acknowledged."""
         self.acked_rows.add(rows)
         self.acked_bytes.add(size)
         self.ack_seconds.observe(seconds)

@@ -1,8 +1,9 @@
-"""A library that DuckDB looks for over and over where it is not installed.
+"""Speeds up DuckDB's search for pandas when pandas is not installed.
 
-For every value that a statement is given, DuckDB tries to import pandas, twice, to see whether the value is one of its
-own. Python remembers what it has found, not what it has not: each try looks through every folder of packages again.
-Measured, a statement with four values takes 0.46 ms, and 0.16 without that.
+For every parameter of a statement, DuckDB tries twice to import pandas, to see whether the value is
+one of its types. Python caches successful imports only, so each attempt searches every package
+folder again. Measured, a statement with four parameters takes 0.46 ms, and 0.16 ms without the
+search.
 """
 
 import sys
@@ -14,7 +15,9 @@ _LOOKED_FOR = "pandas"
 
 
 class _Absent(MetaPathFinder):
-    """Says at once that the library is not there. None in `sys.modules` would be faster still, and fools Cython."""
+    """Reports at once that pandas is missing. None in `sys.modules` would be faster still but
+    misleads Cython.
+    """
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
         if fullname == _LOOKED_FOR:
@@ -23,7 +26,9 @@ class _Absent(MetaPathFinder):
 
 
 def skip_pandas_probe() -> None:
-    """Have Python answer at once, where it is so: for processes of our own, which install nothing while they run."""
+    """Skip the search if pandas is not installed; for processes of ours, which install nothing
+    while they run.
+    """
     if any(isinstance(finder, _Absent) for finder in sys.meta_path):
         return
     if _LOOKED_FOR not in sys.modules and find_spec(_LOOKED_FOR) is None:

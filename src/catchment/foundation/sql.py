@@ -1,4 +1,4 @@
-"""Quoting: the one way in which a name or a value becomes SQL text."""
+"""SQL quoting: the one way in which names and values become SQL text."""
 
 import re
 import string
@@ -14,34 +14,34 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def identifier(name: str) -> str:
-    """A name as a quoted identifier."""
+    """Quote a name as an identifier."""
     if "\x00" in name:
-        raise InvariantError("A name holds a NUL character.")
+        raise InvariantError("A name contains a NUL character.")
     return '"' + name.replace('"', '""') + '"'
 
 
 def fold(name: str) -> str:
-    """The form in which DuckDB compares names: it takes the letters of ASCII alike, and no others."""
+    """Fold a name as DuckDB compares names: ASCII letters only."""
     return name.lower() if name.isascii() else name.translate(_ASCII_LOWER)
 
 
 def folded(expression: str) -> str:
-    """The same for an expression: DuckDB's own `lower` takes other letters alike too."""
+    """Fold an expression in the same way; DuckDB's own `lower` also folds other letters."""
     return f"translate({expression}, {literal(string.ascii_uppercase)}, {literal(string.ascii_lowercase)})"
 
 
 def qualified(*names: str) -> str:
-    """Names joined by dots, each quoted."""
+    """Quote names and join them by dots."""
     return ".".join(identifier(name) for name in names)
 
 
 def identifiers(names: Iterable[str]) -> str:
-    """Names as a comma-separated list."""
+    """Quote names as a comma-separated list."""
     return ", ".join(identifier(name) for name in names)
 
 
 def literal(value: Value) -> str:
-    """A value as a literal."""
+    """Quote a value as a literal."""
     match value:
         case None:
             return "NULL"
@@ -50,28 +50,31 @@ def literal(value: Value) -> str:
         case int():
             return str(value)
         case float():
-            # As text: DuckDB reads a bare number as a decimal first, and infinity and NaN not at all.
+            # As text: DuckDB parses a bare number as a decimal first, and cannot parse infinity and
+            # NaN.
             return f"'{value!r}'::DOUBLE"
         case str():
             if "\x00" in value:
-                raise InvariantError("A text value holds a NUL character.")
+                raise InvariantError("A text value contains a NUL character.")
             return "'" + value.replace("'", "''") + "'"
 
 
 def literals(values: Iterable[str]) -> str:
-    """Texts as a list literal."""
+    """Quote texts as a list literal."""
     return "[" + ", ".join(literal(value) for value in values) + "]"
 
 
 def options(values: Mapping[str, Value]) -> str:
-    """A parenthesised option list, as ATTACH and COPY take it; None leaves an option out."""
+    """Format an option list in parentheses, for ATTACH and COPY; None omits an option."""
     given = [f"{name} {literal(value)}" for name, value in values.items() if value is not None]
     return f"({', '.join(given)})" if given else ""
 
 
 def statement(package: str, name: str, **names: str) -> str:
-    """The statement kept in `<package>/sql/<name>.sql`, with `{key}` replaced by the quoted identifier given for it."""
-    # In one pass, so that a name which looks like a place holder stays as it is.
+    """Load `<package>/sql/<name>.sql` and replace each `{key}` by the quoted identifier given for
+    it.
+    """
+    # In one pass, so that a name that looks like a placeholder is kept.
     return re.sub(r"\{(\w+)\}", lambda found: identifier(names[found[1]]), _resource(package, name))
 
 
