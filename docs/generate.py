@@ -47,17 +47,23 @@ def pages() -> dict[str, str]:
 
 def settings_page() -> str:
     """The page about settings."""
-    rows = [(_code(each.variable), _code(each.default), each.unit, each.help) for each in declared()]
+    groups: dict[str, list[tuple[str, str, str, str]]] = {}
+    for each in declared():
+        row = (_code(each.variable), _code(each.default), each.unit, each.help)
+        groups.setdefault(each.group, []).append(row)
     return _page(
         "Settings",
         f"Each setting is an environment variable, or a key in `{FILE_NAME}` in the home. The key is the variable's",
         "name in small letters and without its prefix: `CATCHMENT_LOG_LEVEL` is `log_level`. The environment wins over",
         "the file. The home itself is given by the environment or by `--home`, which wins; it cannot be in the file.",
         "",
-        "A variable that starts with `CATCHMENT_` and is no setting is refused, and so is an unknown key in the file:",
-        "a misspelt setting never passes in silence. A process lives with the settings it started with.",
-        "",
-        *_table(("variable", "default", "unit", "what it is"), rows),
+        "An unknown variable that starts with `CATCHMENT_` is refused, and so is an unknown key in the file. A process",
+        "keeps the settings that it started with. `catchment settings` prints this list.",
+        *(
+            line
+            for group, rows in groups.items()
+            for line in ("", f"## {group}", "", *_table(("variable", "default", "unit", "what it is"), rows))
+        ),
     )
 
 

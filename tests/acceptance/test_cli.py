@@ -20,6 +20,8 @@ from catchment.testing import InlineRunner
 from tests.acceptance.shell import Ended, Shell
 
 ROWS_PER_FILE = 10
+# The help of a terminal of 80 columns.
+SCREEN_LINES_MAX = 40
 SECRET = "hunter2"
 EVENTS = TableId("main", "events")
 
@@ -105,13 +107,21 @@ def _tree(folder: Path) -> dict[str, str]:
     }
 
 
-def test_help_shows_every_command_and_every_setting(shell: Shell) -> None:
+def test_help_shows_every_command_on_one_screen(shell: Shell) -> None:
     ended = shell.run("--help")
     assert ended.code == 0
-    for command in ("demo", "doctor", "lake", "queue"):
+    for command in ("demo", "doctor", "settings", "lake", "queue"):
         assert f" {command} " in ended.out
+    assert ended.out.count("\n") <= SCREEN_LINES_MAX
+
+
+def test_settings_lists_every_setting_even_if_one_is_wrong(shell: Shell) -> None:
+    ended = shell.run("settings", CATCHMENT_LOG_LEVEL="nonsense")
+    assert ended.code == 0
+    listed = shell.run("settings", "--json").json["settings"]
+    assert [each["variable"] for each in listed] == [each.variable for each in declared()]
     for setting in declared():
-        assert setting.variable in ended.out
+        assert f"  {setting.variable}: {setting.help}" in ended.out
 
 
 def test_the_command_alone_shows_its_help(shell: Shell) -> None:

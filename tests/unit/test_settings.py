@@ -126,7 +126,7 @@ def test_the_queues_defaults_are_those_of_its_design() -> None:
 
 def test_what_resembles_no_setting_is_refused_with_where_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CATCHMENT_ZZZZZZ", "1")
-    assert _refused().hint == "`catchment --help` lists the settings."
+    assert _refused().hint == "`catchment settings` lists the settings."
 
 
 def test_the_file_cannot_move_the_home_that_it_lies_in(home: Path) -> None:

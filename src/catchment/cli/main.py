@@ -14,7 +14,7 @@ from typer.main import get_command, get_group
 from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output, give_up_stdout, is_of_output
 from catchment.errors import EXIT_NEEDS_YOU, InputError, StorageFailedError
-from catchment.foundation.settings import FILE_NAME, declared
+from catchment.foundation.settings import FILE_NAME, SettingInfo, declared
 
 # Each is a module beside this one, imported when it is asked for: `catchment schema` needs no pipeline.
 _PARTS = ("demo", "status", "lake", "queue", "legacy", "schema", "serve", "user", "tenant", "shard")
@@ -25,11 +25,6 @@ _STYLE: dict[str, Any] = {
     "rich_markup_mode": "markdown",
     "pretty_exceptions_enable": False,
 }
-_SETTINGS = "\n\n".join(
-    f"`{each.variable}`{f' ({each.unit})' if each.unit else ''}: {each.help}"
-    + (f" [default: {each.default}]" if each.default else "")
-    for each in declared()
-)
 
 
 @contextmanager
@@ -89,7 +84,7 @@ class CommandLine(TyperGroup):
 app = typer.Typer(
     cls=CommandLine,
     help="The durable front door of a DuckLake.",
-    epilog=f"Settings, from the environment or from `{FILE_NAME}` in the home:\n\n{_SETTINGS}",
+    epilog=f"Settings come from the environment or from `{FILE_NAME}` in the home: `catchment settings` lists them.",
     no_args_is_help=True,
     **_STYLE,
 )
@@ -120,6 +115,19 @@ def doctor(
         run.out.value({"ok": ok, "checks": checks}, ["Ready." if ok else f"Not ready: {missing}."])
         if not ok:
             raise typer.Exit(EXIT_NEEDS_YOU)
+
+
+@app.command()
+def settings(*, as_json: AsJson = False) -> None:
+    """List every setting, with its variable, default and unit."""
+    listed = declared()
+    groups = dict.fromkeys(each.group for each in listed)
+    lines = [
+        line
+        for group in groups
+        for line in (group, *(_setting_line(each) for each in listed if each.group == group), "")
+    ]
+    Output(as_json=as_json).value({"file": FILE_NAME, "settings": listed}, lines[:-1])
 
 
 @app.callback(invoke_without_command=True)
@@ -158,6 +166,11 @@ def main() -> None:
         )
         Output(as_json=False).error(told)
         raise SystemExit(told.exit_code) from None
+
+
+def _setting_line(setting: SettingInfo) -> str:
+    default = f" [default: {f'{setting.default} {setting.unit}'.rstrip()}]" if setting.default else ""
+    return f"  {setting.variable}: {setting.help}{default}"
 
 
 def _load(part: str) -> TyperCommand | TyperGroup:

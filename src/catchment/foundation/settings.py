@@ -34,6 +34,22 @@ HOURS_MAX = 1_000_000
 _LAKE_NAMES_TAKEN = ("main", "temp", "system", "memory", "pg_catalog", "information_schema")
 
 
+# Settings are listed in groups, by the first word of their names.
+_GROUPS = {
+    "home": "General",
+    "log": "General",
+    "lake": "Lake",
+    "deliver": "Lake",
+    "queue": "Queue",
+    "control": "Tenants and shards",
+    "tenant": "Tenants and shards",
+    "shard": "Tenants and shards",
+    "server": "Server",
+    "status": "Status",
+    "spark": "Spark",
+}
+
+
 def _setting(default: Any, text: str, *, unit: str | None = None, **bounds: Any) -> Any:
     return Field(default, description=text, json_schema_extra={"unit": unit}, **bounds)
 
@@ -385,6 +401,7 @@ class SettingInfo:
     """One setting, as the reference documentation shows it."""
 
     name: str
+    group: str
     variable: str
     default: str
     unit: str
@@ -396,6 +413,7 @@ def declared() -> tuple[SettingInfo, ...]:
     return tuple(
         SettingInfo(
             name=name,
+            group=_GROUPS[name.partition("_")[0]],
             variable=_variable(name),
             default="" if field.default is None else str(field.default),
             unit=_unit(field.json_schema_extra),
@@ -417,7 +435,7 @@ def load_settings(home: Path | None = None, **given: Any) -> Settings:
         return Settings(**{**values, **_queue_values(), **chosen, "home": folder})
     except ValidationError as error:
         raise SettingsError(
-            f"Wrong settings: {_problems(error)}.", hint="`catchment --help` lists the settings."
+            f"Wrong settings: {_problems(error)}.", hint="`catchment settings` lists the settings."
         ) from None
 
 
@@ -433,7 +451,8 @@ def settings_of(home: Path) -> Settings:
         return _Written(**{**_read_file(home / FILE_NAME), "home": home})
     except ValidationError as error:
         raise SettingsError(
-            f"Wrong settings in {home / FILE_NAME}: {_problems(error)}.", hint="`catchment --help` lists the settings."
+            f"Wrong settings in {home / FILE_NAME}: {_problems(error)}.",
+            hint="`catchment settings` lists the settings.",
         ) from None
 
 
@@ -554,4 +573,4 @@ def _refuse_unknown_variables() -> None:
 def _nearest(name: str, known: dict[str, Any]) -> str | None:
     bare = {each.removeprefix(PREFIX).removeprefix(QUEUE_PREFIX): each for each in known}
     near = difflib.get_close_matches(name.removeprefix(PREFIX).removeprefix(QUEUE_PREFIX), bare, n=1)
-    return f"Did you mean {bare[near[0]]}?" if near else "`catchment --help` lists the settings."
+    return f"Did you mean {bare[near[0]]}?" if near else "`catchment settings` lists the settings."
