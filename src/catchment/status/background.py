@@ -1,6 +1,8 @@
-"""A part of the status that is dear to ask for: asked for by a thread of its own, and kept for a while.
+"""Background reading of a status part that is expensive to compute: read by its own thread and
+cached for a while.
 
-Whoever asks waits for a moment at most. A source that hangs holds up nobody: its last answer is given, with its age.
+A caller waits briefly at most. A source that hangs blocks no caller: its last answer is returned,
+with its age.
 """
 
 import logging
@@ -20,7 +22,7 @@ SLOW = "its answer takes longer than anybody waits"
 
 
 class BackgroundReader:
-    """Threads that ask sources, one for each question. No end waits for one that hangs, not even the process's."""
+    """Threads that read sources, one per request. Shutdown never waits for a thread that hangs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,19 +31,19 @@ class BackgroundReader:
         self._asking: set[Future[Any]] = set()
 
     def submit(self, ask: Callable[[], T]) -> "Future[T]":
-        """Have a thread ask; StateError after the end."""
+        """Start a thread that reads a source; StateError after `close`."""
         answer: Future[T] = Future()
         with self._mutex:
             if self._is_closed:
                 raise StateError("Nothing is asked any more: this process ends.")
             self._asking.add(answer)
         answer.add_done_callback(self._forget)
-        # The threads of an executor are waited for at the end of the process, however long they hang.
+        # An executor's threads would be joined at the end of the process, however long they hang.
         threading.Thread(target=_ask, args=(ask, answer), name=self._name, daemon=True).start()
         return answer
 
     def close(self) -> None:
-        """Ask no more; who is being asked gets a moment, and is left alone then."""
+        """Accept no more requests; running ones get a moment and are then abandoned."""
         with self._mutex:
             asking = () if self._is_closed else tuple(self._asking)
             self._is_closed = True
@@ -53,7 +55,7 @@ class BackgroundReader:
 
 
 class BackgroundPart(Generic[T]):
-    """One part. Any thread may ask; the source is asked by one at a time."""
+    """One cached part. Safe for concurrent use; one thread at a time reads the source."""
 
     def __init__(
         self, name: str, ask: Callable[[], T], *, seconds_max: float, askers: BackgroundReader, clock: Clock
@@ -70,15 +72,16 @@ class BackgroundPart(Generic[T]):
         self._known_s = 0.0
 
     def ask(self) -> None:
-        """Have the source asked where that is due, without waiting for it."""
+        """Start a read of the source if it is due, without waiting for it."""
         with self._mutex:
             self._due()
 
     def read(self, *, until_s: float | None = None) -> StatusPart[T]:
-        """The part, not older than it may be, unless its source takes longer than anybody waits.
+        """Return the part, no older than its maximum age unless the source takes longer than the
+        caller waits.
 
-        `until_s` is how long that is, on the monotonic clock; else it is a moment. A question that somebody has waited
-        for in vain is not waited for again.
+        `until_s` is the monotonic time to wait until; by default a moment. A request that a caller
+        has already waited for in vain is not waited for again.
         """
         with self._mutex:
             asking = self._due()
@@ -96,7 +99,7 @@ class BackgroundPart(Generic[T]):
             return self._known or StatusPart(self._clock.now(), unavailable=SLOW)
 
     def _due(self) -> "Future[StatusPart[T]] | None":
-        """Who asks the source, now or already; None where what is known is young enough."""
+        """Return the running or newly started read; None if the cached value is recent enough."""
         if self._known is not None and self._clock.monotonic_s() - self._known_s < self._seconds_max:
             return None
         if self._asking is None:
@@ -113,7 +116,7 @@ class BackgroundPart(Generic[T]):
         error = asked.exception()
         if error is None:
             return asked.result()
-        # A bug of ours must not take the other parts along.
+        # A bug in one part must not fail the other parts.
         events.emit("status_failed", level=logging.ERROR, part=self._name, reason=f"{type(error).__name__}: {error}")
         return StatusPart(self._clock.now(), unavailable="it failed; the log says why")
 
@@ -122,6 +125,6 @@ def _ask(ask: Callable[[], T], answer: "Future[T]") -> None:
     try:
         answer.set_result(ask())
     except BaseException as error:
-        # Whoever reads the answer is told, and Python shows where it was.
+        # The reader of the answer gets the error, and Python shows its traceback.
         answer.set_exception(error)
         raise

@@ -1,8 +1,9 @@
-"""Compares the database of a project with its models: a process of its own, that `project.py` starts.
+"""Compares a project's database with its models, in a process of its own that `project_schema.py`
+starts.
 
     python -m catchment.status.compare_project HOME FOLDER SECONDS_MAX
 
-It says on stdout how the database stands, as JSON, and nothing else, whatever the models print.
+Prints the state of the database as JSON on stdout, and nothing else, whatever the models print.
 """
 
 import json
@@ -28,15 +29,15 @@ from catchment.status.schemas import compared, unclear
 
 
 def main() -> None:
-    """Say how the database stands."""
+    """Print the state of the database."""
     home, folder, seconds_max = sys.argv[1:]
-    # It ends also where nobody is left who would end it.
+    # Ends by itself even if its parent process is gone.
     signal.alarm(math.ceil(float(seconds_max)) + 1)
     answer = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         json.dump(asdict(_look(load_settings(Path(home)), Path(folder))), out)
-    # What the models have begun is not waited for.
+    # Threads that the models started are not joined.
     os._exit(0)
 
 
@@ -54,7 +55,7 @@ def _look(settings: Settings, folder: Path) -> SchemaDatabase:
 @contextmanager
 def _opened(settings: Settings, found: Project, folder: Path) -> Iterator[Database]:
     place = str(found.db)
-    # What the project says counts from its folder, and this process is in another.
+    # Relative paths of the project start at its folder, and this process runs in another one.
     scripts = None if found.scripts is None else folder / found.scripts
     if is_lake(place):
         with closing(Lake.from_settings(settings)) as lake:

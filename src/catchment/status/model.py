@@ -1,6 +1,7 @@
-"""`Status`: how everything stands at one moment. Frozen values, JSON-able; what a key means is in `keys.py`.
+"""`Status`: the state of everything at one moment. Frozen, JSON-able values; `keys.py` describes
+the keys.
 
-A part whose source is away says so, and why; the others are there all the same.
+A part whose source is unreachable contains the reason; the other parts are not affected.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ FOR_ADMINS = "for admins only"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flush:
-    """A flush of one table that went well."""
+    """A successful flush of one table."""
 
     at: datetime
     rows: int
@@ -30,7 +31,9 @@ class Flush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTable:
-    """One table of the queue. `failures` and what follows are about flushes that fail, in a row."""
+    """One table of the queue. `failures` and the fields after it describe consecutive failed
+    flushes.
+    """
 
     table: str
     rows: int
@@ -49,7 +52,7 @@ class QueueTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedFileStatus:
-    """A file of the buffer that could not be opened."""
+    """A buffer file that could not be opened."""
 
     path: str
     reason: str
@@ -57,7 +60,7 @@ class QuarantinedFileStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """What waits for the lake. Of many tables, those with the most bytes are listed."""
+    """Rows that wait for the lake. Of many tables, those with the most bytes are listed."""
 
     layout: str
     root: str
@@ -72,7 +75,9 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What this process has acknowledged; rate, latencies and group size are of the last `window_s` seconds."""
+    """Totals acknowledged by this process; rate, latencies and group size cover the last `window_s`
+    seconds.
+    """
 
     acked_rows: int
     acked_bytes: int
@@ -85,7 +90,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How it went in the last minutes: values in equal steps, oldest first; None where nothing is known."""
+    """Trend over the last minutes: values in equal steps, oldest first; None for missing readings."""
 
     span_s: float
     acked_rows_per_s: tuple[float, ...]
@@ -111,7 +116,7 @@ class LakeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """A unit that the ledger has."""
+    """A unit that the ledger has recorded."""
 
     at: datetime
     table: str
@@ -124,7 +129,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """The last audit that was run on this home."""
+    """The last audit of this home."""
 
     at: datetime
     ok: bool
@@ -161,9 +166,10 @@ class LeafProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """A legacy import into this home's lake. `progress` is the share of leaves that are imported.
+    """A legacy import into this home's lake. `progress` is the share of imported leaves.
 
-    `files_left_out` are Parquet files of a finished one that were not imported, because they are in no table's leaf.
+    `files_left_out` are Parquet files of a finished import that belong to no table's leaf and were
+    not imported.
     """
 
     id: str
@@ -182,14 +188,16 @@ class Import:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imports:
-    """Legacy imports that were run on this home."""
+    """Legacy imports of this home."""
 
     imports: tuple[Import, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFacts:
-    """A script that needs somebody: one that is pending, or one that is not what was applied, with the difference."""
+    """A script that needs attention: pending, or different from what was applied, with the
+    difference.
+    """
 
     script: str
     kind: str
@@ -202,7 +210,7 @@ class ScriptFacts:
 class SchemaDatabase:
     """A database whose schema is migrated.
 
-    `pending` and `differences` are None where scripts and models are elsewhere, so that nobody here knows.
+    `pending` and `differences` are None if scripts and models are elsewhere and therefore unknown.
     """
 
     name: str
@@ -225,7 +233,7 @@ class Schemas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """A shard, as it last said of itself."""
+    """A shard, as it last reported itself."""
 
     shard: str
     region: str
@@ -237,7 +245,7 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantFacts:
-    """Where a tenant lives."""
+    """The shard of a tenant."""
 
     tenant: str
     name: str
@@ -247,7 +255,9 @@ class TenantFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveFacts:
-    """A move that is not over: how far copies of its source are behind, and how long its writers had to wait."""
+    """A move in progress: how far the replicas of its source are behind, and how long its writers
+    had to wait.
+    """
 
     tenant: str
     move: str
@@ -261,7 +271,7 @@ class MoveFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedMove:
-    """A move that is over; `pause_ms` is None where nobody has kept it, or where nothing was switched."""
+    """A finished move; `pause_ms` is None if it was not recorded or nothing was switched."""
 
     tenant: str
     move: str
@@ -275,7 +285,9 @@ class FinishedMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenants:
-    """Who lives where, who is moving, and who has moved. Of many tenants, the first by number are listed."""
+    """Tenants by shard, moves in progress and finished moves. Of many tenants, the first by number
+    are listed.
+    """
 
     tenants_total: int
     shards: tuple[ShardFacts, ...]
@@ -298,7 +310,7 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatementStatus:
-    """A statement that runs, or that took long; until its result could be read."""
+    """A running or slow statement; its duration ends when its result is available."""
 
     at: datetime
     session: str
@@ -309,7 +321,7 @@ class StatementStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sessions:
-    """Who is connected, what runs, and what took long, newest first."""
+    """Open sessions, running statements and slow statements, newest first."""
 
     sessions_total: int
     sessions_max: int
@@ -322,7 +334,9 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether anything needs somebody. Writes are taken in both states, unless a reason says that they are not."""
+    """Whether anything needs attention. Writes are accepted in both states, unless a reason says
+    otherwise.
+    """
 
     ok: bool
     reasons: tuple[str, ...]
@@ -335,14 +349,14 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class StatusPart(Generic[T]):
-    """A part of the status as of `at`: its value, or why there is none."""
+    """A part of the status as of `at`: its value, or why it is unavailable."""
 
     at: datetime
     value: T | None = None
     unavailable: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The value's keys beside `at` and `unavailable`; without a value, those two alone."""
+        """Return the value's keys with `at` and `unavailable`; without a value, those two alone."""
         return {"at": self.at.isoformat(), "unavailable": self.unavailable, **(_json(self.value) if self.value else {})}
 
 
@@ -351,7 +365,7 @@ Reading = int | Distribution | Mapping[str, int] | Mapping[str, Distribution]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How everything stands. `meters` are what this process has counted since it started."""
+    """The whole status. `meters` are this process's meters since its start."""
 
     at: datetime
     version: str
@@ -370,7 +384,9 @@ class Status:
     trend: Trend = NO_TREND
 
     def for_role(self, role: str) -> "Status":
-        """What a user of that role may see: no SQL, no paths, no names of others, no texts of errors but for admins."""
+        """Restrict the status to what the role may see: SQL, paths, other users' names and error
+        texts are for admins only.
+        """
         if role == ADMIN:
             return self
         return replace(
@@ -385,7 +401,7 @@ class Status:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The status for programs; keys are kept from version to version. Times are ISO 8601 in UTC."""
+        """Convert to JSON; keys are stable across versions. Times are ISO 8601 in UTC."""
         return {
             "at": self.at.isoformat(),
             "version": self.version,

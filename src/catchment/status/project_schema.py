@@ -1,7 +1,7 @@
-"""The database of a project, compared with its models where a setting names the project's folder.
+"""State of a project's database, compared with its models, if a setting names the project's folder.
 
-Models are code of others. They are run by a process of their own, which ends after a while whatever they do: so they
-are read anew each time, and what they print, raise or wait for harms nobody.
+Models are foreign code. They run in a process of their own with a time limit: they are loaded again
+each time, and whatever they print, raise or wait for cannot harm this process.
 """
 
 import json
@@ -25,7 +25,7 @@ _MORE = "`catchment schema status`, run there, shows more."
 
 
 def look(settings: Settings, *, seconds_max: float = SECONDS_MAX) -> SchemaDatabase | None:
-    """The database of the project that the settings name; None where they name none."""
+    """Return the state of the configured project's database, or None if none is configured."""
     if settings.status_schema_project is None:
         return None
     folder = settings.status_schema_project.absolute()
@@ -38,7 +38,9 @@ def look(settings: Settings, *, seconds_max: float = SECONDS_MAX) -> SchemaDatab
 
 
 def found_in(folder: Path) -> Project:
-    """The project of this very folder, which says a database and models; InputError where there is none."""
+    """Return the project of exactly this folder, with a database and models; InputError if there is
+    none.
+    """
     if not (folder / PROJECT_FILE_NAME).is_file():
         raise InputError(f"There is no {PROJECT_FILE_NAME} in {folder}, which status_schema_project names.")
     found = find_project(folder)
@@ -48,20 +50,20 @@ def found_in(folder: Path) -> Project:
 
 
 def name_of(found: Project, settings: Settings) -> str:
-    """What the status calls the project's database."""
+    """Name of the project's database in the status."""
     place = str(found.db)
     return f"{settings.lake_name}:{schema_of(place)}" if is_lake(place) else place
 
 
 def schema_of(place: str) -> str:
-    """The schema of the lake that `lake` or `lake:SCHEMA` means."""
+    """The lake schema that `lake` or `lake:SCHEMA` refers to."""
     return place.partition(":")[2] or DEFAULT_SCHEMA
 
 
 def _compared(settings: Settings, folder: Path, seconds_max: float) -> bytes:
-    """What the process says that compares."""
-    # In the folder that this process is in, because paths in settings count from it, and with nothing imported from
-    # there; in a group of its own, so that what the models start ends with it.
+    """Run the comparing process and return its answer."""
+    # In this process's folder, because relative paths in settings start there, and with nothing
+    # imported from it; in its own process group, so that child processes of the models end with it.
     with subprocess.Popen(
         [sys.executable, "-P", "-B", "-m", _CHILD, str(settings.home.absolute()), str(folder), str(seconds_max)],
         stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""`StatusReader`: puts the status together, from what the parts of a process say of themselves.
+"""`StatusReader`: composes the status from the components of a process.
 
-The queue, the sessions and what is counted are in memory, and asked each time. Lake, imports, schemas and tenants are
-asked by threads of the reader's own, and kept for a while: no writer ever waits for them.
+Queue, sessions and meters are in memory and read each time. Lake, imports, schemas and tenants are
+read by background threads and cached: no writer ever waits for them.
 """
 
 import threading
@@ -36,15 +36,15 @@ from catchment.status.window import SAMPLE_S, Window
 
 T = TypeVar("T")
 _WAIT_S_DIRECT = 30.0
-# A table is late when its oldest row has waited for so many times the age at which it is flushed.
+# A table is late if its oldest row has waited this many times the age at which it is flushed.
 _LATE_TIMES = 3.0
 _FULL_SHARE = 0.9
-# A process of its own reads the models, and schemas change seldom.
+# Models are read by a separate process, and schemas rarely change.
 _PROJECT_S_MIN = 60.0
 
 
 class StatusReader:
-    """The status of one process, from `start` to `close`. Any thread may ask."""
+    """Reads the status of one process, from `start` to `close`. Safe for concurrent use."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class StatusReader:
         sessions: Callable[[], Sessions] | None = None,
         queue: Callable[[], QueueStatus] | None = None,
     ) -> None:
-        """`sessions` is what a server knows of its clients; `queue` asks it where another process has the buffer."""
+        """`sessions` reads a server's clients; `queue` reads the queue if another process has the
+        buffer open.
+        """
         self._app = app
         self._clock = app.clock
         self._sessions = sessions
@@ -81,12 +83,12 @@ class StatusReader:
         self.close()
 
     def start(self) -> None:
-        """Count what happens in this process from now on, and look at the meters every few seconds."""
+        """Start recording events, and sampling the meters every few seconds."""
         self._opened.enter_context(self._recorder.listening())
         self._sampler.start()
 
     def close(self) -> None:
-        """Count no more; what is being asked gets a moment, and is left alone then."""
+        """Stop recording; running reads get a moment and are then abandoned."""
         self._stopping.set()
         if self._sampler.is_alive():
             self._sampler.join(WAIT_S_MAX)
@@ -94,10 +96,11 @@ class StatusReader:
         self._opened.close()
 
     def status(self) -> Status:
-        """How everything stands."""
+        """Return the current status."""
         for each in (self._lake, self._legacy, self._control, self._project, self._tenants):
             each.ask()
-        # All of them together: a command that is run once has the time, a server answers within a moment.
+        # All parts share one deadline: a one-off command can wait, a server answers within a
+        # moment.
         end_s = self._clock.monotonic_s() + (_WAIT_S_DIRECT if self._sessions is None else WAIT_S_MAX)
         seen = self._lake.read(until_s=end_s)
         lake: StatusPart[LakePart] = StatusPart(seen.at, seen.value.lake if seen.value else None, seen.unavailable)
@@ -140,7 +143,7 @@ class StatusReader:
         return queue.status()
 
     def _queue(self, lake: LakePart | None) -> tuple[StatusPart[Queue], str | None]:
-        """The queue; and where it cannot be asked, why that needs somebody."""
+        """Return the queue; if it cannot be read, also the reason that makes the status degraded."""
         now = self._clock.now()
         try:
             tables_max = self._app.settings.status_tables_max
@@ -188,10 +191,12 @@ def _no_server() -> Sessions:
 
 
 def _trouble(error: CatchmentError) -> str | None:
-    """Why a queue that cannot be asked needs somebody, for everybody's eyes; None where it does not."""
+    """Why an unreadable queue degrades the status, in words that every role may see; None if it
+    does not.
+    """
     match error:
         case InputError() | BufferHeldError():
-            # There is none yet, or another process has it.
+            # It does not exist yet, or another process has it.
             return None
         case DiskFullError():
             return "The queue cannot take writes: no space is left on the device."
@@ -200,7 +205,7 @@ def _trouble(error: CatchmentError) -> str | None:
 
 
 def _queue_reasons(part: StatusPart[Queue], late_s: float) -> Iterator[str]:
-    """What is the matter with the queue; texts hold nothing that only admins may see."""
+    """Problems of the queue; the texts contain nothing that is for admins only."""
     queue = part.value
     if queue is None:
         return
@@ -223,7 +228,7 @@ def _lake_reasons(part: StatusPart[LakePart]) -> Iterator[str]:
 
 
 def _import_reasons(part: StatusPart[Imports]) -> Iterator[str]:
-    """Imports that somebody must go on with, or decide about; by their ids, because folders are for admins only."""
+    """Imports that must be continued or decided about, by id, because folders are for admins only."""
     for each in part.value.imports if part.value is not None else ():
         if each.phase == readings.UNCLEAR:
             yield f"The folders of legacy import {each.id} contradict each other."
@@ -238,7 +243,7 @@ def _import_reasons(part: StatusPart[Imports]) -> Iterator[str]:
 
 
 def meter_readings(meters: Meters) -> dict[str, Reading]:
-    """Every meter by its name."""
+    """Return every meter by name."""
     found: dict[str, Reading] = {}
     for name, meter in vars(meters).items():
         found[name] = {step: each.read() for step, each in meter.items()} if isinstance(meter, dict) else meter.read()

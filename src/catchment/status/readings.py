@@ -1,4 +1,4 @@
-"""Where the parts of a status come from: each function asks one source, and raises what keeps it from answering."""
+"""Sources of the status: each function reads one source, and raises the error that prevents it."""
 
 import hashlib
 from collections.abc import Iterable
@@ -58,10 +58,10 @@ _UNCLEAR = LegacyStatus(
 
 
 def queue(found: QueueStatus, lake: LakePart | None, recorder: Recorder, *, tables_max: int) -> Queue:
-    """What waits for the lake; dead letters are counted where the lake has answered."""
+    """Read the queue; dead letters are included if the lake has answered."""
     letters = None if lake is None else {each.table: each.dead_letters for each in lake.tables}
     tables = [_queue_table(each, found.at, letters, recorder) for each in found.tables]
-    # Those in trouble first, then the largest.
+    # Failing tables first, then the largest.
     tables.sort(key=lambda each: (-each.failures, -each.bytes, each.table))
     ages = [each.oldest_age_s for each in tables if each.oldest_age_s is not None]
     return Queue(
@@ -98,14 +98,14 @@ def _queue_table(each: TableStatus, now: datetime, letters: dict[str, int] | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSeen:
-    """What the lake answers at once: itself, and how far its schemas' migrations are."""
+    """What the lake returns at once: its own state, and the state of its schemas' migrations."""
 
     lake: LakePart
     schemas: tuple[SchemaDatabase, ...]
 
 
 def lake(app: App) -> LakeSeen:
-    """The lake, from its catalog; where there is none yet, none is made, and it has nothing."""
+    """Read the lake from its catalog; a missing lake is not created and gives empty values."""
     try:
         seen = overview(
             app.existing_lake, small_bytes=app.settings.deliver_adopt_bytes_min, deliveries_max=DELIVERIES_MAX
@@ -129,7 +129,7 @@ def _lake_part(seen: Overview, done: LastAudit | None, *, tables_max: int) -> La
         for each in seen.tables
     ]
     files, small = sum(each.files for each in tables), sum(each.small_files for each in tables)
-    # Those in trouble first, then those with the most files.
+    # Failing tables first, then those with the most files.
     tables.sort(key=lambda each: (-each.dead_letters, -each.files, each.table))
     return LakePart(
         tables_total=len(tables),
@@ -141,7 +141,7 @@ def _lake_part(seen: Overview, done: LastAudit | None, *, tables_max: int) -> La
         snapshots=seen.snapshots,
         snapshot_newest=seen.snapshot_newest,
         snapshot_at=seen.snapshot_at,
-        # Also those of tables that are gone.
+        # Includes dead letters of dropped tables.
         dead_letters=sum(seen.dead_letters.values()),
         tables=tuple(tables[:tables_max]),
         last_deliveries=_delivered(seen),
@@ -165,7 +165,7 @@ def _delivered(seen: Overview) -> tuple[Delivered, ...]:
 
 
 def imports(app: App) -> Imports:
-    """Legacy imports that were begun on this home, from their folders."""
+    """Read the legacy imports of this home from their folders."""
     found = (_import(app, place, options) for place, options in known_imports.remembered(app.settings.home))
     return Imports(imports=tuple(each for each in found if each.phase != ImportPhase.NOTHING))
 
@@ -174,7 +174,7 @@ def _import(app: App, place: ImportFolders, options: ImportOptions) -> Import:
     try:
         status = app.legacy_import(place, options).status()
     except CatchmentError as error:
-        # One whose folders contradict each other must not hide the others.
+        # An import with contradicting folders must not hide the others.
         status, phase = _UNCLEAR, UNCLEAR
         problems: tuple[LeafProblem, ...] = (LeafProblem(leaf="", reason=error.message),)
     else:
@@ -198,12 +198,12 @@ def _import(app: App, place: ImportFolders, options: ImportOptions) -> Import:
 
 
 def tenants(app: App) -> Tenants:
-    """Who lives where, who is moving and who has moved, from the control database; none is made where there is none."""
+    """Read tenants, shards and moves from the control database; a missing one is not created."""
     examined = ControlDatabase.examine(app.settings)
     if not examined.exists:
         return Tenants(tenants_total=0, shards=(), tenants=(), moves=())
     if examined.pending:
-        # Opening it would upgrade it, and whoever looks must not change anything.
+        # Opening it would upgrade it, and reading the status must not change anything.
         raise StateError("The control database is older than this program.", hint="`catchment serve` upgrades it.")
     now = app.clock.now()
     facts = app.control_store.facts()

@@ -1,4 +1,4 @@
-"""Listens to what happens in this process, counts it, and remembers the last flushes of each table."""
+"""Recorder: counts the events of this process and remembers the last flushes of each table."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _RETRIES = {"ConflictError": "conflict", "CommitUnknownError": "unknown"}
 
 
 class Recorder:
-    """Counts events into meters. Any thread may emit them, and any may ask."""
+    """Counts events into meters. Safe for concurrent use."""
 
     def __init__(self, meters: Meters, clock: Clock) -> None:
         self._meters = meters
@@ -27,12 +27,12 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count while the block runs."""
+        """Record events inside the context."""
         with events.listening(self.hear):
             yield
 
     def hear(self, event: Event) -> None:
-        """Count one thing that happened."""
+        """Record one event."""
         meters, facts = self._meters, event.facts
         match event.verb:
             case "flushed":
@@ -59,7 +59,7 @@ class Recorder:
                 meters.logins_failed.add()
 
     def flushes(self, table: str) -> tuple[Flush, ...]:
-        """The table's last flushes, newest first."""
+        """Return the table's last flushes, newest first."""
         with self._mutex:
             return tuple(reversed(self._flushes.get(table, ())))
 

@@ -1,7 +1,7 @@
-"""How schemas stand: the control database, what the lake records of its own, and the database of a project.
+"""State of schemas: the control database, the lake's migration records, and a project's database.
 
-Scripts and models of a database are in the project that it belongs to. Where a setting names that, what they say is
-compared, by `project.py`; of other databases only records are known.
+A database's scripts and models are in its project. If a setting names the project,
+`project_schema.py` compares them; for other databases only the records are known.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,16 +18,16 @@ UNCLEAR = "UNCLEAR"
 TEXT_LETTERS_MAX = 8_000
 _SUMMARY_LETTERS_MAX = 200
 _APPLIED = "APPLIED"
-# Comments that are for programs.
+# Comments that are meant for programs.
 _MARKS = ("catchment-check:", "keeps-rows:", "undecided:")
 
 
 def control(app: App) -> SchemaDatabase | None:
-    """The control database; None where there is none, and none is made."""
+    """State of the control database; None if it does not exist. Creates nothing."""
     found = ControlDatabase.examine(app.settings)
     if not found.exists:
         return None
-    # One that differs otherwise is refused, and its scripts are where the engine has them from.
+    # A database that differs in another way is refused, and its scripts are part of the package.
     is_file = app.settings.control_url.get_secret_value().startswith("sqlite:")
     folder = read_folder(SCRIPTS if is_file else SCRIPTS_POSTGRES)
     return SchemaDatabase(
@@ -43,7 +43,7 @@ def control(app: App) -> SchemaDatabase | None:
 
 
 def recorded(lake_name: str, migrated: Iterable[Migrated]) -> tuple[SchemaDatabase, ...]:
-    """Schemas of the lake that have migrations, from its records alone."""
+    """Lake schemas that have migrations, from their records alone."""
     return tuple(
         SchemaDatabase(
             name=f"{lake_name}:{each.schema}", state=_APPLIED, applied=each.applied, pending=None, last=each.last
@@ -53,7 +53,7 @@ def recorded(lake_name: str, migrated: Iterable[Migrated]) -> tuple[SchemaDataba
 
 
 def compared(name: str, result: CheckResult, folder: Folder) -> SchemaDatabase:
-    """A database that was compared with its scripts and models."""
+    """State of a database that was compared with its scripts and models."""
     diverged = (
         _facts(script, kind="diverged", text=result.differences[script.filename])
         for script in folder.scripts
@@ -73,14 +73,14 @@ def compared(name: str, result: CheckResult, folder: Folder) -> SchemaDatabase:
 
 
 def unclear(name: str, reason: str) -> SchemaDatabase:
-    """A database that cannot be compared; it must not hide the others."""
+    """State of a database that cannot be compared; it must not hide the others."""
     return SchemaDatabase(name=name, state=UNCLEAR, applied=0, pending=None, last=None, errors=(reason,))
 
 
 def merged(
     own: SchemaDatabase | None, of_project: SchemaDatabase | None, of_lake: Iterable[SchemaDatabase]
 ) -> tuple[SchemaDatabase, ...]:
-    """All of them; what a project says of a schema of the lake is more than the lake's records do."""
+    """Merge all; a project's comparison replaces the lake's records of the same schema."""
     known = [each for each in (own, of_project) if each is not None]
     return (*known, *(each for each in of_lake if each.name not in {one.name for one in known}))
 
@@ -103,7 +103,7 @@ def _facts(script: Script, *, kind: str, text: str) -> ScriptFacts:
 
 
 def _summary(text: str) -> str:
-    """The comment that a script begins with, in one line."""
+    """The leading comment of a script, on one line."""
     said = []
     for line in text.strip().splitlines():
         words = line.removeprefix("--").strip()

@@ -1,6 +1,6 @@
-"""What happened in the last minutes: readings of the meters, taken now and then, and what lies between them.
+"""Recent activity: samples of the meters, taken periodically, and the differences between them.
 
-Rates and latencies of the moment are of the last minute; the trend is of a quarter of an hour.
+Rates and latencies cover the last minute; the trend covers a quarter of an hour.
 """
 
 import threading
@@ -29,7 +29,7 @@ class _Sample:
 
 
 class Window:
-    """Readings of the last minutes. Any thread may ask."""
+    """Samples of the last minutes. Safe for concurrent use."""
 
     def __init__(self, meters: Meters, clock: Clock) -> None:
         self._meters = meters
@@ -38,12 +38,12 @@ class Window:
         self._samples: deque[_Sample] = deque([self._read()], maxlen=_SAMPLES_MAX)
 
     def sample(self, *, buffered_rows: int | None = None) -> None:
-        """Take a reading; whoever owns the window does so every few seconds, and knows what is buffered."""
+        """Take a sample; the owner calls it every few seconds, with the buffered rows."""
         with self._mutex:
             self._samples.append(self._read(buffered_rows))
 
     def trend(self) -> Trend:
-        """What lies between the readings."""
+        """Return the differences between the samples."""
         with self._mutex:
             samples = tuple(self._samples)
         steps = [(then, now, now.at_s - then.at_s) for then, now in pairwise(samples) if now.at_s > then.at_s]
@@ -58,7 +58,7 @@ class Window:
         )
 
     def totals(self) -> Totals:
-        """What was acknowledged since the start, and how it went in the last minute."""
+        """Return what was acknowledged since the start, and the rates of the last minute."""
         now = self._read()
         with self._mutex:
             recent = [each for each in self._samples if now.at_s - each.at_s <= WINDOW_S]

@@ -1,4 +1,4 @@
-"""The geometry of charts: pure functions from numbers to what an SVG draws. Templates do the drawing."""
+"""Geometry of charts: pure functions from numbers to SVG coordinates. Templates draw them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,15 @@ COLUMN_WIDTH = 8.0
 COLUMNS_HEIGHT = 20.0
 _COLUMN_GAP = 2.0
 _COLUMN_HEIGHT_MIN = 1.0
-# What is there at all is seen, in hundredths of the whole.
+# Minimum visible size, in hundredths of the whole.
 _SEGMENT_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spark:
-    """A line over time: `line` and `area` are SVG paths, `low` and `top` the least and the largest value."""
+    """A line over time: `line` and `area` are SVG paths, `low` and `top` the smallest and the
+    largest value.
+    """
 
     line: str
     area: str
@@ -29,7 +31,9 @@ class Spark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramBucket:
-    """Values above `low` and up to `high`, None where there is no bound; `part` is of the largest bucket."""
+    """Values above `low` and up to `high`, None if unbounded; `part` is relative to the largest
+    bucket.
+    """
 
     low: float
     high: float | None
@@ -40,7 +44,7 @@ class HistogramBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One column of a small chart."""
+    """One bar of a small chart."""
 
     x: float
     y: float
@@ -59,7 +63,9 @@ class BarSegment:
 
 
 def spark(values: Sequence[float | None]) -> Spark:
-    """A line from the oldest to the newest value, from 0 at the bottom; it breaks where a value is missing."""
+    """Draw a line from the oldest to the newest value, with 0 at the bottom; missing values break
+    it.
+    """
     known = [value for value in values if value is not None]
     top = max(known, default=0.0)
     runs: list[list[tuple[float, float]]] = [[]]
@@ -81,7 +87,7 @@ def spark(values: Sequence[float | None]) -> Spark:
 
 
 def buckets(found: Distribution) -> tuple[HistogramBucket, ...]:
-    """What there was, by size: the buckets from the first to the last that has any."""
+    """Return the buckets from the first to the last non-empty one."""
     filled = [at for at, count in enumerate(found.counts) if count]
     if not filled:
         return ()
@@ -99,7 +105,7 @@ def buckets(found: Distribution) -> tuple[HistogramBucket, ...]:
 
 
 def columns(values: Sequence[float]) -> tuple[Bar, ...]:
-    """A column for each value, from the oldest to the newest."""
+    """Return a bar for each value, oldest first."""
     top = max(values, default=0.0)
     heights = [
         max(_COLUMN_HEIGHT_MIN, COLUMNS_HEIGHT * value / top) if top > 0 else _COLUMN_HEIGHT_MIN for value in values
@@ -116,7 +122,7 @@ def columns(values: Sequence[float]) -> tuple[Bar, ...]:
 
 
 def segments(counts: Sequence[tuple[str, int]]) -> tuple[BarSegment, ...]:
-    """Parts of a whole side by side; none where there is nothing, and what is little is still seen."""
+    """Divide a whole into adjacent segments; none if it is empty, and small parts stay visible."""
     total, x, found = sum(count for _, count in counts), 0.0, []
     shown = [(name, count, max(_SEGMENT_MIN, 100 * count / total)) for name, count in counts if count > 0]
     whole = sum(width for _, _, width in shown)
@@ -127,7 +133,7 @@ def segments(counts: Sequence[tuple[str, int]]) -> tuple[BarSegment, ...]:
 
 
 def _line(run: Sequence[tuple[float, float]]) -> str:
-    # A value that stands alone is a dot.
+    # An isolated value is drawn as a dot.
     return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in (run if len(run) > 1 else (*run, *run)))
 
 

@@ -1,4 +1,4 @@
-"""Dead letters as pages show them, and what a button does about them."""
+"""Dead letters on the dashboard: listing them and retrying them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LETTERS_SHOWN_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDeadLetter:
-    """A row that its table refused, without the row."""
+    """A dead letter without its row."""
 
     id: str
     table: str
@@ -27,19 +27,19 @@ class ShownDeadLetter:
 
 
 class DeadLetterService(Protocol):
-    """Where dead letters are looked at and sent again."""
+    """Lists and retries dead letters."""
 
     def letters(self) -> StatusPart[tuple[ShownDeadLetter, ...]]:
-        """The oldest ones."""
+        """Return the oldest ones."""
         ...
 
     def retry(self, ids: Sequence[str] | None) -> Retried:
-        """Put rows into their tables after all; all of them where none is named."""
+        """Deliver rows to their tables again; all of them if no id is given."""
         ...
 
 
 class LakeDeadLetterService:
-    """The dead letters of an app's lake, asked for by a thread of the desk's own, and kept for a while."""
+    """Dead letters of an app's lake, read by a background thread and cached."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -47,19 +47,19 @@ class LakeDeadLetterService:
         self._kept = self._cached()
 
     def letters(self) -> StatusPart[tuple[ShownDeadLetter, ...]]:
-        """The oldest ones."""
+        """Return the oldest ones."""
         return self._kept.read()
 
     def retry(self, ids: Sequence[str] | None) -> Retried:
-        """Put rows into their tables after all; all of them where none is named."""
+        """Deliver rows to their tables again; all of them if no id is given."""
         try:
             return dead_letter_actions.retry(self._app.existing_lake, ids)
         finally:
-            # What is known is old from now on, also of those that were not named.
+            # The cached list is outdated now, also for rows that were not named.
             self._kept = self._cached()
 
     def close(self) -> None:
-        """Ask no more; a lake that hangs is not waited for."""
+        """Stop reading; does not wait for a lake that hangs."""
         self._askers.close()
 
     def _cached(self) -> BackgroundPart[tuple[ShownDeadLetter, ...]]:

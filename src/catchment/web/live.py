@@ -1,7 +1,7 @@
-"""News for open pages, as server-sent events: which parts of a page have changed, every two seconds.
+"""Live updates of open pages as server-sent events: the changed parts of a page, every two seconds.
 
-A listener costs a rendering of its page each time, so that their number is bounded; who comes too late looks at a page
-that stands still, and tries again. All of them share one reading of the status.
+Each listener costs a rendering of its page, so their number is bounded; beyond it, a page is static
+and retries. All listeners share one reading of the status.
 """
 
 import json
@@ -20,14 +20,16 @@ from catchment.status.model import Status
 
 LISTENERS_MAX = 16
 INTERVAL_S = 2.0
-# Then the browser comes again by itself: nobody listens for ever.
+# After that the browser reconnects by itself: no connection is kept open for ever.
 LISTEN_S_MAX = 600.0
 RETRY_MS = 5_000
 _SHARED_S = 1.0
 
 
 class Shared:
-    """A status that is read at most once a second, however many look. Any thread may ask."""
+    """A status that is read at most once a second, however many callers there are. Safe for
+    concurrent use.
+    """
 
     def __init__(self, read: Callable[[], Status], clock: Clock) -> None:
         self._read = read
@@ -37,7 +39,7 @@ class Shared:
         self._known_s = 0.0
 
     def status(self) -> Status:
-        """How everything stands, or stood a moment ago."""
+        """Return the status, at most a second old."""
         with self._mutex:
             now_s = self._clock.monotonic_s()
             if self._known is None or now_s - self._known_s >= _SHARED_S:
@@ -47,7 +49,7 @@ class Shared:
 
 
 class Live:
-    """Everybody who listens. Its methods are for the thread that serves, but for `end`."""
+    """All listeners. Methods are for the serving thread only, except `end`."""
 
     def __init__(
         self,
@@ -66,11 +68,13 @@ class Live:
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """Number of listeners."""
         return len(self._listeners)
 
     def listen(self, parts: Callable[[], Mapping[str, str] | None]) -> "Listener":
-        """An answer that goes on; `parts` renders a page, and None is the end. LimitError where all is taken."""
+        """Return a streaming response; `parts` renders a page, None ends the stream. LimitError if
+        all places are taken.
+        """
         if self._ending.is_set() or len(self._listeners) >= self._listeners_max:
             raise LimitError("Too many pages are open.", hint="Close some, or load this one again to see news.")
         listener = Listener(self, parts)
@@ -78,17 +82,17 @@ class Live:
         return listener
 
     def end(self) -> None:
-        """Send everybody home. Any thread may say so."""
+        """Disconnect all listeners. Safe to call from any thread."""
         self._ending.set()
         for each in tuple(self._listeners):
             each.wake()
 
     def leave(self, listener: "Listener") -> None:
-        """One listens no more."""
+        """Remove a listener."""
         self._listeners.discard(listener)
 
     async def news(self, listener: "Listener", parts: Callable[[], Mapping[str, str] | None]) -> AsyncIterator[str]:
-        """What has changed, as the lines of events: at first everything, then what is new, or a sign of life."""
+        """Yield changes as event lines: first everything, then the changed parts, or a keep-alive."""
         until_s = self._clock.monotonic_s() + LISTEN_S_MAX
         sent: dict[str, str] = {}
         yield f"retry: {self._retry_ms}\n\n"
@@ -104,7 +108,7 @@ class Live:
 
 
 class Listener(StreamingResponse):
-    """One page that is open; its place is free again however the answer ends."""
+    """One open page; its place is released however the response ends."""
 
     def __init__(self, live: Live, parts: Callable[[], Mapping[str, str] | None]) -> None:
         self.woken = anyio.Event()
@@ -119,5 +123,5 @@ class Listener(StreamingResponse):
             self._live.leave(self)
 
     def wake(self) -> None:
-        """Have it look up; for other threads."""
+        """Wake the listener; for other threads."""
         self._loop.call_soon_threadsafe(self.woken.set)

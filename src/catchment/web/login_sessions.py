@@ -1,8 +1,9 @@
-"""Who visits: by the cookie that a login gave out, by `Basic`, or as whoever a server without users lets in.
+"""Login sessions: identifies callers by the cookie of a login, by `Basic`, or as the anonymous user
+of a server without users.
 
-A login costs a hash of the password once; from then on a random id in a cookie stands for it, and what it stands for is
-known here only. A cookie is also given to those who need no login: what a form sends along is bound to it, so that
-no page elsewhere can have a browser send the form.
+A login hashes the password once; afterwards a random id in a cookie represents it. Callers that
+need no login get a cookie too: form tokens are bound to it, so that no other site can make a
+browser submit a form.
 """
 
 import base64
@@ -30,7 +31,9 @@ _KEY_LETTERS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who calls, and as what; `tenant` is set for a user who may see nothing but a tenant's tables."""
+    """Identity of a caller and its role; `tenant` is set for users who may see only that tenant's
+    tables.
+    """
 
     name: str
     role: str
@@ -38,20 +41,22 @@ class Identity:
 
 
 class UserDirectory(Protocol):
-    """Finds out who calls."""
+    """Identifies callers."""
 
     def visitor(self, authorization: str, host: str) -> Identity:
-        """Who sends that header from that host; NotLoggedInError where that is nobody who may come in."""
+        """Identify the sender of that header from that host; NotLoggedInError if it is unknown."""
         ...
 
     def standing(self, name: str) -> str | None:
-        """Something that is another once the user's password or rights are, or once there is no such user."""
+        """A value that changes when the user's password or rights change, or when the user is
+        removed.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedIn:
-    """A visitor, and how they came in: `key` is their cookie, `standing` what they were when they came."""
+    """An identified caller: `key` is its cookie, `standing` its credential version at login."""
 
     visitor: Identity
     key: str
@@ -71,7 +76,7 @@ class _Login:
 
 
 class LoginSessions:
-    """Lets visitors in, and remembers those who logged in. Any thread may ask."""
+    """Admits callers and remembers logins. Safe for concurrent use."""
 
     def __init__(self, doorkeeper: UserDirectory, clock: Clock, *, logins_max: int = LOGINS_MAX) -> None:
         self._doorkeeper = doorkeeper
@@ -79,11 +84,13 @@ class LoginSessions:
         self._logins_max = logins_max
         self._secret = secrets.token_bytes(_KEY_BYTES)
         self._mutex = threading.Lock()
-        # By what a cookie hashes to, those who were here last at the end.
+        # By hash of the cookie, least recently used first.
         self._logins: OrderedDict[bytes, _Login] = OrderedDict()
 
     def admit(self, request: Request) -> LoggedIn:
-        """Who calls; NotLoggedInError where nobody knows, NotAllowedError where this is not for them."""
+        """Identify the caller; NotLoggedInError if unknown, NotAllowedError if the page is not for
+        this caller.
+        """
         header, key = request.headers.get("authorization", ""), cookie_of(request)
         known = None if header else self._known(key)
         if known is not None:
@@ -93,7 +100,9 @@ class LoginSessions:
         return LoggedIn(visitor=visitor, key=key, standing=standing, by_header=bool(header))
 
     def is_still(self, guest: LoggedIn) -> bool:
-        """Whether one who was let in would be now, without asking for the password again."""
+        """Whether a caller admitted earlier would be admitted now, without checking the password
+        again.
+        """
         try:
             if guest.by_cookie:
                 return self._known(guest.key) is not None
@@ -104,7 +113,7 @@ class LoginSessions:
             return False
 
     def login(self, request: Request, name: str, password: str) -> str:
-        """A new cookie for that user; the old one is worth nothing from now on."""
+        """Create a new cookie for that user and invalidate the old one."""
         if not name or ":" in name:
             raise NotLoggedInError("The user or the password is wrong.")
         header = "Basic " + base64.b64encode(f"{name}:{password}".encode(errors="replace")).decode()
@@ -126,11 +135,13 @@ class LoginSessions:
             self._logins.pop(_hashed(key), None)
 
     def token(self, key: str) -> str:
-        """What a form sends along to show that it is from a page of ours that was given that cookie."""
+        """Token that a form sends to prove that it comes from a page that was given that cookie."""
         return hmac.new(self._secret, key.encode(), hashlib.sha256).hexdigest()
 
     def require_own_form(self, request: Request, token: str) -> None:
-        """See that a page of ours sent the form, with the cookie that the page was given: else NotAllowedError."""
+        """Check that one of our pages sent the form, with the cookie of that page; otherwise
+        NotAllowedError.
+        """
         key = cookie_of(request)
         given = token.encode(errors="replace")
         if not key or not _is_same_origin(request) or not hmac.compare_digest(self.token(key).encode(), given):
@@ -154,7 +165,7 @@ class LoginSessions:
         guest = login.guest
         is_over = login.is_over(now_s) or self._doorkeeper.standing(guest.visitor.name) != guest.standing
         with self._mutex:
-            # Somebody may have logged out in between.
+            # A logout may have happened in between.
             if self._logins.pop(hashed, None) is None or is_over:
                 return None
             self._logins[hashed] = replace(login, used_s=now_s)
@@ -162,41 +173,41 @@ class LoginSessions:
 
 
 def new_key() -> str:
-    """What nobody guesses."""
+    """Create an unguessable key."""
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
 def cookie_of(request: Request) -> str:
-    """The key that the browser has from here; empty where it has none."""
+    """The key in the browser's cookie, or an empty text."""
     key = request.cookies.get(_cookie_name(request), "")
     return key if key.isascii() and len(key) <= _KEY_LETTERS_MAX else ""
 
 
 def give_cookie(request: Request, response: Response, key: str) -> None:
-    """Have the browser keep the key, out of reach of scripts and of other sites, until it is closed."""
+    """Set the cookie: not readable by scripts or other sites, deleted when the browser closes."""
     response.set_cookie(
         _cookie_name(request), key, path="/", httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
 
 
 def take_cookie(request: Request, response: Response) -> None:
-    """Have the browser forget the key."""
+    """Delete the cookie."""
     response.delete_cookie(
         _cookie_name(request), path="/", httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
 
 
 def _cookie_name(request: Request) -> str:
-    # Browsers do not tell the ports of a machine apart, and several servers may run on one.
+    # Cookies are shared by all ports of a host, and several servers may run on one.
     name = f"catchment_{request.url.port or 'web'}"
     return f"__Host-{name}" if request.url.scheme == "https" else name
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Whether the browser says that one of our own pages sent this."""
+    """Whether the browser states that one of our own pages sent this request."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
-        # What browsers say of themselves also holds behind a proxy, which calls us by another name.
+        # These headers are right even after a proxy that calls us by another name.
         return site == "same-origin"
     origin = urlsplit(request.headers.get("origin", ""))
     return (origin.scheme, origin.netloc) == (request.url.scheme, request.headers.get("host"))

@@ -1,4 +1,4 @@
-"""Metrics: each declared once, with what it means and what to do, and read from a `Status`."""
+"""Metrics: each declared once, with its meaning and what to do, and read from a `Status`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ T = TypeVar("T")
 Kind = Literal["counter", "gauge", "histogram"]
 Sample = tuple[tuple[str, ...], float | Distribution]
 PREFIX = "catchment_"
-# What the Prometheus client says of the process itself.
+# Metrics of the process itself, from the Prometheus client.
 PROCESS = (
     "process_cpu_seconds_total",
     "process_max_fds",
@@ -33,7 +33,7 @@ _FAMILIES: Mapping[Kind, type[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """One metric: `help` says what it is, `read` how to read it, `act` what to do about it."""
+    """One metric: `help` describes it, `read` explains how to read it, `act` what to do about it."""
 
     name: str
     kind: Kind
@@ -45,7 +45,7 @@ class MetricInfo:
 
 
 def exposition(metrics: Sequence[MetricInfo], status: Status, accept: str = "") -> tuple[bytes, str]:
-    """The metrics as Prometheus reads them, and their content type."""
+    """Return the metrics in Prometheus' text format, and its content type."""
     registry = CollectorRegistry()
     registry.register(_Collector(metrics, status))
     ProcessCollector(registry=registry)
@@ -70,7 +70,7 @@ class _Collector:
 
 
 def _buckets(found: Distribution) -> list[tuple[str, float]]:
-    """Prometheus counts up: each bucket holds those before it."""
+    """Prometheus buckets are cumulative: each includes those before it."""
     total, buckets = 0, []
     for bound, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
         total += count
@@ -78,11 +78,11 @@ def _buckets(found: Distribution) -> list[tuple[str, float]]:
     return buckets
 
 
-# Where samples come from.
+# Sources of samples.
 
 
 def metered(name: str) -> Callable[[Status], Iterable[Sample]]:
-    """What the process counts under that name; by label, where it counts by label."""
+    """Samples of the meter of that name; by label, if it has labels."""
 
     def samples(status: Status) -> Iterator[Sample]:
         found = status.meters[name]
@@ -98,7 +98,7 @@ def metered(name: str) -> Callable[[Status], Iterable[Sample]]:
 def single(
     part: Callable[[Status], StatusPart[T]], read: Callable[[T], float | None]
 ) -> Callable[[Status], Iterable[Sample]]:
-    """One number of a part; none while the part is not there."""
+    """One number of a part; no sample while the part is unavailable."""
 
     def samples(status: Status) -> Iterator[Sample]:
         found = part(status).value
@@ -112,7 +112,7 @@ def single(
 def several(
     part: Callable[[Status], StatusPart[T]], read: Callable[[T], Iterable[Sample]]
 ) -> Callable[[Status], Iterable[Sample]]:
-    """Numbers of a part by label; none while the part is not there."""
+    """Numbers of a part by label; no samples while the part is unavailable."""
 
     def samples(status: Status) -> Iterable[Sample]:
         found = part(status).value
@@ -122,6 +122,6 @@ def several(
 
 
 def available(status: Status) -> Iterator[Sample]:
-    """Which parts could be asked."""
+    """Which parts are available."""
     for name in PARTS:
         yield (name,), float(getattr(status, name).value is not None)

@@ -1,8 +1,8 @@
-"""The pages: which there are, what each consists of, and how they become HTML.
+"""Pages: their parts, and how they are rendered to HTML.
 
-A page is a row of parts. A part is a macro of the page's template, so that the same text is in the page when it is
-loaded and in the news that keep it fresh. Templates get a status that was cut for the visitor's role: what somebody may
-not see does not reach them.
+A page is a list of parts. A part is a macro of the page's template, so that the loaded page and its
+live updates have the same text. Templates get a status restricted to the caller's role: hidden
+values never reach them.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ STATIC: Mapping[str, str] = {
     "live.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-# Between thousands, and between a number and its unit: narrow, and never the end of a line.
+# Between thousands, and between a number and its unit: a narrow, non-breaking space.
 _THIN = "\u202f"
 _AGES = (("d", 86_400), ("h", 3_600), ("min", 60))
-# A part that is older says how old it is.
+# A part that is older shows its age.
 STALE_S = 60.0
 PHASES = ("Idle", "PreparingTarget", "DualWrite", "Finalizing")
 
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """A part of a page: `id` in the page, and as a macro of its template."""
+    """A part of a page: `id` in the page and macro of its template."""
 
     id: str
     title: str
@@ -45,7 +45,7 @@ class PagePart:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its template has the same name."""
+    """A page; its template has the same name."""
 
     name: str
     path: str
@@ -124,7 +124,9 @@ BY_PATH: Mapping[str, Page] = {page.path: page for page in PAGES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """What a page shows, and to whom; `token` goes along with its forms, `notice` says what a button did."""
+    """Input of a page's template; `token` is sent with its forms, `notice` reports what a button
+    did.
+    """
 
     status: Status
     visitor: Identity
@@ -135,17 +137,17 @@ class PageView:
 
     @property
     def is_admin(self) -> bool:
-        """Whether there are buttons."""
+        """Whether buttons are shown."""
         return self.visitor.role == ADMIN
 
 
 def page(found: Page, view: PageView) -> str:
-    """A whole page."""
+    """Render a whole page."""
     return _environment().get_template("page.html").render(page=found, view=view, bodies=parts(found, view))
 
 
 def parts(found: Page, view: PageView) -> dict[str, str]:
-    """The parts of a page by their id, and the pulse that every page has at its top."""
+    """Render the parts of a page by id, and the pulse at the top of every page."""
     macros = _environment().get_template(f"{found.name}.html").module
     pulse = _environment().get_template("pulse.html").module
     return {
@@ -155,18 +157,18 @@ def parts(found: Page, view: PageView) -> dict[str, str]:
 
 
 def login(*, token: str, after: str, message: str | None = None, name: str = "") -> str:
-    """The form to log in with."""
+    """Render the login form."""
     return _environment().get_template("login.html").render(token=token, after=after, message=message, name=name)
 
 
 def problem(*, code: int, message: str, hint: str | None = None) -> str:
-    """A page in place of one that cannot be shown."""
+    """Render a page that reports a problem."""
     return _environment().get_template("problem.html").render(code=code, message=message, hint=hint)
 
 
 @cache
 def static(name: str) -> bytes:
-    """A file that pages load."""
+    """Return a static file."""
     return resources.files("catchment.web").joinpath("static", name).read_bytes()
 
 
@@ -178,7 +180,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # A page that is served does not change below it.
+        # A served page's files do not change.
         auto_reload=False,
     )
     environment.filters.update(
@@ -208,11 +210,11 @@ def _environment() -> Environment:
 
 @cache
 def _asset(name: str) -> str:
-    """Where a file is, under a name that is another once the file is."""
+    """URL of a static file; changes with its content."""
     return f"/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"
 
 
-# How numbers are written.
+# Number formats.
 
 
 def count(number: float) -> str:
@@ -272,7 +274,7 @@ def ago(at: datetime, now: datetime) -> str:
 def share(number: float) -> str:
     """75 %"""
     shown = f"{number:.0%}"[:-1]
-    # Neither nothing nor everything, where it is neither.
+    # Neither 0 % nor 100 %, unless exact.
     said = "< 1" if number > 0 and shown == "0" else "> 99" if number < 1 and shown == "100" else shown
     return f"{said}{_THIN}%"
 
@@ -283,12 +285,12 @@ def clock(at: datetime) -> str:
 
 
 def spoken(name: str) -> str:
-    """PreparingTarget as people say it: Preparing target"""
+    """PreparingTarget in words: Preparing target"""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
 
 
 def breaks(name: str) -> Markup:
-    """A name that may end a line after a dot, a slash or an underscore, rather than anywhere."""
+    """Allow line breaks in a name after a dot, a slash or an underscore only."""
     return Markup("<wbr>").join(re.findall(r"[^._/]*[._/]+|[^._/]+", name))
 
 

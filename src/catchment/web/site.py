@@ -1,7 +1,8 @@
-"""The web application: the pages, `/events`, `/metrics`, `/status.json` and `/healthz`, for whoever may see them.
+"""Web application: pages, `/events`, `/metrics`, `/status.json` and `/healthz`, with access
+control.
 
-Who calls is asked of the server that this stands beside, so that users and roles are the same. Answers are made by
-worker threads: what takes a while holds up nobody else.
+Callers are identified by the Flight server of the same process, so users and roles are the same.
+Responses are made by worker threads: a slow one does not block others.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,21 +47,20 @@ from catchment.web.metric_catalogue import METRICS
 from catchment.web.metrics import exposition
 
 HEADERS: Mapping[str, str] = {
-    # Nothing is loaded from anywhere but here, and nobody shows this inside of another page.
+    # Nothing is loaded from other origins, and no other page may embed this one.
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # With `no-referrer`, browsers would not say that a form comes from here either.
+    # With `no-referrer`, browsers would also hide that a form comes from here.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
-# The names of a server that only its own machine reaches: a page elsewhere that has a name of its own lead here
-# would be turned away.
+# Host names of a server on loopback: a foreign page whose name resolves to this address is refused.
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 FORM_BYTES_MAX = 8 * 1024
-# The first that fits.
+# The first match applies.
 _STATUSES: Mapping[type[CatchmentError], int] = {
     NotLoggedInError: 401,
     NotAllowedError: 403,
@@ -80,7 +80,7 @@ def application(
     clock: Clock | None = None,
     live: Live | None = None,
 ) -> Starlette:
-    """What answers; `hosts` are the names under which it may be called, `desk` is where dead letters are."""
+    """Build the application; `hosts` are the allowed host names, `desk` serves dead letters."""
     clock = clock or SystemClock()
     live = live or Live(clock=clock)
     site = Site(status, LoginSessions(doorkeeper, clock), Shared(status, clock), live, desk)
@@ -105,7 +105,7 @@ def application(
 
 
 class Site:
-    """What each address answers."""
+    """Handlers of all addresses."""
 
     def __init__(
         self,
@@ -122,22 +122,22 @@ class Site:
         self._desk = desk
 
     def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         role = self._reception.admit(request).visitor.role
         text, content_type = exposition(METRICS, self._status().for_role(role), request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
     def status_json(self, request: Request) -> Response:
-        """For programs."""
+        """Status for programs."""
         role = self._reception.admit(request).visitor.role
         return JSONResponse(self._status().for_role(role).to_json())
 
     def healthz(self, _request: Request) -> Response:
-        """Open to all, for whatever watches processes, and so without the reasons."""
+        """Public health check, for process supervisors, and therefore without reasons."""
         return PlainTextResponse(f"{self._status().health.word}\n")
 
     def page(self, request: Request) -> Response:
-        """One of the pages."""
+        """Render one of the pages."""
         guest = self._reception.admit(request)
         key = guest.key or new_key()
         found = pages.BY_PATH[request.url.path]
@@ -147,7 +147,7 @@ class Site:
         return answer
 
     async def events(self, request: Request) -> Response:
-        """What changes on a page that is open."""
+        """Stream changes of an open page."""
         guest = await run_in_threadpool(self._reception.admit, request)
         found = pages.BY_NAME.get(request.query_params.get("page", ""))
         if found is None:
@@ -161,7 +161,7 @@ class Site:
         return self._live.listen(parts)
 
     def static(self, request: Request) -> Response:
-        """A file that pages load; it holds no secret."""
+        """Return a static file; contains no secrets."""
         name = request.path_params["name"]
         if name not in pages.STATIC:
             raise HTTPException(404)
@@ -169,7 +169,7 @@ class Site:
         return Response(pages.static(name), headers=headers)
 
     def login_form(self, request: Request) -> Response:
-        """The form; whoever is in already goes where they wanted to."""
+        """Show the form; a caller that is logged in is redirected."""
         after = _after(request.query_params.get("after", ""))
         try:
             self._reception.admit(request)
@@ -178,7 +178,7 @@ class Site:
         return RedirectResponse(after, 303)
 
     async def login(self, request: Request) -> Response:
-        """Take user and password; the answer to the right ones is a cookie."""
+        """Check user and password, and set a cookie."""
         form = await _form_of(request)
         self._reception.require_own_form(request, form.get("token", ""))
         after, name = _after(form.get("after", "")), form.get("name", "")
@@ -191,7 +191,7 @@ class Site:
         return answer
 
     async def logout(self, request: Request) -> Response:
-        """Forget who it was."""
+        """Log out."""
         form = await _form_of(request)
         self._reception.require_own_form(request, form.get("token", ""))
         self._reception.forget(cookie_of(request))
@@ -200,7 +200,7 @@ class Site:
         return answer
 
     async def retry(self, request: Request) -> Response:
-        """Put dead letters into their tables after all: the one that is named, or all."""
+        """Retry the named dead letter, or all."""
         form = await _form_of(request)
         guest = await run_in_threadpool(self._reception.admit, request)
         self._reception.require_own_form(request, form.get("token", ""))
@@ -212,7 +212,7 @@ class Site:
         desk, ids = self._desk, None if letter == "all" else [letter]
 
         def retry() -> Retried:
-            # The log says who pressed the button.
+            # The log records the user.
             with events.context(user=guest.visitor.name):
                 return desk.retry(ids)
 
@@ -242,7 +242,7 @@ class Site:
 
 
 class SecurityHeaders:
-    """Puts the headers on every answer, refusals included."""
+    """Adds the security headers to every response, refusals included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -259,7 +259,7 @@ class SecurityHeaders:
 
 
 async def _form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; InputError where it is none of ours."""
+    """Parse the fields of a form; InputError if it is not one of ours."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise InputError("That is not a form of these pages.")
     body = bytearray()
@@ -275,12 +275,12 @@ async def _form_of(request: Request) -> dict[str, str]:
 
 
 def _after(path: str) -> str:
-    """Where to go after the login: one of the pages, and nowhere else."""
+    """Target after the login: one of the pages, nothing else."""
     return path if path in pages.BY_PATH else "/"
 
 
 def _notice(request: Request) -> str | None:
-    """What a button did, from the address that it led to."""
+    """The result of a button, from the query of the redirect."""
     delivered, refused = (request.query_params.get(name, "") for name in ("delivered", "refused"))
     if not (delivered.isdecimal() and refused.isdecimal() and len(delivered + refused) < 20):
         return None
@@ -300,7 +300,8 @@ async def _refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, CatchmentError):
         raise error
     code = _code(error)
-    # A script of a page is told in the page; asked like this, the browser would open a window of its own.
+    # The page shows the error to its own script; a challenge would make the browser open a login
+    # window.
     is_script = request.headers.get("sec-fetch-mode", "navigate") != "navigate"
     asks = {"www-authenticate": 'Basic realm="catchment", charset="UTF-8"'} if code == 401 and not is_script else {}
     if _wants_page(request):
@@ -324,6 +325,6 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 
 async def _bug(_request: Request, _error: Exception) -> Response:
-    # Answered outside of everything else, headers included; the server logs the error itself.
+    # Sent outside all middleware, headers included; the server logs the error itself.
     text = pages.problem(code=500, message="The page could not be made.", hint="The server's log says why.")
     return HTMLResponse(text, status_code=500, headers=HEADERS)

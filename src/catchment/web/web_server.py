@@ -1,4 +1,4 @@
-"""`WebServer`: the web application on a port of its own, served by a thread of this process."""
+"""`WebServer`: serves the web application on its own port, by a thread of this process."""
 
 import errno
 import socket
@@ -15,17 +15,19 @@ _CONNECTIONS_MAX = 64
 _SHUTDOWN_S = 2
 _START_S_MAX = 30.0
 _BACKLOG = 128
-# Letters of headers that are read before a call is turned away.
+# Maximum length of request headers, in characters.
 _HEADER_BYTES_MAX = 16 * 1024
 
 
 class WebServer:
-    """Listens from `start` to `stop`. With a certificate and its key, it speaks TLS."""
+    """Listens from `start` to `stop`; with TLS if given a certificate and key."""
 
     def __init__(
         self, app: Starlette, *, host: str, port: int, certificate: Path | None = None, key: Path | None = None
     ) -> None:
-        """Taken at once: `port` is where it will answer; 0 asked for any. MachineError where it is not to be had."""
+        """Binds at once: `port` is the actual port if 0 was given. MachineError if it cannot be
+        bound.
+        """
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._is_secure = certificate is not None
@@ -35,11 +37,13 @@ class WebServer:
             uvicorn.Config(
                 app,
                 lifespan="off",
-                # Catchment's own log is configured by now, and calls are counted, not logged.
+                # Catchment's own logging is configured by now, and requests are counted, not
+                # logged.
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Who calls is whoever is connected: a header that says otherwise would spare guessers their waits.
+                # The peer address counts: trusting a header would let password guessers avoid their
+                # delays.
                 proxy_headers=False,
                 limit_concurrency=_CONNECTIONS_MAX,
                 timeout_graceful_shutdown=_SHUTDOWN_S,
@@ -52,24 +56,24 @@ class WebServer:
 
     @property
     def address(self) -> str:
-        """Where a browser finds it."""
+        """URL for a browser."""
         return self.address_at(self._host)
 
     def address_at(self, host: str) -> str:
-        """The same, by another name of this machine."""
+        """The same URL with another name of this machine."""
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self._is_secure else 'http'}://{shown}:{self.port}"
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start answering."""
         self._thread.start()
         if not self._server.answering.wait(_START_S_MAX):
             raise InvariantError("The web server did not come up.")
 
     def stop(self) -> None:
-        """Answer no more; calls under way get a moment."""
+        """Stop answering; running requests get a moment."""
         self._server.should_exit = True
-        # Pages that wait for news would otherwise be waited for.
+        # Open event streams would otherwise delay the end.
         self._live.end()
         if self._thread.is_alive():
             self._thread.join()
@@ -80,7 +84,7 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers."""
+    """Signals when it is ready."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
