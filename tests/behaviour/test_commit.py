@@ -132,7 +132,7 @@ def test_a_watermark_that_moved_is_a_conflict(lake: Lake) -> None:
 def test_a_unit_that_is_there_already_is_a_conflict(lake: Lake) -> None:
     create_table(lake)
     lake.commit(_deliver(lake, lake.claim(PRODUCER), "u1", "one"))
-    with pytest.raises(ConflictError, match="delivered meanwhile"):
+    with pytest.raises(ConflictError, match="delivered since the plan was made"):
         lake.commit(_deliver(lake, lake.join(PRODUCER), "u1", "two"))
     assert len(rows_of(lake)) == 10
 
@@ -159,7 +159,8 @@ def test_the_fence_holds_without_the_commit_lock(catalog: str, count: int, make_
         with _unlocked(lake) as one, _unlocked(lake) as two:
             claim = one.claim(PRODUCER)
             early, late = (_deliver(by, claim, "u1", name, count) for by, name in ((one, "early"), (two, "late")))
-            # All of the second transaction is done when the first commits, and both saw the same snapshot.
+            # All of the second transaction is done when the first commits, and both saw the same
+            # snapshot.
             with faults.armed("deliver.before_commit", once(lambda: one.commit(early))), pytest.raises(ConflictError):
                 two.commit(late)
             assert len(rows_of(two)) == 10 * count

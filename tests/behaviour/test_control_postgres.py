@@ -1,4 +1,6 @@
-"""The control database in PostgreSQL: made and upgraded under a lock, refused where it is not ours, the same tables."""
+"""The control database in PostgreSQL: made and upgraded under a lock, refused where it is not ours,
+the same tables.
+"""
 
 import threading
 from collections.abc import Callable
@@ -137,7 +139,7 @@ def test_a_database_with_another_script_is_refused(server: Server) -> None:
 def test_a_schema_of_somebody_else_is_not_touched(server: Server) -> None:
     server.run("CREATE SCHEMA catchment")
     server.run("CREATE TABLE catchment.precious (id BIGINT)")
-    with pytest.raises(StateError, match="none of a control database"):
+    with pytest.raises(StateError, match="not those of a control database"):
         server.open()
     assert server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'catchment'") == [("precious",)]
 

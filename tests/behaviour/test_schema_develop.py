@@ -75,7 +75,7 @@ def test_a_reference_that_has_diverged_itself_is_restored_once_and_no_more(tmp_p
     assert done.result.state is State.DIVERGED
     assert _acts(done).count("restore") <= 2
     assert done.stopped is not None
-    assert "Nothing changes any more" in done.stopped
+    assert "No further progress" in done.stopped
 
 
 def test_a_script_that_fails_is_an_error_and_not_a_stop(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""What a control database is kept in: a protocol that SQLite and PostgreSQL fill, and its values."""
+"""Protocol for the storage of a control database, implemented for SQLite and PostgreSQL, and its
+values.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +10,7 @@ from typing import Any, Protocol
 
 
 class Rows(Protocol):
-    """What a statement gave."""
+    """Result of a statement."""
 
     @property
     def rowcount(self) -> int: ...
@@ -19,14 +21,16 @@ class Rows(Protocol):
 
 
 class ControlTransaction(Protocol):
-    """A transaction that is open. Values stand for `?`, in both engines, so `?` stands for nothing else."""
+    """An open transaction. `?` is the placeholder for values in both engines, and must not be used
+    for anything else.
+    """
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlStatus:
-    """How a control database stands, before anybody has opened it; `place` shows no secret."""
+    """Status of a control database before it is opened; `place` contains no secret."""
 
     place: str
     exists: bool
@@ -36,7 +40,7 @@ class ControlStatus:
 
     def __str__(self) -> str:
         if not self.exists:
-            return f"none yet; it will be made at {self.place}"
+            return f"none yet; it will be created at {self.place}"
         if self.pending:
             step = "backs it up and upgrades it" if self.is_backed_up else "upgrades it"
             return f"{self.place}: {', '.join(self.pending)} pending; the next start {step}"
@@ -44,34 +48,35 @@ class ControlStatus:
 
 
 class ControlEngine(Protocol):
-    """Where a control database is. Any thread may use it.
+    """Access to a control database. Safe to use from any thread.
 
-    What is refused is a StateError: a database that a newer program has written, one whose scripts are not those of
-    this program, and one that is not Catchment's. What may pass is a ControlUnavailableError.
+    Raises StateError for a database written by a newer program, one whose scripts are not those of
+    this program, and one that is not Catchment's. Raises ControlUnavailableError for conditions
+    that may be temporary.
     """
 
     @property
     def place(self) -> str:
-        """Where it is, without secrets."""
+        """Location of the database, without secrets."""
         ...
 
     @property
     def path(self) -> Path | None:
-        """Its file, where it has one."""
+        """The database file, if it has one."""
         ...
 
     def upgrade(self) -> tuple[str, ...]:
-        """Bring it up to date; returns the scripts that this call has applied."""
+        """Bring the database up to date; return the scripts that this call applied."""
         ...
 
     def examine(self) -> ControlStatus:
-        """How it stands, without any effect."""
+        """Return the status of the database, without any effect."""
         ...
 
     def transaction(self) -> AbstractContextManager[ControlTransaction]:
-        """One that may write, alone: committed at the end, rolled back by an error."""
+        """Open an exclusive write transaction: committed at the end, rolled back on an error."""
         ...
 
     def reading(self) -> AbstractContextManager[ControlTransaction]:
-        """One that sees a single moment of it, and changes nothing."""
+        """Open a transaction that reads a single point in time and changes nothing."""
         ...

@@ -1,7 +1,8 @@
-"""`ControlDatabase`: opened by whoever starts, and by that created or upgraded.
+"""`ControlDatabase`: created or upgraded by the process that opens it.
 
-A program takes a database that is older than itself, and brings it up to date. It refuses one that a newer program has
-written, one whose scripts are not those that this program ships, and one that is not Catchment's.
+A program accepts a database that is older than itself and brings it up to date. It refuses a
+database written by a newer program, one whose scripts are not those that this program ships, and
+one that is not Catchment's.
 """
 
 from contextlib import AbstractContextManager
@@ -19,15 +20,19 @@ SCRIPTS_POSTGRES = Path(__file__).with_name("scripts_postgres")
 
 
 class ControlDatabase:
-    """The control database, up to date. Every transaction has a connection of its own, so any thread may use it."""
+    """The control database, up to date. Every transaction has its own connection, so any thread may
+    use it.
+    """
 
     def __init__(self, engine: ControlEngine) -> None:
-        """Use `open`, which sees that the database is what this program needs."""
+        """Use `open`, which verifies that the database is what this program needs."""
         self._engine = engine
 
     @classmethod
     def open(cls, settings: Settings, *, clock: Clock | None = None) -> "ControlDatabase":
-        """The database that the settings name; made where there is none, upgraded where it is older."""
+        """Open the database that the settings name; create it if there is none, upgrade it if it is
+        older.
+        """
         engine = _engine(settings, clock or SystemClock())
         applied = engine.upgrade()
         if applied:
@@ -36,25 +41,27 @@ class ControlDatabase:
 
     @staticmethod
     def examine(settings: Settings) -> ControlStatus:
-        """How it stands, without any effect; refused where `open` would refuse it."""
+        """Return the status of the database, without any effect; refuse it if `open` would refuse
+        it.
+        """
         return _engine(settings, SystemClock()).examine()
 
     @property
     def place(self) -> str:
-        """Where it is, without secrets."""
+        """Location of the database, without secrets."""
         return self._engine.place
 
     @property
     def path(self) -> Path | None:
-        """Its file; None for PostgreSQL."""
+        """The database file; None for PostgreSQL."""
         return self._engine.path
 
     def transaction(self) -> AbstractContextManager[ControlTransaction]:
-        """One transaction that may write, alone: committed at the end, rolled back by an error."""
+        """Open an exclusive write transaction: committed at the end, rolled back on an error."""
         return self._engine.transaction()
 
     def reading(self) -> AbstractContextManager[ControlTransaction]:
-        """One transaction that sees a single moment, and changes nothing."""
+        """Open a transaction that reads a single point in time and changes nothing."""
         return self._engine.reading()
 
 
@@ -62,7 +69,7 @@ def _engine(settings: Settings, clock: Clock) -> ControlEngine:
     url = settings.control_url.get_secret_value()
     kind, _, rest = url.partition(":")
     if kind in ("postgres", "postgresql") and rest:
-        # Imported here, because only such a database needs the client of PostgreSQL.
+        # Imported here because only a PostgreSQL control database needs the PostgreSQL client.
         from catchment.control.postgres import PostgresControl
 
         return PostgresControl(url if rest.startswith("//") else rest, scripts=SCRIPTS_POSTGRES, clock=clock)

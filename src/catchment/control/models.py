@@ -1,4 +1,6 @@
-"""The tables of the control database. A change here needs the next script in `scripts/`; a test says so."""
+"""Tables of the control database. A change here needs the next script in `scripts/`; a test
+enforces it.
+"""
 
 from datetime import datetime
 from typing import Any
@@ -7,7 +9,7 @@ from catchment.schema import TableRow
 
 
 class User(TableRow):
-    """Somebody who may connect; names are unique."""
+    """A user who may connect; names are unique."""
 
     __tablename__ = "users"
 
@@ -19,9 +21,10 @@ class User(TableRow):
 
 
 class Shard(TableRow):
-    """A lake that tenants live in; names are unique. `address` is where its server listens, `home` is its folder.
+    """A lake that holds tenants; names are unique. `address` is where its server listens, `home` is
+    its folder.
 
-    `stats` is what it last said of itself, at `seen_at`.
+    `stats` is the shard's last report about itself, at `seen_at`.
     """
 
     __tablename__ = "shards"
@@ -37,10 +40,10 @@ class Shard(TableRow):
 
 
 class Tenant(TableRow):
-    """A tenant by its number, which is unique, and the shard that it lives in; `limits` by name.
+    """A tenant by its unique number, and the shard that holds it; `limits` by name.
 
-    Numbers have 64 bits without a sign, and columns have one: the upper half is kept as what is negative in two's
-    complement. `epoch` counts the changes of the tenant's route.
+    Numbers are unsigned 64-bit integers and columns are signed: the upper half is stored as
+    negative numbers, in two's complement. `epoch` counts the changes of the tenant's route.
     """
 
     __tablename__ = "tenants"
@@ -54,11 +57,11 @@ class Tenant(TableRow):
 
 
 class Move(TableRow):
-    """A tenant's move between two shards; `data` is what belongs to its `state`.
+    """A tenant's move between two shards; `data` belongs to its `state`.
 
-    `version` counts the changes of a row: whoever changes it names the one that was read, and has lost where it is
-    another. A move has `finished_at` and an `outcome` when it is over; a tenant has at most one that has not.
-    `token` is the move's own name, and unique.
+    `version` counts the changes of a row: an update names the version that was read, and fails if
+    the row has another one. A finished move has `finished_at` and an `outcome`; a tenant has at
+    most one unfinished move. `token` is the move's own unique name.
     """
 
     __tablename__ = "moves"

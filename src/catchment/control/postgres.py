@@ -1,6 +1,6 @@
-"""The control database in PostgreSQL: for several hosts. Its tables are in the schema `catchment`.
+"""The control database in PostgreSQL, for several hosts. Its tables are in the schema `catchment`.
 
-It is upgraded in one transaction, which is all or nothing by itself: no backup is made.
+An upgrade is one transaction, which is atomic by itself: no backup is made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ from catchment.schema.applied_scripts import AppliedScript
 from catchment.schema.scripts import Script, read_folder
 
 SCHEMA = "catchment"
-# An arbitrary constant; a lake's catalog in the same database has another one.
+# An arbitrary constant; the catalog of a lake in the same database uses another one.
 _WRITER_KEY = 0x43415443484E
-# A host that vanished is given up after about 20 s, whatever the network says.
+# A host that vanished is given up after about 20 s, whatever the network reports.
 _CONNECT = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3}
-# A process that stands still in the middle of a transaction must not keep the others from writing.
+# A process that stalls in the middle of a transaction must not keep other processes from writing.
 _BOUNDS = (
     "SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '10s';"
     " SET LOCAL idle_in_transaction_session_timeout = '5s';"
@@ -35,16 +35,17 @@ _TRANSIENT = (psycopg.OperationalError, psycopg.InterfaceError, pg_errors.IdleIn
 
 
 class PostgresControl:
-    """A schema of a PostgreSQL database. Writers take turns, as they do in a SQLite file."""
+    """A schema of a PostgreSQL database. Writers are serialized, as in a SQLite file."""
 
     def __init__(self, conninfo: str, *, scripts: Path, clock: Clock) -> None:
         try:
             self._options: dict[str, Any] = {**_CONNECT, **conninfo_to_dict(conninfo)}
         except psycopg.Error:
-            # What is wrong with it is not said: the message would quote it, password and all.
+            # The reason is withheld: the message would quote the connection string, including the
+            # password.
             raise SettingsError(
-                "The PostgreSQL connection string of the control database cannot be read.",
-                hint="CATCHMENT_CONTROL_DB is `postgres:host=… dbname=…`; values with spaces stand in single quotes.",
+                "The PostgreSQL connection string of the control database cannot be parsed.",
+                hint="CATCHMENT_CONTROL_DB is `postgres:host=… dbname=…`; put values with spaces in single quotes.",
             ) from None
         self._shown = PostgresCatalog(conninfo)
         self._scripts = scripts
@@ -100,7 +101,9 @@ class PostgresControl:
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection]:
-        """A connection in a transaction, which ends with it: committed, or rolled back by an error."""
+        """Open a connection in a transaction that ends with the context: committed, or rolled back
+        on an error.
+        """
         try:
             with psycopg.connect(**self._options) as connection:
                 yield connection
@@ -112,7 +115,7 @@ class PostgresControl:
         return read_folder(self._scripts).scripts
 
     def _pending(self, session: ControlTransaction) -> tuple[Script, ...]:
-        """The scripts that are not applied, once it is certain that those which are applied are ours."""
+        """Return the scripts that are not applied, after verifying that the applied ones are ours."""
         known = {script.number: script for script in self._known()}
         applied = self._applied(session)
         unknown = [record.filename for record in applied if record.number not in known]
@@ -134,7 +137,7 @@ class PostgresControl:
         if session.execute("SELECT to_regclass(?)", [f"{SCHEMA}._migrations"]).fetchone()[0] is None:
             others = "SELECT count(*) FROM pg_tables WHERE schemaname = ?"
             if session.execute(others, [SCHEMA]).fetchone()[0]:
-                self._refuse(f"holds tables in a schema {SCHEMA!r}, and they are none of a control database")
+                self._refuse(f"contains tables in a schema {SCHEMA!r} that are not those of a control database")
             return ()
         rows = session.execute(
             "SELECT number, filename, script, started_at, finished_at FROM _migrations ORDER BY number"
@@ -157,7 +160,7 @@ class PostgresControl:
 
 
 class _PostgresSession:
-    """Takes `?` for the place of a value, where psycopg has `%s`."""
+    """Accepts `?` as the placeholder, where psycopg has `%s`."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection

@@ -1,4 +1,6 @@
-"""The control database in a SQLite file: for the processes of one host. A backup is made before every script."""
+"""The control database in a SQLite file, for the processes of one host. A backup is made before
+every script.
+"""
 
 import sqlite3
 from collections.abc import Iterator
@@ -12,17 +14,17 @@ from catchment.foundation.clock import Clock
 from catchment.schema import CheckResult, Migrate, SqliteEngine, State
 from catchment.schema.sqlite_files import reading, writing
 
-# Every process that starts at the same time may apply any of the scripts before us.
+# Every process that starts at the same time may apply any of the scripts before this one.
 _TURNS_MAX = 100
 _BUSY_MS = 5_000
 
 
 class SqliteControl:
-    """A SQLite file, migrated by the same steps as those of users."""
+    """A SQLite file, migrated by the same steps as the databases of users."""
 
     def __init__(self, path: Path, *, scripts: Path, clock: Clock) -> None:
         self.path = path
-        # The scripts are the package's: nothing is written back among them.
+        # The scripts belong to the package: none is written back among them.
         self._migrate = Migrate(
             SqliteEngine(path, scripts=scripts, clock=clock), MODELS, edits_scripts=False, clock=clock
         )
@@ -39,7 +41,7 @@ class SqliteControl:
                 return tuple(applied)
             if self._apply(result.pending[0]):
                 applied.append(result.pending[0])
-        raise StateError(f"{self.path} is not up to date after {_TURNS_MAX} tries.", hint="Start once more.")
+        raise StateError(f"{self.path} is not up to date after {_TURNS_MAX} attempts.", hint="Start it again.")
 
     def examine(self) -> ControlStatus:
         result = self._look()
@@ -57,7 +59,7 @@ class SqliteControl:
             connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("BEGIN IMMEDIATE")
-            # Closing rolls back what is not committed.
+            # Closing the connection rolls back uncommitted changes.
             yield connection
             connection.execute("COMMIT")
 
@@ -67,7 +69,7 @@ class SqliteControl:
             yield connection
 
     def _apply(self, filename: str) -> bool:
-        """Apply the script; False where another process has done so meanwhile."""
+        """Apply the script; return False if another process has applied it in the meantime."""
         try:
             self._migrate.apply(filename)
         except StateError:
@@ -77,13 +79,13 @@ class SqliteControl:
         return True
 
     def _look(self) -> CheckResult:
-        """See that what is there is ours, and not newer than we are."""
+        """Verify that the database is ours and not newer than this program."""
         path, result = self.path, self._migrate.look()
         is_empty = len(result.model_diff.missing) == len(MODELS) and not result.model_diff.extra
         if not result.applied and not is_empty:
             raise StateError(
-                f"{path} holds tables and is no control database of Catchment.",
-                hint="Set CATCHMENT_CONTROL_DB to another file, or leave it out.",
+                f"{path} contains tables and is not a control database of Catchment.",
+                hint="Set CATCHMENT_CONTROL_DB to another file, or omit it.",
             )
         if result.missing:
             raise StateError(

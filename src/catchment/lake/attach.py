@@ -1,4 +1,4 @@
-"""Where a lake is, and the ATTACH that opens it."""
+"""Addresses of lakes, and the ATTACH that opens them."""
 
 import re
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class PostgresCatalog:
         return f"postgres:{make_conninfo('', **shown)}"
 
     def redact(self, text: str) -> str:
-        """The text without what must stay secret; DuckDB quotes connection strings in its messages."""
+        """Return the text without secrets; DuckDB quotes connection strings in its messages."""
         text = text.replace(self.conninfo, str(self))
         secrets = [str(value) for key, value in self._facts().items() if "password" in key]
         for secret in secrets:
@@ -60,7 +60,8 @@ class PostgresCatalog:
         return text
 
     def _facts(self) -> dict[str, Any]:
-        # Imported here and below, because only a lake with such a catalog needs the client of PostgreSQL.
+        # Imported here and below, because only a lake with such a catalog needs the client of
+        # PostgreSQL.
         from psycopg.conninfo import conninfo_to_dict
 
         return conninfo_to_dict(self.conninfo)
@@ -71,7 +72,9 @@ Catalog = DuckDbCatalog | SqliteCatalog | PostgresCatalog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeAddress:
-    """All that is needed to open a lake: catalog, folder of the data files, and the name to attach it as."""
+    """All that is needed to open a lake: catalog, folder of the data files, and the name to attach
+    it as.
+    """
 
     catalog: Catalog
     data_path: str
@@ -90,7 +93,7 @@ def parse_catalog(url: str) -> Catalog:
             case "postgres" | "postgresql":
                 return _postgres(url if rest.startswith("//") else rest)
     raise SettingsError(
-        "The lake's catalog is given in a form that is not known.",
+        "The form of the lake's catalog is unknown.",
         hint="CATCHMENT_LAKE_CATALOG is `sqlite:PATH`, `duckdb:PATH` or `postgres:CONNINFO`.",
     )
 
@@ -111,7 +114,7 @@ def _postgres(conninfo: str) -> PostgresCatalog:
 
 
 def error_text(error: duckdb.Error, address: LakeAddress) -> str:
-    """What DuckDB says, without what must stay secret."""
+    """Return DuckDB's error text without secrets."""
     text = str(error)
     return address.catalog.redact(text) if isinstance(address.catalog, PostgresCatalog) else text
 
@@ -126,8 +129,8 @@ def open_connection(
 ) -> duckdb.DuckDBPyConnection:
     """A new DuckDB instance with the lake attached and `settings` in force.
 
-    `create` makes a lake if there is none, and prepares a SQLite catalog for several processes. Without it, attaching
-    changes nothing.
+    `create` makes a lake if there is none, and prepares a SQLite catalog for several processes.
+    Without it, attaching changes nothing.
     """
     if any(letter in address.data_path for letter in "*?["):
         raise SettingsError(
@@ -166,9 +169,11 @@ def _is_encrypted(connection: duckdb.DuckDBPyConnection, address: LakeAddress) -
 
 
 def detach(address: LakeAddress, connection: duckdb.DuckDBPyConnection) -> None:
-    """Take the lake out of an instance that was given up, if it would keep its successor from opening the catalog.
+    """Take the lake out of an instance that was given up, if it would keep its successor from
+    opening the catalog.
 
-    A DuckDB file is open once in a process. It is closed when the last transaction of the instance has ended.
+    A DuckDB file is open once in a process. It is closed when the last transaction of the instance
+    has ended.
     """
     if isinstance(address.catalog, DuckDbCatalog):
         with suppress(duckdb.Error):
@@ -224,12 +229,12 @@ def _is_other_spelling(text: str, data_path: str) -> bool:
 
 
 def _elsewhere(text: str, address: LakeAddress) -> SettingsError:
-    # DuckDB's own text goes on with an option of ATTACH, which nobody can give here.
+    # DuckDB's own text continues with an option of ATTACH, which cannot be passed here.
     kept = _kept_path(text)
     where = f"in {kept}" if kept else "elsewhere"
     return SettingsError(
         f"The lake at {address.catalog} keeps its data {where}, not in {address.data_path}.",
-        hint="Set CATCHMENT_LAKE_DATA_PATH to the folder that the lake was made with.",
+        hint="Set CATCHMENT_LAKE_DATA_PATH to the folder that the lake was created with.",
     )
 
 
@@ -245,6 +250,6 @@ def _attach_error(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
         # DuckDB holds on to a file of which it failed to write the log.
         return LakeUnavailableError(
             f"The lake at {address.catalog} cannot be opened again by this process: {text}",
-            hint="Start the process anew. Nothing that was committed is lost.",
+            hint="Restart the process. Nothing that was committed is lost.",
         )
     return LakeUnavailableError(f"The lake at {address.catalog} cannot be opened: {text}")

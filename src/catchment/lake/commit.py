@@ -1,8 +1,8 @@
-"""A commit as a value: what must be so, and what to change, applied in one DuckLake transaction.
+"""A commit as a value: preconditions and changes, applied in one DuckLake transaction.
 
-A failed commit is one of three things, and they are different errors because they call for different acts:
-ConflictError (nothing landed: refresh and redo), FencedError (another process owns the producer: stop) and
-CommitUnknownError (the connection broke during COMMIT: ask the ledger).
+A commit fails in one of three ways. Each is a separate error because each calls for a different
+action: ConflictError (nothing landed: refresh and redo), FencedError (another process owns the
+producer: stop) and CommitUnknownError (the connection broke during COMMIT: query the ledger).
 """
 
 import glob
@@ -27,7 +27,9 @@ from catchment.lake.types import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableIs:
-    """Requires that the table still is what the plan saw: the same one, its columns, partitions and order."""
+    """Requires that the table is unchanged since the plan: same table, columns, partitions and
+    order.
+    """
 
     table: Table
 
@@ -42,7 +44,7 @@ class Undelivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untouched:
-    """Requires that nothing has been done to the table since a snapshot."""
+    """Requires that the table has not changed since a snapshot."""
 
     table: Table
     snapshot_id: int
@@ -50,7 +52,7 @@ class Untouched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTable:
-    """Creates the table, and its schema where it is missing."""
+    """Creates the table, and its schema if it is missing."""
 
     table: TableId
     columns: tuple[Column, ...]
@@ -84,10 +86,11 @@ class InsertRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterFiles:
-    """Registers the Parquet files under `folder`, which must be exactly those of `names`, its relative paths.
+    """Registers the Parquet files under `folder`, which must be exactly those of `names`, its
+    relative paths.
 
-    `partitioned` takes partition values from `key=value` folders. `allow_missing` lets a column that a file lacks read
-    as NULL.
+    `partitioned` takes partition values from `key=value` folders. `allow_missing` lets a column
+    that a file lacks read as NULL.
     """
 
     table: TableId
@@ -101,7 +104,8 @@ class RegisterFiles:
 class InsertFiles:
     """Inserts what Parquet files of the table's columns hold, which must be so many rows.
 
-    For a table that takes no registered files: DuckLake reads them, and writes its own. They stay the caller's.
+    For a table that takes no registered files: DuckLake reads them, and writes its own. They stay
+    the caller's.
     """
 
     table: Table
@@ -111,7 +115,9 @@ class InsertFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """Moves a producer's watermark: both an effect and the precondition that nobody else moved it."""
+    """Moves a producer's watermark: both an effect and the precondition that no other process moved
+    it.
+    """
 
     claim: Claim
     seq_to: int
@@ -126,7 +132,7 @@ class RecordUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bury:
-    """Sets aside rows that can never be delivered."""
+    """Quarantines rows that can never be delivered."""
 
     letters: tuple[DeadLetter, ...]
 
@@ -137,9 +143,11 @@ Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | Inse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Preconditions and changes, applied in the order given. `info` becomes the snapshot's provenance, never more.
+    """Preconditions and changes, applied in the order given. `info` becomes the snapshot's
+    provenance, never more.
 
-    `as_of` is a snapshot at which all that is required was seen to be so: while it is the newest, nothing is asked.
+    `as_of` is a snapshot at which all that is required was seen to be so: while it is the newest,
+    nothing is asked.
     """
 
     message: str
@@ -195,11 +203,11 @@ def _require(requirement: Precondition, target: Target) -> None:
         case Undelivered(unit_ids=unit_ids, table_uuid=uuid):
             there = Ledger(target.connection, target.lake_name).delivered_ids(unit_ids, uuid)
             if there:
-                raise ConflictError(f"{len(there)} of {len(unit_ids)} units were delivered meanwhile.")
+                raise ConflictError(f"{len(there)} of {len(unit_ids)} units were delivered since the plan was made.")
         case Untouched(table=table, snapshot_id=since):
             changes = tables.changes_since(target.connection, target.lake_name, table, since)
             if changes:
-                raise PreconditionError(f"Table {table.id} was written to {changes} times meanwhile.")
+                raise PreconditionError(f"Table {table.id} changed {changes} times since the plan was made.")
         case _ as unreachable:
             assert_never(unreachable)
 
@@ -232,7 +240,7 @@ def _change(change: Change, target: Target) -> None:
 
 
 def refuse_ledger(table: TableId) -> None:
-    """The ledger's own tables take nothing from outside."""
+    """Refuse a change to the ledger's own tables."""
     if sql.fold(table.schema) == LEDGER_SCHEMA:
         raise InputError(f"{table} belongs to Catchment's ledger.", hint="Choose a table in another schema.")
 
@@ -250,8 +258,9 @@ def _create_table(change: CreateTable, target: Target) -> None:
 
 
 def _register(change: RegisterFiles, target: Target) -> None:
-    # A pattern registers thousands of files several times as fast as a list does, but a file that some other attempt
-    # left in the folder would double rows without a word: look before registering.
+    # A pattern registers thousands of files several times as fast as a list does, but a file that
+    # some other attempt left in the folder would double rows without a word: look before
+    # registering.
     found = files.names_below(files.local_path(change.folder), ".parquet")
     if found != change.names:
         strays, lost = len(found - change.names), len(change.names - found)

@@ -1,8 +1,10 @@
-"""Dead letters: rows that can never be delivered as they are, kept in the lake with the reason until somebody decides.
+"""Dead letters: rows that can never be delivered as they are, kept in the lake with the reason
+until somebody decides.
 
-They lie in a table beside the ledger, so that the transaction which delivers the rest of their unit sets them aside:
-a row is either in its table or here, never in both and never in neither. Retrying and dropping are one transaction too.
-A row is kept as Arrow, which gives back exactly what was sent, in letters that no catalog misreads.
+They lie in a table beside the ledger, so that the transaction which delivers the rest of their unit
+sets them aside: a row is either in its table or here, never in both and never in neither. Retrying
+and dropping are one transaction too. A row is kept as Arrow, which gives back exactly what was
+sent, in letters that no catalog misreads.
 """
 
 import base64
@@ -24,7 +26,9 @@ TABLE = "dead_letters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One row that its table refuses. `id` is stable: the same row of the same unit always has the same."""
+    """One row that its table refuses. `id` is stable: the same row of the same unit always has the
+    same.
+    """
 
     id: str
     unit_id: str
@@ -58,7 +62,7 @@ class DeadLetters:
         self._lake = lake_name
 
     def bury(self, letters: Iterable[DeadLetter]) -> None:
-        """Set rows aside."""
+        """Quarantine rows."""
         self._connection.execute(sql.statement(PACKAGE, "dead_letters_create", lake=self._lake))
         rows = pa.Table.from_pylist([_row(each) for each in letters], schema=_SCHEMA)
         name = "catchment_letters"
@@ -93,7 +97,7 @@ class DeadLetters:
         return {TableId(schema, name): count for schema, name, count in self._connection.execute(text).fetchall()}
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Take letters out; returns how many there were."""
+        """Remove letters and return how many there were."""
         if not ids or not self._exists():
             return 0
         listed = ", ".join(map(sql.literal, ids))
@@ -101,7 +105,7 @@ class DeadLetters:
         return int(row[0]) if row else 0
 
     def remove_of(self, schema: str) -> None:
-        """Take out all letters of a schema's tables."""
+        """Remove all letters of a schema's tables."""
         if self._exists():
             self._connection.execute(f"DELETE FROM {self._name()} WHERE table_schema = ?", [schema])
 

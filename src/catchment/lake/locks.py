@@ -1,7 +1,8 @@
 """The commit lock: one write transaction on a lake at a time.
 
-It keeps writers from wasting work on conflicts, and upkeep from touching the ledger under a writer's feet. It is not
-what makes deliveries exactly-once: that is the ledger's fence, which holds without any lock.
+It keeps writers from wasting work on conflicts, and keeps maintenance from changing the ledger
+during a write. It does not make deliveries exactly-once: the ledger's fence does, and it holds
+without any lock.
 """
 
 import threading
@@ -17,10 +18,10 @@ from catchment.lake.attach import Catalog, DuckDbCatalog, PostgresCatalog, Sqlit
 
 
 def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
-    """The lock that fits the catalog."""
+    """Return the lock that fits the catalog."""
     match catalog:
         case DuckDbCatalog():
-            # Nobody else can have the file open.
+            # No other process can have the file open.
             return CommitLock()
         case SqliteCatalog(path=path):
             return SharedFileLock(path.with_name(path.name + ".lock"), clock=clock)
@@ -34,7 +35,9 @@ def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
 
 
 class CommitLock:
-    """Excludes the other threads of this process; subclasses exclude other processes too. Dies with its holder."""
+    """Excludes the other threads of this process; subclasses exclude other processes too. Dies with
+    its holder.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -55,7 +58,7 @@ class CommitLock:
         yield
 
     def close(self) -> None:
-        """Give back what the lock holds on to between uses."""
+        """Release what the lock holds between uses."""
 
 
 class SharedFileLock(CommitLock):

@@ -1,8 +1,9 @@
-"""Upkeep: merge small files, expire snapshots, clean up, remove orphans; safe beside running deliveries.
+"""Upkeep: merge small files, expire snapshots, clean up, remove orphans; safe beside running
+deliveries.
 
-Each step has two forms, one that looks and one that acts, over the same selection, so that a dry run cannot differ from
-what would be done. Order matters: merging makes files old, expiry makes more, cleaning deletes them, and orphans are
-looked for last.
+Each step has two forms, one that looks and one that acts, over the same selection, so that a dry
+run cannot differ from what would be done. Order matters: merging makes files old, expiry makes
+more, cleaning deletes them, and orphans are looked for last.
 
     merge ──▶ settle the ledger ──▶ expire ──▶ clean ──▶ orphans
 """
@@ -30,7 +31,7 @@ _BETWEEN_MERGES_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """How old a thing must be before upkeep touches it."""
+    """Minimum ages of things that maintenance touches."""
 
     snapshot: timedelta
     orphan: timedelta
@@ -95,7 +96,9 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> MaintenanceRep
 
 
 def _merge(selection: "_Look", table: Table) -> MaintenanceStep:
-    """Merge the table's files; one that cannot be read is no reason to leave the other tables alone."""
+    """Merge the table's files; one that cannot be read is no reason to leave the other tables
+    alone.
+    """
     count, reason = 0, None
     try:
         count = selection.merge(table) if _is_mergeable(table) else 0
@@ -134,7 +137,8 @@ class _Look:
         return len(self._orphans(before))
 
     def _orphans(self, before: datetime) -> list[Path]:
-        # Which jobs live is asked before DuckLake is: a job that commits in between was alive, so its files stay.
+        # Which jobs live is asked before DuckLake is: a job that commits in between was alive, so
+        # its files stay.
         alive = self._staging.live_jobs()
         with self._lake.cursor() as cursor:
             listed = _call(cursor, "ducklake_delete_orphaned_files", self._lake.name, before, dry_run=True)
@@ -145,10 +149,11 @@ class _Look:
 
 
 class _Act(_Look):
-    """Does it."""
+    """Performs the steps."""
 
     def merge(self, table: Table) -> int:
-        # A few outputs per transaction, so that none is open for long however much there is to merge.
+        # A few outputs per transaction, so that none is open for long however much there is to
+        # merge.
         merged = 0
         while processed := self._merge_some(table):
             merged += processed
@@ -166,8 +171,9 @@ class _Act(_Look):
         return sum(int(row[0]) for row in rows)
 
     def settle(self) -> int:
-        # The ledger is closed to everybody's compaction; it is opened for the length of this transaction, under the
-        # commit lock, so that dead versions of its rows do not pile up in the catalog.
+        # The ledger is closed to everybody's compaction; it is opened for the length of this
+        # transaction, under the commit lock, so that dead versions of its rows do not pile up in
+        # the catalog.
         call = f"CALL {sql.identifier(self._lake.name)}.set_option"
         with self._lake.write() as connection:
             connection.execute(f"{call}('auto_compact', true, schema => {sql.literal(LEDGER_SCHEMA)})")
@@ -202,7 +208,8 @@ class _Act(_Look):
 def _is_mergeable(table: Table) -> bool:
     """Whether rows of the table are found again once DuckLake has written them anew.
 
-    It writes filters of Bloom's, and nothing tells it not to; behind one, DuckDB finds no bytes that are not text.
+    It writes filters of Bloom's, and nothing tells it not to; behind one, DuckDB finds no bytes
+    that are not text.
     """
     return not any(types.holds(column.type, frozenset({"blob"})) for column in table.columns)
 

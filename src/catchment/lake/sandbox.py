@@ -1,4 +1,4 @@
-"""The wall around a DuckDB instance in which strangers' SQL runs: its own locks on files and settings."""
+"""The sandbox of a DuckDB instance that runs untrusted SQL: its own locks on files and settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,8 @@ import duckdb
 from catchment.foundation import files, sql
 from catchment.lake.attach import LakeAddress
 
-# Settings that a session may change for itself: they say how its own results look, and nothing of what it can reach.
+# Settings that a session may change for itself: they say how its own results look, and nothing of
+# what it can reach.
 SESSION_SETTINGS = frozenset(
     {
         *("timezone", "calendar", "default_null_order", "null_order", "default_order", "integer_division"),
@@ -20,13 +21,15 @@ SESSION_SETTINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """What an instance behind the wall may use: the lake's data folder, room to spill, and memory."""
+    """What a sandboxed instance may use: the lake's data folder, space to spill, and memory."""
 
     spill_path: Path
     memory_mb: int = 0
 
     def apply(self, connection: duckdb.DuckDBPyConnection, address: LakeAddress | None = None) -> None:
-        """Close the instance in, for good. The catalog, attached by now, stays within reach of the lake alone."""
+        """Close the instance in, for good. The catalog, attached by now, stays within reach of the
+        lake alone.
+        """
         settings: dict[str, sql.Value] = {
             "temp_directory": str(self.spill_path),
             # Names of Python variables are not tables.

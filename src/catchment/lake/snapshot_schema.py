@@ -1,7 +1,8 @@
 """A schema of a lake as it was at a snapshot: its tables, and the files that hold their rows.
 
-What is read here is what DuckLake itself goes by when it reads `AT (VERSION => …)`, for a reader that has the files and
-not the catalog. Merging replaces the files of a snapshot by others that hold the same rows and later ones.
+What is read here is what DuckLake itself goes by when it reads `AT (VERSION => …)`, for a reader
+that has the files and not the catalog. Merging replaces the files of a snapshot by others that hold
+the same rows and later ones.
 """
 
 from collections import defaultdict
@@ -24,7 +25,8 @@ from catchment.lake.types import Column
 class SnapshotField:
     """A column, or a part of a nested one, by the number that stays when it is renamed.
 
-    `initial` is what rows read, as text, whose file is older than the column. `type` is known of columns only.
+    `initial` is what rows read, as text, whose file is older than the column. `type` is known of
+    columns only.
     """
 
     id: int
@@ -36,7 +38,9 @@ class SnapshotField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileName:
-    """A name in a file that was registered, and the field that it stands for; `in_path` where its folder has it."""
+    """A name in a file that was registered, and the field that it stands for; `in_path` where its
+    folder has it.
+    """
 
     name: str
     field_id: int
@@ -46,10 +50,11 @@ class FileName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """A data file at a snapshot. `partial`: some of its rows, or of its deletions, are of later snapshots.
+    """A data file at a snapshot. `partial`: some of its rows, or of its deletions, are of later
+    snapshots.
 
-    `names` is None where the file has the numbers of fields. `partition` are the values that it is split by as the
-    table is, or None where it is not split so.
+    `names` is None where the file has the numbers of fields. `partition` are the values that it is
+    split by as the table is, or None where it is not split so.
     """
 
     path: str
@@ -82,21 +87,24 @@ def schema_at(lake: Lake, schema: str, snapshot: int) -> tuple[SnapshotTable, ..
     with lake.snapshot() as connection:
         if not _has_snapshot(connection, lake.name, snapshot):
             raise InputError(
-                f"The lake has no snapshot {snapshot} any more.", hint="Upkeep has expired it. Begin with a newer one."
+                f"The lake has no snapshot {snapshot} any more.",
+                hint="Maintenance has expired it. Begin with a newer one.",
             )
         given = {"snapshot": snapshot, "schema": schema}
         views = [name for (name,) in connection.execute(_statement(lake, "past_views"), given).fetchall()]
         if views:
             raise NotSupportedError(
                 f"Schema {schema} has views, which cannot be carried over: {', '.join(views)}.",
-                hint="Drop them, and make them again on the other side.",
+                hint="Drop them, and create them again on the other side.",
             )
         rows = connection.execute(_statement(lake, "past_tables"), given).fetchall()
         return tuple(_Past(lake, connection, TableId(schema, row[2]), snapshot).read(*row) for row in rows)
 
 
 def differences(one: Table, other: Table) -> list[str]:
-    """Why rows of one table cannot simply go on in the other, a sentence each; nothing where they can."""
+    """Why rows of one table cannot simply go on in the other, a sentence each; nothing where they
+    can.
+    """
     found: list[str] = []
     names = [sql.fold(column.name) for column in one.columns]
     others = {sql.fold(column.name): column for column in other.columns}

@@ -1,4 +1,4 @@
-"""The data pipelines: Spark schedules, DuckDB computes, DuckLake commits."""
+"""Data pipelines: Spark schedules, DuckDB computes, DuckLake commits."""
 
 from catchment.pipeline.deliver import Deliverer, DeliveryReport, Source
 from catchment.pipeline.parquet_source import ParquetFiles, Retirement

@@ -1,8 +1,8 @@
-"""Adopting in a worker: a second name for a Parquet file that already is what the table needs.
+"""Adoption in a worker: give a Parquet file that already fits the table a second name.
 
-Registering a file that DuckLake misreads would lose rows silently, so a file is adopted only where its footer shows
-that it will not: same types, standard lists, no hidden NaN or NULL, no column that it lacks. What only lies in the way
-of adoption is reported as rewritable.
+Registering a file that DuckLake misreads would lose rows silently. A file is therefore adopted only
+if its footer shows that DuckLake reads it correctly: same types, standard lists, no hidden NaN or
+NULL, no missing column. A file that only fails these adoption checks is reported as rewritable.
 """
 
 import re
@@ -22,7 +22,7 @@ from catchment.pipeline import inputs
 from catchment.pipeline.inputs import Group
 from catchment.pipeline.work import FileFacts, Format, Input, Task, TaskResult, UnitFacts, UnitFailure, UnitPart
 
-# What a folder is called by every writer where the key is NULL.
+# The folder name that every writer uses if the key is NULL.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -40,7 +40,7 @@ class _Fit:
 
 
 def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
-    """Link the task's files; those that must not be adopted are left out and reported."""
+    """Link the task's files. Leave out and report those that must not be adopted."""
     groups, failures = inputs.inspect(connection, task.parts)
     fit: list[_Fit] = []
     written: list[FileFacts] = []
@@ -79,7 +79,7 @@ def adopt(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> Ta
 
 
 def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> str | None:
-    """Why no file of the group can be adopted, judged by their common schema."""
+    """Return why no file of the group can be adopted, judged by their common schema."""
     first = group.parts[0].input
     if first.format is not Format.PARQUET:
         return f"a {first.format} file is not Parquet"
@@ -98,20 +98,21 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
         return f"the table has no column {', '.join(sorted(set(have) - set(want)))}"
     for key, column in want.items():
         if not column.nullable and types.parse(column.type).id in ("list", "struct", "map"):
-            return f"column {column.name!r} is nested and must not be NULL, which its footer does not tell"
+            return f"column {column.name!r} is nested and must not be NULL, which its footer does not show"
         if key not in have:
             if not _may_lack(column):
-                return f"column {column.name!r} is missing, which DuckLake's statistics would not tell"
+                return f"column {column.name!r} is missing, which DuckLake's statistics would not show"
         elif key not in keys and have[key] != types.normal(column.type):
             return f"column {column.name!r} is {have[key]}, not {column.type}"
     return _odd_layout(connection, first)
 
 
 def _may_lack(column: Column) -> bool:
-    """Whether DuckLake reads a file without the column right.
+    """Return whether DuckLake correctly reads a file that lacks the column.
 
-    It does where the column has a first value, or has no bounds: with bounds that come from files that have it, it
-    would take it for free of NULL, and IS NULL would miss the rows.
+    It does if the column has an initial value, or has no bounds. If there are bounds from files
+    that have the column, DuckLake would assume that it contains no NULL, and IS NULL would miss the
+    rows.
     """
     if column.default is not None:
         return column.initial is not None and column.default == sql.literal(column.initial)
@@ -119,12 +120,14 @@ def _may_lack(column: Column) -> bool:
 
 
 def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | None:
-    """Layouts that DuckDB reads well from the file, and DuckLake wrongly once the file is registered."""
+    """Find a layout that DuckDB reads correctly from the file, but DuckLake does not once it is
+    registered.
+    """
     rows = connection.execute(_LAYOUT.format(inputs.paths([first]))).fetchall()
     left_out = {sql.fold(name) for name in first.without}
     for at, (name, kind, repetition, _, logical) in enumerate(rows):
         if sql.fold(name) in left_out:
-            return f"it holds a column {name!r} of its own beside the one in its path"
+            return f"it has its own column {name!r} in addition to the one in its path"
         if kind == "INT96":
             return f"column {name!r} holds INT96 timestamps"
         if _FOREIGN.search(logical or ""):
@@ -138,12 +141,14 @@ def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | No
 
 
 _LAYOUT = "SELECT name, type, repetition_type, converted_type, logical_type FROM parquet_schema({})"
-# DuckDB reads them as TIME and FLOAT, and DuckLake refuses to register them as such.
+# DuckDB reads these as TIME and FLOAT, and DuckLake refuses to register them as such.
 _FOREIGN = re.compile(r"Float16Type|TimeType.*MILLIS=M")
 
 
 def _misplaced(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> dict[str, str]:
-    """Files, by uri, whose folders hold a value that DuckLake would not take for the table's, with the reason."""
+    """Return files, by uri, whose folders hold a value that DuckLake would not read as the table's,
+    with the reason.
+    """
     keys = {sql.fold(key) for key in group.parts[0].input.hive_keys}
     if not keys:
         return {}
@@ -154,13 +159,13 @@ def _misplaced(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) 
         key = sql.fold(column.name)
         if key in keys:
             wrong = _no_values(connection, {each[key] for each in values.values()}, column.type)
-            reasons = {text: f"its folder says {key}={text}, which is no {column.type}" for text in wrong}
+            reasons = {text: f"its folder says {key}={text}, which is not a {column.type}" for text in wrong}
             found |= {uri: reasons[each[key]] for uri, each in values.items() if each[key] in wrong}
     return found
 
 
 def _no_values(connection: duckdb.DuckDBPyConnection, texts: Iterable[str], kind: str) -> set[str]:
-    """Those of the texts, as they stand in a path, that cannot be read as a value of that type."""
+    """Return the texts, as written in a path, that cannot be read as a value of that type."""
     meant = {text: unquote(text) for text in texts}
     listed = sql.literals(sorted(set(meant.values()) - {_NO_VALUE}))
     query = f"SELECT text FROM (SELECT unnest({listed}::VARCHAR[]) AS text) WHERE TRY_CAST(text AS {kind}) IS NULL"
@@ -171,7 +176,9 @@ def _no_values(connection: duckdb.DuckDBPyConnection, texts: Iterable[str], kind
 def _footers(
     connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]
 ) -> dict[str, tuple[int, str | None]]:
-    """The rows of each file, by uri, and the reason if its values would break a promise of the table."""
+    """Return each file's row count, by uri, and the reason if its values would violate the table's
+    constraints.
+    """
     uris = inputs.paths(part.input for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
     found = connection.execute(
@@ -181,7 +188,9 @@ def _footers(
 
 
 def _hidden(null: str | None, token: str | None, nan: str | None, old: str | None, bare: str | None) -> str | None:
-    """What a column's statistics hide, each given by a column that does; None where none does."""
+    """Return what the statistics hide, or None. Each argument names a column with that problem, if
+    any.
+    """
     if null is not None:
         return f"column {null!r} may hold NULL and must not"
     if token is not None:
@@ -189,14 +198,14 @@ def _hidden(null: str | None, token: str | None, nan: str | None, old: str | Non
     if nan is not None:
         return f"the statistics of column {nan!r} may hide NaN"
     if old is not None:
-        return f"the statistics of column {old!r} are of the old kind, which orders text wrongly"
+        return f"the statistics of column {old!r} are in the old format, which orders text wrongly"
     if bare is not None:
-        return f"column {bare!r} has no statistics, for which DuckLake would forget those of the table"
+        return f"column {bare!r} has no statistics, which would make DuckLake discard those of the table"
     return None
 
 
-# DuckDB leaves a column's minimum and maximum out when it holds NaN. Other writers ignore NaN in them, and DuckLake
-# would then skip the file for a filter that NaN meets.
+# DuckDB omits a column's minimum and maximum if it contains NaN. Other writers ignore NaN in them,
+# and DuckLake would then skip the file for a filter that NaN matches.
 _FOOTERS = """
 SELECT file_name,
        any_value(num_rows),
@@ -228,7 +237,9 @@ GROUP BY file_name
 def _digests(
     connection: duckdb.DuckDBPyConnection, group: Group, task: Task
 ) -> tuple[dict[str, str], list[UnitFailure]]:
-    """The digest of each file, by uri, where the job wants it; files that cannot be read to the end are failures."""
+    """Return the digest of each file, by uri, if the job requests it. Files that cannot be read to
+    the end are failures.
+    """
     if not task.digest:
         return {}, []
     try:
@@ -269,6 +280,6 @@ def _place(source: Input, keys: Sequence[str]) -> str:
 
 
 def _values_in_path(uri: str, keys: Container[str]) -> dict[str, str]:
-    """What the names of the folders say of these keys, as it stands there."""
+    """Return the values of these keys in the folder names, as written there."""
     pairs = (segment.partition("=") for segment in PurePath(uri).parts[:-1])
     return {sql.fold(key): value for key, equals, value in pairs if equals and sql.fold(key) in keys}

@@ -1,17 +1,19 @@
-"""Backfill: a schema's tables, as they are at a snapshot of one lake, copied into another lake exactly once.
+"""Backfill: copy a schema's tables, as of a snapshot of one lake, into another lake exactly once.
 
-    claim (plan again, if somebody was there) ──▶ make tables ──▶ deliver files, a unit each ──▶ record the marks
+    claim (plan again after another run) ──▶ create tables ──▶ deliver files, a unit each ──▶ record the marks
 
-A data file at the snapshot is a unit of the target's ledger, so a run that was stopped anywhere goes on where it was.
-A file is adopted as it is where it holds just the table's rows and columns, else it is rewritten with the deletions
-and the columns of the snapshot.
+A data file at the snapshot is a unit of the target's ledger, so an interrupted run resumes where it
+stopped. A file is adopted unchanged if it holds exactly the table's rows and columns. Otherwise it
+is rewritten with the deletions and the columns of the snapshot.
 
-Upkeep of the source may merge files of the snapshot into others, of which nobody knows which of their rows were copied.
-A table is then made anew and begun again, unless it has its mark: a unit without files that says it is complete.
-Every run takes the producers over, so that one that was forgotten, with a plan of older files, is fenced.
+Maintenance of the source may merge files of the snapshot into others, and it is then unknown which
+of their rows were copied. Such a table is created again and copied from the start, unless it has
+its mark: a unit without files that says it is complete. Every run takes over the producers, so that
+a forgotten run with a plan of older files is fenced.
 
-Nothing holds the snapshot but its age. Upkeep expires it after `lake_snapshot_keep_hours`, and deletes files that were
-merged after `lake_orphan_keep_hours`. A backfill that takes longer fails with what it has copied recorded.
+Only its age protects the snapshot. Maintenance expires it after `lake_snapshot_keep_hours`, and
+deletes merged files after `lake_orphan_keep_hours`. A backfill that takes longer fails, and what it
+has copied stays recorded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,16 +44,17 @@ from catchment.pipeline.work import Input, LakeFile, Mode
 
 KIND = "tenant"
 Progress = Callable[[int, int], None]
-# Text in a `key=value` folder that stands for NULL, and so does no value.
+# Text in a `key=value` folder that stands for NULL; an empty value does too.
 _NO_VALUE = ("null", "__hive_default_partition__", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCopy:
-    """What is to be done for a table. `reasons` are, by unit, why a file has to be rewritten, as far as is known.
+    """Work to do for one table. `reasons` maps units to why their file has to be rewritten, as far
+    as is known.
 
-    `target` is None where the table is still to be made, and `is_stale` where it has rows of files that the source has
-    merged since, so that it is made anew.
+    `target` is None if the table does not exist yet. `is_stale` is set if it has rows of files that
+    the source has merged since, so that it is created again.
     """
 
     source: Table
@@ -81,7 +84,7 @@ class TableCopy:
 
     @property
     def left(self) -> tuple[Unit, ...]:
-        """The units that the target does not have."""
+        """Units that the target does not have."""
         if self.is_complete:
             return ()
         return tuple(unit for unit in self.units if self.is_stale or unit.id not in self.delivered)
@@ -89,7 +92,7 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillPlan:
-    """A backfill as it would be done now."""
+    """A backfill as it would run now."""
 
     schema: str
     snapshot: int
@@ -106,7 +109,7 @@ class BackfillPlan:
         return all(table.is_complete for table in self.tables)
 
     def explain(self) -> Iterator[str]:
-        """The plan in sentences, for a person."""
+        """Yield the plan as sentences for the operator."""
         left = [unit for table in self.tables for unit in table.left]
         size = sum(unit.bytes for unit in left) / 1e6
         yield (
@@ -119,7 +122,9 @@ class BackfillPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfilledTable:
-    """What a run copied of a table; `skipped` are files that the target had already."""
+    """Files and rows that a run copied for one table; `skipped` are files that the target already
+    had.
+    """
 
     table: TableId
     copied: int
@@ -131,7 +136,7 @@ class BackfilledTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillReport:
-    """What a run did."""
+    """Result of a run."""
 
     tables: tuple[BackfilledTable, ...]
     seconds: float
@@ -157,10 +162,13 @@ class Backfill:
         self._deliverer = target
         self._target = target.lake
         if files.real_path(source.address.data_path) == files.real_path(self._target.address.data_path):
-            raise InputError("Source and target of a backfill are one lake.", hint="Name two.")
+            raise InputError("Source and target of a backfill are the same lake.", hint="Name two.")
 
     def plan(self, schema: str, snapshot: int, token: str) -> BackfillPlan:
-        """What `run` would do now, without effect on anything. `token` names the backfill: another one begins anew."""
+        """Return what `run` would do now, without side effects.
+
+        `token` names the backfill: another token starts a new one.
+        """
         encrypted = self._target.is_encrypted()
         return BackfillPlan(
             schema=schema,
@@ -173,9 +181,10 @@ class Backfill:
         )
 
     def run(self, plan: BackfillPlan, progress: Progress | None = None) -> BackfillReport:
-        """Copy what the target does not have; `progress` hears how many bytes are done, and of how many.
+        """Copy what the target does not have. `progress` is called with the bytes done and the
+        total.
 
-        What has happened since the plan was made is taken into account.
+        Changes since the plan was made are taken into account.
         """
         started_s = self._target.clock.monotonic_s()
         reports: list[BackfilledTable] = []
@@ -227,7 +236,9 @@ class Backfill:
     def _standing(
         self, source: Table, producer: ProducerId, mark: Unit, wanted: set[str]
     ) -> tuple[Table | None, Claim, frozenset[str], bool]:
-        """The table in the target, the producer, the units there, and whether some are of files that were merged."""
+        """Return the target's table, the producer's claim, the delivered units, and whether some
+        are of merged files.
+        """
         lake = self._target
         with lake.snapshot() as connection:
             ledger = Ledger(connection, lake.name)
@@ -246,19 +257,19 @@ class Backfill:
         unlike = differences(source, target)
         if unlike:
             raise InputError(
-                f"The target has another table {source.id}: {'; '.join(unlike)}.",
-                hint="Drop it there, or make it the same.",
+                f"The target has a different table {source.id}: {'; '.join(unlike)}.",
+                hint="Drop it there, or make it the same as the source.",
             )
         brought = sum(each.rows for each in mine)
         if row is not None and row[0] != brought:
             raise InputError(
-                f"Table {source.id} of the target has {row[0]} rows, and this backfill brought {brought} of them.",
-                hint="Whose are they? Drop the table there if nobody needs them.",
+                f"Table {source.id} of the target has {row[0]} rows, of which this backfill delivered {brought}.",
+                hint="Find out where they come from. Drop the table there if they are not needed.",
             )
         return target, claim, delivered, not delivered <= wanted
 
     def _claim(self, producers: Sequence[ProducerId]) -> dict[ProducerId, Claim]:
-        """Take all producers over, in one transaction."""
+        """Take over all producers in one transaction."""
         lake = self._target
 
         def take() -> dict[ProducerId, Claim]:
@@ -273,7 +284,9 @@ class Backfill:
         return retry(take, policy=lake.redo(), clock=lake.clock, on=ConflictError)
 
     def _make_tables(self, copies: Sequence[TableCopy], claims: Mapping[ProducerId, Claim]) -> None:
-        """Make what is missing, and anew what is stale, in one commit, unless somebody has taken over meanwhile."""
+        """Create missing tables and recreate stale ones in one commit, unless another run has taken
+        over since.
+        """
         requires: list[Precondition] = []
         changes: list[Change] = []
         for table in copies:
@@ -351,7 +364,8 @@ class Backfill:
 
     def _order(self, table: TableCopy, units: Sequence[Unit], claims: Mapping[ProducerId, Claim]) -> Plan:
         planned = self._deliverer.plan_units(units, producer=table.producer, table=table.id, mode=Mode.AUTO)
-        # Under the epoch that was taken: whoever has taken over since fences this run.
+        # Under the epoch that was claimed: a process that has taken over since then fences this
+        # run.
         return replace(planned, claim=replace(planned.claim, epoch=claims[table.producer].epoch))
 
     def _refuse_failures(self, plan: BackfillPlan, reports: Sequence[DeliveryReport]) -> None:
@@ -365,15 +379,17 @@ class Backfill:
             raise InputError(
                 f"{why}{plural(len(failures), 'file')} could not be copied; the first: {failures[0].reason}",
                 hint=(
-                    "Begin again with a newer snapshot, under another token."
+                    "Start again with a newer snapshot and another token."
                     if gone
-                    else "What was copied is recorded. Run it again; where files are gone, with a newer snapshot."
+                    else "Copied files are recorded. Run it again; if files are gone, use a newer snapshot."
                 ),
             )
 
 
 def _follows(claim: Claim, before: Claim) -> bool:
-    """Whether nobody has taken the producer over, or delivered for it, between the two."""
+    """Return whether no other process took over the producer, or delivered for it, between the two
+    claims.
+    """
     return (claim.epoch, claim.seq) == (before.epoch + 1, before.seq)
 
 
@@ -393,19 +409,21 @@ def _input(past: SnapshotTable, file: SnapshotFile, snapshot: int) -> Input:
 
 
 def _place(table: Table, file: SnapshotFile) -> tuple[str, str | None]:
-    """The folder that the file belongs in, and why it cannot be adopted, as far as the catalog knows."""
+    """Return the folder that the file belongs in, and why it cannot be adopted, as far as the
+    catalog knows.
+    """
     if table.insert_reason is not None:
         return ".", f"its rows are inserted, because {table.insert_reason}"
     if file.deletes is not None:
-        return ".", "rows of it are deleted"
+        return ".", "some of its rows are deleted"
     if file.is_partial:
         return ".", "it was merged from files of several snapshots"
     values = file.partition
     if values is None or len(values) != len(table.partition_by):
-        return ".", "it is not split as the table is"
+        return ".", "it is not partitioned as the table is"
     plain = [value for value in values if value is not None and value.casefold() not in _NO_VALUE]
     if len(plain) != len(values) or any(has_token(value) for value in plain):
-        return ".", "it is split by a value that a folder's name cannot carry"
+        return ".", "it is partitioned by a value that a folder name cannot represent"
     keys = (key.folder for key in table.partition_by)
     return "/".join(f"{key}={quote(value, safe='')}" for key, value in zip(keys, plain, strict=True)) or ".", None
 
@@ -421,13 +439,13 @@ def _explained(table: TableCopy) -> Iterator[str]:
         return
     rewritten = [unit for unit in table.left if unit.id in table.reasons]
     adopted = plural(len(table.left) - len(rewritten), "file")
-    parts = [f"{adopted} to adopt where the columns are the table's", f"{len(rewritten)} to rewrite"]
+    parts = [f"{adopted} to adopt if the columns match the table's", f"{len(rewritten)} to rewrite"]
     if table.target is None:
-        parts.insert(0, "to be made")
+        parts.insert(0, "to be created")
     if table.is_stale:
-        parts.insert(0, "to be made anew, because files of it that were copied have been merged since")
+        parts.insert(0, "to be created again, because copied files of it have been merged since")
     elif table.delivered:
-        parts.append(f"{len(table.delivered)} copied already")
+        parts.append(f"{len(table.delivered)} already copied")
     yield f"{table.id}: {', '.join(parts)}."
     for reason in dict.fromkeys(table.reasons[unit.id] for unit in rewritten):
         number = sum(1 for unit in rewritten if table.reasons[unit.id] == reason)

@@ -1,7 +1,8 @@
-"""Sifting: which rows of a unit can never be delivered, and why.
+"""Sifting: find which rows of a unit can never be delivered, and why.
 
-What can be told from the columns is told for all rows at once; what only writing them shows is found by halving. The
-halving is bounded: rows that it did not get to go with their neighbours, which loses nothing.
+Defects that the columns show are found for all rows at once. Defects that only a write shows are
+found by bisection. The bisection is bounded: rows that it did not reach are treated like their
+neighbours, which loses nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,14 +24,14 @@ _PROBES_MAX = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRows:
-    """Rows that the table takes, and the places and reasons of those it does not."""
+    """Rows that the table accepts, and the positions of rejected rows with the reasons."""
 
     good: pa.Table
     bad: dict[int, str]
 
 
 def sift(rows: pa.Table, plan: Plan, *, memory_mb: int, scratch: Path) -> BadRows:
-    """Tell the good rows from the bad; `scratch` is a folder for trying."""
+    """Separate good rows from bad ones; `scratch` is a folder for trial writes."""
     bad = dict(_by_columns(rows, plan.target))
     rows = rows.select([name for name in rows.column_names if _has(plan.target, name)])
     known = rows.num_columns > 0
@@ -46,7 +47,9 @@ def sift(rows: pa.Table, plan: Plan, *, memory_mb: int, scratch: Path) -> BadRow
 
 
 def halve(count: int, fails: Callable[[int, int], str | None], *, probes_max: int) -> dict[int, str]:
-    """The places below `count` that fail, given a way to ask whether any from one place up to another does."""
+    """Return the positions below `count` that fail, with reasons. `fails` tests a range of
+    positions.
+    """
     found: dict[int, str] = {}
     todo = [(0, count)] if count else []
     probes = 0
@@ -69,7 +72,7 @@ def halve(count: int, fails: Callable[[int, int], str | None], *, probes_max: in
 def _by_columns(rows: pa.Table, table: Table) -> Iterator[tuple[int, str]]:
     for name in rows.column_names:
         if not _has(table, name):
-            # The table has lost the column: rows that never used it are as good as before.
+            # The table no longer has the column: rows that never used it are still good.
             yield from ((at, f"the table has no column {name!r}") for at in _places(rows.column(name).is_valid()))
     for column in table.columns:
         name = next((name for name in rows.column_names if sql.fold(name) == sql.fold(column.name)), None)
@@ -79,7 +82,7 @@ def _by_columns(rows: pa.Table, table: Table) -> Iterator[tuple[int, str]]:
 
 
 def _places(mask: pa.ChunkedArray) -> list[int]:
-    # Imported here: few flushes meet a row that does not fit.
+    # Imported here because few flushes contain a row that does not fit.
     import pyarrow.compute as pc
 
     return [int(at) for at in pc.indices_nonzero(mask).to_pylist()]
@@ -94,7 +97,7 @@ def _has(table: Table, name: str) -> bool:
 
 
 class _Probe:
-    """Writes some of the rows as the delivery would, to see whether that fails."""
+    """Writes some of the rows as the delivery would, to find out whether that fails."""
 
     def __init__(self, rows: pa.Table, plan: Plan, *, memory_mb: int, scratch: Path) -> None:
         self._rows = rows
@@ -119,12 +122,12 @@ class _Probe:
         )
         files.remove_tree(self._scratch)
         if any(failure.transient for failure in result.failures):
-            raise SparkFailedError(f"Bad rows could not be told from good ones: {result.failures[0].reason}")
+            raise SparkFailedError(f"Bad rows could not be separated from good ones: {result.failures[0].reason}")
         return inputs.bare_reason(result.failures[0]) if result.failures else None
 
 
 def write_arrow(rows: pa.Table, path: Path) -> Path:
-    """An Arrow file that a task can read."""
+    """Write an Arrow file that a task can read."""
     try:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
             writer.write_table(rows)

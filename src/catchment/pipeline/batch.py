@@ -1,7 +1,9 @@
-"""One batch on its way: the units of one or several plans, written by one job and committed by one transaction.
+"""Execution of one batch: units of one or several plans, written by one job and committed in one
+transaction.
 
-A share is one plan's part of the batch. Shares have nothing to do with each other but their transaction: when it is
-refused because of one of them, each is committed by itself, so that a table that fails does not hold back the others.
+A plan part holds one plan's units in the batch. Parts share nothing but their transaction. If it is
+refused because of one of them, each is committed by itself, so that a failing table does not hold
+back the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +49,7 @@ _TASKS_PER_BATCH_MAX = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """What every batch of a job works with."""
+    """Objects and limits that every batch of a job uses."""
 
     lake: Lake
     runner: Runner
@@ -59,7 +61,7 @@ class JobContext:
 
 @dataclass(slots=True)
 class PlanProgress:
-    """What has been done of a plan so far, and where its producer stands as far as is known."""
+    """Work done for a plan so far, and its producer's last known position."""
 
     claim: Claim
     delivered: int = 0
@@ -76,7 +78,9 @@ class PlanProgress:
 
 @dataclass(slots=True)
 class PlanPart:
-    """One plan's part of a batch: `left` is still to be committed, `there` is in the lake, whoever brought it."""
+    """One plan's part of a batch: `left` is still to be committed, `there` is in the lake,
+    whichever process delivered it.
+    """
 
     plan: Plan
     tally: PlanProgress
@@ -86,12 +90,12 @@ class PlanPart:
     written: WrittenFiles = field(default_factory=lambda: WrittenFiles(files=(), units={}, failures=()))
     folder: Path = Path()
     names: frozenset[str] = frozenset()
-    # Its files hold units that somebody else delivered: they must not be committed, but written again.
+    # Its files contain units that another process delivered: write them again, do not commit them.
     stale: bool = False
 
     @property
     def inserts(self) -> bool:
-        """Whether its files are read by an INSERT, and not registered."""
+        """Whether its files are read by an INSERT instead of being registered."""
         return self.plan.mode is Mode.INSERT
 
     @property
@@ -100,7 +104,7 @@ class PlanPart:
 
 
 class BatchRun:
-    """Writes, places and commits the shares of one batch."""
+    """Writes, places and commits the plan parts of one batch."""
 
     def __init__(self, desk: JobContext, *, number: int) -> None:
         self._desk = desk
@@ -109,9 +113,11 @@ class BatchRun:
         self._tasks = 0
 
     def deliver(self, shares: Sequence[PlanPart]) -> None:
-        """Bring every share as far as it goes: its units end up in `there`, its failures and its error in its tally.
+        """Process every part as far as possible: its units end up in `there`, failures and error in
+        its `tally`.
 
-        Units that another process delivers meanwhile are taken out, and the rest is written again without them.
+        Units that another process delivers in the meantime are removed, and the rest is written
+        again without them.
         """
         pending = list(shares)
         for round_number in range(_ROUNDS_MAX):
@@ -159,7 +165,9 @@ class BatchRun:
             share.tally.failures.extend(share.written.failures)
 
     def _is_broken(self, share: PlanPart) -> bool:
-        """Drop what failed; True when files must be written again because units that cannot go yet are in them."""
+        """Drop failed units. Return True if files must be written again because they contain units
+        that have to wait.
+        """
         unbroken: list[Unit] = []
         good = [unit for unit in share.left if unit.id in share.written.units]
         for unit in share.left:
@@ -175,11 +183,12 @@ class BatchRun:
         return bool(share.left)
 
     def _task(self, stint: TaskSpec, plan: Plan, threads: int) -> Task:
-        # Several threads write one file, so what must be split into several is left to one thread.
+        # With several threads the output is one file, so output that must be split into several
+        # gets one thread.
         small = stint.bytes <= plan.shape.file_bytes
         self._tasks += 1
         if self._tasks >= _TASKS_PER_BATCH_MAX:
-            raise InvariantError(f"Batch {self._number} has come to {self._tasks} tasks.")
+            raise InvariantError(f"Batch {self._number} has reached {self._tasks} tasks.")
         return Task(
             number=self._number * _TASKS_PER_BATCH_MAX + self._tasks,
             mode=stint.mode,
@@ -192,13 +201,16 @@ class BatchRun:
         )
 
     def _place(self, shares: Iterable[PlanPart], round_number: int) -> None:
-        """Move the files into folders that hold nothing else, so that each can be registered, or removed, whole."""
+        """Move the files into folders that contain nothing else, so that each can be registered or
+        removed as a whole.
+        """
         taken: set[Path] = set()
         for share in shares:
             target, number = share.plan.target, self._number * _ROUNDS_MAX + round_number
             job = self._desk.job
             root = job.insert_folder(target.uuid, number) if share.inserts else job.table_folder(target.folder, number)
-            # Two producers may deliver to one table, and a table keeps its folder when its name is given to another.
+            # Two producers may deliver to one table, and a table keeps its folder when its name is
+            # given to another one.
             while root in taken:
                 root = root.with_name(f"{root.name}-again")
             taken.add(root)
@@ -214,7 +226,7 @@ class BatchRun:
         faults.reach("deliver.after_place")
 
     def _commit(self, shares: Sequence[PlanPart]) -> None:
-        """Commit the shares together or, where that is refused, each by itself."""
+        """Commit the parts together or, if that is refused, each by itself."""
         started_s = self._lake.clock.monotonic_s()
         try:
             self._commit_together(shares)
@@ -259,7 +271,9 @@ class BatchRun:
             self._done(share)
 
     def _look_again(self, share: PlanPart) -> bool:
-        """Where the producer stands now, under the epoch that we hold; True when units turn out to be in the lake."""
+        """Read the producer's position again, under the epoch that we hold. Return True if units
+        are already in the lake.
+        """
         with self._lake.ledger() as ledger:
             current = ledger.read(share.plan.producer)
             there = ledger.delivered(share.ids, share.plan.target.uuid)
@@ -268,7 +282,7 @@ class BatchRun:
         if not there:
             return False
         if all(each.job_id == self._desk.job.job_id for each in there.values()):
-            # Our own COMMIT landed though we were told nothing.
+            # Our own COMMIT succeeded, but no confirmation arrived.
             share.tally.claim = replace(share.tally.claim, seq=share.tally.claim.seq - _seqs(share.left))
             self._done(share)
         else:
@@ -317,8 +331,8 @@ class BatchRun:
             first, last = unit.seqs or (seq + 1, seq + 1)
             if first != seq + 1:
                 raise PreconditionError(
-                    f"{claim.producer} is at seq {seq}, and unit {unit.id} starts at {first}.",
-                    hint="Somebody else delivers for the same producer. Plan and deliver again.",
+                    f"{claim.producer} is at seq {seq}, but unit {unit.id} starts at {first}.",
+                    hint="Another process delivers for the same producer. Plan and deliver again.",
                 )
             facts = share.written.units[unit.id]
             yield Delivery(
@@ -360,12 +374,13 @@ class BatchRun:
         share.there.extend(share.left)
         share.left = ()
         if share.inserts:
-            # The lake has rows of its own by now; these would lie here in plain until the job's end.
+            # The lake has its own rows now; these would stay here unencrypted until the end of the
+            # job.
             files.remove_tree(share.folder)
 
 
 def _brought(share: PlanPart) -> Change:
-    """What brings the share's files into its table."""
+    """Return the change that brings the part's files into its table."""
     target = share.plan.target
     if share.inserts:
         paths = tuple(str(share.folder / name) for name in sorted(share.names))
@@ -380,7 +395,7 @@ def _brought(share: PlanPart) -> Change:
 
 
 def _common_mode(shares: Iterable[PlanPart]) -> Mode:
-    # What is inserted is only ever rewritten before, whatever becomes of the others.
+    # Files for an INSERT are always rewritten first, whatever the mode of the others.
     modes = {share.plan.mode for share in shares if not share.inserts} or {Mode.REWRITE}
     if len(modes) != 1:
         raise InvariantError(f"Plans of one job have several modes: {', '.join(sorted(modes))}.")
@@ -388,5 +403,5 @@ def _common_mode(shares: Iterable[PlanPart]) -> Mode:
 
 
 def _seqs(units: Iterable[Unit]) -> int:
-    """How many numbers of their producer's sequence the units take."""
+    """Return how many numbers of their producer's sequence the units take."""
     return sum(1 if unit.seqs is None else unit.seqs[1] - unit.seqs[0] + 1 for unit in units)

@@ -1,11 +1,11 @@
-"""Delivering: the state machine that flush, legacy import and backfill share.
+"""Delivery: the state machine that flush, legacy import and backfill share.
 
     plan ──▶ write (Spark) ──▶ place ──▶ commit (files or rows, and ledger: one transaction) ──▶ retire
              │                 │         │ conflict: redo the commit, keep the files
              │                 │         │ unknown: the ledger knows
              └─ killed: nothing is visible; the files are orphans     └─ killed: the ledger has the units; only retire
 
-A unit that fails leaves its reason in the report and its source where it is; the others go on.
+If a unit fails, its reason is in the report and its source stays in place; the others continue.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,33 +27,35 @@ Retire = Callable[[Unit], None]
 
 
 class Source(Protocol):
-    """Where units come from, and what becomes of them once they are delivered."""
+    """A source of units, and how to retire them once they are delivered."""
 
     @property
     def producer(self) -> ProducerId:
-        """Under whose name the ledger records the units."""
+        """The name under which the ledger records the units."""
         ...
 
     @property
     def table(self) -> TableId:
-        """The table they go into."""
+        """The table that the units go into."""
         ...
 
     def units(self) -> Sequence[Unit]:
-        """Every unit that is there to deliver, delivered ones included; reading facts only."""
+        """Return every unit of the source, including delivered ones. Only reads metadata."""
         ...
 
     def retire(self, unit: Unit) -> None:
-        """Make the delivered unit's source go away. Must be safe to repeat after a crash half-way."""
+        """Remove the delivered unit's source. Must be safe to repeat after a crash halfway through."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReport:
-    """What a delivery did: units delivered now, units that the lake had already, and units that failed.
+    """Result of a delivery: units delivered now, units that the lake already had, and units that
+    failed.
 
-    `buried` counts rows set aside as dead letters. `insert_reason` is why rows were inserted instead of registered as
-    files, if they were. `error` is why the lake refused the whole delivery.
+    `buried` counts rows quarantined as dead letters. `insert_reason` is why rows were inserted
+    instead of registered as files, if they were. `error` is why the lake refused the whole
+    delivery.
     """
 
     job_id: str
@@ -76,7 +78,9 @@ class DeliveryReport:
 
 
 class Deliverer:
-    """Delivers what a source has into a lake, exactly once, however often and by however many processes it is run."""
+    """Delivers a source's units into a lake exactly once, however often and in however many
+    processes it runs.
+    """
 
     def __init__(
         self,
@@ -101,13 +105,13 @@ class Deliverer:
         )
 
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
-        """What `deliver` would do now, without effect on anything."""
+        """Return what `deliver` would do now, without side effects."""
         units = source.units()
         self._refuse_own_files(units)
         return self.plan_units(units, producer=source.producer, table=source.table, mode=mode)
 
     def plan_new(self, source: Source, table: Table, mode: Mode = Mode.AUTO) -> Plan:
-        """The same for a table that is still to be made, in a lake that need not be there."""
+        """Plan for a table that does not exist yet, in a lake that need not exist either."""
         units = source.units()
         self._refuse_own_files(units)
         claim = Claim(producer=source.producer, epoch=0, seq=0)
@@ -117,26 +121,30 @@ class Deliverer:
     def plan_units(
         self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode, claim: Claim | None = None
     ) -> Plan:
-        """The same for units that are known, wherever their files lie; with a `claim`, where the producer stands too.
+        """Plan for known units, wherever their files are. Pass a `claim` if the producer's position
+        is known too.
 
-        Such a claim may be older than the plan only if all units have their places in the sequence behind it.
+        Such a claim may be older than the plan only if all units have positions in the sequence
+        after it.
         """
 
         def asked(claim: Claim) -> Iterable[str]:
-            # The ledger moves a producer on with what it delivers: what stands behind its place was never delivered.
+            # The ledger advances a producer with each delivery, so units after its position were
+            # never delivered.
             return (unit.id for unit in units if unit.seqs is None or unit.seqs[0] <= claim.seq)
 
-        # A rewritten file has bounds for all its columns, whichever others have none.
+        # A rewritten file has bounds for all its columns, even if other files have none.
         standing = self.lake.standing(producer, table, asked, shape_only=mode is Mode.REWRITE, claim=claim)
         return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
 
     def deliver(
         self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None
     ) -> DeliveryReport:
-        """Do the plan, retiring each batch once it is delivered.
+        """Execute the plan, retiring each batch once it is delivered.
 
-        `digests` makes adopted files be read to the end; rewritten ones always are. `claim` is the epoch to deliver
-        under; without one, the producer is joined as it stood when the plan was made.
+        `digests` makes adopted files be read to the end; rewritten ones always are. `claim` is the
+        epoch to deliver under; without one, the producer is joined as it was when the plan was
+        made.
         """
         (report,) = self.deliver_together([(replace(plan, claim=claim or plan.claim), retire)], digests=digests)
         if report.error is not None:
@@ -150,9 +158,10 @@ class Deliverer:
         digests: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[DeliveryReport, ...]:
-        """Do several plans, each of a producer of its own, as one job whose transactions they share.
+        """Execute several plans, each with its own producer, as one job with shared transactions.
 
-        `stop` is asked before each batch; once it says so, what is left stays undelivered.
+        `stop` is called before each batch; once it returns True, the remaining units stay
+        undelivered.
         """
         tallies = [PlanProgress(claim=plan.claim) for plan, _ in orders]
         staging = Staging(self.lake.address.data_path, clock=self.lake.clock)
@@ -196,12 +205,15 @@ class Deliverer:
         return self.deliver(self.plan(source, mode), source.retire, digests=digests)
 
     def _refuse_own_files(self, units: Sequence[Unit]) -> None:
-        # What the lake owns it would get twice, and upkeep deletes from its folder what it does not own.
+        # The lake would get its own files twice, and maintenance deletes from its folder files that
+        # it does not own.
         own = files.real_path(self.lake.address.data_path) + "/"
         uris = [each.uri for unit in units for each in unit.inputs]
         for uri, real in zip(uris, files.real_paths(uris), strict=True):
             if real.startswith(own):
-                raise InputError(f"{uri} lies in the lake's own data path.", hint="Deliver files from elsewhere.")
+                raise InputError(
+                    f"{uri} is inside the lake's own data path.", hint="Deliver files from another folder."
+                )
 
     def _retire(self, units: Sequence[Unit], retire: Retire, tally: PlanProgress) -> None:
         for unit in units:
@@ -209,14 +221,16 @@ class Deliverer:
             try:
                 retire(unit)
             except StorageFailedError as error:
-                # It is delivered, and the next run tries again; the others must not wait for it.
+                # It is delivered, and the next run retires it; the others must not wait for it.
                 reason = f"{unit.source} is delivered, but cannot be retired: {error.message}"
                 tally.failures.append(UnitFailure(unit_id=unit.id, path=unit.source, reason=reason))
             faults.reach("retire.after_unit")
 
 
 def _is_stuck(plan: Plan, tally: PlanProgress) -> bool:
-    """Whether further batches are of no use: the lake refuses the plan, or units that come first have failed."""
+    """Return whether further batches are pointless: the lake refuses the plan, or units that come
+    first have failed.
+    """
     ordered = any(unit.seqs is not None for batch in plan.batches for unit in batch.units)
     return tally.error is not None or (ordered and bool(tally.failures))
 

@@ -1,7 +1,7 @@
-"""Whose fault it is that a task failed: its input's, or the machine's it ran on.
+"""Classifies why a task failed: because of its input, or because of the machine it ran on.
 
-An input that is to blame is left out for good: a file is reported, rows of the queue become dead letters. What memory,
-disk or time were too little for is tried again.
+An input at fault is left out for good: a file is reported, rows of the queue become dead letters.
+Work that ran out of memory, disk or time is tried again.
 """
 
 import errno
@@ -14,7 +14,7 @@ from catchment.errors import DiskFullError
 _KINDS = (
     duckdb.OutOfMemoryException,
     duckdb.InterruptException,
-    # They make DuckDB give up its instance, so that nothing which fails after them tells anything.
+    # These make DuckDB invalidate its instance, so that errors after them carry no information.
     duckdb.InternalException,
     duckdb.FatalException,
     pa.ArrowMemoryError,
@@ -24,7 +24,7 @@ _KINDS = (
 _NUMBERS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS, errno.EAGAIN}
 )
-# How DuckDB words the same.
+# DuckDB's wording of the same errors.
 _WORDS = (
     "No space left",
     "Disk quota exceeded",
@@ -37,7 +37,9 @@ _WORDS = (
 
 
 def is_of_the_machine(error: BaseException) -> bool:
-    """Return whether the error says nothing about the input: the same may succeed later, or elsewhere."""
+    """Return whether the error says nothing about the input: the same work may succeed later, or
+    elsewhere.
+    """
     if isinstance(error, _KINDS):
         return True
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,9 +1,11 @@
-"""Flushing: parcels of the queue's buffer become units of delivery, several tables in one Spark job.
+"""Flush: flush payloads of the queue's buffer become units of delivery, several tables in one Spark
+job.
 
-A parcel goes into the table that its rows are bound to, whatever that is called by now, and its columns into those that
-they are. If the table has been dropped, the rows stay where they are: they are stranded, and hold up no others.
+A payload goes into the table that its rows are bound to, even if that was renamed since, and so do
+its columns. If the table has been dropped, the rows stay where they are: they are stranded, and do
+not hold up others.
 
-parcels ──▶ stage (Arrow files, or the sealed segments themselves) ──▶ deliver together ──▶ retire
+payloads ──▶ stage (Arrow files, or the sealed segments themselves) ──▶ deliver together ──▶ retire
                                                      │
                                                      └─ a unit that cannot be delivered is sifted: its bad rows
                                                         are buried by the commit that delivers its good ones
@@ -30,7 +32,7 @@ from catchment.pipeline.work import Format, Input, Mode
 from catchment.queue.buffer import AT, SEQ, Buffer, FlushPayload
 from catchment.queue.flushing import Progress, TableFlush, merged
 
-# Small files are what the queue is there to avoid: a second file is started only where both become this large.
+# The queue exists to avoid small files: a second file is started only if both become this large.
 FILE_BYTES_MIN = 64 * MIB
 _STAGED_BYTES_MAX = 1024 * MIB
 _WEIGHT_AT_FIRST = 0.3
@@ -39,7 +41,7 @@ _STAGERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """A plan for parcels that are buffered under one name."""
+    """A plan for payloads that are buffered under one name."""
 
     table: TableId
     plan: Plan
@@ -48,9 +50,9 @@ class _Order:
 
 @dataclass(slots=True)
 class _FlushJob:
-    """Parcels that one job delivers, table by table, and what has become of them.
+    """Payloads that one job delivers, table by table, and their results.
 
-    `homes` are the names that the parcels' tables have in the lake now, by the parcels' ids.
+    `homes` maps the payloads' ids to the names that their tables have in the lake now.
     """
 
     job: JobFolder
@@ -73,7 +75,7 @@ class _FlushJob:
         return [unit for unit_id, unit in self.units.items() if self.parcels[unit_id].table == table]
 
     def next_of(self, table: TableId) -> list[Unit]:
-        """Units of the name that go into one table of the lake: the first ones, in their order."""
+        """Return the first units under the name, in order, that go into the same table of the lake."""
         units = self.of(table)
         return list(takewhile(lambda unit: self.homes[unit.id] == self.homes[units[0].id], units))
 
@@ -84,19 +86,19 @@ class _FlushJob:
 
 
 class FlushPipeline:
-    """Delivers parcels of one buffer into one lake."""
+    """Delivers payloads of one buffer into one lake."""
 
     def __init__(self, deliverer: Deliverer, buffer: Buffer) -> None:
         self._deliverer = deliverer
         self._lake = deliverer.lake
         self._buffer = buffer
-        # How large a table's rows become as Parquet, per byte of Arrow, learnt from its last flush.
+        # Parquet bytes per byte of Arrow, by table, measured in its last flush.
         self._weights: dict[TableId, float] = {}
-        # Where the producers of tables stood when rows were chosen, for the plan that comes next.
+        # Positions of the tables' producers when rows were chosen, for the next plan.
         self._claims: dict[TableId, Claim | None] = {}
 
     def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:
-        # The lake may have been away when this process started.
+        # The lake may have been unavailable when this process started.
         self._lake.open()
         producers = {table: self._buffer.producer(table) for table in tables}
         with self._lake.ledger() as ledger:
@@ -113,7 +115,8 @@ class FlushPipeline:
                 continue
             after = self._buffer.state(table)
             if before is not None and after is not None and after.seq_flushed > before.seq_flushed:
-                # The lake had them, and whoever brought them there could not say so any more.
+                # The lake already had them, and the process that delivered them could no longer
+                # report it.
                 seqs = f"{before.seq_flushed + 1}..{after.seq_flushed}"
                 rows = after.seq_flushed - before.seq_flushed
                 events.emit("replay_skipped", table=str(table), seqs=seqs, rows=rows)
@@ -130,7 +133,7 @@ class FlushPipeline:
                 TableFlush(table=parcel.table, stranded=parcel.rows) for parcel in remaining if parcel.id not in homes
             ]
             for some in _portions([parcel for parcel in remaining if parcel.id in homes]):
-                # Rows of a table go in their order: what comes after those that failed has to wait.
+                # Rows of a table are delivered in order: those after failed ones have to wait.
                 for each in self._deliver([parcel for parcel in some if parcel.table not in stuck], homes):
                     done.append(each)
                     if each.errors:
@@ -143,24 +146,28 @@ class FlushPipeline:
         return merged(done)
 
     def _homes(self, parcels: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
-        """Where each parcel belongs; those whose table is gone are left out."""
+        """Return the table that each payload belongs to; payloads whose table was dropped are left
+        out.
+        """
         if into is not None:
             return dict.fromkeys((parcel.id for parcel in parcels), into)
         uuids = {parcel.id: types.table_of(parcel.columns) for parcel in parcels}
         with self._lake.snapshot() as connection:
             names = {uuid: table for table, uuid in tables.list_uuids(connection, self._lake.name).items()}
         homes = {parcel.id: names.get(uuids[parcel.id] or "") for parcel in parcels}
-        # Rows that were bound to no table, by an earlier version of Catchment or for another lake, go by its name.
+        # Rows bound to no table, by an earlier version of Catchment or for another lake, are
+        # matched by the table's name.
         unbound = {parcel.id: parcel.table for parcel in parcels if uuids[parcel.id] is None}
         return {**{unit_id: home for unit_id, home in homes.items() if home is not None}, **unbound}
 
     def _without_arrived(
         self, parcels: Sequence[FlushPayload], homes: Mapping[str, TableId], into: TableId | None
     ) -> list[FlushPayload]:
-        """Retire parcels that arrived in their table before it was dropped; returns the others.
+        """Retire payloads that arrived in their table before it was dropped, and return the others.
 
-        The process that delivered them may have ended before it retired them. Deliveries into a table that is there
-        find this out by themselves, and parcels that have positions are known by their producer's.
+        The process that delivered them may have ended before it retired them. Deliveries into an
+        existing table detect this themselves, and payloads with positions are recognized by their
+        producer's position.
         """
         doubtful: dict[str, list[FlushPayload]] = {}
         for parcel in parcels:
@@ -186,7 +193,7 @@ class FlushPipeline:
         with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
             portion = _FlushJob(job=job, parcels={parcel.id: parcel for parcel in parcels}, homes=homes)
             started_s = self._lake.clock.monotonic_s()
-            # Reading the buffer is half waiting: two at once, in the parcels' order.
+            # Half of reading the buffer is waiting: read two at once, in the payloads' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
                 for unit in stagers.map(events.carried(partial(self._staged, job)), parcels):
                     portion.units[unit.id] = unit
@@ -198,7 +205,7 @@ class FlushPipeline:
                 reports = self._deliverer.deliver_together([(order.plan, order.retire) for order in orders])
                 for order, report in zip(orders, reports, strict=True):
                     self._look_at(portion, order, report)
-                # Tables that are delivered together take their time together.
+                # Tables delivered together share their time.
                 write_s += max((report.write_s for report in reports), default=0.0)
                 commit_s += max((report.commit_s for report in reports), default=0.0)
                 self._retire(portion)
@@ -233,7 +240,7 @@ class FlushPipeline:
         home = portion.homes[first.id]
         target = self._lake.find_shape(home)
         if target is not None:
-            # What was sifted is in the table's columns already.
+            # Sifted rows already have the table's columns.
             units = [
                 unit if unit.id in portion.sifted else _matched(unit, portion.parcels[unit.id], target)
                 for unit in units
@@ -250,12 +257,14 @@ class FlushPipeline:
         return plan
 
     def _claim(self, table: TableId, units: Sequence[Unit]) -> Claim | None:
-        """Where the table's producer stood when the units were chosen, if they go on from there; none is used twice."""
+        """Return the producer's position from when the units were chosen, if they continue from it.
+        Each is used once.
+        """
         claim, first = self._claims.pop(table, None), units[0].seqs
         return claim if claim is not None and first is not None and first[0] == claim.seq + 1 else None
 
     def _retire(self, portion: _FlushJob) -> None:
-        """Let go of what has arrived: of slices that follow each other, all with the last."""
+        """Release delivered payloads: consecutive slices all together with the last one."""
         last: dict[tuple[TableId, str], FlushPayload] = {}
         for parcel in portion.take_arrived():
             last[parcel.table, "" if parcel.positioned else parcel.id] = parcel
@@ -280,12 +289,12 @@ class FlushPipeline:
             )
         )
         if failures and (failures[0].transient or failures[0].unit_id in portion.sifted):
-            # Rows that memory, disk or time were too little for are not bad: they stay, and are tried again.
+            # Rows that ran out of memory, disk or time are not bad: they stay, and are tried again.
             portion.give_up(table, failures[0].reason)
         elif report.error is not None and not failures:
             portion.give_up(table, report.error.message)
         elif failures:
-            # The first that failed stands in the way of those behind it: once it is sifted, they can go.
+            # The first failed unit blocks those after it: once it is sifted, they can be delivered.
             try:
                 self._sift(portion, failures[0].unit_id, plan)
             except CatchmentError as error:
@@ -336,13 +345,15 @@ def _unit(parcel: FlushPayload, inputs: tuple[Input, ...]) -> Unit:
 
 
 def _matched(unit: Unit, parcel: FlushPayload, target: Table) -> Unit:
-    """The unit with its columns matched to the table's by what DuckLake knows them by."""
+    """Return the unit with its columns matched to the table's by their DuckLake identity."""
     select = _select(parcel, target)
     return replace(unit, inputs=tuple(replace(each, select=select) for each in unit.inputs))
 
 
 def _select(parcel: FlushPayload, target: Table) -> tuple[str, ...]:
-    """Expressions that bring the parcel's rows into the table as it is now; none if they are as they should be."""
+    """Return expressions that fit the payload's rows to the table as it is now, or none if they
+    already fit.
+    """
     if parcel.columns == target.columns or not reshape.are_bound(parcel.columns, target.columns):
         return ()
     return tuple(reshape.select_bound(parcel.columns, target.columns))
@@ -360,7 +371,7 @@ def _selected(rows: pa.Table, select: tuple[str, ...]) -> pa.Table:
 
 
 def _portions(parcels: Sequence[FlushPayload]) -> Iterator[list[FlushPayload]]:
-    """Parcels in their order, as many at once as may lie staged."""
+    """Split the payloads, in order, into groups that may be staged at once."""
     portion: list[FlushPayload] = []
     size = 0
     for parcel in parcels:

@@ -1,9 +1,11 @@
-"""Parquet footers: a column's minimum and maximum made inexact in place, where their text must not reach a catalog.
+"""Parquet footers: makes a column's minimum and maximum inexact in place if their text must not
+reach a catalog.
 
-DuckLake replaces its placeholders in the statistics it takes from a footer, and without statistics it forgets those of
-the whole table: later filters then pass rows by. So the bounds stay, moved outwards by one letter: the closing brace of
-a placeholder becomes the letter before it in a minimum, and the one after it in a maximum. Both are still bounds, of
-the same length, and hold no placeholder. Parquet calls such bounds inexact, and has a mark for that.
+DuckLake replaces its placeholders in the statistics it reads from a footer, and without statistics
+it discards those of the whole table: later filters then miss rows. So the bounds stay, moved
+outwards by one character: the closing brace of a placeholder becomes the character before it in a
+minimum, and the one after it in a maximum. Both are still bounds, have the same length, and contain
+no placeholder. Parquet calls such bounds inexact, and has a flag for that.
 """
 
 import os
@@ -18,7 +20,8 @@ from catchment.lake.placeholders import PATTERN
 
 _MAGIC = b"PAR1"
 _TOKEN = re.compile(b"(" + PATTERN.encode().removesuffix(rb"\}") + rb")\}")
-# FileMetaData.row_groups[].columns[].meta_data.statistics, by the field numbers of the Parquet format.
+# FileMetaData.row_groups[].columns[].meta_data.statistics, by the field numbers of the Parquet
+# format.
 _STATISTICS = (4, 1, 3, 12)
 _MAXIMA, _MINIMA, _EXACT = (1, 5), (2, 6), (7, 8)
 _BLANK = ord(" ")
@@ -26,7 +29,7 @@ _TRUE, _FALSE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _DOUBLE, _BYTE = 1, 2, 8, 9,
 
 
 def blur(path: Path) -> None:
-    """Move bounds that hold a placeholder outwards, and mark them as inexact."""
+    """Move bounds that contain a placeholder outwards, and flag them as inexact."""
     with path.open("rb") as file:
         file.seek(-8, os.SEEK_END)
         size, magic = int.from_bytes(file.read(4), "little"), file.read(4)
@@ -41,7 +44,9 @@ def blur(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field's place: of its content, or of its header where it is a bool, whose value is part of the header."""
+    """Position of a field's content, or of its header if it is a bool, whose value is part of the
+    header.
+    """
 
     start: int
     end: int
@@ -55,7 +60,8 @@ def _blur(footer: bytearray, fields: dict[int, _Field]) -> None:
         footer[field.start : field.end] = _TOKEN.sub(rb"\1~", footer[field.start : field.end])
     for field in (fields[number] for number in _MINIMA if number in fields):
         footer[field.start : field.end] = _TOKEN.sub(rb"\1|", footer[field.start : field.end])
-        # Lower still: DuckLake replaces a placeholder in a query's filter too, by text that sorts before letters.
+        # Lower still: DuckLake also replaces a placeholder in a query's filter, by text that sorts
+        # before letters.
         if field.start < field.end:
             footer[field.start] = min(footer[field.start], _BLANK)
     for flag in (fields[number] for number in _EXACT if number in fields):
@@ -63,7 +69,7 @@ def _blur(footer: bytearray, fields: dict[int, _Field]) -> None:
 
 
 def _statistics(footer: bytes) -> Iterator[dict[int, _Field]]:
-    """The fields of every statistics structure."""
+    """Yield the fields of every statistics structure."""
     found: dict[int, dict[int, _Field]] = {}
     for owner, path, field in _Walk(footer).fields():
         if path[:-1] == _STATISTICS:
@@ -72,14 +78,16 @@ def _statistics(footer: bytes) -> Iterator[dict[int, _Field]]:
 
 
 class _Walk:
-    """Goes through a structure in Thrift's compact encoding, and says where each plain field lies."""
+    """Walks a structure in Thrift's compact encoding and reports the position of each plain field."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = 0
 
     def fields(self, path: tuple[int, ...] = ()) -> Iterator[tuple[int, tuple[int, ...], _Field]]:
-        """Each field with the place of the structure it is in, and the numbers that lead to it."""
+        """Yield each field with the position of its structure and the field numbers that lead to
+        it.
+        """
         owner, number = self._at, 0
         while (header := self._byte()) != 0:
             at = self._at - 1
@@ -100,13 +108,13 @@ class _Walk:
                 for _ in range(count):
                     yield from self._value(header & 0x0F, owner, path)
             case _ if kind == _MAP:
-                raise InvariantError("A Parquet footer holds no map.")
+                raise InvariantError("A Parquet footer must not contain a map.")
             case _:
                 start = self._skip(kind)
                 yield owner, path, _Field(start, self._at)
 
     def _skip(self, kind: int) -> int:
-        """Pass a plain value by; returns where its content starts."""
+        """Skip a plain value and return where its content starts."""
         length = {_BYTE: 1, _TRUE: 1, _FALSE: 1, _DOUBLE: 8}.get(kind)
         if kind == _BINARY:
             length = self._varint()

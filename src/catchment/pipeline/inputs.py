@@ -1,4 +1,6 @@
-"""Reading inputs in a worker: which files can be read, whether their columns fit, and the relation that unites them."""
+"""Input reading in a worker: which files are readable, whether their columns fit, and the relation
+that unites them.
+"""
 
 import glob
 import re
@@ -22,7 +24,9 @@ _STATEMENT = re.compile(r"LINE \d+:.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Inputs of one format and one set of columns, read by one relation; `obstacle` is why none can be adopted."""
+    """Inputs with one format and one set of columns, read by one relation; `obstacle` is why none
+    can be adopted.
+    """
 
     parts: tuple[UnitPart, ...]
     columns: tuple[tuple[str, str], ...]
@@ -30,7 +34,7 @@ class Group:
 
 
 def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[UnitPart]) -> tuple[list[Group], list[UnitFailure]]:
-    """Group the parts by their columns; parts that cannot be opened become failures of their units."""
+    """Group the parts by their columns. Parts that cannot be opened become failures of their units."""
     groups: list[Group] = []
     failures = changed(parts)
     failed = {each.path for each in failures}
@@ -47,12 +51,14 @@ def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[UnitPart]) ->
 
 
 def _is_alone(source: Input) -> bool:
-    """Whether it is read by a relation of its own."""
+    """Return whether the part is read by a relation of its own."""
     return source.format is Format.DUCKDB or source.lake_file is not None
 
 
 def changed(parts: Iterable[UnitPart]) -> list[UnitFailure]:
-    """Parts whose file is not the one that was planned: its rows would be recorded under another file's name."""
+    """Return parts whose file is not the planned one: its rows would be recorded under another
+    file's name.
+    """
     found = []
     for part in parts:
         if part.input.modified_ns or part.input.lake_file is not None:
@@ -61,7 +67,7 @@ def changed(parts: Iterable[UnitPart]) -> list[UnitFailure]:
             except OSError as error:
                 found.append(failure(part, error.strerror or str(error)))
             else:
-                # A lake's files have no time of change that counts: they are written once.
+                # The modification time of a lake's files is irrelevant: they are written once.
                 modified_ns = part.input.modified_ns or facts.st_mtime_ns
                 if (facts.st_size, facts.st_mtime_ns) != (part.input.bytes, modified_ns):
                     found.append(failure(part, "it has changed since it was planned"))
@@ -69,13 +75,15 @@ def changed(parts: Iterable[UnitPart]) -> list[UnitFailure]:
 
 
 def paths(inputs: Iterable[Input]) -> str:
-    """A list of Parquet files, in SQL, that names them and nothing else: DuckDB takes a plain path for a pattern."""
+    """Return a SQL list of Parquet files that matches them only: DuckDB treats a plain path as a
+    pattern.
+    """
     return sql.literals(glob.escape(each.uri) for each in inputs)
 
 
 def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
-    """Why the group's columns cannot go into the table, or None."""
-    # A value in a path is text whatever it means: it is cast, and a value that does not cast fails its unit.
+    """Return why the group's columns do not fit the table, or None."""
+    # A value in a path is always text: it is cast, and a value that does not cast fails its unit.
     return reshape.misfit(_columns(group), columns, cast=group.parts[0].input.hive_keys)
 
 
@@ -83,13 +91,15 @@ def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
 def relation(
     connection: duckdb.DuckDBPyConnection, groups: Sequence[Group], columns: Sequence[Column], *, named: bool = False
 ) -> Iterator[str]:
-    """A query that reads all groups with the table's columns and types; `named` adds the input's uri as column URI."""
+    """Return a query that reads all groups with the table's columns and types; `named` adds the
+    input's uri as column URI.
+    """
     with _Opened(connection) as opened:
         yield " UNION ALL ".join(_select(opened, group, columns, named=named) for group in groups)
 
 
 def rows(connection: duckdb.DuckDBPyConnection, group: Group) -> list[int]:
-    """How many rows each part of the group holds; for Parquet, by its footer."""
+    """Return how many rows each part of the group holds; for Parquet, from its footer."""
     first = group.parts[0].input
     if first.format is Format.PARQUET and first.lake_file is None:
         listed = paths(part.input for part in group.parts)
@@ -105,7 +115,7 @@ def rows(connection: duckdb.DuckDBPyConnection, group: Group) -> list[int]:
 def digests(
     connection: duckdb.DuckDBPyConnection, groups: Sequence[Group], columns: Sequence[Column]
 ) -> dict[str, str]:
-    """The digest of each input, by uri; reads all the data."""
+    """Return the digest of each input, by uri. Reads all the data."""
     with relation(connection, groups, columns, named=True) as query:
         text = f"SELECT {URI}, {digest.rows_digest(columns)} FROM ({query}) GROUP BY {URI}"
         found = dict(connection.execute(text).fetchall())
@@ -115,7 +125,7 @@ def digests(
 def _alike(
     connection: duckdb.DuckDBPyConnection, parts: Sequence[UnitPart], failures: list[UnitFailure]
 ) -> Iterator[tuple[UnitPart, ...]]:
-    """Parquet parts with the same footer schema, found by one query; file by file only where that query fails."""
+    """Group Parquet parts by footer schema with one query; file by file only if that query fails."""
     if not parts:
         return
     try:
@@ -135,8 +145,8 @@ def _alike(
     yield from (tuple(each) for each in alike.values())
 
 
-# Lists of paths go in as literals: bound as a parameter, DuckDB asks Python about the type of every element, which cost
-# a quarter of a whole rewrite.
+# Lists of paths are passed as literals: for a bound parameter, DuckDB queries Python for the type
+# of every element, which cost a quarter of a whole rewrite.
 _FINGERPRINTS = """
 SELECT file_name, hash(list((name, type, type_length, repetition_type, num_children, converted_type, scale, precision,
                              logical_type)))
@@ -146,7 +156,7 @@ GROUP BY file_name
 
 
 def _alike_arrow(parts: Sequence[UnitPart], failures: list[UnitFailure]) -> Iterator[tuple[UnitPart, ...]]:
-    """Arrow parts with the same schema, matched in the same way: one scan reads them all."""
+    """Group Arrow parts by schema, matched in the same way: one scan reads them all."""
     alike: defaultdict[tuple[bytes, tuple[str, ...]], list[UnitPart]] = defaultdict(list)
     for part in parts:
         try:
@@ -171,7 +181,7 @@ def _described(
         failures.extend(failure(part, error) for part in parts)
     else:
         if finer is not None:
-            reason = f"column {finer!r} holds times in nanoseconds, and a lake keeps microseconds"
+            reason = f"column {finer!r} has nanosecond times, but a lake stores microseconds"
             failures.extend(failure(part, reason) for part in parts)
             return
         left_out = {sql.fold(name) for name in parts[0].input.without}
@@ -180,7 +190,7 @@ def _described(
 
 
 def _finer(connection: duckdb.DuckDBPyConnection, source: Input) -> str | None:
-    """A column whose values DuckDB would cut without a word."""
+    """Return a column whose values DuckDB would truncate silently."""
     if source.format is not Format.PARQUET:
         return None
     row = connection.execute(_NANOSECONDS.format(paths([source]))).fetchone()
@@ -191,7 +201,7 @@ _NANOSECONDS = "SELECT name FROM parquet_schema({}) WHERE logical_type LIKE 'Tim
 
 
 def failure(part: UnitPart, error: Exception | str, *, rewritable: bool = False) -> UnitFailure:
-    """The part's unit cannot be delivered, with the path in the reason."""
+    """Return a failure of the part's unit, with the path in the reason."""
     return UnitFailure(
         unit_id=part.unit_id,
         path=part.input.uri,
@@ -202,12 +212,14 @@ def failure(part: UnitPart, error: Exception | str, *, rewritable: bool = False)
 
 
 def said(error: Exception | str) -> str:
-    """What an error says, in one line; DuckDB goes on with the statement, which is ours."""
+    """Return an error's message in one line, without the statement that DuckDB appends, which is
+    ours.
+    """
     return " ".join(_STATEMENT.sub("", str(error)).split())
 
 
 def bare_reason(of: UnitFailure) -> str:
-    """The reason without the path, for a file that is only a scratch of ours."""
+    """Return the reason without the path, for a file that is only our scratch file."""
     return of.reason.removeprefix(f"{of.path}: ")
 
 
@@ -224,7 +236,7 @@ def _columns(group: Group) -> list[Column]:
 
 
 class _Opened:
-    """Inputs opened for the length of one query."""
+    """Inputs opened for the duration of one query."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -244,7 +256,7 @@ class _Opened:
             mapped.close()
 
     def scan(self, parts: Iterable[UnitPart], *, named: bool = False) -> str:
-        """What stands behind FROM to read the parts, which are all of one format."""
+        """Return the FROM expression that reads the parts, which all have one format."""
         inputs = [part.input for part in parts]
         found = self._scan(inputs, named=named)
         if not inputs[0].select:
@@ -264,7 +276,7 @@ class _Opened:
                 return self._duckdb(inputs[0])
 
     def arrow(self, source: Input) -> pa.Table:
-        """The rows of an Arrow file, which stay in the file."""
+        """Return the rows of an Arrow file without copying them out of the file."""
         mapped = pa.memory_map(str(files.local_path(source.uri)))
         self._maps.append(mapped)
         return pa.ipc.open_file(mapped).read_all()
@@ -274,7 +286,8 @@ class _Opened:
         if named:
             tables = [_with_uri(rows, source.uri) for rows, source in zip(tables, inputs, strict=True)]
         name = f"catchment_arrow_{len(self._names)}"
-        # A bare capsule, good for one query: DuckDB reads a table through a way that is half as fast.
+        # A bare capsule, good for one query: DuckDB reads a table along a path that is half as
+        # fast.
         self._connection.register(name, pa.concat_tables(tables).__arrow_c_stream__())
         self._names.append(name)
         return sql.identifier(name)
@@ -287,7 +300,7 @@ class _Opened:
 
 
 def _with_uri(rows: pa.Table, uri: str) -> pa.Table:
-    # A byte a row, not the text over and over.
+    # One byte per row instead of the repeated text.
     uris = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), rows.num_rows), pa.array([uri]))
     return rows.append_column(URI, uris)
 

@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: where it is, and how it is started."""
+"""The Java runtime for Spark: how to find it and how to start it."""
 
 import re
 import shutil
@@ -12,8 +12,9 @@ from catchment.errors import JavaMissingError, SparkFailedError
 from catchment.foundation import settings
 
 VERSION_MIN = 17
-# The JVM only schedules, and mostly for a short time: a compiler that optimises costs more than it gains. Measured, a
-# session starts with 7 s of CPU instead of 12, and a small job takes 50 ms instead of 85.
+# The JVM only schedules, and mostly for a short time: an optimizing compiler costs more than it
+# gains. Measured, a session starts with 7 s of CPU instead of 12, and a small job takes 50 ms
+# instead of 85.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _ANSWER_S_MAX = 30
@@ -28,24 +29,24 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java that Spark would use, or an error that says what to install."""
+    """Return the Java that Spark would use, or raise an error that says what to install."""
     home = settings.java_home()
     path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not shutil.which(str(path)):
         raise JavaMissingError(
-            f"Spark needs Java {VERSION_MIN} or newer; JAVA_HOME is {home}, where there is no Java.",
-            hint="Set JAVA_HOME to the folder of one, or unset it to have the `java` of PATH. "
-            "Install a Java runtime where there is none: `apt-get install openjdk-17-jre-headless`.",
+            f"Spark needs Java {VERSION_MIN} or newer; JAVA_HOME is {home}, which has no Java.",
+            hint="Set JAVA_HOME to the folder of one, or unset it to use the `java` of PATH. "
+            "If none is installed, install a Java runtime: `apt-get install openjdk-17-jre-headless`.",
         )
     if path is None:
         raise JavaMissingError("Spark needs Java 17 or newer, and there is no Java on this machine.")
     try:
         answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_ANSWER_S_MAX, check=True)
     except subprocess.TimeoutExpired as error:
-        raise SparkFailedError(f"{path} does not say its version within {error.timeout:g} s.") from None
+        raise SparkFailedError(f"{path} did not report its version within {error.timeout:g} s.") from None
     except (OSError, subprocess.SubprocessError) as error:
         if getattr(error, "returncode", 0) < 0:
-            raise SparkFailedError(f"Java was killed when it was to say its version: {error}") from None
+            raise SparkFailedError(f"Java was killed while it reported its version: {error}") from None
         raise JavaMissingError(f"Spark needs Java 17 or newer, and {path} does not run: {error}") from None
     found = _VERSION.search(answer.stderr + answer.stdout)
     if found is None or int(found[1]) < VERSION_MIN:
@@ -56,21 +57,23 @@ def find_java() -> Java:
 
 
 def archive_path() -> Path:
-    """Where Spark's classes lie in the form that Java maps into memory, if they were prepared.
+    """Return the path of Spark's classes in the form that Java maps into memory, whether or not
+    they were prepared.
 
-    Such an archive belongs to one Java and to one set of jars, so its place is beside the packages. Java itself sees
-    whether it fits, and starts without it where it does not; one that is damaged can keep it from starting.
+    Such an archive belongs to one Java and one set of jars, so it is stored beside the packages.
+    Java itself checks whether it fits, and starts without it if it does not; a damaged archive can
+    prevent Java from starting.
     """
     return Path(sys.prefix) / "share" / "catchment" / f"spark-{version('pyspark')}.jsa"
 
 
 def driver_options() -> str:
-    """How Spark's driver is started here."""
+    """Return the Java options of Spark's driver."""
     return _with_archive() if archive_path().exists() else OPTIONS
 
 
 def is_archived(options: str | None) -> bool:
-    """Whether those are the options with which Java is given the archive."""
+    """Return whether these are the options that pass the archive to Java."""
     return options == _with_archive()
 
 

@@ -1,8 +1,9 @@
-"""The JVM of a Spark session: started as a process of ours, bounded in time while it starts, never left behind.
+"""The JVM of a Spark session: started as our own process, with a limit on its start time, never
+left running.
 
-PySpark's own launcher returns no process before its JVM answers, so a start that hangs or fails leaves the JVM running.
-Here the process is known from its first moment, is the leader of a process group, and is ended and reaped with the
-group when anything goes wrong.
+PySpark's own launcher returns no process before its JVM answers, so a start that hangs or fails
+leaves the JVM running. Here the process is known from the start, is the leader of a process group,
+and is killed and reaped with the group when anything goes wrong.
 """
 
 import logging
@@ -36,8 +37,8 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
 
 
-# Py4j logs every broken connection with a traceback, by the root logger, and PySpark warns of a JVM that has gone. What
-# it comes to is in the error we raise.
+# Py4j logs every broken connection with a traceback through the root logger, and PySpark warns
+# about a JVM that has ended. The error that we raise has the outcome.
 logging.getLogger().addFilter(_is_not_of_py4j)
 warnings.filterwarnings("ignore", message="Unable to cleanly shutdown Spark JVM process", category=RuntimeWarning)
 
@@ -45,8 +46,9 @@ warnings.filterwarnings("ignore", message="Unable to cleanly shutdown Spark JVM 
 def launch_gateway(conf: SparkConf, log: IO[bytes], *, seconds_max: float, cwd: Path | None = None) -> Any:
     """Start a JVM and return py4j's gateway to it, with its process as `proc`.
 
-    A program that `spark-submit` started has a JVM already: that one is taken, and `proc` is None. Raises
-    SparkFailedError if Java ends or does not answer within `seconds_max`; then no process of the start is left.
+    A program started by `spark-submit` already has a JVM: that one is used, and `proc` is None.
+    Raises SparkFailedError if Java ends or does not answer within `seconds_max`; then no process of
+    the start is left.
     """
     if settings.spark_gateway_given():
         return java_gateway.launch_gateway(conf)  # type: ignore[no-untyped-call]
@@ -65,7 +67,9 @@ def launch_gateway(conf: SparkConf, log: IO[bytes], *, seconds_max: float, cwd: 
 
 @contextmanager
 def killed_after(process: "subprocess.Popen[bytes] | None", seconds: float) -> Iterator[threading.Event]:
-    """Kill the process if the block takes longer, which breaks every wait for it; the event says that it did."""
+    """Kill the process if the block takes longer, which breaks every wait for it, and set the
+    event.
+    """
     overdue = threading.Event()
 
     def kill() -> None:
@@ -83,7 +87,7 @@ def killed_after(process: "subprocess.Popen[bytes] | None", seconds: float) -> I
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a JVM with its group, and reap it."""
+    """Kill a JVM with its process group, and reap it."""
     _kill_group(process)
     process.wait()
     if process.stdin is not None:
@@ -92,7 +96,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def end_gently(gateway: Any) -> None:
-    """End the JVM of a gateway; one that was there before (`spark-submit`) is left running."""
+    """End the JVM of a gateway; a JVM that existed before (`spark-submit`) is left running."""
     process = gateway.proc
     if process is None:
         gateway.close()
@@ -101,20 +105,20 @@ def end_gently(gateway: Any) -> None:
         with killed_after(process, STOP_S_MAX):
             with suppress(Py4JError, OSError):
                 gateway.shutdown()
-            # Java ends when its stdin does.
+            # Java ends when its stdin is closed.
             process.stdin.close()
             process.wait()
     end(process)
 
 
 def forget() -> None:
-    """Have PySpark forget its context and gateway, which it keeps for the life of the process.
+    """Make PySpark forget its context and gateway, which it keeps for the life of the process.
 
-    It would use a gateway whose JVM has gone for every later session, and start none.
+    It would use a gateway whose JVM has ended for every later session, and never start another.
     """
     unfinished = SparkContext._active_spark_context
     if unfinished is not None:
-        # Nothing is said to Java any more. What is left to end is the thread that hears of accumulators.
+        # No more calls to Java. Only the thread that receives accumulator updates is left to stop.
         unfinished._jsc = None
         with suppress(Py4JError, OSError):
             unfinished.stop()
@@ -124,9 +128,9 @@ def forget() -> None:
 
 
 def account_of(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> str:
-    """What became of a JVM that did not start, in words."""
+    """Describe why a JVM did not start."""
     if overdue.is_set():
-        return "it took too long (CATCHMENT_SPARK_START_SECONDS_MAX) and was ended"
+        return "it took too long (CATCHMENT_SPARK_START_SECONDS_MAX) and was stopped"
     ended = _exit_code(process)
     if ended is None:
         return "the connection to it failed"
@@ -134,12 +138,16 @@ def account_of(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> 
 
 
 def ended_by_itself(error: SparkFailedError) -> bool:
-    """Whether a start failed because Java ended, and was neither too slow nor killed by another process."""
+    """Return whether a start failed because Java ended, and was neither too slow nor killed by
+    another process.
+    """
     return error.facts.get("exit_code") not in (None, -signal.SIGKILL, -signal.SIGTERM)
 
 
 def is_gone(process: "subprocess.Popen[bytes] | None") -> bool:
-    """Whether the process has ended, or is about to: its connections break before the system says so."""
+    """Return whether the process has ended, or is about to: its connections break before the system
+    reports it.
+    """
     return process is not None and _exit_code(process) is not None
 
 
@@ -155,7 +163,8 @@ def _start(conf: SparkConf, log: IO[bytes], answer: Path, cwd: Path | None) -> "
         command += ["--conf", f"{key}={value}"]
     command += shlex.split(settings.spark_submit_arguments())
     with settings.environment(_PYSPARK_DRIVER_CONN_INFO_PATH=str(answer), SPARK_CONNECT_MODE="0"):
-        # A group of its own: Ctrl-C in the terminal does not reach it, and the helpers of the start end with it.
+        # A separate process group: Ctrl-C in the terminal does not reach it, and the start's helper
+        # processes end with it.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=cwd, process_group=0)
 
 
@@ -180,7 +189,7 @@ def _failure(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> Sp
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    # Only while it is not reaped: until then no other process can have its number.
+    # Only before it is reaped: until then no other process can have its process id.
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

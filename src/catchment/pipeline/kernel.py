@@ -1,8 +1,10 @@
-"""What a Spark task does, in Spark's Python worker: DuckDB, its connection kept between tasks.
+"""The work of a Spark task, in Spark's Python worker: DuckDB, with a connection that is kept
+between tasks.
 
-Spark decides where and when, this decides what. A task writes into a folder of its own attempt, so a retried or
-speculative twin never meets it; it returns facts about the files it finished, and nothing else of it is ever used.
-A unit that cannot be delivered is a result, not an exception: the others of the task go on.
+Spark decides where and when, this module decides what. A task writes into a folder of its own
+attempt, so a retried or speculative duplicate never collides with it. It returns facts about the
+files it finished, and nothing else of it is ever used. A unit that cannot be delivered is a result,
+not an exception: the other units of the task continue.
 """
 
 import os
@@ -25,19 +27,22 @@ from catchment.pipeline.work import Mode, Task, TaskResult, UnitFailure
 
 # For tasks that run in this process, without Spark.
 TASK_S_MAX = 600.0
-# How long a task may go on after it was interrupted.
+# How long a task may continue after it was interrupted.
 INTERRUPT_S_MAX = 5.0
 _INTERRUPT_EVERY_S = 0.05
-# Long enough for Spark to get the result.
+# Long enough for Spark to receive the result.
 _END_AFTER_S = 1.0
 _NICENESS = 10
-# One connection per thread: a connection serves one query at a time. Kept here, in an imported module, because Spark
-# rebuilds __main__ for every task but keeps the worker process and its modules.
+# One connection per thread: a connection serves one query at a time. Kept here, in an imported
+# module, because Spark rebuilds __main__ for every task but keeps the worker process and its
+# modules.
 _kept = threading.local()
 
 
 def run(task: Task, *, seconds_max: float = TASK_S_MAX) -> TaskResult:
-    """Do the task; if it takes longer than `seconds_max`, DuckDB is interrupted and its units fail for now."""
+    """Run the task. If it takes longer than `seconds_max`, DuckDB is interrupted and its units fail
+    as transient.
+    """
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
     connection = connection_of(task.memory_mb)
@@ -47,19 +52,19 @@ def run(task: Task, *, seconds_max: float = TASK_S_MAX) -> TaskResult:
             connection.execute(f"SET threads = {task.threads}")
             result = work(connection, task, folder)
         except Exception as error:
-            # Once it is interrupted, whatever fails next comes of that.
+            # After an interrupt, every later failure is a consequence of it.
             if not overdue.is_set() and not failure_cause.is_of_the_machine(error):
                 raise
             result = _unfinished(task, _short_of(task, error))
     if not any(failure.transient for failure in result.failures):
         return result
-    # DuckDB may have given its instance up: the next task gets another.
+    # DuckDB may have invalidated its instance: the next task gets a new one.
     _kept.memory_mb = None
     return _unfinished(task, _overdue(seconds_max)) if overdue.is_set() else result
 
 
 def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
-    """This thread's connection, made by its first task."""
+    """Return this thread's connection, which its first task opens."""
     if getattr(_kept, "memory_mb", None) != memory_mb:
         _kept.connection, _kept.memory_mb = _connect(memory_mb), memory_mb
     kept: duckdb.DuckDBPyConnection = _kept.connection
@@ -67,10 +72,11 @@ def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
 
 
 def run_in_worker(task: Task, *, seconds_max: float) -> TaskResult:
-    """Do the task in a process of Spark's own, which gives way to whoever waits for an answer on the same machine.
+    """Run the task in one of Spark's own processes, which yields to interactive work on the same
+    machine.
 
-    Not everything in DuckDB can be interrupted. The result of a task that goes on all the same is not waited for; the
-    process ends, and Spark starts another.
+    Not everything in DuckDB can be interrupted. If a task continues after the interrupt, its result
+    is not awaited; the process ends, and Spark starts another.
     """
     _settle_in()
     doing = _hand().submit(run, task, seconds_max=seconds_max)
@@ -85,13 +91,15 @@ def run_in_worker(task: Task, *, seconds_max: float) -> TaskResult:
 
 @contextmanager
 def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[threading.Event]:
-    """Interrupt whatever the connection does once the time is up, until the block ends; the event says that it is."""
+    """Interrupt the connection repeatedly from the deadline until the block ends, and set the event
+    at the deadline.
+    """
     over, overdue = threading.Event(), threading.Event()
 
     def watch() -> None:
         if not over.wait(seconds):
             overdue.set()
-            # A task is more than one query, and an interrupt ends the one that runs.
+            # A task runs more than one query, and an interrupt ends only the current one.
             while not over.wait(_INTERRUPT_EVERY_S):
                 connection.interrupt()
 
@@ -101,7 +109,7 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float) ->
         yield overdue
     finally:
         over.set()
-        # No interrupt may come once another task has the connection.
+        # No interrupt may arrive once another task has the connection.
         watching.join()
 
 
@@ -115,7 +123,7 @@ def _unfinished(task: Task, reason: str) -> TaskResult:
 
 
 def _overdue(seconds_max: float) -> str:
-    return f"the task took longer than {seconds_max:g} s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was ended"
+    return f"the task took longer than {seconds_max:g} s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was stopped"
 
 
 def _short_of(task: Task, error: Exception) -> str:
@@ -126,7 +134,7 @@ def _short_of(task: Task, error: Exception) -> str:
 
 @cache
 def _hand() -> ThreadPoolExecutor:
-    """The one thread that does the tasks of this process, and keeps their connection."""
+    """Return the one thread that runs the tasks of this process and keeps their connection."""
     return ThreadPoolExecutor(1, thread_name_prefix="catchment-task")
 
 
@@ -143,15 +151,16 @@ def _connect(memory_mb: int) -> duckdb.DuckDBPyConnection:
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "preserve_insertion_order": "true",
-            # It is kept for later tasks, which an error inside DuckDB must not end.
+            # The connection is kept for later tasks, which an error inside DuckDB must not end.
             "disable_database_invalidation": "true",
-            # Fixed for the life of the connection: DuckDB refuses another folder once it has spilled.
+            # Fixed for the life of the connection: DuckDB rejects another folder once it has
+            # spilled.
             "temp_directory": str(
                 Path(tempfile.gettempdir()) / f"catchment-spill-{os.getpid()}-{threading.get_ident()}"
             ),
         }
     )
-    # Footers are read to group files, to count rows and to scan them: once is enough.
+    # Footers are read to group files, to count rows and to scan them: reading them once is enough.
     connection.execute("SET parquet_metadata_cache = true")
     connection.execute("SET prefetch_all_parquet_files = true")
     return connection

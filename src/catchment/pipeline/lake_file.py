@@ -1,7 +1,9 @@
-"""Reading a data file of another lake in a worker: deletions applied, columns brought to their names of the snapshot.
+"""Reads a data file of another lake in a worker: applies deletions and maps columns to their names
+at the snapshot.
 
-DuckLake knows columns by number: its own files carry the numbers, files that were registered have a mapping from names.
-A name alone says nothing: a column may have been renamed, and another one been given its name.
+DuckLake identifies columns by number: its own files carry the numbers, registered files have a
+mapping from names. A name alone is not enough: a column may have been renamed, and its old name
+given to another one.
 """
 
 import glob
@@ -16,10 +18,11 @@ from catchment.lake import types
 from catchment.lake.snapshot_schema import FileName, SnapshotField
 from catchment.pipeline.work import Input, LakeFile
 
-# DuckLake's own columns in its files: which snapshot and which row a row was, where several were merged or updated.
+# DuckLake's own columns in its files: the snapshot and the row id of a row, if several files were
+# merged or rows updated.
 _SNAPSHOT = "_ducklake_internal_snapshot_id"
 _OWN_IDS_MIN = 2_147_483_000
-# What DuckDB calls a row's place in its file, and we do where the file has a column of that name.
+# DuckDB's name for a row's position in its file, and ours if the file has a column of that name.
 _PLACE = "file_row_number"
 _OWN_PLACE = "catchment__place"
 
@@ -36,12 +39,12 @@ class _Node:
 
 
 def query(connection: duckdb.DuckDBPyConnection, source: Input) -> str:
-    """A query for the file's rows at the snapshot, with the table's columns and types."""
+    """Return a query for the file's rows at the snapshot, with the table's columns and types."""
     return _File(connection, source, _required(source)).query()
 
 
 def obstacle(connection: duckdb.DuckDBPyConnection, source: Input) -> str | None:
-    """Why the file cannot be adopted; None for a file of no lake."""
+    """Return why the file cannot be adopted; None for a file that does not come from a lake."""
     if source.lake_file is None:
         return None
     return source.lake_file.obstacle or _File(connection, source, source.lake_file).difference()
@@ -53,7 +56,7 @@ def _required(source: Input) -> LakeFile:
 
 
 class _File:
-    """A file that is being looked at."""
+    """A file under inspection."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, source: Input, how: LakeFile) -> None:
         self._connection = connection
@@ -83,19 +86,19 @@ class _File:
         return f"SELECT {', '.join(chosen)} FROM {self._read()} WHERE {' AND '.join(where)}"
 
     def difference(self) -> str | None:
-        """What of the file is not as a file of the table is written now."""
+        """Return how the file differs from a file of the table that is written now, or None."""
         fields = {field.id: field for field in self._how.fields}
         if self._own:
-            return f"it holds DuckLake's own column {self._own[0].name}, which no registered file may"
+            return f"it contains DuckLake's own column {self._own[0].name}, which registered files must not have"
         if self._unknown or not self._nodes.keys() <= fields.keys():
             gone = [*self._unknown, *(node.name for number, node in self._nodes.items() if number not in fields)]
-            return f"it holds a column {gone[0]!r} that the table has no more"
+            return f"it contains a column {gone[0]!r} that the table no longer has"
         for field in self._how.fields:
             node = self._nodes.get(field.id)
             if node is None:
                 return f"it is older than column {field.name!r}"
             if not _is_plain(field, node):
-                return f"column {field.name!r} was called or made otherwise when it was written"
+                return f"column {field.name!r} had another name or structure when it was written"
         described = self._connection.execute(f"DESCRIBE FROM {self._read()}").fetchall()
         have = {sql.fold(row[0]): types.normal(row[1]) for row in described}
         for field in self._how.fields:
@@ -109,7 +112,7 @@ class _File:
         if self._how.deletes is None:
             return _read(self._source.uri, keys=keys)
         if self._hides_place:
-            # Counted in the order that they are read in, which is the file's.
+            # Numbered in reading order, which is the order of the file.
             rows = _read(self._source.uri, keys=keys)
             return f"(SELECT *, row_number() OVER () - 1 AS {_OWN_PLACE} FROM {rows})"
         return _read(self._source.uri, keys=keys, numbered=True)
@@ -119,7 +122,7 @@ _SCHEMA = "SELECT name, num_children, converted_type, field_id FROM parquet_sche
 
 
 def _node(rows: Iterator[tuple[Any, ...]]) -> _Node:
-    """The next node of the footer's schema, with all below it."""
+    """Read the next node of the footer's schema, with all its descendants."""
     name, count, converted, field_id = next(rows)
     children = tuple(_node(rows) for _ in range(count or 0))
     kind = {"LIST": "list", "MAP": "map", "MAP_KEY_VALUE": "map"}.get(converted or "", "struct" if children else "")
@@ -129,7 +132,9 @@ def _node(rows: Iterator[tuple[Any, ...]]) -> _Node:
 
 
 def _named(nodes: Sequence[_Node], names: Sequence[FileName]) -> tuple[_Node, ...]:
-    """The nodes with the numbers of the fields that their names stand for, and those that the path holds."""
+    """Return the nodes with the field numbers that their names map to, and add nodes for the fields
+    in the path.
+    """
     known = {sql.fold(each.name): each for each in names}
     found = []
     for node in nodes:
@@ -143,7 +148,7 @@ def _named(nodes: Sequence[_Node], names: Sequence[FileName]) -> tuple[_Node, ..
 
 
 def _is_plain(field: SnapshotField, node: _Node) -> bool:
-    """Whether the file has the column as it is now, with everything in it."""
+    """Return whether the file has the column as it is now, including all nested fields."""
     parts = zip(field.children, node.children, strict=False)
     return (
         (field.id, sql.fold(field.name)) == (node.field_id, sql.fold(node.name))
@@ -153,7 +158,7 @@ def _is_plain(field: SnapshotField, node: _Node) -> bool:
 
 
 def _expression(field: SnapshotField, node: _Node | None, access: str | None = None, depth: int = 0) -> str:
-    """The field's value, with the names that its parts have now."""
+    """Return an expression for the field's value, with the current names of its nested fields."""
     if node is None:
         return sql.literal(field.initial)
     value = access or sql.identifier(node.name)

@@ -1,4 +1,6 @@
-"""Parquet files as a source: each file is a unit, known by its path, size and time of change."""
+"""Parquet files as a source: each file is a unit, identified by its path, size and modification
+time.
+"""
 
 import glob
 import os
@@ -22,7 +24,7 @@ KIND = "parquet"
 
 
 class Retirement(StrEnum):
-    """What becomes of a file once the lake has its rows."""
+    """What to do with a file once the lake has its rows."""
 
     KEEP = "keep"
     REMOVE = "remove"
@@ -45,22 +47,22 @@ class ParquetFiles:
         if self._retirement is Retirement.REMOVE:
             for each in unit.inputs:
                 path = files.local_path(each.uri)
-                # A file that was put in its place meanwhile is another unit, and not delivered yet.
+                # A file that replaced it in the meantime is another unit, and not delivered yet.
                 if _facts(path) == (each.bytes, each.modified_ns):
                     files.remove(path)
                 faults.reach("retire.between_inputs")
 
     def columns(self) -> tuple[Column, ...]:
-        """The columns of all files together, for a table that is to hold them; of those that can be read."""
+        """Return the union of the readable files' columns, for a table that is to hold them."""
         with extensions.connect() as connection:
             parts = [UnitPart(unit_id="", input=Input(uri=str(path), bytes=0)) for path in self._paths]
             groups, failures = inputs.inspect(connection, parts)
             if not groups:
                 raise CorruptInputError(
-                    f"No file can be read to make {self.table} from. {failures[0].reason}",
-                    hint="Are they Parquet files, and written to the end?",
+                    f"No file can be read to create {self.table} from. {failures[0].reason}",
+                    hint="Check that they are Parquet files, and completely written.",
                 )
-            # In the order of the files: the first one's columns come first.
+            # In file order: the first file's columns come first.
             readable = {part.input.uri for group in groups for part in group.parts}
             listed = inputs.paths(part.input for part in parts if part.input.uri in readable)
             query = f"DESCRIBE FROM read_parquet({listed}, union_by_name = true, hive_partitioning = false)"
@@ -68,13 +70,13 @@ class ParquetFiles:
                 return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
             except duckdb.Error as error:
                 raise CorruptInputError(
-                    f"The files' columns cannot be read together: {inputs.said(error)}",
-                    hint="Is somebody still writing them?",
+                    f"The files' columns cannot be combined: {inputs.said(error)}",
+                    hint="Check whether another process is still writing them.",
                 ) from None
 
     def _unit(self, path: Path, real: str) -> Unit:
         if not files.is_text(str(path)):
-            raise InputError(f"The name of {str(path)!r} is not text.", hint="Give the file a name in UTF-8.")
+            raise InputError(f"The name of {str(path)!r} is not valid text.", hint="Rename the file to a UTF-8 name.")
         try:
             facts = path.stat()
         except OSError as error:
@@ -95,11 +97,13 @@ def _facts(path: Path) -> tuple[int, int] | None:
 
 
 def find_files(arguments: Sequence[str]) -> list[Path]:
-    """The files that are named, and those below the folders that are; each folder's in the order of their names."""
+    """Return the named files, and those below the named folders; each folder's files are in name
+    order.
+    """
     found: list[Path] = []
     for argument in arguments:
         if not argument:
-            raise InputError("A path is empty.", hint="Name a file, or a folder; `.` is the one that you are in.")
+            raise InputError("A path is empty.", hint="Name a file or a folder; `.` is the current folder.")
         path = Path(argument)
         try:
             is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -110,14 +114,14 @@ def find_files(arguments: Sequence[str]) -> list[Path]:
 
 
 def hive_keys(paths: Iterable[Path]) -> tuple[str, ...]:
-    """The keys of the `key=value` folders that the files lie in, from the top."""
+    """Return the keys of the `key=value` folders that contain the files, from the top."""
     folders = {folder: None for path in paths for folder in path.parts[:-1]}
     return tuple(dict.fromkeys(key for key, _, value in (f.partition("=") for f in folders) if key and value))
 
 
 def _below(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
-        # What somebody has removed meanwhile holds nothing; what cannot be read may hold anything.
+        # A folder removed in the meantime contains nothing; an unreadable one may contain anything.
         if not isinstance(error, FileNotFoundError):
             raise _unreadable(str(error.filename), error) from None
 
@@ -144,9 +148,9 @@ def _unreadable(path: str, error: OSError) -> InputError:
             hint="Use a local path or a mounted file system.",
         )
     if not isinstance(error, FileNotFoundError):
-        hint = "May this user read it?"
+        hint = "Check that this user may read it."
     elif glob.has_magic(path):
-        hint = "The shell has found nothing for the pattern. Is it right, and is there anything yet?"
+        hint = "The shell found no match for the pattern. Check the pattern, and that the files exist."
     else:
-        hint = "Is the path right? One without a slash in front counts from the folder that you are in."
+        hint = "Check the path. A path without a leading slash is relative to the current folder."
     return InputError(f"{path} cannot be read: {error.strerror}.", hint=hint)

@@ -1,4 +1,4 @@
-"""Parquet files as we write them: how they are encoded, and what is known of each once it lies there."""
+"""Writes Parquet files: their encoding, and the facts about each written file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from catchment.lake.types import Column
 from catchment.pipeline import footer, inputs
 from catchment.pipeline.work import Input, UnitPart
 
-# Measured on log-like rows against DuckDB's defaults: zstd at level 1 instead of 3 is an eighth faster and no larger,
-# the encodings of Parquet's version 2 another tenth faster and an eighth smaller; giving up on a dictionary at 5,000
-# values instead of 24,576 per row group saves another twentieth, and costs nothing: such columns delta-encode as small.
+# Measured on log-like rows against DuckDB's defaults: zstd at level 1 instead of 3 is an eighth
+# faster and no larger, the encodings of Parquet's version 2 another tenth faster and an eighth
+# smaller; abandoning a dictionary at 5,000 values instead of 24,576 per row group saves another
+# twentieth, and costs nothing: such columns are as small with delta encoding.
 _PARQUET: dict[str, sql.Value] = {
     "FORMAT": "parquet",
     "COMPRESSION": "zstd",
@@ -26,7 +27,8 @@ _PARQUET: dict[str, sql.Value] = {
     "PARQUET_VERSION": "v2",
     "DICTIONARY_SIZE_LIMIT": 5_000,
 }
-# With a filter of Bloom's on a column, DuckDB finds no bytes that are not text, and no -0.0 when it is asked for 0.0.
+# With a Bloom filter on a column, DuckDB does not find bytes that are not text, nor -0.0 in a query
+# for 0.0.
 _UNFILTERABLE = frozenset({"blob", "float", "double"})
 _HASH_BATCH_ROWS = 1_000_000
 
@@ -53,10 +55,12 @@ def copy(
     file_bytes: int | None = None,
     group_rows: int | None = None,
 ) -> list[OutputFile]:
-    """Write what a query of these columns returns; the files that hold rows, in the rows' order where one thread wrote.
+    """Write the result of a query with these columns. Return the files with rows, in row order if
+    one thread wrote them.
 
-    `place` is a folder where the rows are split, by `partition_by` or into files of about `file_bytes`; else a file.
-    What they are split by is in the files too `with_keys`, else in the names of their folders alone.
+    `place` is a folder if the rows are split, by `partition_by` or into files of about
+    `file_bytes`; otherwise a file. With `with_keys` the partition columns are also in the files,
+    otherwise only in the folder names.
     """
     options = dict(_PARQUET)
     if any(types.holds(column.type, _UNFILTERABLE) for column in columns):
@@ -71,14 +75,15 @@ def copy(
     listed = ", ".join([sql.options(options)[1:-1], *extra])
     rows = connection.execute(f"COPY ({query}) TO {sql.literal(str(place))} ({listed})").fetchall()
     outputs = [_output(connection, row, columns) for row in rows]
-    # DuckDB numbers the files it splits into, so that sorting by that number gives the rows back in their order.
+    # DuckDB numbers the files it splits into, so sorting by that number restores the order of the
+    # rows.
     return sorted((output for output in outputs if output.rows), key=lambda output: _natural(output.path))
 
 
 def wrongly_null(
     connection: duckdb.DuckDBPyConnection, outputs: Sequence[OutputFile], columns: Sequence[Column]
 ) -> str | None:
-    """A column that must not be NULL and is, in some row of the files."""
+    """Return a column that must not be NULL but is, in some row of the files."""
     required = [column.name for column in columns if not column.nullable]
     return next((name for output in outputs for name in required if _nulls(connection, output, name)), None)
 
@@ -86,7 +91,7 @@ def wrongly_null(
 def hashes(
     connection: duckdb.DuckDBPyConnection, paths: Sequence[str], columns: Sequence[Column]
 ) -> Iterator[pa.Array]:
-    """A hash of each row that the files hold, file by file."""
+    """Yield a hash of each row in the files, file by file."""
     if not paths:
         return
     written = tuple(UnitPart(unit_id="", input=Input(uri=path, bytes=0)) for path in paths)

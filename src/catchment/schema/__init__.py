@@ -1,4 +1,4 @@
-"""Schema migrations: what a database is to look like, and the scripts that bring it there."""
+"""Schema migrations: the structure that a database should have, and the scripts that lead to it."""
 
 from catchment.schema.check import CheckResult, State
 from catchment.schema.development import Development, develop

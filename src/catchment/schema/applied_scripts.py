@@ -1,4 +1,4 @@
-"""What was applied: the table `_migrations`, which lives in the database that it tells about."""
+"""Records of applied scripts: the table `_migrations`, stored in the database that it describes."""
 
 import sqlite3
 from dataclasses import astuple, dataclass
@@ -11,7 +11,7 @@ TABLE = "_migrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedScript:
-    """One script that was applied, with its whole text; the times are ISO timestamps."""
+    """One applied script with its whole text; the times are ISO timestamps."""
 
     number: int
     filename: str
@@ -21,7 +21,7 @@ class AppliedScript:
 
 
 def read(connection: sqlite3.Connection) -> tuple[AppliedScript, ...]:
-    """Every record, by number; there is none where there is no table, and none is made."""
+    """Return all records, by number; empty if there is no table. Does not create the table."""
     is_there = connection.execute(
         "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = ?", [TABLE]
     ).fetchone()
@@ -33,13 +33,13 @@ def read(connection: sqlite3.Connection) -> tuple[AppliedScript, ...]:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
         raise InputError(
-            f"The table {TABLE} is not one of Catchment: {error}.", hint="Was it made by another tool? Rename it."
+            f"The table {TABLE} is not Catchment's: {error}.", hint="Was it created by another tool? Rename it."
         ) from error
     fields = ("number", "filename", "script", "started_at", "finished_at")
     return tuple(AppliedScript(**dict(zip(fields, row, strict=True))) for row in rows)
 
 
 def record(connection: sqlite3.Connection, entry: AppliedScript) -> None:
-    """Add a record, within the caller's transaction; the table is made where there is none."""
+    """Add a record within the caller's transaction; create the table if there is none."""
     connection.execute(sql.statement("catchment.schema", "migrations_create"))
     connection.execute(sql.statement("catchment.schema", "migrations_record"), astuple(entry))

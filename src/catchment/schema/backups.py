@@ -1,12 +1,14 @@
-"""Backups of a SQLite file: `mydb.sqlite.bak/pre_003.mydb.sqlite.bak`, made and restored by SQLite's backup API.
+"""Backups of a SQLite file: `mydb.sqlite.bak/pre_003.mydb.sqlite.bak`, made and restored by
+SQLite's backup API.
 
-A backup never takes the place of another one. Where its name is taken, which happens when a script is applied again
-after a restore, it becomes `pre_003.2.mydb.sqlite.bak`; where the newest of that number holds the same bytes, that one
-is it. The newest of each kind are kept, so that backups made by the way do not push out those that were asked for.
+A backup never replaces another one. If its name is taken, which happens when a script is applied
+again after a restore, it becomes `pre_003.2.mydb.sqlite.bak`; if the newest backup of that number
+has the same bytes, that one is used. The newest of each kind are kept, so that automatic backups do
+not push out those that were requested.
 
-A restore writes into the database file itself, in one transaction of SQLite's: whoever has it open sees the old
-content or the new one, a journal of a killed restore leads back to the old one, and no old journal can come to lie
-beside a new file.
+A restore writes into the database file itself, in one SQLite transaction: a process that has it
+open sees the old content or the new one, the journal of a killed restore leads back to the old
+content, and no old journal can end up beside a new file.
 """
 
 import filecmp
@@ -32,7 +34,7 @@ _REFUSED_WAIT_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupName:
-    """The name of a backup; `turn` counts those of the same kind and number, from one."""
+    """The name of a backup; `turn` counts backups of the same kind and number, from one."""
 
     kind: BackupKind
     number: int
@@ -41,7 +43,7 @@ class BackupName:
 
     @classmethod
     def parse(cls, filename: str, database: str) -> "BackupName | None":
-        """The name behind a file name; None where it is not one of a backup of that database."""
+        """Parse a file name; return None if it is not the name of a backup of that database."""
         found = re.fullmatch(rf"([a-z]+)_([0-9]{{3,}})(?:\.([0-9]+))?\.{re.escape(database)}\.bak", filename)
         if found is None or found[1] not in list(BackupKind):
             return None
@@ -56,7 +58,9 @@ class BackupName:
 
 
 class Backups:
-    """The backups beside a database file. Whoever makes or restores one holds the database's lock."""
+    """The backups beside a database file. The caller holds the database's lock to make or restore
+    one.
+    """
 
     def __init__(self, database: Path, *, keep: int = KEEP) -> None:
         self.folder = database.with_name(f"{database.name}.bak")
@@ -64,12 +68,12 @@ class Backups:
         self._keep = max(keep, 1)
 
     def all(self) -> tuple[Backup, ...]:
-        """Every backup, newest first."""
+        """Return all backups, newest first."""
         found = sorted(self._found(), key=lambda each: (_age_key(each[0]), each[1].number, each[1].turn), reverse=True)
         return tuple(_backup(path, name) for path, name in found)
 
     def find(self, name: str) -> Path:
-        """The file of a backup, by its whole name or by what stands before the database's."""
+        """Return the file of a backup, by its whole name or by the part before the database's name."""
         for path, parsed in self._found():
             if name in (str(parsed), parsed.short):
                 return path
@@ -79,9 +83,9 @@ class Backups:
         )
 
     def make(self, kind: BackupKind, number: int, *, write: Callable[[Path], None] | None = None) -> Backup:
-        """Copy the database as it is at this moment, without stopping whoever writes to it.
+        """Copy the database as it is at this moment, without blocking its writers.
 
-        `write` puts into a file what the backup is to hold, where that is no copy of a SQLite file.
+        `write` writes the content of the backup into a file, if it is not a copy of a SQLite file.
         """
         files.make_folder(self.folder)
         for left in self.folder.glob(f"*{_PART}*"):
@@ -102,10 +106,12 @@ class Backups:
         return _backup(self.folder / str(name), name)
 
     def set_aside(self, *, stamp: str) -> Path:
-        """Move a database that is damaged into the folder of backups, with its journals; no retention touches it."""
+        """Move a damaged database into the backup folder, with its journals; retention does not
+        apply to it.
+        """
         files.make_folder(self.folder)
         target = self.folder / f"damaged_{stamp}.{self._database.name}"
-        # The journals first: one that stayed behind could be taken for that of the next database.
+        # The journals first: one left in place could be taken for the journal of the next database.
         for suffix in (*JOURNALS, "-shm", ""):
             path = self._database.with_name(self._database.name + suffix)
             if path.exists():
@@ -115,7 +121,7 @@ class Backups:
         return target
 
     def prune(self) -> None:
-        """Remove the oldest of each kind beyond those to be kept."""
+        """Remove the oldest backups of each kind beyond the number to keep."""
         for kind in BackupKind:
             for backup in [each for each in self.all() if each.kind is kind][self._keep :]:
                 files.remove(self.folder / backup.name)
@@ -128,15 +134,17 @@ class Backups:
 
 
 def copy(source: Path, target: Path, *, is_frozen: bool = False, on_step: Callable[[], None] = lambda: None) -> None:
-    """Make `target` a copy of the database `source`, in one transaction; a source that is missing is an empty one.
+    """Make `target` a copy of the database `source`, in one transaction; a missing source counts as
+    empty.
 
-    `is_frozen` says that nobody writes to the source. `on_step` is called whenever some pages were copied.
+    `is_frozen` means that no process writes to the source. `on_step` is called whenever some pages
+    were copied.
     """
     refused = 0
 
     def step(status: int, _remaining: int, _total: int) -> None:
         nonlocal refused
-        # Python itself would go on for ever.
+        # Python itself would retry forever.
         refused += status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         if refused > _REFUSED_MAX:
             raise LockTimeoutError(f"{target} is in use by another connection.", path=str(target))
@@ -151,7 +159,7 @@ def copy(source: Path, target: Path, *, is_frozen: bool = False, on_step: Callab
 
 
 def refuse_damaged(source: Path, *, is_frozen: bool = True) -> None:
-    """See that the file is a sound database."""
+    """Verify that the file is a sound database."""
     with reading(source, is_frozen=is_frozen) as connection:
         _refuse_damaged(source, connection)
 
@@ -163,7 +171,9 @@ def _refuse_damaged(source: Path, connection: sqlite3.Connection) -> None:
 
 
 def _make_room_for_pages(source: sqlite3.Connection, target: sqlite3.Connection) -> str | None:
-    """SQLite cannot put pages of another size into a WAL; then the WAL is left for a while. Returns what was left."""
+    """Leave WAL mode temporarily if the page sizes differ: SQLite cannot put pages of another size
+    into a WAL. Return the journal mode that was left.
+    """
     mode: str = target.execute("PRAGMA journal_mode").fetchone()[0]
     sizes = [each.execute("PRAGMA page_size").fetchone()[0] for each in (source, target)]
     if mode != "wal" or sizes[0] == sizes[1]:

@@ -1,4 +1,5 @@
-"""Where scripts, records and models stand: one value, derived from facts. Pure; the files are edited by `Migrate`.
+"""State of scripts, records and models: one value, derived from facts. Pure; `Migrate` edits the
+files.
 
     ERROR ───── by hand ─────┐
     DIVERGED ── restore ─────┤
@@ -6,8 +7,9 @@
     DRIFT ───── generate ────┤
     CURRENT                  ┘
 
-The first that fits is the state. A script and a record belong together by their number; whether they are the same is
-told by their text, so a file may be renamed. A file that was deleted is no divergence: `check` writes it back.
+The first match is the state. A script and a record are paired by number; whether they are the same
+is decided by their text, so a file may be renamed. A deleted file is not a divergence: `check`
+writes it back.
 """
 
 import difflib
@@ -22,7 +24,7 @@ from catchment.schema.scripts import Folder, Script, ScriptName, label, normalis
 
 
 class State(Enum):
-    """What there is to do, by the most urgent of it."""
+    """What there is to do; the most urgent state wins."""
 
     ERROR = "error"
     DIVERGED = "diverged"
@@ -33,7 +35,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """How things stand. The lists hold file names, by number; `errors` holds sentences."""
+    """Result of a check. The lists hold file names, by number; `errors` holds sentences."""
 
     pending: list[str]
     applied: list[str]
@@ -43,14 +45,14 @@ class CheckResult:
     clashing: list[str] = field(default_factory=list)
     """Files that share a number with another one."""
     differences: dict[str, str] = field(default_factory=dict)
-    """For every divergent file a unified diff from what was applied to what is on the disk."""
+    """For every divergent file, a unified diff from the applied text to the file on disk."""
     missing: list[str] = field(default_factory=list)
-    """Applied scripts whose files are gone."""
+    """Applied scripts whose files are missing."""
     written_back: list[str] = field(default_factory=list)
-    """Applied scripts whose files were gone, and are there again."""
+    """Applied scripts whose files were missing and have been written back."""
     has_reference: bool = False
     unmanaged: list[str] = field(default_factory=list)
-    """Tables in no model that no applied script made, in a database that others make tables in: they are left alone."""
+    """Tables in no model and created by no applied script, in a database where others create tables: left alone."""
 
     @property
     def state(self) -> State:
@@ -71,17 +73,17 @@ class CheckResult:
         return self.state is State.PENDING
 
     def next_step(self) -> str:
-        """What to do now, in half a sentence."""
+        """Return the next step, as half a sentence."""
         return _next_step(self)
 
     def status(self) -> str:
-        """A summary for a person, like that of `git status`."""
+        """Return a summary for a person, like that of `git status`."""
         return "\n".join(_status(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A script file that is to be written: `is_new` where there is none."""
+    """A script file to be written; `is_new` if it does not exist."""
 
     filename: str
     text: str
@@ -97,9 +99,10 @@ def examine(
     reference: Iterable[AppliedScript] = (),
     unmanaged: Iterable[str] = (),
 ) -> CheckResult:
-    """How things stand, from the facts.
+    """Derive the result from the facts.
 
-    `reference` are the records of the database that a restore puts back, `unmanaged` the tables that were not compared.
+    `reference` are the records of the database that a restore puts back, `unmanaged` the tables
+    that were not compared.
     """
     records = {record.number: record for record in history}
     by_number: dict[int, list[Script]] = {}
@@ -129,7 +132,9 @@ def examine(
 
 
 def edits(folder: Folder, history: Iterable[AppliedScript], result: CheckResult) -> Iterator[Edit]:
-    """What `check` changes in the folder: deleted scripts come back, diverged ones get a warning or lose it."""
+    """Return the edits that `check` makes in the folder: deleted scripts are written back, diverged
+    ones get a warning or lose it.
+    """
     records = {record.number: record for record in history}
     for record in records.values():
         if _file_of(record) in result.missing:
@@ -147,18 +152,20 @@ def _same(script: Script, record: AppliedScript) -> bool:
 
 
 def _recorded(record: AppliedScript) -> str:
-    # Normalised once more, because a record may come from another tool or from an earlier version.
+    # Normalised again, because a record may come from another tool or from an earlier version.
     return normalised(without_warning(record.script))
 
 
 def _applied_name(record: AppliedScript, by_number: dict[int, list[Script]]) -> str:
-    """The name that the script has now: it may have been renamed."""
+    """Return the current name of the script: it may have been renamed."""
     same = [script.filename for script in by_number.get(record.number, []) if _same(script, record)]
     return same[0] if same else record.filename
 
 
 def _file_of(record: AppliedScript) -> str:
-    """The file to write a record back to. A name that is not one of a script is not trusted: it may lead elsewhere."""
+    """Return the file to write a record back to. A name that is not a script name is not trusted:
+    it may lead elsewhere.
+    """
     name = ScriptName.parse(record.filename)
     return str(name if name and name.number == record.number else ScriptName(number=record.number, slug="restored"))
 
@@ -166,7 +173,9 @@ def _file_of(record: AppliedScript) -> str:
 def _renumbered(
     folder: Folder, records: dict[int, AppliedScript], by_number: dict[int, list[Script]]
 ) -> dict[str, int]:
-    """Files that are not applied by their number and hold what was applied under one that has no file."""
+    """Return files whose number has not been applied and whose text was applied under a number that
+    has no file.
+    """
     gone = {_recorded(record): number for number, record in records.items() if number not in by_number}
     return {
         script.filename: gone[script.text]
@@ -176,7 +185,9 @@ def _renumbered(
 
 
 def _errors(folder: Folder, records: dict[int, AppliedScript], renumbered: dict[str, int]) -> Iterator[str]:
-    """Every error starts with a word that says what is wrong, then what with; `_status` relies on it."""
+    """Yield errors. Each starts with a word for what is wrong, then its subject; `_status` relies
+    on it.
+    """
     for filename in folder.misnamed:
         yield f"Wrong file name {filename}: scripts are named NNN.name.sql, such as 001.create_users.sql"
     for each in folder.unreadable:
@@ -197,9 +208,11 @@ def _errors(folder: Folder, records: dict[int, AppliedScript], renumbered: dict[
 
 
 def _conflicts(by_number: dict[int, list[Script]], reference: Iterable[AppliedScript]) -> Iterator[str]:
-    """Scripts whose number another script has in the reference: two developers took the same one.
+    """Yield scripts whose number belongs to another script in the reference: two developers used
+    the same number.
 
-    Not while a script has diverged: then the reference is restored first, and what it has is compared by its records.
+    Skipped while a script has diverged: then the reference is restored first, and its scripts are
+    compared by its records.
     """
     for record in reference:
         for script in by_number.get(record.number, []):
@@ -223,17 +236,17 @@ def _difference(script: Script, record: AppliedScript) -> str:
         _recorded(record).splitlines(keepends=True),
         script.text.splitlines(keepends=True),
         fromfile=f"{record.filename} (applied {record.finished_at})",
-        tofile=f"{script.filename} (on the disk)",
+        tofile=f"{script.filename} (on disk)",
     )
     return "".join(lines)
 
 
 def _warning(script: Script, record: AppliedScript) -> list[str]:
     return [
-        f"This script is not what was applied as {record.filename}, and there is no reference database to go back to.",
+        f"This script is not what was applied as {record.filename}, and there is no reference database to restore.",
         f"Either restore the file, e.g. with `git checkout -- {script.filename}`,",
         "or delete it: the next check writes it back from the table _migrations, as it was applied.",
-        "A change of the schema belongs into a new script. These lines are not part of this one; check removes them.",
+        "A schema change belongs in a new script. These lines are not part of this one; check removes them.",
     ]
 
 
@@ -256,7 +269,7 @@ def _status(result: CheckResult) -> Iterator[str]:
     if result.state in (State.DRIFT, State.CURRENT):
         yield from _drift(result)
     if result.unmanaged:
-        yield f"{len(result.unmanaged)} left alone, in no model and of no script: {', '.join(result.unmanaged)}"
+        yield f"{len(result.unmanaged)} left alone, in no model and in no script: {', '.join(result.unmanaged)}"
     yield f"  ({result.next_step()})"
 
 
@@ -271,9 +284,9 @@ def _drift(result: CheckResult) -> Iterator[str]:
 def _next_step(result: CheckResult) -> str:
     match result.state:
         case State.ERROR:
-            return "rename or mend the files by hand, then check again"
+            return "rename or fix the files by hand, then check again"
         case State.DIVERGED if result.has_reference:
-            return "restore puts the reference database back; then check, and apply what is pending"
+            return "restore puts the reference database back; then check, and apply the pending scripts"
         case State.DIVERGED:
             return "restore the file, or delete it to have it written back as it was applied; then check again"
         case State.PENDING:

@@ -1,8 +1,10 @@
-"""The text of a CREATE TABLE statement: read into its parts, and changed in those that differ while all else stays.
+"""The text of a CREATE TABLE statement: parsed into its parts, and edited only in those that
+differ.
 
-A table may carry what no model speaks of: CHECK, COLLATE, UNIQUE, AUTOINCREMENT, STRICT, comments. So a statement is
-never written anew from what was understood of it. It is cut at the commas between its columns and constraints, the
-pieces that change are edited by position, and the rest is put back letter by letter. What cannot be read is refused.
+A table may have properties that models do not express: CHECK, COLLATE, UNIQUE, AUTOINCREMENT,
+STRICT, comments. So a statement is never regenerated from its parsed form. It is cut at the commas
+between its columns and constraints, the pieces that change are edited by position, and the rest is
+put back character by character. A statement that cannot be parsed is refused.
 """
 
 import re
@@ -15,7 +17,8 @@ from catchment.errors import InputError
 from catchment.foundation import sql
 from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference
 
-# SQLite's own rules: https://www.sqlite.org/lang_keywords.html, https://www.sqlite.org/lang_comment.html.
+# SQLite's own rules: https://www.sqlite.org/lang_keywords.html,
+# https://www.sqlite.org/lang_comment.html.
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\n\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z))
       | (?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\])
@@ -32,7 +35,7 @@ _COLUMN_CONSTRAINTS = frozenset(
 
 
 class Aspect(StrEnum):
-    """What of a column can differ."""
+    """Aspect of a column that can differ."""
 
     TYPE = "type"
     NULLABILITY = "nullability"
@@ -44,7 +47,7 @@ class Aspect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnEdit:
-    """A column as it is to be; only the named aspects of it are changed."""
+    """The wanted form of a column; only the named aspects are changed."""
 
     column: DeclaredColumn
     aspects: frozenset[Aspect]
@@ -53,7 +56,7 @@ class ColumnEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdlToken:
-    """A token of SQL text, by kind and place."""
+    """A token of SQL text, by kind and position."""
 
     kind: str
     text: str
@@ -62,19 +65,19 @@ class DdlToken:
 
     @property
     def word(self) -> str:
-        """The keyword that this may be; quoted names are none."""
+        """The keyword that this token may be; a quoted name is not a keyword."""
         return self.text.upper() if self.kind in ("word", "sign") else ""
 
     @property
     def name(self) -> str:
-        """The name that this may be, without its quotes."""
+        """The name that this token may be, without its quotes."""
         if self.kind == "quoted" or self.text.startswith("'"):
             return self.text[1:-1].replace(self.text[-1] * 2, self.text[-1])
         return self.text
 
 
 def tokens(text: str) -> list[DdlToken]:
-    """The tokens of SQL text; spaces and comments are left out."""
+    """Return the tokens of SQL text, without spaces and comments."""
     return [
         DdlToken(kind=found.lastgroup or "", text=found[0], start=found.start(), end=found.end())
         for found in _TOKEN.finditer(text)
@@ -83,15 +86,18 @@ def tokens(text: str) -> list[DdlToken]:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether SQL text holds the name, as a word or in quotes: it may do so without meaning it, never the reverse."""
+    """Return whether SQL text contains the name, as a word or in quotes. False positives are
+    possible, false negatives are not.
+    """
     wanted = sql.fold(name)
     return any(sql.fold(token.name) == wanted for token in tokens(text) if token.kind not in ("number", "sign"))
 
 
 def quotes(text: str, name: str) -> bool:
-    """Whether SQL text holds the name in double quotes, which SQLite takes for a text where there is no such column.
+    """Return whether SQL text contains the name in double quotes, which SQLite reads as a text if
+    there is no such column.
 
-    Behind a dot, as in `old."name"`, it does not.
+    After a dot, as in `old."name"`, it does not.
     """
     wanted = sql.fold(name)
     found = tokens(text)
@@ -102,7 +108,7 @@ def quotes(text: str, name: str) -> bool:
 
 
 def column_sql(column: DeclaredColumn, reference: Reference | None = None) -> str:
-    """The definition of a column."""
+    """Return the definition of a column."""
     parts = [sql.identifier(column.name)]
     if column.type:
         parts.append(column.type)
@@ -118,21 +124,23 @@ def column_sql(column: DeclaredColumn, reference: Reference | None = None) -> st
 
 
 def create_sql(table: DeclaredTable) -> str:
-    """The statement that makes a table of a model: each foreign key is of one column."""
+    """Return the statement that creates the table of a model: each foreign key has one column."""
     references = {reference.columns[0]: reference for reference in table.references}
     columns = ",\n".join(f"    {column_sql(column, references.get(column.name))}" for column in table.columns)
     return f"CREATE TABLE {sql.identifier(table.name)} (\n{columns}\n)"
 
 
 def has_word(text: str, word: str) -> bool:
-    """Whether the keyword stands in SQL text outside quotes and comments."""
+    """Return whether SQL text contains the keyword outside quotes and comments."""
     return any(token.word == word for token in tokens(text))
 
 
 def edited(
     text: str, *, name: str, edits: Sequence[ColumnEdit] = (), added: Sequence[str] = (), dropped: Sequence[str] = ()
 ) -> str:
-    """The statement `text` for a table called `name`, with columns changed, added (as definitions) and dropped."""
+    """Return the statement `text` for a table called `name`, with columns changed, added (as
+    definitions) and dropped.
+    """
     head, pieces, tail = _cut(text, name)
     gone = {sql.fold(each) for each in dropped}
     wanted = {sql.fold(edit.column.name): edit for edit in edits}
@@ -164,11 +172,11 @@ def _with_added(kept: list[str], added: Sequence[str], *, is_last: bool) -> list
 
 
 def _cut(text: str, name: str) -> tuple[str, list[str], str]:
-    """The statement up to its first parenthesis, what stands between the commas, and the rest."""
+    """Return the statement up to its first parenthesis, the parts between the commas, and the rest."""
     found = tokens(text)
     opening = next((place for place, token in enumerate(found) if token.text == "("), None)
     if opening is None or opening < 3 or found[0].word != "CREATE" or "AS" in (token.word for token in found[:opening]):
-        raise InputError("It is no CREATE TABLE with columns.")
+        raise InputError("It is not a CREATE TABLE statement with columns.")
     head = f"CREATE TABLE {sql.identifier(name)} ("
     pieces: list[str] = []
     start, depth = found[opening].end, 0
@@ -185,7 +193,7 @@ def _cut(text: str, name: str) -> tuple[str, list[str], str]:
 
 
 def _referring_column(piece: str) -> str | None:
-    """The column that a constraint makes a foreign key, where it is one column alone."""
+    """Return the column that a constraint makes a foreign key, if it is a single column."""
     found = tokens(piece)
     words = [token.word for token in found]
     if "FOREIGN" not in words[:3]:
@@ -213,7 +221,7 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
         replaced.append((found[0].end, type_end, f" {column.type}" if column.type else ""))
     if Aspect.PRIMARY_KEY in edit.aspects:
         if not column.primary_key or any(clause.kind == "PRIMARY" for clause in clauses):
-            raise InputError("Its primary key is another one.")
+            raise InputError("Its primary key is different.")
         behind.append("PRIMARY KEY")
     if Aspect.NULLABILITY in edit.aspects:
         replaced += _without(piece, clauses, "NOT", "NULL")
@@ -226,7 +234,8 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
         behind += [] if edit.reference is None else [_reference_sql(edit.reference)]
     last = max([type_end, *(clause.end for clause in clauses)])
     replaced.append((last, last, "".join(f" {each}" for each in behind)))
-    # From the end to the start, so that places stay; what was said first stands first where two are put in one place.
+    # From the end to the start, so that positions stay valid; of two edits at one position, the
+    # earlier one comes first.
     for start, end, _, text in sorted(((*each[:2], at, each[2]) for at, each in enumerate(replaced)), reverse=True):
         piece = piece[:start] + text + piece[end:]
     return piece
@@ -235,13 +244,13 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
 def _without(piece: str, clauses: Sequence[_Clause], *kinds: str) -> Iterator[tuple[int, int, str]]:
     for clause in clauses:
         if clause.kind in kinds:
-            # With the blanks before it; those may end a comment, which then needs its line's end.
+            # With the blanks before it; those may end a comment, which then needs its line end.
             start = len(piece[: clause.start].rstrip(" \t"))
             yield start, clause.end, " " if piece[clause.end : clause.end + 1].strip() else ""
 
 
 def _clauses(found: list[DdlToken]) -> tuple[int, list[_Clause]]:
-    """Where a column's type ends, and the constraints behind it."""
+    """Return where a column's type ends, and the constraints after it."""
     place = 1
     while place < len(found) and found[place].word not in _COLUMN_CONSTRAINTS:
         place = _behind_parentheses(found, place) if found[place].text == "(" else place + 1
@@ -254,13 +263,15 @@ def _clauses(found: list[DdlToken]) -> tuple[int, list[_Clause]]:
         kind = found[place].word if place < len(found) else ""
         place = _behind_clause(found, place, kind)
         if place > len(found):
-            raise InputError("It ends too soon.")
+            raise InputError("It ends too early.")
         clauses.append(_Clause(kind=kind, start=found[start].start, end=found[place - 1].end))
     return type_end, clauses
 
 
 def _behind_clause(found: list[DdlToken], place: int, kind: str) -> int:
-    """The place behind the constraint that starts at `place`, by https://www.sqlite.org/syntax/column-constraint.html."""
+    """Return the position after the constraint that starts at `place`, by
+    https://www.sqlite.org/syntax/column-constraint.html.
+    """
     match kind:
         case "PRIMARY":
             place = _behind_words(found, place + 2, "ASC", "DESC")
@@ -282,7 +293,7 @@ def _behind_clause(found: list[DdlToken], place: int, kind: str) -> int:
         case "GENERATED" | "AS":
             place = place + 3 if kind == "GENERATED" else place + 1
             return _behind_words(found, _behind_parentheses(found, place), "STORED", "VIRTUAL")
-    raise InputError(f"It holds {found[min(place, len(found) - 1)].text}, which is not understood there.")
+    raise InputError(f"It contains {found[min(place, len(found) - 1)].text}, which is not understood there.")
 
 
 def _behind_reference(found: list[DdlToken], place: int) -> int:

@@ -1,13 +1,14 @@
-"""`develop`: what a developer would do next, done again and again until the database is what the models say.
+"""`develop`: take a developer's next step repeatedly until the database matches the models.
 
     ERROR ───── stop
-    DIVERGED ── restore, where there is a reference; otherwise stop
+    DIVERGED ── restore, if there is a reference; otherwise stop
     PENDING ─── apply all; stop at a script that leaves something to decide
-    DRIFT ───── generate; stop where that would drop rows, unless this is allowed
+    DRIFT ───── generate; stop if that would drop rows, unless this is allowed
     CURRENT ─── done
 
-Applied scripts that were deleted mean that they are to be written anew: with a reference, that is put back first, once.
-Without one, `check` writes them back. Nothing is tried twice in the same situation.
+Deleting applied scripts means that they are to be written again: if there is a reference, it is
+restored first, once. Without one, `check` writes them back. Nothing is tried twice in the same
+situation.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ _LINES_MAX = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevelopmentStep:
-    """Something that was done: `act` is restore, apply or generate, `subject` the script, and `why` half a sentence."""
+    """A step that was done: `act` is restore, apply or generate, `subject` the script, and `why`
+    half a sentence.
+    """
 
     act: str
     subject: str
@@ -35,7 +38,7 @@ class DevelopmentStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Development:
-    """What was done, how things stand now, and, where that is not CURRENT, why it went no further."""
+    """The steps that were done, the current state, and, if that is not CURRENT, why it stopped."""
 
     steps: tuple[DevelopmentStep, ...]
     result: CheckResult
@@ -45,9 +48,11 @@ class Development:
 def develop(
     migrate: Migrate, *, allow_drops: bool = False, on_step: Callable[[DevelopmentStep], None] = lambda _: None
 ) -> Development:
-    """Restore, apply and generate until the database is current, or until that changes nothing any more.
+    """Restore, apply and generate until the database is current, or until that no longer changes
+    anything.
 
-    Without `allow_drops`, no script is generated that drops a table or a column of a table with rows.
+    Without `allow_drops`, no script is generated that drops a table or a column of a table with
+    rows.
     """
     steps: list[DevelopmentStep] = []
 
@@ -58,7 +63,7 @@ def develop(
     seen: list[CheckResult] = []
     stopped: str | None = None
     if _is_to_be_rewritten(migrate):
-        _restore(migrate, note, "applied scripts were deleted, to be written anew")
+        _restore(migrate, note, "applied scripts were deleted, to be written again")
     for _ in range(ROUNDS_MAX):
         result = migrate.check()
         stopped = _why_stop(result, seen) or _why_not_drop(migrate, result, allow_drops=allow_drops)
@@ -69,7 +74,7 @@ def develop(
         if stopped is not None:
             break
     else:
-        stopped = f"It is not current after {ROUNDS_MAX} rounds."
+        stopped = f"The database is not current after {ROUNDS_MAX} rounds."
     return Development(steps=tuple(steps), result=migrate.check(), stopped=stopped)
 
 
@@ -78,11 +83,11 @@ _Note = Callable[[str, str, str], None]
 
 def _why_stop(result: CheckResult, seen: list[CheckResult]) -> str | None:
     if result.state is State.ERROR:
-        return "The scripts must be put right by hand."
+        return "The scripts must be fixed by hand."
     if result.state is State.DIVERGED and not result.has_reference:
-        return "A script differs from what was applied, and there is no reference to go back to."
+        return "A script differs from what was applied, and there is no reference to restore."
     if result in seen:
-        return f"Nothing changes any more: {result.next_step()} has been done."
+        return f"No further progress: {result.next_step()} has been done."
     return None
 
 
@@ -90,12 +95,12 @@ def _why_not_drop(migrate: Migrate, result: CheckResult, *, allow_drops: bool) -
     dropped = () if allow_drops or result.state is not State.DRIFT else migrate.drops()
     if not dropped:
         return None
-    way = "Say `--allow-drops`, or generate a script and read it."
-    return f"No model has {_abridged(dropped)}: there are rows, which would go. {way}"
+    way = "Pass `--allow-drops`, or generate a script and read it."
+    return f"No model has {_abridged(dropped)}: there are rows, which would be lost. {way}"
 
 
 def _advance(migrate: Migrate, result: CheckResult, note: _Note) -> str | None:
-    """Do what the state asks for; returns why it cannot go on, where it cannot."""
+    """Take the step that the state calls for; return the reason if it cannot continue."""
     match result.state:
         case State.DIVERGED:
             _restore(migrate, note, f"{', '.join(result.divergent)} differs from what was applied")
@@ -104,7 +109,7 @@ def _advance(migrate: Migrate, result: CheckResult, note: _Note) -> str | None:
         case _:
             written = migrate.generate()
             if written is None:
-                return "What differs cannot be said in a script."
+                return "The difference cannot be expressed in a script."
             note("generate", written.name, _abridged(result.model_diff.describe()))
     return None
 
@@ -128,7 +133,7 @@ def _abridged(lines: Sequence[str]) -> str:
 
 def _restore(migrate: Migrate, note: _Note, why: str) -> None:
     migrate.restore()
-    note("restore", "the reference", f"{why}; what was there is kept as a backup")
+    note("restore", "the reference", f"{why}; the previous content is kept as a backup")
 
 
 def _is_to_be_rewritten(migrate: Migrate) -> bool:

@@ -1,12 +1,13 @@
-"""The difference between what models want and what a database is: a pure function of two structures.
+"""The difference between models and a database: a pure function of two structures.
 
-A model speaks of columns, their types, whether they may be NULL, their defaults where it gives one, and relations. What
-it cannot speak of is no difference: the order of columns, computed columns beside its own, ON DELETE, keys of several
-columns, and a default where the model has none, because a hand-written ADD COLUMN … NOT NULL needs one.
+A model specifies columns, their types, whether they may be NULL, their defaults if it gives one,
+and relations. Anything it cannot specify is not a difference: the order of columns, computed
+columns beside its own, ON DELETE, keys of several columns, and a default if the model has none,
+because a hand-written ADD COLUMN … NOT NULL needs one.
 
-A rename is guessed from what there is before the script, when the new column holds nothing. For a column that is its
-type, its place, its name, and whether values of the old one fit the new one's type; for a table, the columns that both
-have by name and kind.
+A rename is guessed from the state before the script, when the new column holds nothing. For a
+column, the guess uses its type, its place, its name, and whether values of the old one fit the new
+one's type; for a table, the columns that both have by name and kind.
 """
 
 import difflib
@@ -19,7 +20,7 @@ from catchment.schema.ddl import Aspect
 from catchment.schema.sqlite_types import affinity, is_relation, meets, same_type
 from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference, Structure
 
-# Values of columns that are gone from the models, by table and column: what a rename is also judged by.
+# Values of columns that are gone from the models, by table and column: also used to score a rename.
 Samples = Mapping[tuple[str, str], Collection[object]]
 
 _WEIGHTS = {"type": 0.4, "position": 0.2, "name": 0.2, "data": 0.2}
@@ -29,7 +30,7 @@ _TEXT_TYPES = frozenset({"DATE", "DATETIME", "JSON", "TIMESTAMP"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
-    """A column that both sides have, and what of it differs."""
+    """A column that both sides have, and the aspects that differ."""
 
     expected: DeclaredColumn
     actual: DeclaredColumn
@@ -40,7 +41,9 @@ class ColumnChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameCandidate:
-    """`old` is gone from the models and `new` is not in the database: perhaps one became the other. At best 1."""
+    """`old` is gone from the models and `new` is not in the database: one may have become the
+    other. The best score is 1.
+    """
 
     old: str
     new: str
@@ -49,7 +52,7 @@ class RenameCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDiff:
-    """What differs in a table that both sides have; `renames` are ordered best first."""
+    """Differences in a table that both sides have; `renames` are ordered best first."""
 
     table: str
     added: tuple[DeclaredColumn, ...] = ()
@@ -60,9 +63,10 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDiff:
-    """What must happen to a database until it is what the models say.
+    """Changes that make a database match the models.
 
-    `missing` tables are only in the models, `extra` ones only in the database; `renames` are pairs of those.
+    `missing` tables are only in the models, `extra` ones only in the database; `renames` are pairs
+    of those.
     """
 
     missing: tuple[DeclaredTable, ...] = ()
@@ -75,7 +79,7 @@ class ModelDiff:
         return not (self.missing or self.extra or self.tables)
 
     def describe(self) -> tuple[str, ...]:
-        """One line for each difference, for a person."""
+        """Return one line for each difference, for a person."""
         lines = [f"{table.name}: the table is missing" for table in self.missing]
         lines += [f"{table.name}: the table is in no model" for table in self.extra]
         lines += [f"{each.old}: the table may have become {each.new}" for each in self.renames]
@@ -88,7 +92,7 @@ class ModelDiff:
 
 
 def diff(expected: Structure, actual: Structure, *, samples: Samples | None = None) -> ModelDiff:
-    """What the database lacks, has too much, or has otherwise."""
+    """Return what the database lacks, what it has in addition, and what differs."""
     missing = tuple(table for table in expected.tables if actual.find(table.name) is None)
     extra = tuple(table for table in actual.tables if expected.find(table.name) is None)
     changes: list[TableDiff] = []
@@ -114,14 +118,16 @@ def differing(
     expected_reference: Reference | None = None,
     actual_reference: Reference | None = None,
 ) -> frozenset[Aspect]:
-    """In what a column is not what the model wants; references are those of this column alone, resolved."""
+    """Return the aspects in which a column differs from the model; references are those of this
+    column alone, resolved.
+    """
     found = set()
     is_key = bool(expected.primary_key)
     if same_type(expected.type) != same_type(actual.type) if is_key else not meets(actual.type, expected.type):
         found.add(Aspect.TYPE)
     if actual.generated and not expected.generated:
         found.add(Aspect.GENERATED)
-    # An INTEGER PRIMARY KEY is never NULL, said or not.
+    # An INTEGER PRIMARY KEY is never NULL, declared or not.
     if expected.nullable != actual.nullable and not expected.primary_key:
         found.add(Aspect.NULLABILITY)
     if expected.default is not None and same_default(expected.default) != same_default(actual.default):
@@ -134,7 +140,9 @@ def differing(
 
 
 def same_default(text: str | None) -> str:
-    """A default in the form that is compared: no parentheses around it, one kind of quotes, numbers by value."""
+    """Return a default in the form used for comparison: no parentheses around it, one kind of
+    quotes, numbers by value.
+    """
     given = (text or "NULL").strip()
     while given.startswith("(") and _closes_last(given):
         given = given[1:-1].strip()
@@ -143,7 +151,7 @@ def same_default(text: str | None) -> str:
         return "1" if folded == "TRUE" else "0"
     if _NUMBER.fullmatch(given):
         return str(int(given)) if re.fullmatch(r"[+-]?\d+", given) else _real(float(given))
-    # SQLite takes a name in double quotes for a text here, because a default cannot name a column.
+    # SQLite reads a name in double quotes as a text here, because a default cannot name a column.
     if re.fullmatch(r'"(?:[^"]|"")*"', given):
         return "'" + given[1:-1].replace('""', '"').replace("'", "''") + "'"
     if re.fullmatch(r"X'[0-9A-F]*'", folded) or re.fullmatch(r"\w+", given):
@@ -156,7 +164,7 @@ def _real(value: float) -> str:
 
 
 def _closes_last(text: str) -> bool:
-    """Whether the first parenthesis is closed by the last character."""
+    """Return whether the first parenthesis is closed by the last character."""
     depth, quote = 0, ""
     for place, letter in enumerate(text):
         if quote:
@@ -179,7 +187,7 @@ def _table_diff(
     samples: Samples,
 ) -> TableDiff:
     added = tuple(column for column in expected_table.columns if actual_table.find(column.name) is None)
-    # What the owner computes from other columns is not in models, and stays.
+    # Columns that the owner computes from other columns are not in models, and stay.
     dropped = tuple(
         column for column in actual_table.columns if expected_table.find(column.name) is None and not column.generated
     )
@@ -209,7 +217,9 @@ def _table_diff(
 def reference_of(
     table: DeclaredTable, column: str, structure: Structure, *, like: Reference | None = None
 ) -> Reference | None:
-    """The foreign key of this column alone, its target spelled out; the one `like` that, where there are several."""
+    """Return the foreign key of this column alone, with its target spelled out; if there are
+    several, the one like `like`.
+    """
     found: list[Reference] = []
     for reference in table.references:
         if len(reference.columns) == 1 and sql.fold(reference.columns[0]) == sql.fold(column):
@@ -225,7 +235,9 @@ def reference_of(
 
 
 def _counting(kept: Reference | None, wanted: Reference | None, column: DeclaredColumn) -> Reference | None:
-    """The reference if models can speak of it: one that a hand has put on a plain column is left alone."""
+    """Return the reference if models can express it: one added by hand to a plain column is left
+    alone.
+    """
     return kept if wanted is not None or is_relation(column.type) else None
 
 
@@ -259,7 +271,7 @@ def _best_first(pair: tuple[float, str, str]) -> tuple[float, str, str]:
 
 
 def _families(declared: str) -> frozenset[str]:
-    """What values of this type can be, so far as a rename may keep them."""
+    """Return the kinds of values that this type can hold, as far as a rename may keep them."""
     if same_type(declared) in _TEXT_TYPES:
         return frozenset({"text"})
     match affinity(declared):
@@ -280,7 +292,9 @@ def _is_number(declared: str) -> bool:
 def _score(
     old: DeclaredColumn, new: DeclaredColumn, *, expected: DeclaredTable, actual: DeclaredTable, samples: Samples
 ) -> float:
-    """Of 1: the same type, the same place, like names, and old values that fit the new column's type."""
+    """Score out of 1: the same type, the same place, similar names, and old values that fit the new
+    column's type.
+    """
     last = max(len(expected.columns), len(actual.columns)) - 1 or 1
     apart = abs(actual.columns.index(old) - expected.columns.index(new))
     alike = meets(old.type, new.type)
@@ -306,7 +320,7 @@ def _fits(value: object, column: DeclaredColumn) -> bool:
 
 
 def _likeness(old: DeclaredTable, new: DeclaredTable) -> float:
-    """The share of columns, beside `id`, that two tables have in common by name and kind."""
+    """Return the share of columns, besides `id`, that two tables have in common by name and kind."""
     names = {sql.fold(column.name) for table in (old, new) for column in table.columns} - {"id"}
     shared = [
         name
@@ -317,7 +331,7 @@ def _likeness(old: DeclaredTable, new: DeclaredTable) -> float:
 
 
 def _said(change: ColumnChange) -> str:
-    """What differs, the database's side first."""
+    """Describe the difference, the database's side first."""
     parts: list[str] = []
     for aspect in sorted(change.aspects):
         match aspect:
@@ -332,7 +346,7 @@ def _said(change: ColumnChange) -> str:
             case Aspect.GENERATED:
                 parts.append("computed in the database, a plain column in the model")
             case Aspect.PRIMARY_KEY:
-                parts.append("the primary key is another one")
+                parts.append("the primary key is different")
             case Aspect.REFERENCES:
                 before, after = change.actual_reference, change.expected_reference
                 there, here = (each.table if each else "nothing" for each in (before, after))

@@ -1,4 +1,6 @@
-"""Running one script on SQLite, inside a transaction that is open: what it may do, what it did, whether all is well."""
+"""Run one script on SQLite, inside an open transaction: what it may do, what it did, and whether
+the result is sound.
+"""
 
 import re
 import sqlite3
@@ -14,7 +16,7 @@ from catchment.schema.migratable import AccessKind, TableAccess
 from catchment.schema.scripts import Script, ScriptStatement
 from catchment.schema.sqlite_files import is_about_storage
 
-# They only tell something.
+# These only report something.
 _PRAGMAS = frozenset(
     {
         "table_info",
@@ -29,14 +31,15 @@ _PRAGMAS = frozenset(
         "quick_check",
     }
 )
-# They tell something where no value stands behind them. SQLite's indexes of words ask them at every write.
+# These only report something if no value follows them. SQLite's full-text indexes query them at
+# every write.
 _PRAGMAS_UNSET = frozenset({"page_size", "data_version"})
 _REFUSED: dict[int, str] = {
     sqlite3.SQLITE_TRANSACTION: "begins or ends a transaction ({0}); Catchment runs a script in one of its own",
     sqlite3.SQLITE_SAVEPOINT: "uses a savepoint; Catchment runs a script in a transaction of its own",
     sqlite3.SQLITE_ATTACH: "attaches another database; a script changes its own only",
     sqlite3.SQLITE_DETACH: "detaches a database; a script changes its own only",
-    sqlite3.SQLITE_PRAGMA: "has PRAGMA {0}; foreign keys and checks are Catchment's part, and others may not be undone",
+    sqlite3.SQLITE_PRAGMA: "has PRAGMA {0}; foreign keys and checks are Catchment's, and others may not be undone",
 }
 _VERBS: dict[int, AccessKind] = {
     sqlite3.SQLITE_CREATE_TABLE: AccessKind.CREATE_TABLE,
@@ -45,7 +48,7 @@ _VERBS: dict[int, AccessKind] = {
     sqlite3.SQLITE_UPDATE: AccessKind.UPDATE,
     sqlite3.SQLITE_DELETE: AccessKind.DELETE,
 }
-# In these, the second name is the table's, and the first one is that of the index or trigger.
+# In these, the second name is the table's, and the first is that of the index or trigger.
 _ON_TABLE = frozenset(
     {
         sqlite3.SQLITE_CREATE_INDEX,
@@ -56,7 +59,7 @@ _ON_TABLE = frozenset(
         sqlite3.SQLITE_ALTER_TABLE,
     }
 )
-# What could stand in front of a table of that name, or be taken for it.
+# Objects that could shadow a table of that name, or be mistaken for it.
 _NAMING = frozenset(
     {
         sqlite3.SQLITE_CREATE_TEMP_TABLE,
@@ -74,9 +77,10 @@ _FLAWS_SAID = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Health:
-    """What is wrong with a database.
+    """Problems of a database.
 
-    Rows that refer to nothing, foreign keys that cannot be checked, triggers that fail, other flaws.
+    Rows that refer to nothing, foreign keys that cannot be checked, triggers that fail, other
+    flaws.
     """
 
     orphans: Counter[tuple[str, str]]
@@ -86,20 +90,22 @@ class _Health:
 
 
 def execute(connection: sqlite3.Connection, script: Script) -> tuple[TableAccess, ...]:
-    """Run every statement, and see that rows and references are as the script promises; the caller ends it all."""
+    """Run every statement, and verify that rows and references are as the script promises; the
+    caller ends the transaction.
+    """
     counted = _counts(connection, script)
     before = _health(connection)
     acts: list[TableAccess] = []
     for statement in script.statements():
         acts += _run(connection, script, statement)
     if not connection.in_transaction:
-        raise ScriptError(f"{script.filename} has ended the transaction that it ran in.")
+        raise ScriptError(f"{script.filename} has ended the transaction in which it ran.")
     _verify(connection, script, counted=counted, before=before)
     return tuple(acts)
 
 
 class _Watch:
-    """SQLite asks it about everything that a statement would do, before it does it."""
+    """Authorizer: SQLite calls it for everything that a statement would do, before it does it."""
 
     def __init__(self, line: int) -> None:
         self.refusal: str | None = None
@@ -115,16 +121,16 @@ class _Watch:
         return sqlite3.SQLITE_OK
 
     def acts(self) -> list[TableAccess]:
-        """What the statement did, each thing once; what it read counts where it inserts."""
+        """Return what the statement did, each act once; reads count if the statement inserts."""
         inserts = any(act.verb is AccessKind.INSERT for act in self._acts)
         found = dict.fromkeys(self._acts + (self._reads if inserts else []))
-        # Dropping a table is a deletion of its rows to SQLite, and one thing to us.
+        # To SQLite, dropping a table also deletes its rows; here it is one act.
         dropped = {act.table for act in found if act.verb is AccessKind.DROP_TABLE}
         return [act for act in found if not (act.verb is AccessKind.DELETE and act.table in dropped)]
 
     def _note(self, action: int, first: str, second: str | None, third: str | None) -> None:
         if action == sqlite3.SQLITE_ALTER_TABLE:
-            # Here the table comes second, and a third name only with DROP COLUMN.
+            # Here the table comes second, and there is a third name only with DROP COLUMN.
             self._add(AccessKind.DROP_COLUMN if third else AccessKind.ALTER_TABLE, second or "", third)
         elif action == sqlite3.SQLITE_CREATE_INDEX:
             self._add(AccessKind.CREATE_INDEX, second or "")
@@ -140,7 +146,7 @@ class _Watch:
 
 
 def _refusal(action: int, first: str, second: str) -> str | None:
-    """Why a script may not do this; None where it may."""
+    """Return why a script may not do this; None if it may."""
     if action == sqlite3.SQLITE_PRAGMA and (
         first.lower() in _PRAGMAS or (first.lower() in _PRAGMAS_UNSET and not second)
     ):
@@ -158,7 +164,8 @@ def _run(connection: sqlite3.Connection, script: Script, statement: ScriptStatem
     watch = _Watch(statement.line)
     connection.set_authorizer(watch)
     try:
-        # To its end: an INSERT … RETURNING has not inserted everything before its rows are fetched.
+        # Fetch to the end: an INSERT … RETURNING has not inserted everything before its rows are
+        # fetched.
         for _ in connection.execute(statement.text):
             pass
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -177,7 +184,9 @@ def _run(connection: sqlite3.Connection, script: Script, statement: ScriptStatem
 
 
 def _with_words(acts: list[TableAccess], statement: ScriptStatement) -> list[TableAccess]:
-    """The acts, with what SQLite does not tell of them: the new name of a table, and that rows give way to others."""
+    """Return the acts with what SQLite does not report: the new name of a table, and that rows are
+    replaced by others.
+    """
     if not _TELLING.search(statement.text):
         return acts
     words = ddl.tokens(statement.text)
@@ -186,7 +195,7 @@ def _with_words(acts: list[TableAccess], statement: ScriptStatement) -> list[Tab
         name = words[pairs.index(("RENAME", "TO")) + 2].name
         acts = [replace(act, to=name) if act.verb is AccessKind.RENAME_TABLE else act for act in acts]
     if {("OR", "REPLACE"), ("REPLACE", "INTO")}.intersection(pairs):
-        # Whoever a trigger writes to, as well: it resolves conflicts as the statement does.
+        # Tables that a trigger writes to are included: it resolves conflicts as the statement does.
         written = dict.fromkeys(act.table for act in acts if act.verb in (AccessKind.INSERT, AccessKind.UPDATE))
         acts += [TableAccess(verb=AccessKind.REPLACE, table=table, line=statement.line) for table in written]
     return acts
@@ -211,12 +220,13 @@ def _verify(connection: sqlite3.Connection, script: Script, *, counted: dict[str
     if failing:
         raise ScriptError(
             f"{script.filename} leaves what fails whenever it fires: {'; '.join(failing)}. Drop it in the same script, "
-            "or make it anew without what is gone."
+            "or create it again without what is gone."
         )
 
 
 def _health(connection: sqlite3.Connection) -> _Health:
-    """What is wrong now. Compared with before: what was wrong already is no reason to refuse a script.
+    """Return the current problems. Compared with before: a problem that already existed is no
+    reason to refuse a script.
 
     Rows that refer to nothing are counted, because a rebuild gives rows other numbers.
     """
@@ -230,7 +240,7 @@ def _health(connection: sqlite3.Connection) -> _Health:
         except sqlite3.OperationalError as error:
             if is_about_storage(error):
                 raise
-            # A foreign key that names columns which are no key: SQLite cannot check it, now or ever.
+            # A foreign key that names columns which are not a key: SQLite can never check it.
             mismatches.add(str(error))
     found = connection.execute(f"PRAGMA main.integrity_check({_FLAWS_MAX})")
     flaws = Counter(text for (text,) in found if text != "ok")
@@ -250,7 +260,7 @@ def _counts(connection: sqlite3.Connection, script: Script) -> dict[str, int]:
 
 
 def count_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> list[int]:
-    """The rows of each table."""
+    """Return the number of rows of each table."""
     return [
         connection.execute(f"SELECT count(*) FROM {sql.qualified('main', table)}").fetchone()[0] for table in tables
     ]

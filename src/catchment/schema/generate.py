@@ -1,13 +1,16 @@
-"""The text of a migration: operations as a script that a person reads, changes where it asks, and applies.
+"""The text of a migration: operations as a script that a person reads, edits where it asks for a
+choice, and applies.
 
-A script holds statements and comments, and neither BEGIN, COMMIT nor PRAGMA: whoever applies it holds the transaction,
-has foreign keys off, and checks them before the commit. `-- keeps-rows: <table>` in front of a rebuild says that the
-table must have as many rows after it as before. `-- undecided: <subject>` says that a choice is open, or that something
-must be written by hand; nothing below it runs before that.
+A script holds statements and comments, and neither BEGIN, COMMIT nor PRAGMA: the process that
+applies it holds the transaction, has foreign keys off, and checks them before the commit. `--
+keeps-rows: <table>` in front of a rebuild says that the table must have as many rows after it as
+before. `-- undecided: <subject>` says that a choice is open, or that something must be written by
+hand; nothing below it runs before that.
 
-What a rebuild does with a column whose type changes: rows are copied as they are, and SQLite converts what the new type
-has a use for ('12' becomes 12 in an INTEGER column). What it cannot convert stays as it was ('abc' stays text). What it
-would convert so that it cannot be told back ('007', 0.1 + 0.2 as text) fails the script, which changes nothing then.
+How a rebuild handles a column whose type changes: rows are copied as they are, and SQLite converts
+values that fit the new type ('12' becomes 12 in an INTEGER column). A value that it cannot convert
+stays as it was ('abc' stays text). A value whose conversion cannot be reversed ('007', 0.1 + 0.2 as
+text) fails the script, which then changes nothing.
 """
 
 import re
@@ -52,12 +55,12 @@ _HEADER = """\
 
 
 def script_text(ops: Sequence[Op], *, header: str = _HEADER) -> str:
-    """The script that does these operations."""
+    """Return the script that does these operations."""
     return "\n".join([header, *(f"{_rendered(op)}\n" for op in ops)])
 
 
 def script_name(ops: Sequence[Op]) -> str:
-    """A short name for a script, of lower-case letters, digits and underscores."""
+    """Return a short name for a script, of lower-case letters, digits and underscores."""
     topics = [_topic(op) for op in ops]
     if not topics:
         return "nothing"
@@ -74,7 +77,7 @@ def script_name(ops: Sequence[Op]) -> str:
 
 
 def _topic(op: Op) -> tuple[str, str, str]:
-    """What is done, to which table, and to what of it."""
+    """Return the action, its table, and the part of the table."""
     match op:
         case CreateTableOp():
             return "create", op.table.name, op.table.name
@@ -149,7 +152,7 @@ def _comment(text: str) -> str:
 
 
 def _flat(text: str) -> str:
-    # A name may hold line ends; a comment may not.
+    # A name may contain line ends; a comment may not.
     return " ".join(text.splitlines()).strip()
 
 
@@ -201,7 +204,7 @@ def _rebuilt(op: RebuildTableOp) -> str:
     new = NEW_PREFIX + op.table
     parts = [KEEPS_ROWS + _flat(op.table), *(_comment(note) for note in _rebuild_notes(op))]
     parts += [_drop("TRIGGER", each) for each in op.dependents.triggers]
-    # The one that was made last may be made of the others.
+    # The one created last may depend on the others.
     parts += [_drop("VIEW", each) for each in reversed(op.dependents.views)]
     parts.append(_statement(op.statement))
     columns = sql.identifiers(column for column, _ in op.copies)

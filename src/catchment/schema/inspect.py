@@ -1,4 +1,6 @@
-"""What a SQLite database looks like, asked of SQLite itself: no statement is parsed to learn what a table is."""
+"""Structure of a SQLite database, as SQLite itself reports it: no statement is parsed to learn what
+a table is.
+"""
 
 import sqlite3
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ MIGRATIONS_TABLE = "_migrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependent:
-    """An index, a trigger or a view: its name, the table or view it is of, and the statement that made it."""
+    """An index, a trigger or a view: its name, the table or view it belongs to, and the statement
+    that created it.
+    """
 
     name: str
     owner: str
@@ -21,10 +25,10 @@ class Dependent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependents:
-    """What hangs on a table, in the order in which it was made.
+    """Objects that depend on a table, in the order of their creation.
 
-    Views and triggers are those that mention the table, or a view that does. `autoincrement` is the highest id that was
-    ever given out, where the table remembers it.
+    Views and triggers are those that mention the table, or a view that does. `autoincrement` is the
+    highest id that was ever assigned, if the table remembers it.
     """
 
     indexes: tuple[Dependent, ...] = ()
@@ -34,7 +38,9 @@ class Dependents:
 
 
 def inspect(connection: sqlite3.Connection) -> Structure:
-    """The tables of the database. Views, virtual tables and what these keep for themselves are none of a model's."""
+    """Return the tables of the database. Views, virtual tables and their internal tables are not
+    part of a model.
+    """
     statements = {name: text for _, name, _, text in _schema(connection, "table")}
     names = [
         name
@@ -56,7 +62,7 @@ def inspect(connection: sqlite3.Connection) -> Structure:
 
 
 def dependents(connection: sqlite3.Connection, table: str) -> Dependents:
-    """What must be made again when the table is."""
+    """Return what must be created again when the table is."""
     key = sql.fold(table)
     views = _schema(connection, "view")
     names = {key}
@@ -84,12 +90,13 @@ def dependents(connection: sqlite3.Connection, table: str) -> Dependents:
 
 
 def all_dependents(connection: sqlite3.Connection, structure: Structure) -> dict[str, Dependents]:
-    """`dependents` of every table, by name."""
+    """Return the `dependents` of every table, by name."""
     return {table.name: dependents(connection, table.name) for table in structure.tables}
 
 
 def _schema(connection: sqlite3.Connection, kind: str) -> list[tuple[str, str, str, str]]:
-    # Without a statement are the indexes that SQLite makes for UNIQUE and PRIMARY KEY: they come with their table.
+    # Indexes without a statement are those that SQLite creates for UNIQUE and PRIMARY KEY: they
+    # come with their table.
     rows = connection.execute(
         "SELECT type, name, tbl_name, sql FROM main.sqlite_schema WHERE type = ? AND sql IS NOT NULL ORDER BY rowid",
         (kind,),
@@ -106,7 +113,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> tuple[DeclaredColumn
         'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?, ?) ORDER BY cid',
         (table, "main"),
     )
-    # A column that is hidden as 2 or 3 is computed, and seen by all who read the table.
+    # A column with hidden = 2 or 3 is computed, and visible to all readers of the table.
     return tuple(
         DeclaredColumn(
             name=name,
@@ -130,7 +137,7 @@ def _references(connection: sqlite3.Connection, table: str) -> tuple[Reference, 
     for number, *rest in rows.fetchall():
         other, column, target, on_delete, on_update = rest
         grouped.setdefault(number, []).append((other, column, target, on_delete, on_update))
-    # SQLite counts foreign keys from the last one written to the first.
+    # SQLite numbers foreign keys from the last one written to the first.
     return tuple(
         Reference(
             columns=tuple(column for _, column, *_ in parts),

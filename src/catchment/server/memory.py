@@ -1,8 +1,9 @@
-"""Memory that nothing uses goes back to the system.
+"""Return unused memory to the operating system.
 
-Every thread takes memory from an arena of glibc's, of which there are up to eight for each core, and leaves it full of
-holes: within minutes of small statements a server would be several times the size of what it uses. One arena for each
-core is enough for DuckDB, and what is free in them is given back now and then. Elsewhere there is nothing to do.
+Each thread allocates from one of glibc's arenas, of which there are up to eight per core, and
+leaves it fragmented: within minutes of small statements a server would be several times the size of
+the memory it uses. One arena per core is enough for DuckDB, and free memory in the arenas is
+returned periodically. On systems without glibc there is nothing to do.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ from functools import cache
 from catchment.foundation import settings
 
 _ARENAS_MIN = 2
-# glibc's number for the most arenas that it makes.
+# glibc's parameter number for the maximum number of arenas.
 _M_ARENA_MAX = -8
 
 
@@ -22,14 +23,14 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def bound_arenas() -> None:
-    """Have few arenas; those that are there stay, so this comes before threads do."""
+    """Limit the number of arenas. Existing arenas stay, so call this before threads are started."""
     glibc = _glibc()
     if glibc is not None:
         glibc.mallopt(_M_ARENA_MAX, max(_ARENAS_MIN, settings.cpu_count()))
 
 
 def give_back() -> None:
-    """Give back what is free; takes some milliseconds, and holds up those who allocate meanwhile."""
+    """Return free memory to the system. Takes some milliseconds and blocks concurrent allocations."""
     glibc = _glibc()
     if glibc is not None:
         glibc.malloc_trim(0)

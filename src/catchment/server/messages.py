@@ -1,7 +1,7 @@
-"""Messages by the name of their type: commands and action bodies as they come in, results as they go out.
+"""Parse and pack messages by type name: incoming commands and action bodies, outgoing results.
 
-Flight SQL puts each of its messages into a `google.protobuf.Any`. Which session a client without a token means is seen
-from the handle in its message.
+Flight SQL wraps each of its messages in a `google.protobuf.Any`. If a client sends no token, its
+session is identified by the handle in its message.
 """
 
 from typing import TypeVar
@@ -48,22 +48,22 @@ _CREATE = {
     sql.CommandStatementIngest.TableDefinitionOptions.TABLE_NOT_EXIST_OPTION_CREATE: True,
     sql.CommandStatementIngest.TableDefinitionOptions.TABLE_NOT_EXIST_OPTION_FAIL: False,
 }
-# How queries begin, after blanks and brackets.
+# First words of queries, after whitespace and parentheses.
 _READING = ("select", "from", "with", "values", "describe", "show", "summarize", "explain", "pivot", "unpivot", "table")
 _BEFORE_WORDS = " \t\r\n\f("
 _WORD_LETTERS_MAX = 256
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """A message of a known kind."""
+    """Parse a message of a known type."""
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise InputError(f"The message is no {kind.DESCRIPTOR.name}.") from None
+        raise InputError(f"The message is not a valid {kind.DESCRIPTOR.name}.") from None
 
 
 def command(data: bytes) -> Message:
-    """A command or a ticket, by the name that it carries."""
+    """Parse a command or a ticket by the type name that it carries."""
     packed = parse(AnyMessage, data)
     kind = _BY_URL.get(packed.type_url)
     if kind is not None:
@@ -71,21 +71,21 @@ def command(data: bytes) -> Message:
     name = packed.type_url.removeprefix(_URL)
     if name.startswith(_FLIGHT_SQL):
         raise NotSupportedError(f"{name.removeprefix(_FLIGHT_SQL)} is not supported.")
-    raise InputError("This is no command of Flight SQL.")
+    raise InputError("This is not a Flight SQL command.")
 
 
 def described(descriptor: flight.FlightDescriptor) -> Message:
-    """The command in a descriptor."""
+    """Parse the command in a descriptor."""
     if descriptor.type != flight.FlightDescriptor.CMD:
         raise InputError(
-            "This is no command of Flight SQL.",
-            hint="Flights are not known by paths here, and an ingest of no rows says nothing at all in some drivers.",
+            "This is not a Flight SQL command.",
+            hint="Flights cannot be addressed by path. Some drivers send no command at all for an ingest without rows.",
         )
     return command(descriptor.cmd)
 
 
 def body(kind: type[M], data: bytes) -> M:
-    """An action's body: packed, as Flight SQL has it, or bare, as Flight itself has it."""
+    """Parse an action's body: packed, as in Flight SQL, or bare, as in Flight itself."""
     packed = AnyMessage()
     try:
         packed.ParseFromString(data)
@@ -95,7 +95,7 @@ def body(kind: type[M], data: bytes) -> M:
 
 
 def pack(message: Message) -> bytes:
-    """A message with its name."""
+    """Pack a message together with its type name."""
     packed = AnyMessage()
     packed.type_url = _URL + message.DESCRIPTOR.full_name
     packed.value = message.SerializeToString()
@@ -103,36 +103,38 @@ def pack(message: Message) -> bytes:
 
 
 def handle_in(message: Message) -> bytes:
-    """The handle by which a session can be found, empty where there is none."""
+    """Return the handle by which a session can be found, empty if there is none."""
     fields = message.DESCRIPTOR.fields_by_name
     return next((handle for name in _HANDLES if name in fields and (handle := getattr(message, name))), b"")
 
 
 def text_in(message: WithText, bytes_max: int) -> str:
-    """The text of a statement; LimitError where it is too long."""
-    # No text has more bytes than four for each letter, and nearly all are far below the limit.
+    """Return the text of a statement. Raises LimitError if it is too long."""
+    # A text has at most four bytes per character, and nearly all texts are far below the limit.
     if 4 * len(message.query) > bytes_max and len(message.query.encode()) > bytes_max:
-        raise LimitError(f"The statement is longer than {bytes_max:,} bytes.", hint="Bind values, or ingest rows.")
+        raise LimitError(
+            f"The statement is longer than {bytes_max:,} bytes.", hint="Bind parameters, or use bulk ingest."
+        )
     return message.query
 
 
 def may_read(message: Message) -> bool:
-    """Whether a query is one that reads, as far as its first word tells; one that is prepared is asked for to read."""
+    """Return whether a query reads, judging by its first word; a prepared query is assumed to read."""
     if not isinstance(message, sql.CommandStatementQuery):
         return True
     return message.query[:_WORD_LETTERS_MAX].lstrip(_BEFORE_WORDS).casefold().startswith(_READING)
 
 
 def transaction_in(message: WithText | sql.CommandStatementIngest) -> bytes | None:
-    """The transaction that a statement belongs to; clients send an empty one for none."""
+    """Return the transaction that a statement belongs to; clients send an empty one for none."""
     return message.transaction_id or None
 
 
 def ingest_target(message: sql.CommandStatementIngest) -> IngestTarget:
-    """Where an ingest goes."""
+    """Return the target of an ingest."""
     options = message.table_definition_options
     if options.if_exists not in _IF_EXISTS or options.if_not_exist not in _CREATE:
-        raise InputError("The ingest does not say what to do if its table exists, and if it does not.")
+        raise InputError("The ingest does not specify what to do if its table exists or does not exist.")
     if not message.table:
         raise InputError("The ingest names no table.")
     return IngestTarget(

@@ -1,9 +1,9 @@
-"""What the catalog has, as clients ask for it: catalogs, schemas, tables and their columns, keys, types.
+"""Answers to catalog commands: catalogs, schemas, tables and their columns, keys, types.
 
-There is one catalog, the lake. Catchment's own schema is not shown; the queue's is, with the tables that have buffered
-rows: those of the session if the layout tells sessions apart, else all. They have a type of their own, and the columns
-of the lake's tables. A tenant's user sees the tenant's schema and its tables in the queue, and nothing else. DuckLake
-has no keys.
+There is one catalog, the lake. Catchment's own schema is not listed. The queue's schema is, with
+the tables that have buffered rows: those of the session if the layout separates sessions, otherwise
+all. These tables have a table type of their own, and the columns of the lake's tables. A tenant's
+user sees the tenant's schema and its tables in the queue, and nothing else. DuckLake has no keys.
 """
 
 from typing import Any
@@ -89,7 +89,7 @@ _FOREIGN_KEYS = pa.schema(
 
 
 def schema_of(command: Message) -> pa.Schema:
-    """The columns of the answer to a command."""
+    """Return the columns of the answer to a command."""
     match command:
         case commands.CommandGetCatalogs():
             return _CATALOGS
@@ -110,7 +110,7 @@ def schema_of(command: Message) -> pa.Schema:
 
 
 def result(command: Message, session: Session, settings: Settings, call: Call) -> Result:
-    """The answer to a command, a tenant's from where it lives."""
+    """Return the answer to a command; for a tenant, from the tenant's primary."""
 
     def here() -> Result:
         with session.reading_lake():
@@ -120,7 +120,7 @@ def result(command: Message, session: Session, settings: Settings, call: Call) -
 
 
 def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
-    """The answer to a command, as of now."""
+    """Return the answer to a command, as of now."""
     lake = settings.lake_name
     match command:
         case commands.CommandGetCatalogs():
@@ -188,7 +188,9 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
 def _queued(
     command: commands.CommandGetTables, session: Session, connection: duckdb.DuckDBPyConnection
 ) -> dict[str, tuple[str, str]]:
-    """Tables with buffered rows that the caller can name after `duckling_queue.`, and where the lake has each."""
+    """Return the tables with buffered rows that the caller can name after `duckling_queue.`, each
+    with its table in the lake.
+    """
     of_type = not command.table_types or _QUEUED in command.table_types
     if session.queue is None or not of_type:
         return {}
@@ -205,7 +207,9 @@ def _queued(
 
 
 def _renamed(columns: pa.Schema | None, name: str) -> pa.Schema:
-    """The columns of a lake's table as those of the queue's; none if the table was dropped."""
+    """Return the columns of a lake table as those of the queue's table; none if the table was
+    dropped.
+    """
     named = {f"{_METADATA}DB_SCHEMA_NAME": QUEUE, f"{_METADATA}TABLE_NAME": name}
     return pa.schema([field.with_metadata({**field.metadata, **named}) for field in columns or ()])
 
@@ -213,7 +217,7 @@ def _renamed(columns: pa.Schema | None, name: str) -> pa.Schema:
 def _table_schemas(
     connection: duckdb.DuckDBPyConnection, values: dict[str, str | None]
 ) -> dict[tuple[str, str], pa.Schema]:
-    """The columns of all the tables at once, by schema and table."""
+    """Return the columns of all the tables in one pass, by schema and table."""
     columns = connection.execute(sql.statement(_PACKAGE, "metadata_columns"), values).fetchall()
     types = _arrow_types(connection, {kind for _, _, _, kind, *_ in columns})
     fields: dict[tuple[str, str], list[pa.Field]] = {}
@@ -235,7 +239,7 @@ def _table_schemas(
 
 
 def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict[str, pa.DataType]:
-    """What DuckDB gives for each of its types, by their names."""
+    """Return the Arrow type that DuckDB produces for each of its types, by type name."""
     names = sorted(kinds)
     if not names:
         return {}
@@ -245,12 +249,14 @@ def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict
 
 
 def _own(session: Session) -> str | None:
-    """The only schema that there is for the caller; None where there are all."""
+    """Return the only schema that the caller can see, or None if the caller sees all."""
     return None if session.island is None else session.island.schema
 
 
 def _away(session: Session) -> frozenset[str]:
-    """Schemas of tenants that live in another shard: what is here of them is not shown."""
+    """Return the schemas of tenants whose primary is another shard; their local tables are not
+    listed.
+    """
     desk = session.engine.tenants
     return frozenset() if desk is None or session.island is not None else desk.residents().away
 
@@ -263,7 +269,7 @@ def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | No
 
 
 def _means(command: commands.CommandGetDbSchemas | commands.CommandGetTables, lake: str) -> bool:
-    """Whether the lake is among the catalogs that are asked for."""
+    """Return whether the lake is among the requested catalogs."""
     return not command.HasField("catalog") or sql.fold(command.catalog) == sql.fold(lake)
 
 

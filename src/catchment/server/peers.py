@@ -1,8 +1,10 @@
-"""Sessions on other shards' servers: a tenant's statements go there, and what comes of them comes back as it was.
+"""Sessions on other shards' servers: forward a tenant's statements there and return the outcome
+unchanged.
 
-Nothing is collected on the way: rows pass batch by batch, in both directions. An error is of the class that it had on
-the other server. Where no answer came, the statement was not sent, or can have changed nothing, or nobody knows: then
-it is CommitUnknownError.
+Nothing is collected on the way: rows pass batch by batch, in both directions. An error keeps the
+class that it had on the other server. If no answer arrived, there are three cases: the statement
+was not sent, it cannot have changed anything, or its outcome is unknown. The last one raises
+CommitUnknownError.
 """
 
 import base64
@@ -43,12 +45,12 @@ from catchment.server.users import SHARD
 from catchment.server.values import Call, IfExists, IngestTarget, Principal, StatementOutcome
 from catchment.tenants.model import ShardInfo
 
-# Whose statement a shard forwards: a role and a tenant.
+# The user whose statement a shard forwards: a role and a tenant.
 ON_BEHALF = "catchment-on-behalf"
 AUTHORIZATION = "authorization"
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _HANDLES_MAX = 16
-# What is told to the other server without waiting for an answer.
+# Timeout of notifications to the other server, for which no answer is awaited.
 _NOTICE_S = 5.0
 _NO_SCHEMA = pa.schema([])
 
@@ -57,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatementFacts:
-    """What a statement gives and takes, and whether it changes anything."""
+    """Result columns and parameters of a statement, and whether it changes anything."""
 
     schema: pa.Schema
     parameters: pa.Schema
@@ -65,7 +67,7 @@ class StatementFacts:
 
 
 class Peers:
-    """Connections to other servers, one for each that was asked. Any thread may ask."""
+    """Connections to other servers, one per server. Thread-safe."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -74,7 +76,7 @@ class Peers:
         self._known: dict[str, _Server] = {}
 
     def session(self, shard: ShardInfo, principal: Principal) -> "PeerSession":
-        """A session of that user on the shard's server."""
+        """Return a session of that user on the shard's server."""
         with self._mutex:
             server = self._known.get(shard.location)
             if server is None:
@@ -82,7 +84,7 @@ class Peers:
         return PeerSession(server, shard, principal, self._settings, self._clock)
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         with self._mutex:
             for server in self._known.values():
                 server.channel.close()
@@ -90,7 +92,7 @@ class Peers:
 
 
 class _Server:
-    """One server's methods."""
+    """The RPC methods of one server."""
 
     def __init__(self, location: str, settings: Settings) -> None:
         self.channel = channel = open_channel(location, settings)
@@ -101,13 +103,15 @@ class _Server:
         self._unanswered: set[Any] = set()
 
     def keep(self, future: Any) -> None:
-        """Hold on to a call that nobody waits for: gRPC cancels those that nobody holds."""
+        """Keep a reference to a call whose answer is not awaited: gRPC cancels unreferenced calls."""
         self._unanswered.add(future)
         future.add_done_callback(self._unanswered.discard)
 
 
 class PeerSession:
-    """A tenant's user on another server, from the first statement until `close`. Any thread may ask."""
+    """Session of a tenant's user on another server, from the first statement until `close`.
+    Thread-safe.
+    """
 
     def __init__(
         self, server: _Server, shard: ShardInfo, principal: Principal, settings: Settings, clock: Clock
@@ -127,17 +131,17 @@ class PeerSession:
         self._behalf = (ON_BEHALF, f"{principal.role.name.lower()} {principal.tenant}")
         self._mutex = threading.Lock()
         self._token: str | None = None
-        # Prepared statements that nobody uses at the moment, by their text.
+        # Prepared statements that are not in use at the moment, by their text.
         self._handles: OrderedDict[str, bytes] = OrderedDict()
 
     def execute(
         self, text: str, call: Call, *, parameters: pa.Table | None, is_update: bool, may_change: bool
     ) -> StatementOutcome:
-        """Run one statement; with `is_update` its rows are counted, else they can be read."""
+        """Run one statement; with `is_update` its rows are counted, otherwise they can be read."""
         return self._in_session(lambda: self._execute(text, call, parameters, is_update, may_change))
 
     def prepare(self, text: str, call: Call) -> StatementFacts:
-        """Look at a statement."""
+        """Inspect a statement without running it."""
 
         def look() -> StatementFacts:
             self._headers(call)
@@ -153,24 +157,28 @@ class PeerSession:
         return self._in_session(look)
 
     def ingest(self, target: IngestTarget, rows: pa.RecordBatchReader, call: Call) -> int:
-        """Pass a stream of rows on; how many they were."""
+        """Forward a stream of rows and return their number."""
         token = self._token
         try:
             sent = self._put(_ingest(target), call, rows.schema, iter(rows), may_change=True)
         except NotLoggedInError:
             self._leave(token)
-            # Only whoever has the rows can send them again.
-            raise StaleRouteError(f"The session on {self._shard.id} was over.") from None
+            # Only the caller has the rows and can send them again.
+            raise StaleRouteError(f"The session on {self._shard.id} has ended.") from None
         return sql.DoPutUpdateResult.FromString(sent).record_count
 
     def describe(self, command: Message, schema: pa.Schema, call: Call) -> TableResult:
-        """What a command about the catalog gives, which has these columns; all of it, as it is in one piece there."""
+        """Return the complete answer to a catalog command, which has the columns `schema`; it is
+        one piece on the other server as well.
+        """
         ticket = flight.Ticket(ticket=messages.pack(command))
         found = self._in_session(lambda: list(self.read(ticket, call)))
         return TableResult(pa.Table.from_batches(found, schema))
 
     def close(self) -> None:
-        """End the session on the other server; one that does not hear of it lets it expire."""
+        """End the session on the other server; if the notification is lost, the session expires
+        there.
+        """
         if self._token is not None:
             self._notify("CloseSession", flight.CloseSessionRequest().SerializeToString())
 
@@ -204,7 +212,7 @@ class PeerSession:
 
     @contextmanager
     def _borrowed(self, text: str, call: Call) -> Iterator[bytes]:
-        """A prepared statement that nobody else uses meanwhile: what is bound to it stays bound."""
+        """Borrow a prepared statement for exclusive use: parameters stay bound to it."""
         self._headers(call)
         with self._mutex:
             token, handle = self._token, self._handles.pop(text, None)
@@ -218,7 +226,7 @@ class PeerSession:
     def _hand_back(self, text: str, handle: bytes, token: str | None) -> None:
         with self._mutex:
             if token != self._token:
-                # It was of a session that is over.
+                # The handle belongs to a session that has ended.
                 return
             unused = [self._handles.pop(text)] if text in self._handles else []
             self._handles[text] = handle
@@ -234,11 +242,12 @@ class PeerSession:
         return messages.body(sql.ActionCreatePreparedStatementResult, body)
 
     def read(self, ticket: flight.Ticket, call: Call) -> Iterator[pa.RecordBatch]:
-        """The rows of a ticket, as they come."""
+        """Yield the rows of a ticket as they arrive."""
         stream = self._server.get(ticket.SerializeToString(), metadata=self._headers(call), timeout=self._left_s(call))
         failures: list[Exception] = []
         try:
-            # A failure ends the stream between two messages; Arrow would make another error of it.
+            # On failure, end the stream between two messages; Arrow would replace the error with
+            # one of its own.
             rows = wire.Upload(wire.FlightData(), self._parts(stream, call, failures), self._limits).rows()
             if rows is not None:
                 yield from rows
@@ -260,7 +269,7 @@ class PeerSession:
             yield part
 
     def forget(self, info: flight.FlightInfo) -> None:
-        """A result will not be read."""
+        """Notify the other server that a result will not be read."""
         self._notify("CancelFlightInfo", flight.CancelFlightInfoRequest(info=info).SerializeToString())
 
     # Calls.
@@ -274,15 +283,15 @@ class PeerSession:
         *,
         may_change: bool,
     ) -> bytes:
-        """Send a command, with rows if it has a schema; what the answer holds."""
+        """Send a command, with rows if it has a schema, and return the content of the answer."""
         sending = _Sending(command, schema, batches)
         future = self._server.put.future(sending, metadata=self._headers(call), timeout=self._left_s(call))
         try:
-            # The other server does nothing with rows before it has them all.
+            # The other server does not process rows before it has all of them.
             answer = self._answer(future, call, may_be_done=lambda: may_change and (schema is None or sending.is_sent))
         except CatchmentError:
             if sending.failure is not None:
-                # The rows ended in an error, so that the other server has kept none.
+                # Reading the rows failed, so the other server has kept none.
                 raise sending.failure from None
             raise
         return flight.PutResult.FromString(answer).app_metadata
@@ -294,7 +303,7 @@ class PeerSession:
         return flight.Result.FromString(answer).body, future
 
     def _notify(self, kind: str, body: bytes) -> None:
-        """Tell the other server of something that it finds out by itself, only later."""
+        """Notify the other server of something that it would also find out by itself, only later."""
         headers = ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf)
         action = flight.Action(type=kind, body=body).SerializeToString()
         # The connection may be closed already.
@@ -311,17 +320,19 @@ class PeerSession:
         return answer
 
     def _failure(self, error: Exception, call: Call, *, may_be_done: bool) -> Exception:
-        """The error that the other server had; where it said nothing, what follows from that."""
+        """Return the error of the other server or, if it reported none, the error that the failed
+        call implies.
+        """
         if isinstance(error, grpc.RpcError):
             told = _told(error)
             if told is not None:
                 return told
-        text = error.details() or "it does not say why" if isinstance(error, grpc.RpcError) else "it was cancelled"
+        text = error.details() or "no reason given" if isinstance(error, grpc.RpcError) else "it was cancelled"
         is_unsent = isinstance(error, grpc.RpcError) and was_never_sent(error)
         if may_be_done and not is_unsent:
             return CommitUnknownError(
-                f"What was forwarded to {self._shard.id} may or may not have been done: {text}.",
-                hint="Look whether its rows are there before it is done again.",
+                f"The statement forwarded to {self._shard.id} may or may not have been executed: {text}.",
+                hint="Check whether its rows are there before you run it again.",
             )
         try:
             call.refuse_stopped()
@@ -339,7 +350,7 @@ class PeerSession:
     # The session itself.
 
     def _in_session(self, operation: Callable[[], T]) -> T:
-        """Do something that can be done again where the other server knows the session no more."""
+        """Run an operation, and run it once more if the other server no longer knows the session."""
         token = self._token
         try:
             return operation()
@@ -374,13 +385,13 @@ class PeerSession:
 
     def _shut_out(self) -> ShardUnreachableError:
         return ShardUnreachableError(
-            f"Shard {self._shard.id} at {self._shard.location} does not let this server in.",
+            f"Shard {self._shard.id} at {self._shard.location} rejects this server's login.",
             hint="Set CATCHMENT_SHARD_SECRET to the same secret for all shards.",
         )
 
 
 class PeerResult:
-    """Rows that wait on another server; read once."""
+    """Rows that are waiting on another server; can be read once."""
 
     def __init__(self, session: PeerSession, info: flight.FlightInfo) -> None:
         self.schema = _schema(info.schema)
@@ -389,26 +400,26 @@ class PeerResult:
         self._is_taken = False
 
     def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
-        """The rows, once."""
+        """Return the rows, once."""
         if self._is_taken:
-            raise StateError("This result was read already.")
+            raise StateError("This result has already been read.")
         self._is_taken = True
         try:
             yield from self._session.read(self._info.endpoint[0].ticket, call)
         except NotLoggedInError:
             raise StateError(
-                "There is no such result any more: its server has started anew.", hint="Run the statement again."
+                "The result no longer exists: its server has restarted.", hint="Run the statement again."
             ) from None
 
     def close(self) -> None:
-        """Let go of what is left."""
+        """Release the rows that were not read."""
         if not self._is_taken:
             self._session.forget(self._info)
         self._is_taken = True
 
 
 class _Nothing:
-    """What is to be read of a statement whose rows were counted."""
+    """Empty result of a statement whose rows were counted."""
 
     schema = pa.schema([("Count", pa.int64())])
 
@@ -417,11 +428,13 @@ class _Nothing:
         return iter(())
 
     def close(self) -> None:
-        """There is nothing."""
+        """Do nothing: there is nothing to release."""
 
 
 class _Sending:
-    """The messages of an upload. gRPC takes them in a thread of its own, which tells nobody why it stops."""
+    """Messages of an upload. gRPC consumes them in a thread of its own, which does not report why
+    it stops.
+    """
 
     def __init__(self, command: Message, schema: pa.Schema | None, batches: Iterable[pa.RecordBatch]) -> None:
         self.is_sent = False
@@ -446,7 +459,7 @@ class _Sending:
 
 
 def _told(error: grpc.RpcError) -> Exception | None:
-    """The error that a server had, with its whole text; None where it did not say."""
+    """Return the error of a server, with its whole text, or None if the server reported none."""
     names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
     if not names:
         return None
@@ -461,7 +474,7 @@ def _told(error: grpc.RpcError) -> Exception | None:
 
 
 def _without_hint(error: Exception) -> Exception:
-    """The hint is in the text already."""
+    """Remove the hint, which is already part of the text."""
     if isinstance(error, CatchmentError):
         error.hint = None
     return error

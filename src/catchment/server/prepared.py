@@ -1,4 +1,6 @@
-"""Prepared statements: what a client looks at before it runs it, perhaps many times, with parameters."""
+"""Prepared statements: a client inspects a statement before it runs it, possibly many times, with
+parameters.
+"""
 
 import json
 from contextlib import suppress
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
 _COUNT = pa.schema([("Count", pa.int64())])
 _SHAPES_MAX = 1_000
-# Clients bind what the type of a parameter takes: of the null type they could bind nothing.
+# Clients bind values of a parameter's type; to a parameter of the null type they could bind
+# nothing.
 _UNKNOWN = "VARCHAR"
 
 
 class PreparedStatement:
-    """A statement with a handle. It is read once, and run as often as it is asked for."""
+    """A statement with a handle: parsed once, run any number of times."""
 
     def __init__(
         self,
@@ -55,10 +58,11 @@ class PreparedStatement:
 
     @classmethod
     def of(cls, session: "Session", handle: bytes, text: str, transaction: bytes | None) -> "PreparedStatement":
-        """Look at a text: what it gives, what it takes, and whether it changes anything."""
+        """Inspect a text: its result columns, its parameters, and whether it changes anything."""
         steps = session.plan(text)
         if len(steps) > 1:
-            # What the last one gives may hang on what the others do first, so it is known once they ran.
+            # The result of the last statement may depend on the others, so its columns are known
+            # only after they ran.
             is_update = not _gives_rows(session, steps[-1], transaction)
             schema = none = pa.schema([])
             if not is_update and _only_read(session, steps[:-1], transaction):
@@ -69,7 +73,7 @@ class PreparedStatement:
 
     @classmethod
     def known(cls, session: "Session", handle: bytes, text: str, facts: StatementFacts) -> "PreparedStatement":
-        """A text that another server has looked at: it runs there."""
+        """Return a statement that another server has inspected and will run."""
         return cls(
             session,
             handle,
@@ -81,14 +85,16 @@ class PreparedStatement:
         )
 
     def bind(self, rows: pa.Table) -> None:
-        """Have the executions that bring no rows of their own use these."""
+        """Bind rows for the executions that pass no rows of their own."""
         self._bound = rows
 
     def execute(self, call: Call, rows: pa.Table | None = None, *, is_update: bool = False) -> StatementOutcome:
-        """Run it with all rows that it brings, or else with those that are bound, as one."""
+        """Run it as one statement with all rows that are passed or, if none are, with the bound
+        ones.
+        """
         bound = rows if rows is not None and rows.num_columns else self._bound
         if bound is None and len(self.parameters):
-            raise StateError(f"The statement has {len(self.parameters)} parameters, and none is bound.")
+            raise StateError(f"The statement has {len(self.parameters)} parameters, and none of them is bound.")
         if bound is not None and not bound.num_columns:
             bound = None
         return self._session.execute(
@@ -101,7 +107,7 @@ class PreparedStatement:
 
 
 def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
-    """Schema, parameters, and whether it is an update."""
+    """Return the schema, the parameters, and whether it is an update."""
     none = pa.schema([])
     match step:
         case QueueCommand.FLUSH:
@@ -137,7 +143,7 @@ def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bo
 
 
 def _only_read(session: "Session", steps: tuple[Step, ...], transaction: bytes | None) -> bool:
-    """Whether no statement changes what those after it give."""
+    """Return whether no statement changes the result of those after it."""
     return all(not isinstance(step, ByName) and _gives_rows(session, step, transaction) for step in steps)
 
 
@@ -157,12 +163,12 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
 
 
 def _result_schema(text: str, link: Connection, parameters: Parameters) -> pa.Schema:
-    """What a query gives, without running it."""
+    """Return the columns of a query's result without running it."""
     body = text.rstrip().rstrip(";")
     try:
         empty = link.table(f"SELECT * FROM ({body}\n) LIMIT 0", Call(), parameters)
     except duckdb.Error:
-        # Not everything that gives rows can stand in brackets, SHOW and EXPLAIN among it.
+        # Not every statement that returns rows can be put in parentheses; SHOW and EXPLAIN cannot.
         live = link.stream(text, Call(), parameters)
         live.close()
         return live.schema
@@ -195,7 +201,7 @@ def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
 
 
 def _by_columns(bulk: Bulk, columns: tuple[Column, ...]) -> pa.Schema | None:
-    """Parameters that stand for columns, with the columns' types."""
+    """Give parameters that stand for columns the columns' types."""
     by_name = {sql.fold(column.name): column for column in columns}
     names = bulk.plain_columns or tuple(column.name for column in columns)
     if len(names) != bulk.parameters or not all(sql.fold(name) in by_name for name in names):
@@ -208,11 +214,11 @@ def _unknown(count: int) -> pa.Schema:
 
 
 def _parameters(text: str, link: Connection, count: int) -> pa.Schema:
-    """The types that DuckDB gives to parameters, as far as its plan tells."""
+    """Return the types that DuckDB assigns to parameters, as far as its plan shows them."""
     if not count:
         return pa.schema([])
     found: dict[str, str] = {}
-    # A plan that is nested too deeply tells nothing either.
+    # A plan that is nested too deeply shows no types either.
     with suppress(duckdb.Error, RecursionError):
         plan_of = link.table("SELECT json_serialize_plan(?, optimize := false) AS plan", Call(), [text])
         for node in nodes(json.loads(plan_of.column(0)[0].as_py())):
@@ -223,7 +229,7 @@ def _parameters(text: str, link: Connection, count: int) -> pa.Schema:
 
 
 def _type_name(told: dict[str, Any]) -> str:
-    """DuckDB's spelling of a type in its plan; text if it is not known, or made of others."""
+    """Return DuckDB's spelling of a type in its plan; text if the type is unknown or nested."""
     info = told.get("type_info") or {}
     if told["id"] == "DECIMAL":
         return f"DECIMAL({info['width']},{info['scale']})"

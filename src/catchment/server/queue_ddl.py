@@ -1,7 +1,8 @@
-"""Tables that are made through the queue: by CREATE TABLE duckling_queue.t, with or without AS, and by an ingest.
+"""Create tables through the queue: CREATE TABLE duckling_queue.t, with or without AS, and ingests.
 
-The table is made in the lake, as CREATE TABLE would, and the rows go through the queue. They are computed first: a
-query that fails makes no table. In a transaction, the table is made in it, and its rows are enqueued at COMMIT.
+The table is created in the lake, as CREATE TABLE would, and the rows go through the queue. The rows
+are computed first: a query that fails creates no table. In a transaction, the table is created
+within it, and its rows are enqueued at COMMIT.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 def create(
     statements: "Statements", step: Making, call: Call, joined: Transaction | None, bound: pa.Table | None
 ) -> int | None:
-    """Make the table; return how many rows were enqueued, None if the statement has no query."""
+    """Create the table and return the number of rows enqueued, or None if the statement has no
+    query.
+    """
     statements.require(Role.WRITER, "CREATE TABLE")
     statements.queue()
     require_row(bound)
@@ -48,7 +51,7 @@ def create(
     try:
         statements.make(table, text, call, joined, bound)
     except duckdb.CatalogException:
-        # Another session may have made it after this one looked.
+        # Another session may have created it after this one checked.
         if step.if_not_exists and _is_by_now(statements, table, call, joined):
             return None if step.source is None else 0
         raise
@@ -65,13 +68,15 @@ def prepare(
     call: Call,
     joined: Transaction | None,
 ) -> bool:
-    """Make the table for an ingest if it is to be made and is not there; whether it was made."""
+    """Create the table for an ingest if the ingest allows it and the table is missing; return
+    whether it was created.
+    """
     refuse_ledger(table)
     lake = statements.session.lake.name
     with statements.link(joined) as link:
         if is_in_lake(link, lake, table, call):
             if target.if_exists is IfExists.FAIL:
-                raise AlreadyExistsError(f"The table {table} exists already.")
+                raise AlreadyExistsError(f"The table {table} already exists.")
             return False
     _require_allowed(statements, table)
     columns = incoming.columns_of(rows.schema)
@@ -83,23 +88,27 @@ def prepare(
 
 
 def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Transaction | None) -> None:
-    """Enqueue the rows of a table that was made for them: at COMMIT, if the transaction made it."""
+    """Enqueue the rows of a table that was created for them: at COMMIT if a transaction created it."""
     if joined is not None:
         with statements.link(joined):
-            # The queue cannot see the table before that; `make` has seen that it takes such rows.
+            # The queue cannot see the table before COMMIT; `make` has checked that it can take such
+            # rows.
             joined.keep(table, rows)
         return
     try:
         statements.enqueue(table, rows, None)
     except CatchmentError as error:
-        error.message += f" The table {table} was made, and none of its rows were kept."
+        error.message += f" The table {table} was created, but none of its rows were kept."
         error.hint = f"INSERT the rows, or DROP TABLE {table} and run the statement again."
         raise
 
 
 def is_in_lake(link: Connection, lake: str, table: TableId, call: Call) -> bool:
-    """Whether the lake, or `temp`, has the table, as the link sees it; the link's lock is held by the caller."""
-    # Not in DuckDB's list of tables, for which DuckLake counts the rows of all of them: of columns, also of views.
+    """Return whether the lake, or `temp`, has the table as the connection sees it. The caller holds
+    the connection's lock.
+    """
+    # Do not use DuckDB's list of tables: DuckLake counts the rows of every table for it. The list
+    # of columns also contains views.
     found = link.table(
         "SELECT 1 FROM duckdb_columns() WHERE database_name = $1 AND lower(schema_name) = lower($2) "
         "AND lower(table_name) = lower($3) AND NOT EXISTS (FROM duckdb_views() WHERE database_name = $1 "
@@ -116,7 +125,9 @@ def _is_by_now(statements: "Statements", table: TableId, call: Call, joined: Tra
 
 
 def _computed(statements: "Statements", step: Making, link: Connection, call: Call, bound: pa.Table | None) -> pa.Table:
-    """The rows of the query, which the queue would take, under the names that the table gives its columns."""
+    """Compute the rows of the query, check that the queue can take them, and name their columns as
+    the table does.
+    """
     rows, columns = capture.selected(
         step.source or "",
         link,
@@ -127,13 +138,13 @@ def _computed(statements: "Statements", step: Making, link: Connection, call: Ca
     incoming.require_queueable(columns)
     incoming.require_values(rows, columns)
     statements.require_small(rows)
-    # If more columns are named than there are, DuckDB refuses to make the table.
+    # If more columns are named than there are, DuckDB refuses to create the table.
     return rows.rename_columns([*step.columns, *rows.column_names[len(step.columns) :]][: rows.num_columns])
 
 
 def _require_allowed(statements: "Statements", table: TableId) -> None:
     if not statements.session.engine.settings.queue_auto_create_tables:
         raise NotAllowedError(
-            f"The queue makes no tables on this server, and the lake has no table {table}.",
+            f"The queue does not create tables on this server, and the lake has no table {table}.",
             hint="CREATE TABLE in the lake itself, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",
         )

@@ -1,4 +1,4 @@
-"""What the queue says, as Arrow: the answers to its commands, and the way back for commands of this machine."""
+"""Queue reports as Arrow tables, and their conversion back for local commands."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -55,7 +55,7 @@ STATUS = pa.schema(
 
 
 def flushed(report: FlushReport) -> pa.Table:
-    """What a flush did, a row for each table that had rows."""
+    """Return the outcome of a flush, one row for each table that had rows."""
     rows = [
         {
             "table_schema": each.table.schema,
@@ -73,7 +73,9 @@ def flushed(report: FlushReport) -> pa.Table:
 
 
 def status(found: QueueStatus) -> pa.Table:
-    """What the queue holds, a row for each table; facts of the whole are in the metadata of the schema."""
+    """Return the contents of the queue, one row per table; values for the whole queue are in the
+    schema's metadata.
+    """
     rows = [
         {
             "table_schema": each.state.table.schema,
@@ -96,26 +98,26 @@ def status(found: QueueStatus) -> pa.Table:
 
 
 def as_report(flushed: pa.Table, seconds: float) -> FlushReport:
-    """The report that `flushed` was made of."""
+    """Return the report that `flushed` was built from."""
     names = ("rows", "buried", "files", "bytes", "parcels", "stranded")
     done = [TableFlush(table=_table(row), **{name: row[name] for name in names}) for row in flushed.to_pylist()]
     return FlushReport(tables=tuple(done), seconds=seconds)
 
 
 def stranded(found: Stranded) -> pa.Table:
-    """Stranded rows, as one row."""
+    """Return stranded rows as one row."""
     facts = {"table_schema": found.table.schema, "table_name": found.table.name, "rows": found.rows}
     return pa.Table.from_pylist([{**facts, "buried": found.buried, "files": list(found.files)}], schema=STRANDED)
 
 
 def as_stranded(found: pa.Table) -> Stranded:
-    """What `stranded` was made of."""
+    """Return the value that `stranded` was built from."""
     (row,) = found.to_pylist()
     return Stranded(table=_table(row), rows=row["rows"], buried=row["buried"], files=tuple(row["files"]))
 
 
 def as_status(status: pa.Table, settings: Settings, at: datetime) -> QueueStatus:
-    """The status that `status` was made of, by a server with these settings."""
+    """Return the status that `status` was built from, by a server with these settings."""
     whole = status.schema.metadata
     return QueueStatus(
         layout=settings.queue_layout,

@@ -1,4 +1,6 @@
-"""Who has a session: found by token or by handle, bounded in number, closed when nothing is heard of it."""
+"""Session registry: finds sessions by token or handle, enforces the session limit, closes idle
+ones.
+"""
 
 import hashlib
 import logging
@@ -18,18 +20,18 @@ from catchment.server.users import ANONYMOUS
 from catchment.server.values import Principal
 
 _SWEEP_S = 1.0
-# While statements are being interrupted.
+# Sweep interval while statements are being interrupted.
 _SWEEP_AGAIN_S = 0.05
 _SWEEPS_PER_TRIM = 10
-# Sessions that nobody may come back to, and tokens whose sessions are over.
+# Maximum number of sessions to which no client may return, and of tokens whose sessions have ended.
 _UNCLAIMED_MAX = 1_000
 
 
 class SessionRegistry:
-    """The sessions of a server. Any thread may ask."""
+    """The sessions of a server. Thread-safe."""
 
     def __init__(self, app: App, *, admits: Callable[[Principal], bool] = lambda _: True) -> None:
-        """`admits` says whether whoever logged in may go on; sessions of others end."""
+        """`admits` returns whether a logged-in user may continue; sessions of other users end."""
         self.engine = Engine(app)
         self._admits = admits
         self._settings = app.settings
@@ -37,14 +39,14 @@ class SessionRegistry:
         self._by_id: OrderedDict[str, Session] = OrderedDict()
         self._ids: dict[str, str] = {}
         self._tokens: dict[str, str] = {}
-        # Tokens of nobody in particular whose sessions are over, as digests, oldest first.
+        # Digests of tokens of anonymous sessions that have ended, oldest first.
         self._left: OrderedDict[str, None] = OrderedDict()
         self._stopping = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="catchment-sessions", daemon=True)
         self._sweeper.start()
 
     def open(self, principal: Principal) -> Session:
-        """A new session."""
+        """Open a new session."""
         session = Session(secrets.token_hex(8), principal, self.engine)
         with self._mutex:
             forgotten = self._admit(session, secrets.token_urlsafe(32))
@@ -52,9 +54,11 @@ class SessionRegistry:
         return session
 
     def open_again(self, token: str, principal: Principal) -> Session | None:
-        """A new session under the token of one that is over; None where no such token was handed out.
+        """Open a new session under the token of one that has ended; None if no such token was
+        issued.
 
-        So a client whose session was closed with its call need not be given one token after the other.
+        This way a client whose session was closed with its call does not need a new token each
+        time.
         """
         digest = _digest(token)
         session = Session(secrets.token_hex(8), principal, self.engine)
@@ -62,34 +66,35 @@ class SessionRegistry:
         session.is_logged_in = False
         with self._mutex:
             if digest not in self._left:
-                # Another call of the client was faster; or nobody was ever given it.
+                # Another call of the client was faster, or the token was never issued.
                 return self._by_id.get(self._ids.get(digest, ""))
             del self._left[digest]
             try:
                 forgotten = self._admit(session, token)
             except LimitError:
-                # The client may try again, and is known by the token then.
+                # The client may try again, and is then recognized by the token.
                 self._left[digest] = None
                 raise
         self._have_opened(session, forgotten)
         return session
 
     def _admit(self, session: Session, token: str) -> list[Session]:
-        """Have the session found from now on; with the mutex held.
+        """Register the session. The caller holds the mutex.
 
-        Returns those that made room for it: they are not found any more, and are still to be ended.
+        Returns the sessions that were removed to make room: they can no longer be found, and the
+        caller still has to end them.
         """
         if self._stopping.is_set():
-            raise LimitError("The server is going down.")
+            raise LimitError("The server is shutting down.")
         every, most = list(self._by_id.values()), self._settings.server_sessions_max
         unclaimed = [each for each in every if each.is_unclaimed]
         over = len(every) - len(unclaimed) + 1 - most
-        # Of those whose clients would not notice, the ones that were heard of least lately.
+        # Sessions whose clients would not notice a replacement, least recently used first.
         replaceable = sorted((each for each in every if each.is_replaceable and each.is_stateless), key=_touched_s)
         if over > len(replaceable):
             raise LimitError(
-                f"The server has {most + over - 1} sessions, and {most} is the most.",
-                hint="Close one, or wait for one to expire; CATCHMENT_SERVER_SESSIONS_MAX is the limit.",
+                f"The server has {most + over - 1} sessions, and the limit is {most}.",
+                hint="Close one, or wait for one to expire; CATCHMENT_SERVER_SESSIONS_MAX sets the limit.",
             )
         wanted = [*unclaimed[:-_UNCLAIMED_MAX], *replaceable[: max(0, over)]]
         forgotten = [each for each in wanted if each.give_up()]
@@ -102,7 +107,7 @@ class SessionRegistry:
 
     def _have_opened(self, session: Session, forgotten: Sequence[Session]) -> None:
         for each in forgotten:
-            # Whatever is the matter with it is no business of whoever came.
+            # A failure to end another session does not concern the client that opens this one.
             with suppress(CatchmentError):
                 self._end(each)
         principal = session.principal
@@ -112,38 +117,40 @@ class SessionRegistry:
         events.emit("session_opened", session=session.shown_id, user=principal.name, role=role, tenant=tenant)
 
     def find(self, token: str) -> Session:
-        """The session of a token."""
+        """Return the session of a token."""
         with self._mutex:
             session = self._by_id.get(self._ids.get(_digest(token), ""))
             if session is None:
-                raise NotLoggedInError("The session is over, or never was.", hint="Connect again.")
-            # Its client has come back with the token: it is known from now on.
+                raise NotLoggedInError("The session has ended or never existed.", hint="Connect again.")
+            # The client sent the token, so it is known to have it from now on.
             session.is_kept = True
         return self._admitted(session)
 
     def by_handle(self, handle: bytes) -> Session:
-        """The session that a handle belongs to."""
+        """Return the session that a handle belongs to."""
         session_id = handle.partition(b".")[0].decode("ascii", "replace")
         with self._mutex:
             session = self._by_id.get(session_id)
         if session is None:
-            raise StateError("The session of this handle is over.", hint="Connect again.")
+            raise StateError("The session of this handle has ended.", hint="Connect again.")
         return self._admitted(session)
 
     def _admitted(self, session: Session) -> Session:
         if not self._admits(session.principal):
             self._turn_out(session)
-            raise NotLoggedInError("The user was changed or removed since the login.", hint="Log in again.")
+            raise NotLoggedInError("The user was changed or removed after the login.", hint="Log in again.")
         return session
 
     def _turn_out(self, session: Session) -> None:
-        """End the session of a user who was changed: what runs is cancelled, and once nothing does it is closed."""
+        """End the session of a changed user: cancel its running calls, and close it once none is
+        left.
+        """
         session.calls.cancel_all()
         if not session.is_used:
             self.close(session)
 
     def token_of(self, session: Session) -> str:
-        """The token that finds the session."""
+        """Return the token of the session."""
         return self._tokens[session.id]
 
     def close(self, session: Session) -> None:
@@ -154,7 +161,9 @@ class SessionRegistry:
             self._end(session)
 
     def _remove(self, session: Session) -> bool:
-        """Have the session found no more; False where it is not. With the mutex held."""
+        """Remove the session from the registry; False if it is not there. The caller holds the
+        mutex.
+        """
         token = self._tokens.pop(session.id, None)
         if token is not None:
             self._ids.pop(_digest(token), None)
@@ -172,14 +181,14 @@ class SessionRegistry:
             events.emit("session_closed", session=session.shown_id, user=session.principal.name)
 
     def sessions(self) -> tuple[Session, ...]:
-        """All sessions."""
+        """Return all sessions."""
         with self._mutex:
             return tuple(self._by_id.values())
 
     def close_all(self) -> None:
-        """End all sessions, and take no more."""
+        """End all sessions and accept no new ones."""
         self._stopping.set()
-        # It waits for this one.
+        # The sweeper waits for this event.
         self.engine.lake.failed.set()
         self._sweeper.join()
         for session in self.sessions():
@@ -187,9 +196,11 @@ class SessionRegistry:
                 self.close(session)
 
     def sweep(self) -> bool:
-        """End what has idled for too long, and what is left of DuckDB instances that failed inside.
+        """End sessions and transactions that idled too long, and the remains of DuckDB instances
+        that failed internally.
 
-        False where statements still run on one: they are interrupted, and it is to be done again soon.
+        Returns False if statements still run on such an instance: they are interrupted, and the
+        caller should sweep again soon.
         """
         now_s = self.engine.clock.monotonic_s()
         sessions = self.sessions()

@@ -1,4 +1,4 @@
-"""A shard behind a network: every call of `ShardNode` is one Flight action of its server."""
+"""Client for a shard on another server: every call of `ShardNode` is one Flight action."""
 
 import base64
 import threading
@@ -27,18 +27,18 @@ from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
-    # A server that was away is tried again within a second or two, not within two minutes.
+    # A server that was down is retried within a second or two, not within two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.keepalive_time_ms", 10_000),
 )
 _CALL_S = 10.0
-# Comparing reads the whole of a tenant, and dropping waits for the lake.
+# A comparison reads all of a tenant's rows, and a drop waits for the lake.
 _LONG_CALL_S = 600.0
 
 
 class RemoteShard:
-    """One shard, asked through its server. Any thread may ask."""
+    """One shard, called through its server. Thread-safe."""
 
     def __init__(self, shard: ShardId, location: str, settings: Settings) -> None:
         self._id = shard
@@ -46,7 +46,8 @@ class RemoteShard:
         secret = settings.shard_secret
         given = "" if secret is None else f"{SHARD}:{secret.get_secret_value()}"
         self._metadata = (("authorization", f"Basic {base64.b64encode(given.encode()).decode()}"),) if given else ()
-        # A write may wait at the gate, for room, and for the copy: whoever gives up before knows not what became of it.
+        # A write may wait for the write barrier, for room in the queue, and for the replica. A
+        # caller that gives up earlier does not know the outcome.
         self._write_s = _CALL_S + sum(
             (settings.tenant_gate_wait_seconds, settings.queue_full_wait_seconds, settings.tenant_copy_wait_seconds)
         )
@@ -54,7 +55,7 @@ class RemoteShard:
         self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_DO_ACTION)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._channel.close()
 
     @property
@@ -81,7 +82,7 @@ class RemoteShard:
         return wire.unpack_positions(self._ask("positions", tenant, {}))
 
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
-        # It may have to drop what an earlier move left.
+        # The shard may have to drop what an earlier move left.
         self._ask("welcome", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S)
 
     def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
@@ -132,32 +133,36 @@ class RemoteShard:
         return wire.unpack(flight.Result.FromString(answer).body)[0]["result"]
 
     def _fail(self, error: grpc.RpcError, *, is_write: bool) -> NoReturn:
-        """The error that the shard had; where it said nothing, that it cannot be reached."""
-        text = error.details() or "it does not say why"
+        """Raise the error of the shard or, if it reported none, an error that says it cannot be
+        reached.
+        """
+        text = error.details() or "no reason given"
         told = grpc_status.told(error)
         if told is not None:
             raise told from None
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             raise InputError(
-                f"It is too large to be sent to {self._id}: {text}", hint="Send fewer rows at once."
+                f"The request is too large to be sent to {self._id}: {text}", hint="Send fewer rows at once."
             ) from None
         if is_write and not was_never_sent(error):
             raise CommitUnknownError(
                 f"The write to {self._id} may or may not have been kept: {text}",
-                hint="Look whether the rows are there before they are written again.",
+                hint="Check whether the rows are there before you write them again.",
             ) from None
         raise ShardUnreachableError(f"Shard {self._id} at {self._location} cannot be reached: {text}") from None
 
 
 def was_never_sent(error: grpc.RpcError) -> bool:
-    """Whether nobody has heard the call: nobody listens there, or too many talk already."""
+    """Return whether the call never reached the server: nothing listens there, or it has too many
+    calls already.
+    """
     text = (error.details() or "").lower()
     is_unheard = error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text
     return is_unheard or (error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "concurrent rpc limit" in text)
 
 
 def open_channel(location: str, settings: Settings) -> grpc.Channel:
-    """A connection to a shard's server; it is made when it is first used."""
+    """Open a connection to a shard's server; it is established on first use."""
     parts = urlsplit(location)
     options = (*_OPTIONS, ("grpc.max_receive_message_length", settings.server_message_bytes_max))
     if parts.scheme != "grpc+tls":
@@ -169,17 +174,19 @@ def open_channel(location: str, settings: Settings) -> grpc.Channel:
 
 
 class Remotes:
-    """The shards that this process has asked, by name and location; each has one connection."""
+    """Clients for the shards that this process has called, by name and location; one connection
+    each.
+    """
 
     def __init__(self, settings: Settings, here: Mapping[ShardId, ShardNode] | None = None) -> None:
-        """`here` are shards of this very process."""
+        """`here` are the shards of this process."""
         self._settings = settings
         self._here = dict(here or {})
         self._mutex = threading.Lock()
         self._known: dict[tuple[ShardId, str], RemoteShard] = {}
 
     def connect(self, shard: ShardId, location: str) -> ShardNode:
-        """The shard, near or far."""
+        """Return the shard, local or remote."""
         near = self._here.get(shard)
         if near is not None:
             return near
@@ -190,11 +197,11 @@ class Remotes:
             return found
 
     def add(self, node: ShardNode) -> None:
-        """A shard of this process."""
+        """Register a shard of this process."""
         self._here[node.id] = node
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         with self._mutex:
             for each in self._known.values():
                 each.close()

@@ -1,7 +1,7 @@
-"""Which request a call is: by the id that its client gave it, or by one that is made for it.
+"""Request ids: the id that the client sent, or a generated one.
 
-The id is in every line that the log has of the request, and in the error that the client gets: whoever complains can
-be found. Calls to other shards that are made for the request carry it on.
+The id is in every log line of the request and in the error that the client gets, so a reported
+error can be found in the log. Calls to other shards on behalf of the request carry the same id.
 """
 
 import re
@@ -12,15 +12,15 @@ from itertools import count
 from catchment.foundation import events
 
 REQUEST_HEADER = "x-request-id"
-# What is longer, or could be taken for something else where the log is read, is not taken over.
+# An id that is longer, or that could be misread in the log, is not adopted.
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
-# An id need not be hard to guess; it has to be another one in every process, and cheap.
+# An id need not be hard to guess; it has to be cheap, and different in every process.
 _PROCESS = secrets.token_hex(4)
 _numbers = count(1)
 
 
 def request_id(headers: Iterable[tuple[str, str | bytes]]) -> str:
-    """The id of the request that came with these headers."""
+    """Return the id of the request that has these headers."""
     for key, value in headers:
         if key == REQUEST_HEADER and isinstance(value, str) and _SANE.fullmatch(value):
             return value
@@ -28,6 +28,6 @@ def request_id(headers: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def carried_on() -> tuple[tuple[str, str], ...]:
-    """The header of a call that is made for the request of this thread; none where there is no request."""
+    """Return the header for a call on behalf of this thread's request; none if there is no request."""
     request = events.current("request")
     return () if request is None else ((REQUEST_HEADER, str(request)),)

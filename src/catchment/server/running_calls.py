@@ -1,4 +1,4 @@
-"""The calls that a session has under way: found to be cancelled, one by one or with the session."""
+"""The running calls of a session, so that they can be cancelled one by one or together."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from catchment.server.values import Call
 
 
 class RunningCalls:
-    """Calls of one session, by what they read or by a number. Any thread may ask."""
+    """Calls of one session, by the result that they read or by a number. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -18,7 +18,7 @@ class RunningCalls:
 
     @contextmanager
     def running(self, call: Call, handle: bytes | None = None) -> Iterator[None]:
-        """Have a call be found while the block runs a statement, or reads the result of the handle."""
+        """Register a call while the block runs a statement, or reads the result of the handle."""
         key = next(self._numbers) if handle is None else handle
         with self._mutex:
             self._calls[key] = call
@@ -33,11 +33,11 @@ class RunningCalls:
         return self._cancel([call for key, call in self._listed() if key == handle])
 
     def cancel_request(self, request: str) -> bool:
-        """Cancel what runs for a request; False if nothing does."""
+        """Cancel the calls that run for a request; False if there are none."""
         return self._cancel([call for _, call in self._listed() if call.request == request])
 
     def cancel_all(self) -> bool:
-        """Cancel whatever runs; False if nothing does."""
+        """Cancel all running calls; False if there are none."""
         return self._cancel([call for _, call in self._listed()])
 
     def _listed(self) -> list[tuple[bytes | int, Call]]:
@@ -46,7 +46,7 @@ class RunningCalls:
 
     @staticmethod
     def _cancel(calls: list[Call]) -> bool:
-        # Outside of the lock: whoever is cancelled takes itself off the list.
+        # Outside of the lock: a cancelled call removes itself from the list.
         for call in calls:
             call.cancel()
         return bool(calls)

@@ -1,7 +1,7 @@
-"""`server.json` in the home: where its server is, and how commands on this machine get in.
+"""`server.json` in the home: the address of its server, and the token for local commands.
 
-It holds a token that opens everything, so only the server's own user can read it. A server that was killed leaves it
-behind: it counts only while the process that wrote it lives.
+The token grants full access, so only the server's own user can read the file. A server that was
+killed leaves the file in place: it is valid only while the process that wrote it is alive.
 """
 
 import json
@@ -17,10 +17,10 @@ FILE_NAME = "server.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningServer:
-    """A server that runs; `started` tells its process from a later one with the same number.
+    """A running server; `started` distinguishes its process from a later one with the same number.
 
-    `certificate` is the file that it proves itself with, None where it speaks no TLS. `web` is where this machine
-    reaches its status, None where it has no web server.
+    `certificate` is the server's certificate file, or None if it does not use TLS. `web` is the
+    local address of its status, or None if it has no web server.
     """
 
     pid: int
@@ -32,7 +32,7 @@ class RunningServer:
 
 
 def announce(settings: Settings, *, uri: str, token: str, web: str | None = None) -> None:
-    """Say that this process serves the home; `uri` is where this machine reaches it."""
+    """Announce that this process serves the home; `uri` is its local address."""
     pid, chain = os.getpid(), settings.server_tls_certificate
     running = RunningServer(
         pid=pid,
@@ -47,14 +47,16 @@ def announce(settings: Settings, *, uri: str, token: str, web: str | None = None
 
 
 def withdraw(settings: Settings) -> None:
-    """Take back what this process announced; what another one did stays."""
+    """Remove this process's announcement; that of another process stays."""
     found = find(settings)
     if found is not None and found.pid == os.getpid():
         files.remove(_path(settings))
 
 
 def find(settings: Settings) -> RunningServer | None:
-    """The server that runs on the home; None where there is none, or where it is another user's."""
+    """Return the server that runs on the home; None if there is none, or if it belongs to another
+    user.
+    """
     try:
         found = RunningServer(**json.loads(_path(settings).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

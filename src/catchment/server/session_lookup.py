@@ -1,9 +1,10 @@
-"""Which session a call belongs to: by its token, by a handle in its message, or a new one.
+"""Find the session of a call: by its token, by a handle in its message, or by opening a new one.
 
-A client that logs in, or need not, gets a token in the answer's headers, and sends it in all later calls. One that does
-not is known by the handles it was given. A session of nobody in particular that is left without any is closed with its
-call, and opened again, to stay, for one who comes back with its token; others wait for their token, and are forgotten,
-oldest first.
+A client that logs in, or does not have to, gets a token in the answer's headers and sends it in all
+later calls. A client that does not send it is recognized by the handles it was given. An anonymous
+session that has no handles left is closed with its call. If its client returns with the token, the
+session is opened again and then stays. Other sessions wait for their token and are dropped, oldest
+first.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from catchment.server.values import Principal, Role
 from catchment.tenants.model import TenantId
 
 _BEARER = "Bearer "
-# Where clients put the answer to a handshake with a payload.
+# Header in which clients send the answer to a handshake with a payload.
 _TOKEN = "auth-token-bin"
 
 
 class SessionLookup:
-    """Lets calls in."""
+    """Authenticates calls and finds their sessions."""
 
     def __init__(self, registry: SessionRegistry, authenticator: Authenticator) -> None:
         self._registry = registry
@@ -36,14 +37,17 @@ class SessionLookup:
 
     @contextmanager
     def session(self, context: grpc.ServicerContext, handle: bytes = b"") -> Iterator[Session]:
-        """The session of a call, whose message may hold a handle; it does not expire while the block runs."""
+        """Return the session of a call, whose message may hold a handle; it does not expire while
+        the block runs.
+        """
         session = self._taken(context, handle)
         events.identify(session=session.shown_id, user=session.principal.name)
         try:
             yield session
         finally:
             session.end_use()
-            # Whoever has sent no token yet may never do. One who does gets a new session, unless it takes a password.
+            # A client that has sent no token yet may never send it. If it does, it gets a new
+            # session, unless a password is required.
             if not session.is_kept and session.is_stateless:
                 if session.principal.name == ANONYMOUS:
                     self._registry.close(session)
@@ -51,14 +55,14 @@ class SessionLookup:
                     session.release()
 
     def _taken(self, context: grpc.ServicerContext, handle: bytes) -> Session:
-        """The session of a call, in use by it."""
+        """Return the session of a call, marked as in use."""
         session = self._found(context, handle)
         try:
             session.begin_use()
         except StateError:
             if not session.is_replaceable:
                 raise
-            # Forgotten in this very moment: it is opened again.
+            # The session was dropped at this very moment: open it again.
             session = self._found(context, handle)
             session.begin_use()
         return session
@@ -69,22 +73,22 @@ class SessionLookup:
         return found or self._by_principal(header, handle, context)
 
     def log_in(self, context: grpc.ServicerContext, user: str, password: str) -> str:
-        """A new session for whoever has that password; its token."""
+        """Open a session for the user with that password and return its token."""
         principal = self._authenticator.login(user, password, peer_host(context))
         return self._hand_out_token(self._registry.open(principal), context)
 
     def log_in_by_header(self, context: grpc.ServicerContext) -> str:
-        """A new session for whoever the headers name; its token."""
+        """Open a session for the user that the headers name and return its token."""
         return self._hand_out_token(self._open(_authorization(context), context), context)
 
     def principal(self, context: grpc.ServicerContext) -> Principal:
-        """Who calls, for calls that need no session."""
+        """Return the user of a call that needs no session."""
         principal = self._principal(_authorization(context), context)
         events.identify(user=principal.name)
         return principal
 
     def leave(self, session: Session) -> None:
-        """The client wants its session no more."""
+        """Close the session at the client's request."""
         self._registry.close(session)
 
     def _by_token(self, header: str, handle: bytes, *, is_forwarded: bool) -> Session | None:
@@ -96,14 +100,14 @@ class SessionLookup:
         except NotLoggedInError:
             if self._authenticator.login_required or is_forwarded:
                 raise
-            # Where nobody has to log in, a token that has expired is no reason to turn a client away.
-            # Where there is a handle, that counts.
+            # If no login is required, an expired token is not a reason to reject a client. If there
+            # is a handle, the handle counts.
             return None if handle else self._registry.open_again(token, self._authenticator.anonymous())
         if not session.is_logged_in:
             try:
                 self._authenticator.anonymous()
             except NotLoggedInError:
-                # It was opened before there were users.
+                # The session was opened before there were users.
                 self._registry.close(session)
                 raise
         return session
@@ -116,7 +120,7 @@ class SessionLookup:
         principal = self._principal(header, context)
         session = self._registry.by_handle(handle)
         if session.principal != principal:
-            raise NotLoggedInError("The session is another user's.")
+            raise NotLoggedInError("The session belongs to another user.")
         return session
 
     def _principal(self, header: str, context: grpc.ServicerContext) -> Principal:
@@ -125,12 +129,13 @@ class SessionLookup:
         else:
             principal = self._authenticator.login_basic(header, peer_host(context))
         behalf = _behalf(context)
-        # Where nobody has to log in, shards need not either; for a tenant's user they ask for less than they may.
+        # If no login is required, shards need not log in either; for a tenant's user they request
+        # less than they are allowed.
         is_shard = principal.name in (SHARD, ANONYMOUS)
         return _on_behalf(behalf) if is_shard and behalf is not None else principal
 
     def _open(self, header: str, context: grpc.ServicerContext) -> Session:
-        """A new session for whoever the header names."""
+        """Open a session for the user that the header names."""
         session = self._registry.open(self._principal(header, context))
         session.is_logged_in = not _is_anonymous(header)
         return session
@@ -142,18 +147,22 @@ class SessionLookup:
 
 
 def _is_anonymous(header: str) -> bool:
-    """Whether whoever calls does not say who they are; a token would have."""
+    """Return whether the caller does not identify itself; a valid token would have."""
     return not header or header.startswith(_BEARER)
 
 
 def peer_host(context: grpc.ServicerContext) -> str:
-    """The host that calls, without its port: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000` or `unix:…`."""
+    """Return the calling host without its port: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000` or
+    `unix:…`.
+    """
     kind, _, address = unquote(context.peer()).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind.startswith("ip") else kind
 
 
 def _behalf(context: grpc.ServicerContext) -> str | None:
-    """Whom a shard says that it asks for: a user of a tenant that lives here; None where that is itself."""
+    """Return the user on whose behalf a shard calls, a user of a tenant whose primary is here; None
+    if it calls for itself.
+    """
     return next((str(value) for key, value in context.invocation_metadata() if key == ON_BEHALF), None)
 
 
@@ -162,11 +171,11 @@ def _on_behalf(behalf: str) -> Principal:
     try:
         return Principal(SHARD, min(Role[role.upper()], Role.WRITER), TenantId.parse(tenant))
     except (KeyError, InputError):
-        raise NotLoggedInError(f"The header `{ON_BEHALF}` names no role and tenant.") from None
+        raise NotLoggedInError(f"The header `{ON_BEHALF}` does not name a role and a tenant.") from None
 
 
 def _authorization(context: grpc.ServicerContext) -> str:
-    # The Go driver sends the header twice; both are the same.
+    # The Go driver sends the header twice, with the same value.
     for key, value in context.invocation_metadata():
         if key == AUTHORIZATION:
             return str(value)

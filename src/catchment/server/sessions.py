@@ -1,13 +1,13 @@
-"""Sessions: what belongs to one client, from its first call until it goes or is not heard of any more.
+"""Sessions: the state of one client, from its first call until it disconnects or expires.
 
-    token ──▶ session ──▶ a link (its DuckDB connection: temporary tables, USE)
-                     ├──▶ transactions, each on a link; the first on the session's own
+    token ──▶ session ──▶ a connection (its DuckDB connection: temporary tables, USE)
+                     ├──▶ transactions, each on a connection; the first on the session's own
                      ├──▶ prepared statements
-                     ├──▶ for a tenant that lives elsewhere: a session on the server of its home
+                     ├──▶ for a tenant on another shard: a session on the server of its primary
                      └──▶ results that wait to be read, by ticket
 
-A handle (ticket, transaction, prepared statement) begins with its session's id, so that a client which sends no token
-still finds its session. Handles and tokens cannot be guessed.
+A handle (ticket, transaction, prepared statement) begins with its session's id, so that a client
+which sends no token still finds its session. Handles and tokens cannot be guessed.
 """
 
 import secrets
@@ -47,74 +47,75 @@ T = TypeVar("T")
 
 
 class Session:
-    """One client's session. Calls of several threads may come at once; those that need one link wait for each other.
+    """One client's session. Several threads may call at once; calls that need the same connection
+    wait for each other.
 
-    Whoever needs both locks takes a link's first and the session's second.
+    A caller that needs both locks takes a connection's lock first and the session's second.
     """
 
     def __init__(self, session_id: str, principal: Principal, engine: Engine) -> None:
         self.id = session_id
-        # Enough to tell it from others where it is shown, too little to call with.
+        # Enough to tell it from others in displays, too little to call with.
         self.shown_id = shown_session(session_id)
         self.principal = principal
         self.island = engine.island(principal.tenant)
         self.touched_s = engine.clock.monotonic_s()
-        # Whether the client knows its token: then the session outlives the call that made it.
+        # Whether the client knows its token; if so, the session outlives the call that opened it.
         self.is_kept = False
-        # Whether its client would be given another under the same token, and not notice.
+        # Whether its client would get another session under the same token, without noticing.
         self.is_replaceable = False
-        # Whether its client has said who it is.
+        # Whether its client has identified itself.
         self.is_logged_in = True
         self._engine = engine
         self._mutex = threading.RLock()
         self._own: Connection | None = None
         self._transactions: dict[bytes, Transaction] = {}
-        # Those that were rolled back for idling, or with their DuckDB instance.
+        # Transactions that were rolled back for idling, or with their DuckDB instance.
         self._expired = Ended(_TRANSACTIONS_MAX)
         self._by_sql: bytes | None = None
         self._prepared: dict[bytes, PreparedStatement] = {}
-        # Statements that were prepared by SQL, by their names.
+        # Statements that were prepared by SQL, by name.
         self.by_name: dict[str, str] = {}
         self._waiting: dict[bytes, StatementOutcome] = {}
         self.calls = RunningCalls()
         self._forwarding: Forwarding | None = None
         self._used = 0
         self._has_state = False
-        # Whether it takes no more calls, and whether what it had is let go of.
+        # Whether it accepts no more calls, and whether its resources are released.
         self._is_over = False
         self._is_closed = False
 
-    # What the service does with a session.
+    # Called by the service.
 
     def begin_use(self) -> None:
-        """Keep the session from expiring until `end_use`: a call is at it."""
+        """Keep the session from expiring until `end_use`, because a call uses it."""
         with self._mutex:
             self._refuse_closed()
             self._used += 1
 
     def end_use(self) -> None:
-        """The call is over."""
+        """Mark the end of a call's use."""
         with self._mutex:
             self._used -= 1
             self.touched_s = self._engine.clock.monotonic_s()
 
     @property
     def is_used(self) -> bool:
-        """Whether a call is at it."""
+        """Whether a call uses it."""
         return self._used > 0
 
     @property
     def is_stateless(self) -> bool:
-        """Whether nothing would be missed if it went."""
+        """Whether closing it would lose nothing."""
         return not (self._transactions or self._prepared or self._waiting or self._has_state or self._used)
 
     @property
     def is_unclaimed(self) -> bool:
-        """Whether nobody may ever come back to it: it counts for nothing."""
+        """Whether no client may ever return to it; it does not count towards the limit."""
         return self.is_stateless and not self.is_kept
 
     def give_up(self) -> bool:
-        """Take no more calls, unless something would be missed; `close` is still to come then."""
+        """Accept no more calls if nothing would be lost; the caller must then still call `close`."""
         with self._mutex:
             self._is_over = self._is_over or self.is_stateless
             return self._is_over
@@ -128,14 +129,14 @@ class Session:
         parameters: pa.Table | None = None,
         is_update: bool = False,
     ) -> StatementOutcome:
-        """Run the text's statements, one after the other, and give what came of the last.
+        """Run the text's statements in order and return the outcome of the last.
 
-        With `is_update`, nobody wants to read more of it than how many rows it changed.
+        With `is_update`, the caller reads only the number of changed rows.
         """
         with self._told():
             steps = self.plan(text)
         if parameters is not None and len(steps) > 1:
-            raise StateError("Parameters go with a single statement.")
+            raise StateError("Parameters can be used only with a single statement.")
         outcome: StatementOutcome | None = None
         is_split = len(steps) > 1 and self._forwards() is not None
         texts = forward.texts(text) if is_split else (text,) * len(steps)
@@ -145,7 +146,7 @@ class Session:
             counts = is_update or step is not steps[-1]
             outcome = self._run(own, step, call, transaction, parameters, is_update=counts)
         if outcome is None:
-            raise StateError("There is no statement in the text.")
+            raise StateError("The text contains no statement.")
         return outcome
 
     def _run(
@@ -158,7 +159,7 @@ class Session:
         *,
         is_update: bool,
     ) -> StatementOutcome:
-        """Run one statement: a transaction's here, any other where the session's tenant lives."""
+        """Run one statement: locally if it is in a transaction, otherwise on the tenant's primary."""
 
         def here() -> StatementOutcome:
             with self._told():
@@ -173,19 +174,21 @@ class Session:
         def there(peer: PeerSession) -> StatementOutcome:
             may_change = forward.may_change(step)
             if may_change and isinstance(step, Plain | ByName):
-                # It may leave something in the connection there, as it may here.
+                # It may leave state in the connection there, as it may here.
                 self.has_state()
             return peer.execute(text, call, parameters=parameters, is_update=is_update, may_change=may_change)
 
         return forwarding.run(here, there, call)
 
     def at_home(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
-        """Do one thing or the other, by where the session's tenant lives."""
+        """Run one operation or the other, depending on where the session's tenant has its primary."""
         forwarding = self._forwards()
         return here() if forwarding is None else forwarding.run(here, there, call)
 
     def _forwards(self) -> Forwarding | None:
-        """The way to the tenant's home; None where the session has none, and where it was forwarded itself."""
+        """Return the forwarding to the tenant's primary; None if the session has no tenant, or was
+        forwarded itself.
+        """
         desk, tenant = self._engine.tenants, self.principal.tenant
         if desk is None or tenant is None or self.principal.name == SHARD:
             return None
@@ -196,10 +199,12 @@ class Session:
             return self._forwarding
 
     def prepare(self, text: str, *, transaction: bytes | None = None) -> PreparedStatement:
-        """Look at a statement, to run it later."""
+        """Inspect a statement, to run it later."""
         with self._mutex:
             if len(self._prepared) >= self._engine.settings.server_prepared_max:
-                raise LimitError(f"The session has {len(self._prepared):,} prepared statements.", hint="Close some.")
+                raise LimitError(
+                    f"The session already has {len(self._prepared):,} prepared statements.", hint="Close some."
+                )
         handle = self._new_handle()
 
         def here() -> PreparedStatement:
@@ -218,11 +223,11 @@ class Session:
         return prepared
 
     def prepared(self, handle: bytes) -> PreparedStatement:
-        """The prepared statement of that handle."""
+        """Return the prepared statement of that handle."""
         with self._mutex:
             found = self._prepared.get(handle)
         if found is None:
-            raise StateError("There is no such prepared statement.", hint="Prepare it again.")
+            raise StateError("The prepared statement does not exist.", hint="Prepare it again.")
         return found
 
     def close_prepared(self, handle: bytes) -> None:
@@ -231,7 +236,7 @@ class Session:
             self._prepared.pop(handle, None)
 
     def begin(self, call: Call | None = None) -> bytes:
-        """Open a transaction; a tenant's where it lives, and nowhere else."""
+        """Open a transaction; for a tenant, only on its primary."""
         call = call or Call()
         forwarding = self._forwards()
         return self._open(call) if forwarding is None else forwarding.begin(lambda: self._open(call), call)
@@ -261,7 +266,7 @@ class Session:
         )
         with self._mutex:
             if len(self._transactions) >= _TRANSACTIONS_MAX:
-                raise LimitError(f"The session has {_TRANSACTIONS_MAX} transactions open.", hint="End one.")
+                raise LimitError(f"The session already has {_TRANSACTIONS_MAX} open transactions.", hint="End one.")
             self._transactions[opened.handle] = opened
         try:
             opened.begin(call)
@@ -277,22 +282,23 @@ class Session:
         with self._mutex:
             ended = self._transactions.get(transaction)
             if not commit and transaction in self._expired:
-                # It was rolled back already: the client learns nothing that it did not want.
+                # It was rolled back already, which is what the client asked for.
                 self._expired.forget(transaction)
                 return
             if ended is None or ended.is_ending:
                 raise self._expired.reason(transaction)
-            # It stays known until it is over: nothing else may run on its link before.
+            # It stays registered until it has ended: nothing else may run on its connection before.
             ended.is_ending = True
         with self._told():
             self._finish(ended, commit=commit, call=call or Call())
 
     def _finish(self, ended: Transaction, *, commit: bool, call: Call) -> None:
-        """End a transaction that nobody else can end any more."""
+        """End a transaction that no other caller can end any more."""
         with ended.link.lock:
             try:
                 if commit:
-                    # What it has read may be old where its tenant has moved away, and what it kept is for this home.
+                    # If its tenant has moved away, the rows it has read may be outdated, and the
+                    # rows it kept are for this primary.
                     with self.reading_lake(ended.touched):
                         ended.commit(self.enqueue, call)
                 else:
@@ -311,7 +317,7 @@ class Session:
     def ingest(
         self, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, *, transaction: bytes | None = None
     ) -> int:
-        """Take a stream of rows into a table, or into the queue; all of them, or none."""
+        """Write a stream of rows to a table, or to the queue; all of them, or none."""
 
         def here(given: pa.RecordBatchReader) -> int:
             with self.reading_lake(), self._told():
@@ -328,10 +334,10 @@ class Session:
         )
 
     def keep(self, outcome: StatementOutcome) -> bytes:
-        """Have a result wait to be read."""
+        """Keep a result until it is read."""
         handle = self._new_handle()
         with self._mutex:
-            # Whoever asks and asks, and reads nothing, gets the newest.
+            # A client that runs many queries and reads no result keeps the newest ones.
             oldest = list(self._waiting)[: max(0, len(self._waiting) + 1 - _RESULTS_MAX)]
             forgotten = [self._waiting.pop(each) for each in oldest]
             self._waiting[handle] = outcome
@@ -340,15 +346,15 @@ class Session:
         return handle
 
     def take(self, handle: bytes) -> StatementOutcome:
-        """The result that waits under the handle, once."""
+        """Return the result that waits under the handle, once."""
         with self._mutex:
             found = self._waiting.pop(handle, None)
         if found is None:
-            raise StateError("There is no such result, or it was read already.", hint="Run the statement again.")
+            raise StateError("The result does not exist, or has already been read.", hint="Run the statement again.")
         return found
 
     def cancel(self, handle: bytes) -> bool:
-        """End what is done under the handle; False where there is nothing."""
+        """Cancel the operation of the handle; False if there is none."""
         if self.calls.cancel(handle):
             return True
         with self._mutex:
@@ -359,15 +365,15 @@ class Session:
 
     @contextmanager
     def metadata(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection for questions about the catalog, with the lake as its default."""
+        """Return a connection for catalog queries, with the lake as its default."""
         with self._engine.lake.snapshot() as connection:
             yield connection
 
-    # What the parts of the server do with a session.
+    # Called by other parts of the server.
 
     @property
     def engine(self) -> Engine:
-        """What the sessions share."""
+        """The engine that the sessions share."""
         return self._engine
 
     @property
@@ -377,24 +383,26 @@ class Session:
 
     @property
     def queue(self) -> DqCoordinator | None:
-        """The queue, unless it is switched off."""
+        """The queue, unless it is disabled."""
         return self._engine.queue
 
     @property
     def queue_name(self) -> str:
-        """What the queue knows the session by. Clients that know no session share one."""
+        """The session's name in the queue. Clients without a known session share one."""
         return self.id if self.is_kept else DEFAULT_QUEUE_NAME
 
     def plan(self, text: str) -> tuple[Step, ...]:
-        """The steps of a text; names of ours without a schema are in the session's."""
+        """Plan the steps of a text; Catchment's names without a schema are in the session's schema."""
         return plan(text) if self.island is None else plan(text, self.island.schema)
 
     def enqueue(self, table: TableId, rows: pa.Table) -> None:
-        """Hand rows to the queue: all that this session has for it goes this way."""
+        """Pass rows to the queue; every write of this session to the queue uses this method."""
         self._engine.enqueue(self.principal.tenant, table, rows, session=self.queue_name)
 
     def reading_lake(self, touched: Collection[TenantId] = ()) -> AbstractContextManager[None]:
-        """Hold while rows of the lake are read, by a user without a tenant those of the tenants `touched`."""
+        """Hold while rows of the lake are read; for a user without a tenant, those of the tenants
+        `touched`.
+        """
         return self._engine.touching(touched) if touched else self._engine.reading(self.principal.tenant)
 
     def changing_lake(self) -> AbstractContextManager[None]:
@@ -402,11 +410,11 @@ class Session:
         return self._engine.changing(self.principal.tenant)
 
     def _told(self) -> AbstractContextManager[None]:
-        """Have errors say nothing that is not for the session's user."""
+        """Remove from errors what the session's user may not see."""
         return without_ledger() if self.island is None else self.island.told()
 
     def own_link(self) -> Connection:
-        """The session's own link, made anew where its DuckDB instance was given up."""
+        """Return the session's own connection, opened again if its DuckDB instance was abandoned."""
         with self._mutex:
             self._refuse_closed()
             own = self._own
@@ -424,24 +432,27 @@ class Session:
             if unused.has_state:
                 raise EngineFailedError(
                     "The session's connection was replaced: its temporary tables, its variables and USE are gone.",
-                    hint="Set them again; other statements go on.",
+                    hint="Set them again; other statements are not affected.",
                 )
         self._refuse_closed()
         if found is None:
-            raise StateError("The session is over.", hint="Connect again.")
+            raise StateError("The session has ended.", hint="Connect again.")
         return found
 
     def _refuse_closed(self) -> None:
         if self._is_over:
-            raise StateError("The session is over.", hint="Connect again.")
+            raise StateError("The session has ended.", hint="Connect again.")
 
     def find(self, transaction: bytes | None, *, join: bool = False) -> Transaction | None:
-        """The transaction that a statement names; with `join`, the open one where it names none."""
+        """Return the transaction that a statement names; with `join`, the open one if it names
+        none.
+        """
         with self._mutex:
             if transaction is None:
                 transaction = self._by_sql
                 if transaction is not None and transaction in self._expired:
-                    # Told once: the statement was meant for the transaction, and must not be done without it.
+                    # Reported once: the statement was meant for the transaction, and must not run
+                    # without it.
                     self._by_sql = None
             if transaction is None and join and len(self._transactions) == 1:
                 transaction = next(iter(self._transactions))
@@ -455,9 +466,11 @@ class Session:
             return found
 
     def current(self, transaction: bytes | None) -> bytes | None:
-        """Where a statement runs that was prepared in a transaction: there, or in the one that was opened after it.
+        """Return the transaction for a statement that was prepared in one: that one, or the one
+        opened after it.
 
-        Clients keep prepared statements longer than transactions, and name none when they run them.
+        Clients keep prepared statements longer than transactions, and name no transaction when they
+        run them.
         """
         with self._mutex:
             is_known = transaction is None or transaction in self._transactions or transaction in self._expired
@@ -466,11 +479,11 @@ class Session:
             return next(iter(self._transactions), None)
 
     def begin_by_sql(self, call: Call) -> None:
-        """BEGIN as a statement: those that follow and name no transaction are in it."""
+        """Run BEGIN as a statement: later statements that name no transaction are in it."""
         with self._mutex:
             if self._by_sql is not None:
-                raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
-            # Taken at once; statements that come before there is a transaction find none.
+                raise StateError("A transaction is already open.", hint="COMMIT or ROLLBACK it first.")
+            # Reserved at once; statements that arrive before the transaction exists find none.
             self._by_sql = b""
         opened = None
         try:
@@ -479,15 +492,15 @@ class Session:
             self._by_sql = opened
 
     def end_by_sql(self, transaction: bytes | None, *, commit: bool, call: Call) -> None:
-        """COMMIT or ROLLBACK as a statement."""
+        """Run COMMIT or ROLLBACK as a statement."""
         ended = self.find(transaction)
         if ended is None:
-            raise StateError("No transaction is open.", hint="BEGIN opens one.")
+            raise StateError("No transaction is open.", hint="Open one with BEGIN.")
         try:
             self.end(ended.handle, commit=commit, call=call)
         finally:
             if transaction is not None:
-                # A driver opened it: it goes on naming it, and ends it itself later.
+                # A driver opened it: the driver continues to name it, and ends it itself later.
                 with suppress(CatchmentError):
                     self._open(call, transaction)
 
@@ -498,12 +511,14 @@ class Session:
             return any(each.has_written for each in self._transactions.values())
 
     def has_state(self) -> None:
-        """A statement left something in the session's connection."""
+        """Record that a statement left state in the session's connection."""
         self._has_state = True
 
     @contextmanager
     def autocommit_link(self) -> Iterator[Connection]:
-        """A link for a statement in no transaction: the session's own, unless a transaction is on it."""
+        """Return a connection for a statement outside of transactions: the session's own, unless a
+        transaction uses it.
+        """
         own = self.own_link()
         with own.lock:
             if self._is_free(own):
@@ -517,7 +532,9 @@ class Session:
                 other.close_when_read()
 
     def _is_free(self, link: Connection) -> bool:
-        """Whether a statement may run on it that is in no transaction; its lock is held by the caller."""
+        """Return whether a statement outside of transactions may run on it. The caller holds its
+        lock.
+        """
         with self._mutex:
             return link is self._own and not self._is_in_transaction(link)
 
@@ -527,12 +544,13 @@ class Session:
     def _new_handle(self) -> bytes:
         return f"{self.id}.{secrets.token_hex(16)}".encode()
 
-    # The end.
+    # Expiry and close.
 
     def expire_transactions(self, before_s: float) -> int:
-        """Roll back transactions of which nothing was heard since then, and those whose DuckDB instance failed inside.
+        """Roll back transactions that have been idle since then, and those whose DuckDB instance
+        failed internally.
 
-        One in which nothing was done may stay.
+        A transaction in which no statement ran may stay open.
         """
         with self._mutex:
             found = [each for each in self._transactions.values() if not each.is_ending]
@@ -540,7 +558,7 @@ class Session:
             idle = [] if self._used else [each for each in found if each.is_used and each.touched_s < before_s]
             over = list(dict.fromkeys((*lost, *idle)))
             for each in over:
-                # In this very moment: a statement that comes now finds that it is over.
+                # At this very moment: a statement that arrives now finds that it has ended.
                 each.is_ending = True
                 self._expired.add(each)
         for each in over:
@@ -553,14 +571,16 @@ class Session:
         return len(over)
 
     def release(self) -> None:
-        """Its client may never come back: keep no sessions on other servers for it."""
+        """Close the session's sessions on other servers: its client may never return."""
         with self._mutex:
             forwarding, self._forwarding = self._forwarding, None
         if forwarding is not None:
             forwarding.close()
 
     def close(self) -> None:
-        """End it: transactions are rolled back, what it wrote to the queue can be delivered."""
+        """End it: roll back its transactions, and make the rows that it wrote to the queue
+        deliverable.
+        """
         with self._mutex:
             if self._is_closed:
                 return

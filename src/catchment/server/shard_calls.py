@@ -1,4 +1,4 @@
-"""The calls of other shards, and of whoever moves tenants: each led to this server's shard."""
+"""Calls from other shards and from processes that move tenants, dispatched to this server's shard."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,7 +19,7 @@ _Tables = Sequence[pa.Table]
 
 
 class ShardCalls:
-    """Answers for one shard."""
+    """Answers calls for one shard."""
 
     def __init__(self, shard: TenantShard | None) -> None:
         self._shard = shard
@@ -48,17 +48,17 @@ class ShardCalls:
         }
 
     def do(self, name: str, body: bytes, principal: Principal) -> bytes:
-        """What a call gives, as a message."""
+        """Return the result of a call, as a message."""
         if principal.role < Role.ADMIN or principal.tenant is not None:
-            raise NotAllowedError("This is for shards, and for those who move tenants.")
+            raise NotAllowedError("This call is only for shards and for processes that move tenants.")
         if self._shard is None:
             raise NotSupportedError(
-                "This server is no shard.",
-                hint="Set CATCHMENT_SHARD_NAME to the name that `catchment shard add` gave it.",
+                "This server is not a shard.",
+                hint="Set CATCHMENT_SHARD_NAME to the name given to `catchment shard add`.",
             )
         known = self._known.get(name)
         if known is None:
-            raise NotSupportedError(f"Shards are not asked for {name[:100]!r}.")
+            raise NotSupportedError(f"Shards have no call {name[:100]!r}.")
         values, tables = wire.unpack(body)
         try:
             tenant = TenantId(values["tenant"])

@@ -1,4 +1,4 @@
-"""What shards say to each other, as bytes: a head of JSON, and Arrow streams behind it.
+"""Messages between shards as bytes: a JSON head, followed by Arrow streams.
 
 message   length of the head │ head: values, and the length of each stream │ rows, as Arrow streams
 """
@@ -22,19 +22,19 @@ from catchment.tenants.shard_api import Lag, RetainedHistory, TableDigest
 
 PREFIX = "catchment.shard."
 _LENGTH = struct.Struct("<I")
-# What comes of bytes that were not made by this module.
+# Errors that bytes from elsewhere can cause.
 _UNREADABLE = (struct.error, ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
 
 
 def pack(values: Mapping[str, Any], tables: Sequence[pa.Table] = ()) -> bytes:
-    """A message."""
+    """Encode a message."""
     streams = [_stream(table) for table in tables]
     head = json.dumps({**values, "streams": [stream.size for stream in streams]}).encode()
     return b"".join([_LENGTH.pack(len(head)), head, *streams])
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], list[pa.Table]]:
-    """What a message says; InputError where it is none."""
+    """Decode a message. Raises InputError if it is malformed."""
     try:
         start = _LENGTH.size + _LENGTH.unpack_from(message)[0]
         values = json.loads(message[_LENGTH.size : start])
@@ -50,8 +50,8 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[pa.Table]]:
 
 
 def malformed() -> InputError:
-    """What is said to whoever sends something else."""
-    return InputError("This is no message between shards.")
+    """Return the error for a malformed message."""
+    return InputError("This is not a message between shards.")
 
 
 def _stream(table: pa.Table) -> pa.Buffer:
@@ -62,7 +62,7 @@ def _stream(table: pa.Table) -> pa.Buffer:
 
 
 def pack_shipments(shipments: Sequence[LogRows]) -> tuple[list[dict[str, Any]], list[pa.Table]]:
-    """Shipments as values and tables."""
+    """Encode log rows as values and tables."""
     heads = [
         {
             "table": [part.table.schema, part.table.name],
@@ -75,12 +75,12 @@ def pack_shipments(shipments: Sequence[LogRows]) -> tuple[list[dict[str, Any]], 
 
 
 def _named(column: Column) -> dict[str, Any]:
-    """A column without what only its own lake knows it by."""
+    """Encode a column without the identifiers that only its own lake knows."""
     return {key: value for key, value in asdict(column.unbound).items() if key not in ("table_uuid", "lake_field")}
 
 
 def unpack_shipments(heads: Sequence[Mapping[str, Any]], tables: Sequence[pa.Table]) -> list[LogRows]:
-    """Shipments again."""
+    """Decode log rows."""
     return [
         LogRows(
             table=TableId(*head["table"]),
@@ -93,38 +93,38 @@ def unpack_shipments(heads: Sequence[Mapping[str, Any]], tables: Sequence[pa.Tab
 
 
 def pack_positions(positions: Positions) -> list[list[Any]]:
-    """Positions as values."""
+    """Encode positions."""
     return [[table.schema, table.name, seq] for table, seq in positions.by_table.items()]
 
 
 def unpack_positions(kept: Sequence[Sequence[Any]]) -> Positions:
-    """Positions again."""
+    """Decode positions."""
     return Positions({TableId(schema, name): int(seq) for schema, name, seq in kept})
 
 
 def pack_ack(ack: Ack) -> dict[str, Any]:
-    """An acknowledgement as values."""
+    """Encode an acknowledgement."""
     return {"table": [ack.table.schema, ack.table.name], "source": ack.source, "seqs": [ack.seq_first, ack.seq_last]}
 
 
 def unpack_ack(kept: Mapping[str, Any]) -> Ack:
-    """An acknowledgement again."""
+    """Decode an acknowledgement."""
     first, last = kept["seqs"]
     return Ack(table=TableId(*kept["table"]), source=kept["source"], seq_first=first, seq_last=last)
 
 
 def pack_held(held: RetainedHistory) -> dict[str, Any]:
-    """What is held, as values."""
+    """Encode retained history."""
     return {"snapshot": held.snapshot, "watermarks": pack_positions(held.watermarks)}
 
 
 def unpack_held(kept: Mapping[str, Any]) -> RetainedHistory:
-    """What is held, again."""
+    """Decode retained history."""
     return RetainedHistory(snapshot=kept["snapshot"], watermarks=unpack_positions(kept["watermarks"]))
 
 
 def pack_lag(lag: Lag) -> dict[str, Any]:
-    """A lag as values."""
+    """Encode a lag."""
     return {
         "home": pack_positions(lag.home),
         "copy": pack_positions(lag.copy),
@@ -135,7 +135,7 @@ def pack_lag(lag: Lag) -> dict[str, Any]:
 
 
 def unpack_lag(kept: Mapping[str, Any]) -> Lag:
-    """A lag again."""
+    """Decode a lag."""
     return Lag(
         home=unpack_positions(kept["home"]),
         copy=unpack_positions(kept["copy"]),
@@ -146,15 +146,15 @@ def unpack_lag(kept: Mapping[str, Any]) -> Lag:
 
 
 def unpack_erased(kept: Mapping[str, Any] | None) -> Erased:
-    """What was deleted, again; a shard of an older version does not say."""
+    """Decode what was deleted; a shard of an older version does not report it."""
     return Erased(**(kept or {}))
 
 
 def pack_digests(digests: Mapping[TableId, TableDigest]) -> list[list[Any]]:
-    """Digests as values."""
+    """Encode digests."""
     return [[table.schema, table.name, each.rows, each.digest] for table, each in digests.items()]
 
 
 def unpack_digests(kept: Sequence[Sequence[Any]]) -> dict[TableId, TableDigest]:
-    """Digests again."""
+    """Decode digests."""
     return {TableId(schema, name): TableDigest(rows=rows, digest=text) for schema, name, rows, text in kept}

@@ -1,1 +1,3 @@
-"""The messages of Arrow Flight and Flight SQL: `make proto` makes the modules from the `.proto` files beside them."""
+"""Messages of Arrow Flight and Flight SQL; `make proto` generates the modules from the `.proto`
+files in this folder.
+"""
