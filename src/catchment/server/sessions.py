@@ -444,9 +444,7 @@ class Session:
             raise StateError("The session has ended.", hint="Connect again.")
 
     def find(self, transaction: bytes | None, *, join: bool = False) -> Transaction | None:
-        """Return the transaction that a statement names; with `join`, the open one if it names
-        none.
-        """
+        """Return the transaction that a statement names; with `join`, the only open one."""
         with self._mutex:
             if transaction is None:
                 transaction = self._by_sql
@@ -532,9 +530,7 @@ class Session:
                 other.close_when_read()
 
     def _is_free(self, link: Connection) -> bool:
-        """Return whether a statement outside of transactions may run on it. The caller holds its
-        lock.
-        """
+        """Return whether a statement outside of transactions may run on it; call with its lock."""
         with self._mutex:
             return link is self._own and not self._is_in_transaction(link)
 
@@ -578,9 +574,7 @@ class Session:
             forwarding.close()
 
     def close(self) -> None:
-        """End it: roll back its transactions, and make the rows that it wrote to the queue
-        deliverable.
-        """
+        """End it: roll back its transactions, and let the rows that it queued be delivered."""
         with self._mutex:
             if self._is_closed:
                 return
