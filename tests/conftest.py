@@ -1,7 +1,8 @@
-"""Fixtures that the whole run shares: one Spark session, one PostgreSQL server."""
+"""Fixtures that the whole run shares: one Spark session, one PostgreSQL server, lakes, and queues on every layout."""
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
 from catchment.testing import EmbeddedPostgres
-from tests.made_lakes import new_lake
+from tests.queue.queue_on_disk import LAYOUTS, MakeQueue, QueueScene
+from tests.shortcuts.made_lakes import CATALOGS, new_lake, put_lake
 
-CATALOGS = ("duckdb", "sqlite", "postgres")
 OTHER_FILE_SYSTEMS = (Path("/dev/shm"), Path("/var/tmp"))
 MakeSettings = Callable[..., Settings]
 
@@ -97,3 +98,29 @@ def sqlite_lake(make_settings: MakeSettings) -> Iterator[Lake]:
     """An empty lake with the default kind of catalog."""
     with new_lake(make_settings()) as lake:
         yield lake
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    """Each layout in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make_queue(layout: str, make_settings: MakeSettings) -> Iterator[MakeQueue]:
+    """A queue with settings of the test's own, and an empty table of events in its lake."""
+    with ExitStack() as stack:
+        # Most tests are not about the catalog: they take the one that opens fastest.
+        def make(catalog: str = "duckdb", **values: object) -> QueueScene:
+            kind = "sessions" if layout == "sessions" else "shared"
+            settings = make_settings(catalog, queue_layout=kind, **values)
+            put_lake(settings, events=True)
+            return stack.enter_context(closing(QueueScene(layout, settings)))
+
+        yield make
+
+
+@pytest.fixture
+def queue(make_queue: MakeQueue) -> QueueScene:
+    """A queue with the settings that a newcomer gets."""
+    return make_queue()

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from tests.acceptance.installed import Installed, Wheel, build, install
-from tests.server_scenes import ServerProcess, serving
+from tests.server.server_process import ServerProcess, serving
 
 _NUMBERS = count(1)
 

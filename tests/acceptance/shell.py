@@ -1,6 +1,6 @@
 """A user's shell: the installed command, in a process of its own, with nothing configured but threads and workers.
 
-The process starts warm, see `tests.warm`, unless a test wants it as cold as a user's first one is.
+The process starts warm, see `tests.shortcuts.warm`, unless a test wants it as cold as a user's first one is.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import warm
+from tests.shortcuts import warm
 
 COMMAND = Path(sys.executable).with_name("catchment")
 _PATIENCE_S = 300.0

@@ -23,8 +23,9 @@ from catchment.testing.legacy_tree import (
     make_legacy_home,
     snapshot_tree,
 )
-from tests import scenes, warm
+from tests import sample_events
 from tests.acceptance.shell import Ended, Shell
+from tests.shortcuts import warm
 
 TRAIL = LegacyTable(name="aws_cloudtrail_log", leaves=4)
 NGINX = LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=2, files_per_leaf=3)
@@ -49,7 +50,7 @@ class Legacy:
 
     def rows(self, table: LegacyTable) -> list[tuple[Any, ...]]:
         with Lake.from_settings(Settings(home=self.lake)) as lake:
-            return scenes.rows_of(lake, f"SELECT count(*), count(DISTINCT tp_id) FROM {table.name}")
+            return sample_events.rows_of(lake, f"SELECT count(*), count(DISTINCT tp_id) FROM {table.name}")
 
     def snapshot(self) -> Snapshot:
         return snapshot_tree(self.made.home)
@@ -332,14 +333,14 @@ def test_a_lake_inside_the_tree_that_would_move_is_refused(shell: Shell, tmp_pat
 def test_any_hive_folders_can_be_imported_and_rows_that_are_gone_are_a_mismatch(shell: Shell, tmp_path: Path) -> None:
     for region, day in (("eu", "2024-01-01"), ("eu", "2024-01-02"), ("007", "2024-01-01")):
         path = tmp_path / "sales" / f"region={region}" / f"day={day}" / "data.parquet"
-        scenes.write_parquet(path, f"SELECT i AS id, '{region}' || i AS note FROM range(10) r(i)")
+        sample_events.write_parquet(path, f"SELECT i AS id, '{region}' || i AS note FROM range(10) r(i)")
     where = ("--tree", tmp_path / "sales", "--keys", "region,day:DATE", "--lake-home", tmp_path / "lake")
     ended = shell.run("legacy", "run", "--yes", "--schema", "shop", "--partition-by", "day", *where)
     assert ended.code == 0, ended.err
     assert "shop.sales: 3 leaves, 30 rows" in ended.out
     with Lake.from_settings(Settings(home=tmp_path / "lake")) as lake:
         query = "SELECT region, typeof(day), count(*) FROM shop.sales GROUP BY ALL ORDER BY region"
-        assert scenes.rows_of(lake, query) == [("007", "DATE", 10), ("eu", "DATE", 20)]
+        assert sample_events.rows_of(lake, query) == [("007", "DATE", 10), ("eu", "DATE", 20)]
         with lake.write() as connection:
             connection.execute("DELETE FROM shop.sales WHERE region = '007' AND id = 3")
     found = shell.run("legacy", "verify", "--schema", "shop", *where)

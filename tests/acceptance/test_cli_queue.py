@@ -19,11 +19,11 @@ from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FlushPipeline
 from catchment.queue import DqCoordinator, open_buffer, quarantine
 from catchment.testing import InlineRunner
-from tests import scenes
+from tests import sample_events
 from tests.acceptance.shell import Ended, Shell
-from tests.server_scenes import serving
+from tests.server.server_process import serving
 
-EVENTS = scenes.EVENTS
+EVENTS = sample_events.EVENTS
 ORDERS = TableId("shop", "orders")
 NOT_A_BUFFER = b"this is no DuckDB file" * 1_000
 
@@ -54,7 +54,7 @@ class Queue:
         """A lake with these tables."""
         with Lake.from_settings(self.settings) as lake:
             for table in tables:
-                scenes.create_table(lake, table)
+                sample_events.create_table(lake, table)
         return self
 
     def write(self, table: TableId, *, count: int, kind: str | None = "k") -> "Queue":
@@ -71,7 +71,7 @@ class Queue:
 
     def read(self, query: str) -> list[tuple[Any, ...]]:
         with Lake.from_settings(self.settings) as lake:
-            return scenes.rows_of(lake, query)
+            return sample_events.rows_of(lake, query)
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,8 @@ def test_an_audit_shows_the_queue_alone_and_says_what_is_still_buffered(shell: S
 def test_an_audit_leaves_other_producers_out_and_counts_rows_that_wait(shell: Shell, home: Path) -> None:
     queue = Queue(home).make(EVENTS).write(EVENTS, count=25)
     with Lake.from_settings(queue.settings) as lake:
-        source = scenes.source_of(scenes.event_files(home / "incoming", 2))
-        assert scenes.deliverer(lake, queue.settings).run(source).delivered == 2
+        source = sample_events.source_of(sample_events.event_files(home / "incoming", 2))
+        assert sample_events.deliverer(lake, queue.settings).run(source).delivered == 2
     ended = shell.run("queue", "audit", home=home)
     assert ended.code == 0, ended.err
     assert "parquet" not in ended.out

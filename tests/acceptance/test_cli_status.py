@@ -11,9 +11,9 @@ from catchment.foundation.settings import Settings
 from catchment.server.users import Users
 from catchment.server.values import Role
 from tests.acceptance.shell import Shell
-from tests.browser.rich_scenes import rich_status
-from tests.status_scenes import NOW
-from tests.web_scenes import Watched, watched
+from tests.status.rich_status import rich_status
+from tests.status.sample_status import NOW
+from tests.web.watched_server import Watched, watched
 
 LONG = "web_checkout_funnel_events_with_attribution_v2"
 

@@ -27,9 +27,9 @@ from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.router import TenantRouter
-from tests import warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
-from tests.server_scenes import ServerProcess, serving, wait_until
+from tests.server.server_process import ServerProcess, serving, wait_until
+from tests.shortcuts import warm
 
 TENANT_COMMANDS = ("create", "list", "show", "move", "status", "abort", "reverse", "verify", "gc")
 PATIENCE_S = 120

@@ -11,8 +11,8 @@ import pytest
 from catchment.server.users import Users, is_password
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
-from tests import warm
 from tests.acceptance.shell import COMMAND, Ended, Shell
+from tests.shortcuts import warm
 
 PASSWORD = "correct horse"
 

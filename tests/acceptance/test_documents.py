@@ -1,12 +1,13 @@
-"""README and quickstart are run as they stand: every command, in order, by one reader with a shell and a clean folder.
+"""README and quickstart are run as they stand: every command, in order, by one reader with a shell
+and a clean folder.
 
     ```sh       is run by bash. `catchment serve` stays up, as in a terminal of its own, and is ended gently at the end.
     ```python   is run by the interpreter.
     ```text     is what the block before it prints, line by line in this order; `…` stands for anything.
 
-Commands start warm, see `tests.warm`; what stays up starts as a reader's would. `make` is not run: what `make demo`
-does has a test of its own. A block that is not run has `<!-- not run: the reason -->` in the line before it. Ports are
-the test's own.
+Commands start warm, see `tests.shortcuts.warm`; what stays up starts as a reader's would. `make` is
+not run: what `make demo` does has a test of its own. A block that is not run has `<!-- not run: the
+reason -->` in the line before it. Ports are the test's own.
 """
 
 import os
@@ -22,9 +23,9 @@ import pytest
 from typer.testing import CliRunner
 
 from catchment.cli.main import app
-from tests import warm
 from tests.acceptance.shell import COMMAND
 from tests.repo.source_tree import ROOT, readme_commands
+from tests.shortcuts import warm
 
 DOCUMENTS = ("README.md", "docs/quickstart.md")
 KINDS = ("sh", "python", "text")
@@ -36,7 +37,8 @@ PORT, WEB_PORT = "4214", "4215"
 ACTIVATE = ". .venv/bin/activate"
 _PATIENCE_S = 240.0
 _NEXT = "\x1e"
-# `make` only says what it was asked for. A server is ready when it says so, and stays until the end.
+# `make` only says what it was asked for. A server is ready when it says so, and stays until the
+# end.
 _PRELUDE = """
 set -eu -o pipefail
 exec 2>&1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.repo.source_tree import ROOT
+from tests.shortcuts import warm
 
 # What an example says at its end; most are about a lake.
 SAID = {

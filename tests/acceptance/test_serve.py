@@ -27,9 +27,10 @@ from catchment.lake import Lake
 from catchment.schema import Migrate, SqliteEngine, State
 from catchment.server.users import Users
 from catchment.server.values import Role
-from tests import scenes, warm
+from tests import sample_events
 from tests.acceptance.shell import COMMAND, Ended, Shell
-from tests.server_scenes import BEAT_S
+from tests.server.server_process import BEAT_S
+from tests.shortcuts import warm
 
 PASSWORD = "correct horse"
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
@@ -329,7 +330,7 @@ def test_rows_that_were_acknowledged_are_in_the_lake_after_a_gentle_end(serve: S
     _write(served, 30)
     assert served.end() == 0
     with Lake.from_settings(Settings(home=served.home)) as lake:
-        assert scenes.rows_of(lake, "SELECT count(*), count(DISTINCT id) FROM events") == [(30, 30)]
+        assert sample_events.rows_of(lake, "SELECT count(*), count(DISTINCT id) FROM events") == [(30, 30)]
 
 
 def test_without_time_for_a_flush_they_wait_for_the_next_start(serve: Serve) -> None:

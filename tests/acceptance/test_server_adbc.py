@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from tests.server_scenes import ServerProcess
+from tests.server.server_process import ServerProcess
 
 Error = adbc_driver_manager.Error
 

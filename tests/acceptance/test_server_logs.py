@@ -19,10 +19,10 @@ from catchment.foundation.event_catalogue import VERBS
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.server.protocol import flight_pb2 as pb
-from tests import warm
 from tests.acceptance.shell import COMMAND
-from tests.scenes import rows_of
-from tests.server_scenes import RawSession, ServerProcess, serving, wait_until
+from tests.sample_events import rows_of
+from tests.server.server_process import RawSession, ServerProcess, serving, wait_until
+from tests.shortcuts import warm
 
 SECRET = "xyzzy"
 HEADER = "adbc.flight.sql.rpc.call_header.x-request-id"

@@ -10,9 +10,9 @@ from typing import Any
 import adbc_driver_manager
 import pytest
 
-from tests.queue_scenes import open_queue
-from tests.scenes import rows_of
-from tests.server_scenes import BEAT_S, ServerProcess, serving, wait_until
+from tests.queue.open_queues import open_queue
+from tests.sample_events import rows_of
+from tests.server.server_process import BEAT_S, ServerProcess, serving, wait_until
 
 Error = adbc_driver_manager.Error
 SHAPE = (

@@ -9,8 +9,8 @@ import adbc_driver_manager
 import psutil
 import pytest
 
-from tests.queue_scenes import segments_in
-from tests.server_scenes import ENDLESS, ServerProcess, serving, wait_until
+from tests.queue.open_queues import segments_in
+from tests.server.server_process import ENDLESS, ServerProcess, serving, wait_until
 
 Error = adbc_driver_manager.Error
 MIB = 1024 * 1024

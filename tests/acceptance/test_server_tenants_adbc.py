@@ -27,8 +27,8 @@ from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.run_move import run_move
 from catchment.testing import InlineRunner
-from tests.server_scenes import BEAT_S, ServerProcess, wait_until
-from tests.tenant_scenes import A, B
+from tests.server.server_process import BEAT_S, ServerProcess, wait_until
+from tests.tenants.two_shards import A, B
 
 Error = adbc_driver_manager.Error
 PASSWORD = "correct horse battery"

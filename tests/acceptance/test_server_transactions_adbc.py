@@ -7,7 +7,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from tests.server_scenes import RawSession, ServerProcess
+from tests.server.server_process import RawSession, ServerProcess
 
 Error = adbc_driver_manager.Error
 

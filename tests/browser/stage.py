@@ -13,8 +13,8 @@ from catchment.web.dead_letter_pages import ShownDeadLetter
 from catchment.web.live import LISTENERS_MAX, Live
 from catchment.web.site import application
 from catchment.web.web_server import WebServer
-from tests.browser.rich_scenes import rich_letters
-from tests.page_scenes import House
+from tests.status.rich_status import rich_letters
+from tests.web.text_browser import House
 
 INTERVAL_S = 0.2
 RETRY_MS = 200

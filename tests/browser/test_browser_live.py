@@ -9,10 +9,10 @@ from selenium.webdriver.common.keys import Keys
 
 from catchment.foundation.clock import SystemClock
 from catchment.status.model import Status
-from tests.browser.rich_scenes import rich_status
 from tests.browser.stage import Stage, staged
 from tests.browser.window import Window
-from tests.page_scenes import PASSWORD
+from tests.status.rich_status import rich_status
+from tests.web.text_browser import PASSWORD
 
 
 def _buffering(rows: int, now: datetime) -> Status:

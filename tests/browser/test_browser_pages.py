@@ -15,10 +15,10 @@ from selenium.webdriver.common.keys import Keys
 from catchment.status.background import SLOW
 from catchment.status.model import PARTS, Health, Status, StatusPart
 from catchment.web import pages
-from tests.browser.rich_scenes import lost_lake, rich_status
 from tests.browser.stage import Stage, staged
 from tests.browser.window import NARROW, WIDE, Window
-from tests.page_scenes import empty_status
+from tests.status.rich_status import lost_lake, rich_status
+from tests.web.text_browser import empty_status
 
 LOOKS = [(theme, width) for theme in ("light", "dark") for width in (NARROW, WIDE)]
 TWO_LOOKS = [("light", NARROW), ("dark", WIDE)]

@@ -9,7 +9,7 @@ from catchment.foundation.settings import Settings
 from catchment.server.users import Users
 from catchment.server.values import Role
 from tests.browser.window import Window
-from tests.web_scenes import PASSWORD, Watched, watched
+from tests.web.watched_server import PASSWORD, Watched, watched
 
 QUEUE = "/queue"
 

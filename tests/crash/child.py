@@ -14,7 +14,7 @@ from catchment.lake import Lake
 from catchment.lake.maintenance import maintain
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
 from catchment.testing import InlineRunner
-from tests.scenes import EVENTS, NOW
+from tests.sample_events import EVENTS, NOW
 
 
 def main(act: str, home: str, catalog: str, point: str, mode: str, *paths: str) -> None:

@@ -19,11 +19,11 @@ from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
-from tests import warm
-from tests.queue_scenes import assert_drained, open_queue
+from tests.queue.open_queues import assert_drained, open_queue
 from tests.repo.source_tree import ROOT
-from tests.scenes import rows_of
-from tests.tenant_scenes import A, B, Writers, events
+from tests.sample_events import rows_of
+from tests.shortcuts import warm
+from tests.tenants.two_shards import A, B, Writers, events
 
 
 class ShardProcess:

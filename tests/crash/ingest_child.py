@@ -8,8 +8,8 @@ from pathlib import Path
 
 from catchment.foundation import faults
 from catchment.foundation.settings import Settings
-from tests.behaviour.test_server_bulk import LONG
-from tests.flight_scenes import Client, ingest, server
+from tests.server.raw_client import Client, ingest, server
+from tests.server.sessions.test_bulk import LONG
 
 
 def main(home: str, point: str) -> None:

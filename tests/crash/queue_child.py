@@ -32,8 +32,8 @@ from catchment.lake import Lake
 from catchment.queue import DqCoordinator
 from catchment.queue.leases import Lease
 from catchment.queue.sessions_buffer import SessionsBuffer
-from tests.queue_scenes import coordinator, event_rows, open_queue
-from tests.scenes import EVENTS
+from tests.queue.open_queues import coordinator, event_rows, open_queue
+from tests.sample_events import EVENTS
 
 CLIENTS = 2
 CLIENT_IDS = 1_000_000

@@ -15,7 +15,7 @@ from catchment.lake import Lake
 from catchment.lake.locks import CommitLock
 from catchment.pipeline import Deliverer, ParquetFiles
 from catchment.testing import InlineRunner
-from tests.scenes import EVENTS
+from tests.sample_events import EVENTS
 
 
 def main(home: str, catalog: str, lock: str, *paths: str) -> None:

@@ -12,7 +12,7 @@ from catchment.schema.sqlite_engine import SqliteEngine
 
 
 def main(act: str, scenario: str, database: str, point: str) -> None:
-    models = importlib.import_module(f"tests.scenarios.schema.{scenario}.models").MODELS
+    models = importlib.import_module(f"tests.schema.scenarios.{scenario}.models").MODELS
     migrate = Migrate(SqliteEngine(database), models)
     pending = migrate.look().pending
     faults.arm(point, faults.kill)

@@ -10,10 +10,10 @@ from catchment.foundation import faults
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.maintenance import maintain
-from tests import warm
-from tests.behaviour.test_server_bulk import COUNT
 from tests.repo.source_tree import ROOT
-from tests.scenes import NOW
+from tests.sample_events import NOW
+from tests.server.sessions.test_bulk import COUNT
+from tests.shortcuts import warm
 
 KILLED = [point for point in faults.POINTS if point.startswith("ingest.")]
 

@@ -14,16 +14,16 @@ from catchment.lake import Lake
 from catchment.lake.maintenance import maintain
 from catchment.lake.staging import Staging
 from catchment.pipeline import Deliverer, Mode, ParquetFiles, Retirement, SparkRunner
-from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.test_ingest_kill import KILLED as INGEST
 from tests.crash.test_legacy_kill import KILLED as LEGACY
 from tests.crash.test_queue_kill import KILLED as QUEUE
 from tests.crash.test_schema_kill import KILLED as SCHEMA
 from tests.crash.test_tenant_kill import KILLED as TENANTS
-from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
-from tests.scenes import EVENTS, NOW, assert_exactly_once, deliverer, event_files, rows_of, source_of
+from tests.sample_events import EVENTS, NOW, assert_exactly_once, deliverer, event_files, rows_of, source_of
+from tests.shortcuts import warm
+from tests.shortcuts.made_lakes import new_lake
 
 # Those of the queue, of migrations, legacy imports, tenants and long streams are killed in modules of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]

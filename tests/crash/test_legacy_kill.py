@@ -14,9 +14,9 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline.legacy.folders import ImportPhase
 from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape, snapshot_tree
-from tests import warm
-from tests.legacy_scenes import LOG, Scene, assert_imported, make_scene
+from tests.pipeline.legacy.legacy_home import LOG, Scene, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
+from tests.shortcuts import warm
 
 # The points that an import comes to. `retire.between_inputs` is of sources whose units are files: a leaf is one rename.
 PREPARE = ("legacy.before_prepare", "legacy.after_move", "legacy.after_tables")

@@ -15,11 +15,19 @@ from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
-from tests import warm
 from tests.crash.queue_child import BATCH, BATCHES_BEFORE, CLIENT_IDS, CLIENTS, command
-from tests.queue_scenes import LAYOUTS, assert_drained, coordinator, event_rows, ids_in, segments_in, wait_for_locks
+from tests.queue.open_queues import (
+    LAYOUTS,
+    assert_drained,
+    coordinator,
+    event_rows,
+    ids_in,
+    segments_in,
+    wait_for_locks,
+)
 from tests.repo.source_tree import ROOT
-from tests.scenes import create_table
+from tests.sample_events import create_table
+from tests.shortcuts import warm
 
 LATER = frozenset(range(CLIENTS * CLIENT_IDS, CLIENTS * CLIENT_IDS + BATCH))
 ASIDE = "queue.between_aside"

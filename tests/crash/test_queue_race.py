@@ -12,11 +12,9 @@ from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import open_buffer
-from tests import warm
 from tests.conftest import MakeSettings
 from tests.crash.queue_child import command
-from tests.made_lakes import put_lake
-from tests.queue_scenes import (
+from tests.queue.open_queues import (
     advisory_locks,
     assert_drained,
     coordinator,
@@ -27,7 +25,9 @@ from tests.queue_scenes import (
     wait_for_locks,
 )
 from tests.repo.source_tree import ROOT
-from tests.scenes import EVENTS
+from tests.sample_events import EVENTS
+from tests.shortcuts import warm
+from tests.shortcuts.made_lakes import put_lake
 
 SESSIONS = 4
 ROWS = 5

@@ -8,11 +8,11 @@ from typing import IO
 
 import pytest
 
-from tests import warm
 from tests.conftest import MakeSettings
-from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
-from tests.scenes import assert_exactly_once, event_files
+from tests.sample_events import assert_exactly_once, event_files
+from tests.shortcuts import warm
+from tests.shortcuts.made_lakes import new_lake
 
 
 def _say(pipe: IO[str] | None, text: str) -> None:

@@ -12,10 +12,10 @@ from catchment.foundation import faults
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.schema.check import State
-from tests import warm
-from tests.lake_schema_scenes import LakeScene
 from tests.repo.source_tree import ROOT
-from tests.schema_scenes import Scene, dump, scene
+from tests.schema.lake_projects import LakeScene
+from tests.schema.scenario_copies import Scene, dump, scene
+from tests.shortcuts import warm
 
 APPLYING = ("schema.before_backup", "schema.after_backup", "schema.before_commit", "schema.after_commit")
 RESTORING = ("schema.before_backup", "schema.between_restore")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from catchment.foundation.ids import TableId
-from tests import warm
-from tests.queue_scenes import LAYOUTS, assert_drained, ids_in, open_queue
+from tests.queue.open_queues import LAYOUTS, assert_drained, ids_in, open_queue
 from tests.repo.source_tree import ROOT
-from tests.server_scenes import ServerProcess, serving, wait_until
+from tests.server.server_process import ServerProcess, serving, wait_until
+from tests.shortcuts import warm
 
 # Rows in a statement, client by client.
 BATCHES = (1, 10, 1, 10)

@@ -7,7 +7,7 @@ import pytest
 from catchment.foundation import faults
 from catchment.tenants.model import ShardId
 from tests.crash.fleet import Fleet, assert_once, fleet_in, new_tenant
-from tests.tenant_scenes import A, B, Writers
+from tests.tenants.two_shards import A, B, Writers
 
 MOVED = {
     "move": (

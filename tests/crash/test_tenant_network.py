@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.crash.fleet import Fleet, assert_once, fleet_in, new_tenant
-from tests.server_scenes import wait_until
-from tests.tenant_scenes import A, B, Writers
+from tests.server.server_process import wait_until
+from tests.tenants.two_shards import A, B, Writers
 
 _CHUNK_BYTES = 65_536
 

@@ -30,7 +30,7 @@ from catchment.pipeline.flush import FlushPipeline
 from catchment.pipeline.work import Input, Mode, OutputShape, Task, UnitPart
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.testing import FakeClock
-from tests.scenes import EVENTS, create_table, rows_of
+from tests.sample_events import EVENTS, create_table, rows_of
 
 KILLS = 6
 START_S_MAX = 2.0

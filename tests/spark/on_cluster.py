@@ -19,7 +19,7 @@ from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
 from catchment.pipeline.legacy.report import LegacyReport
-from tests.scenes import EVENTS
+from tests.sample_events import EVENTS
 
 
 def main(home: str, catalog: str, legacy: str, *paths: str) -> None:

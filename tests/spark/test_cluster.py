@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape
-from tests import warm
 from tests.conftest import MakeSettings
-from tests.legacy_scenes import SMALL, assert_imported, make_scene
-from tests.made_lakes import new_lake
+from tests.pipeline.legacy.legacy_home import SMALL, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
-from tests.scenes import assert_exactly_once, event_files
+from tests.sample_events import assert_exactly_once, event_files
+from tests.shortcuts import warm
+from tests.shortcuts.made_lakes import new_lake
 
 
 def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from catchment.pipeline import SparkRunner
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape
 from tests.conftest import MakeSettings
-from tests.legacy_scenes import ADOPT_ALL, SMALL, assert_imported, leaf_of, make_scene
+from tests.pipeline.legacy.legacy_home import ADOPT_ALL, SMALL, assert_imported, leaf_of, make_scene
 
 
 def test_a_legacy_home_is_imported_on_spark_with_every_oddity_it_has(

@@ -24,9 +24,8 @@ from catchment.pipeline.plan import TaskSpec
 from catchment.pipeline.spark_master import parallelism
 from catchment.pipeline.work import Input, OutputShape, Task, UnitPart
 from tests.conftest import MakeSettings
-from tests.made_lakes import new_lake
 from tests.repo.source_tree import ROOT
-from tests.scenes import (
+from tests.sample_events import (
     EVENT_COLUMNS,
     assert_exactly_once,
     create_table,
@@ -35,6 +34,7 @@ from tests.scenes import (
     source_of,
     write_parquet,
 )
+from tests.shortcuts.made_lakes import new_lake
 
 MARKER_S_MAX = 60
 NOT_PREPARED = "Spark's classes are not prepared: `catchment doctor --prepare` does that, and `make test` too."

@@ -17,7 +17,7 @@ from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import DqCoordinator, QueueRuntime, open_buffer
 from tests.conftest import MakeSettings
-from tests.scenes import EVENT_COLUMNS, EVENTS, create_table, rows_of
+from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, rows_of
 
 PARTS = TableId("main", "parts")
 FLUSHED_S_MAX = 60

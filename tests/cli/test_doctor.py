@@ -1,0 +1,90 @@
+"""The doctor where something is wrong: each a failed check with what to do about it, and never a traceback."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from catchment import doctor
+from catchment.cli.main import app
+from catchment.doctor import Check, examine
+from catchment.errors import JavaMissingError
+from catchment.foundation import events
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
+from catchment.pipeline.java import find_java
+from tests.sample_events import create_table
+from tests.shortcuts.made_lakes import new_lake
+
+
+def _before_spark(checks: Iterable[Check]) -> dict[str, Check]:
+    """The checks up to the one of the control database, after which Spark would start."""
+    found: dict[str, Check] = {}
+    for check in checks:
+        found[check.name] = check
+        if check.name == "control":
+            break
+    return found
+
+
+def _closed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have the folder be one that this user may not write to: who runs tests may be one who may write everywhere."""
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and real(path, mode))
+
+
+@pytest.mark.parametrize("home", ["", "home", "below/home"], ids=["the folder", "in it", "far below it"])
+def test_where_nothing_can_be_written_no_lake_will_be_made(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _closed(monkeypatch, tmp_path)
+    checks = _before_spark(examine(Settings(home=tmp_path / home)))
+    for name in ("lake", "control"):
+        assert not checks[name].ok
+        assert checks[name].detail == f"{tmp_path} is not a folder that this user may write to."
+        assert "--home" in (checks[name].hint or "")
+
+
+def test_a_home_that_cannot_be_written_fails_the_doctor_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Settings) -> Any:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "spark.log"))
+
+    monkeypatch.setattr(doctor, "SparkRunner", refuse)
+    monkeypatch.setattr(events, "configure_logging", lambda **_: None)
+    ended = CliRunner().invoke(app, ["doctor", "--json", "--home", str(tmp_path)])
+    assert ended.exit_code == 2
+    (failed,) = [check for check in json.loads(ended.stdout)["checks"] if not check["ok"]]
+    assert (failed["name"], failed["detail"]) == ("spark", f"{tmp_path / 'spark.log'}: Permission denied.")
+    assert "may this user write there?" in failed["hint"]
+
+
+def test_the_doctor_never_sends_you_to_the_doctor(tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"this is no database at all, and long enough to be looked at" * 100)
+    (tmp_path / "control.sqlite").write_bytes(b"this is no database at all, and long enough to be looked at" * 100)
+    checks = _before_spark(examine(Settings(home=tmp_path)))
+    for name in ("lake", "control"):
+        assert not checks[name].ok
+        assert checks[name].hint
+        assert "catchment doctor" not in str(checks[name].hint)
+
+
+def test_a_lake_with_one_table_has_one_table(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", lake_catalog=SecretStr(f"sqlite:{tmp_path}/home/catalog.sqlite"))
+    with new_lake(settings) as lake:
+        create_table(lake, TableId("main", "events"))
+    assert _before_spark(examine(settings))["lake"].detail.startswith("1 table at ")
+
+
+def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JavaMissingError) as raised:
+        find_java()
+    assert raised.value.message.endswith(f"JAVA_HOME is {tmp_path}, where there is no Java.")
+    assert "unset it" in str(raised.value.hint)

@@ -1,0 +1,303 @@
+"""Faults that a public implementation of these designs had, so that ours never gets them."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from catchment.errors import BufferHeldError, CommitUnknownError, StorageFailedError
+from catchment.foundation import faults
+from catchment.foundation.clock import SystemClock
+from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
+from catchment.lake import Lake
+from catchment.queue import Buffer, DqCoordinator, FlushPayload, TableFlush, open_buffer
+from catchment.queue.flushing import Progress
+from catchment.queue.policy import Trigger
+from catchment.queue.shared_buffer import SharedBuffer
+from catchment.queue.store import Store, new_identity
+from catchment.queue.writes import Write
+from catchment.testing import FakeClock
+from tests.conftest import MakeSettings
+from tests.queue.open_queues import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
+from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
+
+# A checkpoint drops deleted rows by whole groups of 122,880, and renumbers those after.
+GROUP_ROWS = 122_880
+
+
+def _store(path: Path) -> Store:
+    clock = SystemClock()
+    fresh = new_identity("1", "", clock)
+    return Store.open(path, identity_table="dq_buffer", fresh=fresh, checkpoint_bytes=512 * MIB)
+
+
+def _many(first: int, count: int) -> pa.Table:
+    ids = pa.array(range(first, first + count), pa.int64())
+    return pa.table({"id": ids, "kind": pa.nulls(count, pa.string())})
+
+
+def test_a_checkpoint_between_slice_and_retire_takes_no_other_rows_along(tmp_path: Path) -> None:
+    """Acknowledged by `rowid`, 50,000 delivered rows took 172,880 with them."""
+    store = _store(tmp_path / "buffer.duckdb")
+    clock = SystemClock()
+    for number in range(4):
+        rows = _many(number * GROUP_ROWS, GROUP_ROWS)
+        store.write([Write(table=EVENTS, columns=EVENT_COLUMNS, rows=rows)], clock.now())
+    store.checkpoint()
+    # Deletes come first; so the rowids of what is left will change at the next checkpoint.
+    store.retire(EVENTS, GROUP_ROWS)
+    log = store.log(EVENTS)
+    assert log is not None
+    ((version, first, _),) = log.ranges()
+    last = first + 49_999
+    rowids = f"SELECT min(rowid) FROM {version.staging}"
+    slice_ids = store.read(version, first, last).read_all()["id"].to_pylist()
+    before = store._connection.execute(rowids).fetchall()
+    store.checkpoint()
+    assert store._connection.execute(rowids).fetchall() != before, "the checkpoint renumbered nothing: no proof"
+    store.retire(EVENTS, last)
+    log = store.log(EVENTS)
+    assert log is not None
+    left = [n for each, low, high in log.ranges() for n in store.read(each, low, high).read_all()["id"].to_pylist()]
+    assert slice_ids == list(range(GROUP_ROWS, GROUP_ROWS + 50_000))
+    assert left == list(range(GROUP_ROWS + 50_000, 4 * GROUP_ROWS))
+    store.close()
+    # What the file says, not only what this process thinks.
+    reopened = _store(tmp_path / "buffer.duckdb")
+    log = reopened.log(EVENTS)
+    assert log is not None
+    assert (log.seq_flushed, log.seq_last) == (last, 4 * GROUP_ROWS)
+    assert reopened._connection.execute(f"SELECT min(id), count(*) FROM {version.staging}").fetchall() == [
+        (GROUP_ROWS + 50_000, 3 * GROUP_ROWS - 50_000)
+    ]
+    reopened.close()
+
+
+def test_rows_written_around_a_checkpoint_during_a_flush_are_all_delivered(make_settings: MakeSettings) -> None:
+    settings = make_settings("sqlite", queue_flush_chunk_rows=40)
+    with open_queue(settings) as queue:
+        buffer = queue.buffer
+        assert isinstance(buffer, SharedBuffer)
+        create_table(queue.lake)
+        queue.enqueue(EVENTS, event_rows(range(100)))
+        queue.force_flush_all()
+        queue.enqueue(EVENTS, event_rows(range(100, 200)))
+
+        def write_and_checkpoint() -> None:
+            queue.enqueue(EVENTS, event_rows(range(200, 300)))
+            buffer._store.checkpoint()
+
+        with faults.armed("deliver.after_commit", once(write_and_checkpoint)):
+            assert queue.force_flush_all().rows == 100
+        assert ids_in(queue.lake) == list(range(200))
+        assert [state.rows for state in queue.buffer.tables()] == [100]
+        queue.force_flush_all()
+        assert ids_in(queue.lake) == list(range(300))
+        assert_drained(queue)
+
+
+def test_a_session_s_file_is_sealed_with_the_rows_that_are_only_in_its_wal(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Moved without its `.wal`, a file opens, and is short of acknowledged rows."""
+    settings = make_settings("sqlite", queue_layout="sessions")
+    with new_queue(settings) as queue:
+        queue.enqueue(EVENTS, event_rows(range(10)))
+        active = segments_in(settings.queue_path, "active")
+        assert [path.suffix for path in active] == [".db", ".wal"]
+        alone = Path(shutil.copy(active[0], tmp_path / "alone.db"))
+        with duckdb.connect(str(alone), read_only=True) as connection:
+            tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        assert "dq_events" not in tables, "the rows are in the file already: no proof"
+        queue.buffer.seal()
+        (sealed,) = segments_in(settings.queue_path, "sealed")
+        with duckdb.connect(str(shutil.copy(sealed, tmp_path / "sealed.db")), read_only=True) as connection:
+            assert connection.execute("SELECT id FROM dq_events ORDER BY id").fetchall() == [(n,) for n in range(10)]
+        queue.force_flush_all()
+        assert ids_in(queue.lake) == list(range(10))
+
+
+def test_an_orphan_is_sealed_with_the_rows_that_are_only_in_its_wal(make_settings: MakeSettings) -> None:
+    settings = make_settings("sqlite", queue_layout="sessions")
+    left = settings.queue_path.with_name("left")
+    with new_queue(settings) as queue:
+        queue.enqueue(EVENTS, event_rows(range(10)))
+        # What a kill would leave behind.
+        shutil.copytree(settings.queue_path, left)
+        queue.lake.close()
+    orphaned = settings.model_copy(update={"queue_root": left})
+    assert [path.suffix for path in segments_in(left, "active")] == [".db", ".wal"]
+    with open_queue(orphaned) as queue:
+        assert [path.suffix for path in segments_in(left, "active", "sealed")] == [".db"]
+        queue.force_flush_all()
+        assert ids_in(queue.lake) == list(range(10))
+        assert_drained(queue)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_force_flush_drains_all_slices_and_segments_and_ends_though_writers_go_on(
+    layout: str, make_settings: MakeSettings
+) -> None:
+    settings = make_settings("sqlite", queue_layout=layout, queue_flush_chunk_rows=10, deliver_units_per_commit_max=3)
+    with new_queue(settings) as queue:
+        for number in range(9):
+            queue.enqueue(EVENTS, event_rows(range(number * 11, number * 11 + 11)), session=f"session {number}")
+        later = iter(range(1_000, 2_000))
+        # Somebody writes again and again while the flush is under way: it must not go after those rows forever.
+        with faults.armed("deliver.after_commit", lambda: _enqueue_one(queue, next(later))):
+            report = queue.force_flush_all()
+        assert report.rows == 99
+        assert sum(each.parcels for each in report.tables) == (10 if layout == "shared" else 9)
+        assert ids_in(queue.lake) == list(range(99))
+        assert sum(state.rows for state in queue.buffer.tables()) == next(later) - 1_000
+
+
+def _enqueue_one(queue: DqCoordinator, number: int) -> None:
+    queue.enqueue(EVENTS, event_rows([number]), session="late")
+
+
+class FailingFlusher:
+    """Never gets anything to the lake, and counts how often it was asked."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self.calls = 0
+
+    def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:
+        """The lake has nothing."""
+        return {}
+
+    def flush(
+        self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
+    ) -> tuple[TableFlush, ...]:
+        self.calls += 1
+        for parcel in parcels:
+            self._buffer.release(parcel)
+        return tuple(TableFlush(table=table, errors=("the lake is away",)) for table in {p.table for p in parcels})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_flush_that_keeps_failing_is_tried_ever_less_often(layout: str, make_settings: MakeSettings) -> None:
+    clock = FakeClock()
+    settings = make_settings("sqlite", queue_layout=layout, queue_buffer_max_rows=1, queue_rotate_interval_seconds=1)
+    with Lake.from_settings(settings, clock=clock) as lake:
+        create_table(lake)
+        buffer = open_buffer(settings, clock=clock)
+        flusher = FailingFlusher(buffer)
+        queue = DqCoordinator(buffer=buffer, lake=lake, flusher=flusher, settings=settings, clock=clock)
+        queue.enqueue(EVENTS, event_rows(range(10)))
+        for second in range(3_600):
+            clock.advance(1)
+            queue.flush_stale_buffers()
+            if second % 600 == 0:
+                # Nor does a writer hurry it.
+                queue.due.clear()
+                queue.enqueue(EVENTS, event_rows([second]))
+                assert not queue.due.is_set()
+        # Eight tries until the wait is five minutes, and with luck every wait is half as long.
+        assert 12 <= flusher.calls <= 8 + 3_600 // 150
+        trouble = queue.status().tables[0].trouble
+        assert trouble is not None
+        assert trouble.failures == flusher.calls
+        assert trouble.retry_at - clock.now() <= timedelta(seconds=settings.queue_retry_seconds_max)
+        buffer.close()
+
+
+def test_a_flush_that_fails_for_a_bug_is_named_by_the_status_and_backs_off(make_settings: MakeSettings) -> None:
+    class Broken(FailingFlusher):
+        def flush(
+            self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
+        ) -> tuple[TableFlush, ...]:
+            super().flush(parcels, progress)
+            raise ZeroDivisionError("a bug")
+
+    clock = FakeClock()
+    settings = make_settings("sqlite", queue_buffer_max_rows=1)
+    with Lake.from_settings(settings, clock=clock) as lake, closing(open_buffer(settings, clock=clock)) as buffer:
+        create_table(lake)
+        flusher = Broken(buffer)
+        queue = DqCoordinator(buffer=buffer, lake=lake, flusher=flusher, settings=settings, clock=clock)
+        queue.enqueue(EVENTS, event_rows(range(10)))
+        with pytest.raises(ZeroDivisionError):
+            queue.flush_stale_buffers()
+        queue.flush_stale_buffers()
+        assert flusher.calls == 1
+        trouble = queue.status().tables[0].trouble
+        assert trouble is not None
+        assert trouble.reason == "ZeroDivisionError: a bug"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_trickle_that_never_stops_is_flushed_by_the_age_of_its_oldest_row(
+    layout: str, make_settings: MakeSettings
+) -> None:
+    clock = FakeClock()
+    settings = make_settings("sqlite", queue_layout=layout, queue_rotate_interval_seconds=300)
+    with new_queue(settings, clock=clock) as queue:
+        for number in range(30):
+            queue.enqueue(EVENTS, event_rows([number]))
+            queue.flush_stale_buffers()
+            assert ids_in(queue.lake) == []
+            clock.advance(10)
+        assert ids_in(queue.lake) == []
+        if layout == "shared":
+            assert [table.trigger for table in queue.status().tables] == [Trigger.AGE]
+        # Its last row is ten seconds old, its first one five minutes.
+        assert queue.flush_stale_buffers().rows == 30
+        assert ids_in(queue.lake) == list(range(30))
+        # And the age starts again with the next row.
+        queue.enqueue(EVENTS, event_rows([30]))
+        clock.advance(299)
+        assert queue.flush_stale_buffers().rows == 0
+        clock.advance(1)
+        assert queue.flush_stale_buffers().rows == 1
+
+
+def test_rows_of_a_table_that_was_dropped_and_made_again_stay_buffered_and_hold_up_no_others(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings("duckdb")
+    other = TableId("main", "other")
+    with new_queue(settings) as queue:
+        create_table(queue.lake, other)
+        queue.enqueue(EVENTS, event_rows(range(3)))
+        queue.enqueue(other, event_rows(range(10, 12)))
+        with queue.lake.write() as connection:
+            connection.execute("DROP TABLE events")
+            connection.execute("CREATE TABLE events (something VARCHAR, else_too BIGINT)")
+        report = queue.force_flush_all()
+        assert [(each.table, each.rows, each.stranded) for each in report.tables] == [(EVENTS, 0, 3), (other, 2, 0)]
+        assert queue.lake.dead_letters() == []
+
+
+def test_a_buffer_whose_commit_and_reopening_fail_says_that_the_rows_may_be_there(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings("duckdb")
+    with new_queue(settings) as queue:
+        queue.enqueue(EVENTS, event_rows(range(3)))
+        buffer = queue.buffer
+        assert isinstance(buffer, SharedBuffer)
+
+        def unknown(*_: object) -> None:
+            raise CommitUnknownError
+
+        def fails(*_: object) -> None:
+            raise StorageFailedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write", unknown)
+            patch.setattr(SharedBuffer, "_open_file", fails)
+            with pytest.raises(CommitUnknownError):
+                queue.enqueue(EVENTS, event_rows(range(3, 6)))
+        # The next write finds the file closed, opens it again, and is kept.
+        assert queue.enqueue(EVENTS, event_rows(range(7, 8))).seq_first == 4
+        buffer.close()
+        with pytest.raises(BufferHeldError, match="was closed"):
+            queue.enqueue(EVENTS, event_rows(range(8, 9)))

@@ -1,0 +1,332 @@
+"""A table whose numbers follow it from one queue to another: each lake has every row once, and the audit agrees."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from catchment.errors import BackpressureError, NotSupportedError, SeqGapError, StateError, TableMissingError
+from catchment.foundation import faults
+from catchment.foundation.ids import TableId
+from catchment.lake.types import Column
+from catchment.queue.replication import LogRows
+from tests.conftest import MakeSettings
+from tests.queue.queue_on_disk import (
+    Killed,
+    MakeQueue,
+    QueueScene,
+    assert_audited,
+    assert_delivered,
+    die,
+    events_of,
+    once_each,
+    watched,
+)
+from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
+from tests.shortcuts.made_lakes import CATALOGS
+
+T7 = TableId("t7", "events")
+ALL = 1_000_000
+BEGUN = 1_000
+
+
+@pytest.fixture
+def layout() -> str:
+    """The one that numbers rows once and for all, unless a test says otherwise."""
+    return "shared"
+
+
+@pytest.fixture
+def copy(make_settings: MakeSettings) -> Iterator[QueueScene]:
+    """A second queue, on a lake of its own."""
+    with closing(QueueScene("shared", make_settings("sqlite", queue_layout="shared"))) as scene:
+        yield scene
+
+
+def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
+    """Rows whose ids are their numbers."""
+    return LogRows(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=events_of(range(first, last + 1)))
+
+
+def _ship(home: QueueScene, copy: QueueScene, table: TableId = T7) -> None:
+    """Ship what the copy lacks."""
+    after = copy.coordinator.positions(table.schema).get(table, 0)
+    while (found := home.coordinator.read_log(table, after, rows_max=7)) is not None:
+        copy.coordinator.append_replicated([found])
+        after = found.seq_last
+
+
+@pytest.mark.parametrize("catalog", CATALOGS)
+def test_a_table_that_begins_behind_its_history_gets_the_rest_once(make_queue: MakeQueue, catalog: str) -> None:
+    queue = make_queue(catalog, queue_flush_chunk_rows=100)
+    create_table(queue.lake, T7)
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_250), _shipped(1_251, 1_500)])
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(1_001, 1_501), table=T7)
+    queue.reopen()
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_499, 1_501)])
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(1_001, 1_502), table=T7)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["begun again", "left to the flush"])
+@pytest.mark.parametrize("point", ["deliver.before_commit", "queue.after_ack", "deliver.after_commit"])
+def test_a_crash_while_a_table_begins_loses_nothing(make_queue: MakeQueue, point: str, again: bool) -> None:
+    queue = make_queue()
+    create_table(queue.lake, T7)
+    with faults.armed(point, once(die)), pytest.raises(Killed):
+        _begin_receive_and_flush(queue)
+    queue.crash()
+    if again:
+        queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_500)])
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(1_001, 1_501), table=T7)
+
+
+def _begin_receive_and_flush(queue: QueueScene) -> None:
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_500)])
+    queue.coordinator.force_flush_all()
+
+
+def test_a_table_that_the_lake_lacks_begins_nowhere(queue: QueueScene) -> None:
+    with pytest.raises(TableMissingError):
+        queue.coordinator.start_after(T7, BEGUN)
+    assert queue.coordinator.positions("t7") == {}
+
+
+def test_a_table_that_was_here_before_goes_on_behind_what_others_took(queue: QueueScene) -> None:
+    create_table(queue.lake, T7)
+    queue.coordinator.append_replicated([_shipped(1, 10)])
+    with pytest.raises(StateError):
+        queue.coordinator.start_after(T7, 20)
+    queue.coordinator.force_flush_all()
+    queue.coordinator.start_after(T7, 20)
+    queue.coordinator.append_replicated([_shipped(21, 30)])
+    queue.coordinator.force_flush_all()
+    queue.coordinator.start_after(T7, 40)
+    queue.coordinator.append_replicated([_shipped(41, 50)])
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(1, 11), range(21, 31), range(41, 51), table=T7)
+
+
+def test_a_table_that_began_and_is_gone_from_the_lake_holds_back_no_other(queue: QueueScene) -> None:
+    create_table(queue.lake, T7)
+    queue.coordinator.start_after(T7, BEGUN)
+    queue.coordinator.append_replicated([_shipped(1_001, 1_010)])
+    queue.sql("DROP TABLE t7.events")
+    queue.reopen()
+    queue.write(range(5))
+    queue.clock.advance(3_600)
+    report = queue.coordinator.flush_stale_buffers()
+    assert [(each.table, each.stranded) for each in report.tables if each.stranded] == [(T7, 10)]
+    assert queue.lake_rows() == once_each(range(5))
+
+
+@pytest.mark.parametrize("auto_create", [False, True])
+def test_what_is_received_makes_its_table(make_queue: MakeQueue, auto_create: bool) -> None:
+    queue = make_queue(queue_auto_create_tables=auto_create)
+    columns = (
+        Column(name="id", type="BIGINT", nullable=False),
+        Column(name="kind", type="VARCHAR", default="'x'", initial="x"),
+    )
+    queue.coordinator.append_replicated([LogRows(table=T7, columns=columns, seq_first=1, rows=events_of(range(1, 4)))])
+    assert tuple(column.unbound for column in queue.lake.table(T7).columns) == columns
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(1, 4), table=T7)
+
+
+def test_the_copy_has_what_its_home_has_whoever_flushes_when(queue: QueueScene, copy: QueueScene) -> None:
+    create_table(queue.lake, T7)
+    queue.coordinator.retain_log("t7")
+    queue.write(range(10), T7)
+    queue.coordinator.force_flush_all()
+    queue.write(range(10, 15), T7)
+    _ship(queue, copy)
+    copy.coordinator.force_flush_all()
+    queue.coordinator.truncate_log(T7, 15)
+    queue.write(range(15, 40), T7)
+    _ship(queue, copy)
+    assert copy.fresh_rows(T7) == queue.fresh_rows(T7) == once_each(range(40))
+    for scene in (queue, copy):
+        scene.reopen()
+        scene.coordinator.force_flush_all()
+        assert_delivered(scene, range(40), table=T7)
+
+
+def test_held_rows_are_flushed_once_and_read_once(queue: QueueScene) -> None:
+    queue.coordinator.retain_log("main")
+    queue.write(range(10))
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(10))
+    queue.clock.advance(86_400)
+    assert queue.coordinator.due_tables() == []
+    queue.crash()
+    assert queue.coordinator.due_tables() == []
+    assert queue.coordinator.force_flush_all().rows == 0
+    assert_delivered(queue, range(10))
+    assert queue.coordinator.read_log(EVENTS, 0, rows_max=ALL) is not None
+
+
+@pytest.mark.parametrize("point", ["deliver.after_commit", "queue.before_retire", "queue.after_retire"])
+def test_held_rows_are_flushed_once_through_a_crash(queue: QueueScene, point: str) -> None:
+    queue.coordinator.retain_log("main")
+    queue.write(range(10))
+    with faults.armed(point, once(die)), pytest.raises(Killed):
+        queue.coordinator.force_flush_all()
+    queue.crash()
+    assert queue.fresh_rows() == once_each(range(10))
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(10))
+    shipment = queue.coordinator.read_log(EVENTS, 0, rows_max=ALL)
+    assert shipment is not None
+    assert shipment.rows["id"].to_pylist() == list(range(10))
+
+
+def test_a_dropped_table_that_comes_again_loses_no_row_to_the_old_watermark(queue: QueueScene) -> None:
+    create_table(queue.lake, T7)
+    queue.coordinator.start_after(T7, 10)
+    queue.coordinator.append_replicated([_shipped(11, 30)])
+    queue.coordinator.force_flush_all()
+    queue.coordinator.append_replicated([_shipped(31, 35)])
+    queue.coordinator.drop("t7")
+    queue.sql("DROP SCHEMA t7 CASCADE")
+    create_table(queue.lake, T7)
+    # Its home has flushed less by now than was flushed here in the first life.
+    queue.coordinator.start_after(T7, 20)
+    queue.coordinator.append_replicated([_shipped(21, 40)])
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(21, 41), table=T7)
+    queue.coordinator.drop("t7")
+    queue.sql("DROP SCHEMA t7 CASCADE")
+    queue.coordinator.append_replicated([_shipped(1, 5)])
+    queue.crash()
+    queue.coordinator.force_flush_all()
+    assert_delivered(queue, range(1, 6), table=T7)
+
+
+def test_a_drop_waits_for_the_flush_of_its_tables_and_ends_their_trouble(queue: QueueScene) -> None:
+    queue.coordinator.append_replicated([_shipped(1, 5)])
+    queue.write(range(5))
+    dropping = threading.Thread(target=lambda: queue.coordinator.drop("t7"))
+    there: list[bool] = []
+
+    def start_dropping() -> None:
+        dropping.start()
+        there.append(bool(_t7(queue)))
+
+    with watched("deliver.before_commit", once(start_dropping)):
+        queue.coordinator.force_flush_all()
+    dropping.join()
+    assert there == [True]
+    assert _t7(queue) == {}
+    assert_audited(queue)
+    queue.coordinator.append_replicated([_shipped(1, 5)])
+    queue.coordinator.requeue(T7, "for a test")
+    queue.coordinator.drop("t7")
+    assert queue.coordinator.next_retry_at() is None
+    assert queue.coordinator.force_flush_all().rows == 0
+
+
+def _t7(queue: QueueScene) -> dict[TableId, int]:
+    return dict(queue.coordinator.positions("t7"))
+
+
+def test_a_full_buffer_refuses_rows_of_a_held_schema_and_takes_others_past_it(make_queue: MakeQueue) -> None:
+    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
+    create_table(queue.lake, T7)
+    queue.write(range(5), T7)
+    queue.coordinator.retain_log("t7")
+    with pytest.raises(BackpressureError):
+        queue.write(range(5, 10), T7)
+    with pytest.raises(BackpressureError):
+        queue.coordinator.append_replicated([_shipped(1, 5)])
+    ack, shipment = queue.coordinator.take(EVENTS, events_of(range(5)))
+    assert (ack.rows, shipment) == (5, None)
+    assert queue.lake_rows(T7) == queue.lake_rows() == once_each(range(5))
+
+
+def test_who_holds_a_schema_waits_for_what_goes_past_the_buffer(make_queue: MakeQueue) -> None:
+    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
+    seen: list[int] = []
+    is_held = threading.Event()
+
+    def retain_log() -> None:
+        queue.coordinator.retain_log("main")
+        is_held.set()
+        seen.append(sum(queue.lake_rows().values()))
+
+    holding = threading.Thread(target=retain_log)
+    emitted = queue.lake.insert
+
+    def insert(table: TableId, rows: pa.Table) -> None:
+        holding.start()
+        while not queue.coordinator.held_schemas():
+            pass
+        assert not is_held.is_set()
+        emitted(table, rows)
+
+    queue.lake.insert = insert  # type: ignore[method-assign]
+    queue.write(range(5))
+    holding.join()
+    assert seen == [5]
+
+
+def test_rows_that_are_kept_as_they_arrived_can_be_shipped_without_a_reading(
+    queue: QueueScene, copy: QueueScene
+) -> None:
+    create_table(queue.lake, T7)
+    queue.write(range(3), T7)
+    ack, shipment = queue.coordinator.take(T7, events_of(range(3, 6)).select(["kind", "id"]))
+    assert shipment is not None
+    assert (ack.seq_first, ack.seq_last) == (shipment.seq_first, shipment.seq_last) == (4, 6)
+    with pytest.raises(SeqGapError):
+        copy.coordinator.append_replicated([shipment])
+    copy.coordinator.append_replicated([_first_of(queue, 3), shipment])
+    assert copy.fresh_rows(T7) == once_each(range(6))
+
+
+def _first_of(queue: QueueScene, rows_max: int) -> LogRows:
+    shipment = queue.coordinator.read_log(T7, 0, rows_max=rows_max)
+    assert shipment is not None
+    return shipment
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.table({"id": pa.array([1], pa.int64())}),
+        pa.table({"id": pa.array([1], pa.int32()), "kind": ["a"]}),
+        pa.table({"id": pa.array([1], pa.int64()), "kind": pa.array(["a"]).dictionary_encode()}),
+    ],
+    ids=["missing", "narrow", "encoded"],
+)
+def test_rows_that_are_kept_otherwise_have_to_be_read(queue: QueueScene, rows: pa.Table) -> None:
+    ack, shipment = queue.coordinator.take(EVENTS, rows)
+    assert shipment is None
+    assert ack.rows == 1
+
+
+@pytest.mark.parametrize("layout", ["sessions", "model"])
+def test_a_layout_without_such_numbers_refuses(queue: QueueScene) -> None:
+    coordinator = queue.coordinator
+    for refused in (
+        lambda: coordinator.retain_log("main"),
+        lambda: coordinator.release_log("main"),
+        coordinator.held_schemas,
+        lambda: coordinator.truncate_log(EVENTS, 1),
+        lambda: coordinator.positions("main"),
+        lambda: coordinator.read_log(EVENTS, 0, rows_max=1),
+        lambda: coordinator.append_replicated([_shipped(1, 2)]),
+        lambda: coordinator.start_after(EVENTS, 1),
+        lambda: coordinator.drop("main"),
+    ):
+        with pytest.raises(NotSupportedError) as error:
+            refused()
+        assert error.value.hint
+    assert coordinator.take(EVENTS, events_of(range(3)))[1] is None

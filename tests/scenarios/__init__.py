@@ -1,1 +1,0 @@
-"""Situations that tests start from, one folder each."""

@@ -1,0 +1,173 @@
+"""What is over a limit of the server is refused as such, in words that say which, and the next call is served."""
+
+from collections.abc import Callable, Iterator
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from catchment.foundation.settings import MIB, Settings
+from catchment.server.protocol import flight_sql_pb2 as sql
+from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
+
+OVER = grpc.StatusCode.RESOURCE_EXHAUSTED
+BOUND = pa.table({"x": [1]})
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Client]]:
+    """Clients of one server, each with a session, as small as a server can be."""
+    settings = Settings(
+        home=tmp_path_factory.mktemp("limits"),
+        lake_threads_max=1,
+        server_port=0,
+        server_sessions_max=4,
+        server_statements_max=1,
+        server_statement_bytes_max=1024,
+        server_message_bytes_max=MIB,
+        server_batch_rows_max=100,
+        server_write_bytes_max=MIB,
+        server_result_bytes_max=MIB,
+        server_prepared_max=3,
+        server_memory_mb=64,
+    )
+    clients: list[Client] = []
+    with server(settings) as running:
+
+        def open_one() -> Client:
+            client = Client(running.uri)
+            clients.append(client)
+            client.authorization = f"Bearer {client.handshake()}"
+            client.query("SELECT 1")
+            return client
+
+        yield open_one
+        for client in clients:
+            client.close()
+
+
+@pytest.fixture
+def client(connect: Callable[[], Client]) -> Iterator[Client]:
+    client = connect()
+    yield client
+    assert client.query("SELECT 42 AS x") == [{"x": 42}]
+    client.act("CloseSession")
+
+
+def strings(count: int, size: int) -> pa.Table:
+    return pa.table({"a": ["x" * size] * count})
+
+
+def test_a_message_has_a_largest_size(client: Client) -> None:
+    text = refused(OVER, client.put, ingest("large", temporary=True), strings(1, 2 * MIB))
+    assert "larger" in text
+    assert str(MIB) in text
+
+
+@pytest.mark.parametrize("letter", ["x", "ä"])
+def test_a_statement_has_a_greatest_length(client: Client, letter: str) -> None:
+    long = f"SELECT '{letter * 1_100}'"
+    for attempt in (client.query, client.update, client.prepare):
+        assert "1,024 bytes" in refused(OVER, attempt, long)
+    assert "1,024 bytes" in refused(OVER, client.schema, sql.CommandStatementQuery(query=long))
+
+
+def test_a_batch_has_most_rows(client: Client) -> None:
+    assert "101 rows" in refused(OVER, client.put, ingest("rows", temporary=True), strings(101, 1))
+    assert client.put(ingest("rows", temporary=True), strings(100, 1)) == 100
+
+
+def test_what_one_write_to_the_queue_holds_is_bounded(client: Client) -> None:
+    client.update("CREATE TABLE IF NOT EXISTS target (a VARCHAR)")
+    command = ingest("target", schema="duckling_queue")
+    batches = [batch for _ in range(20) for batch in put_messages(command, strings(100, 1_000))[1:]]
+    upload = client.upload([put_messages(command, strings(1, 1))[0], *batches])
+    assert "write to the queue" in refused(OVER, upload.result)
+    text = "INSERT INTO duckling_queue.target SELECT repeat('x', 1000) FROM range(2000)"
+    assert "write to the queue" in refused(OVER, client.update, text)
+    assert client.query("SELECT count(*) AS n FROM catchment_fresh.target") == [{"n": 0}]
+
+
+def test_what_is_bound_is_bounded(client: Client) -> None:
+    handle = client.prepare("SELECT ? AS x").prepared_statement_handle
+    command = sql.CommandPreparedStatementQuery(prepared_statement_handle=handle)
+    batches = [batch for _ in range(20) for batch in put_messages(command, strings(100, 1_000))[1:]]
+    upload = client.upload([put_messages(command, strings(1, 1))[0], *batches])
+    assert "bytes of rows" in refused(OVER, upload.result)
+
+
+def test_what_a_result_keeps_of_memory_is_bounded(client: Client) -> None:
+    info = client.info(sql.CommandStatementQuery(query="SELECT repeat('x', 1000) AS x FROM range(100000)"))
+    assert client.query("SELECT 42 AS x") == [{"x": 42}]
+    assert "over 1,048,576 bytes" in refused(OVER, client.get, info.endpoint[0].ticket.ticket)
+
+
+def test_what_a_statement_returns_of_changed_rows_is_bounded(client: Client) -> None:
+    client.update("CREATE TEMP TABLE returned (a VARCHAR)")
+    text = "INSERT INTO returned SELECT repeat('x', 1000) FROM range(2000) RETURNING a"
+    assert "1,048,576 bytes" in refused(OVER, client.query, text)
+    assert client.query("SELECT count(*) AS n FROM returned") == [{"n": 0}]
+
+
+def test_a_statement_has_so_much_memory(client: Client) -> None:
+    assert "memory" in refused(OVER, client.query, "SELECT list(range) FROM range(100000000)").lower()
+
+
+def test_statements_at_the_same_time_are_bounded(client: Client, connect: Callable[[], Client]) -> None:
+    other = connect()
+    running = client.asking(sql.CommandStatementQuery(query=ENDLESS))
+
+    def ask_until_refused() -> None:
+        # The endless one may not have begun yet.
+        for _ in range(1_000):
+            other.query("SELECT 1")
+
+    assert "1 statements are running" in refused(OVER, ask_until_refused)
+    running.cancel()
+    other.act("CloseSession")
+
+
+def test_sessions_are_bounded(client: Client, connect: Callable[[], Client]) -> None:
+    others = [connect() for _ in range(3)]
+    assert "4 is the most" in refused(OVER, connect)
+    others.pop().act("CloseSession")
+    others.append(connect())
+    for other in others:
+        other.act("CloseSession")
+
+
+def test_sessions_that_nobody_would_miss_turn_no_client_away(client: Client, connect: Callable[[], Client]) -> None:
+    others = [connect() for _ in range(3)]
+    for other in others:
+        other.act("CloseSession")
+    for _ in range(2):
+        for other in others:
+            assert other.query("SELECT 1 AS x") == [{"x": 1}]
+    more = [connect() for _ in range(3)]
+    assert "4 is the most" in refused(OVER, connect)
+    for each in (*more, *others):
+        each.act("CloseSession")
+
+
+def test_prepared_statements_of_a_session_are_bounded(client: Client) -> None:
+    handles = [client.prepare("SELECT 1").prepared_statement_handle for _ in range(3)]
+    assert "3 prepared statements" in refused(OVER, client.prepare, "SELECT 1")
+    client.act("ClosePreparedStatement", sql.ActionClosePreparedStatementRequest(prepared_statement_handle=handles[0]))
+    client.prepare("SELECT 1")
+
+
+def test_transactions_of_a_session_are_bounded(client: Client) -> None:
+    opened = [client.begin() for _ in range(8)]
+    assert "8 transactions" in refused(OVER, client.begin)
+    for transaction in opened:
+        client.end(transaction, commit=False)
+
+
+def test_rows_that_a_transaction_keeps_for_the_queue_are_bounded(client: Client) -> None:
+    client.update("CREATE TABLE IF NOT EXISTS target (a VARCHAR)")
+    transaction = client.begin()
+    text = "INSERT INTO duckling_queue.target SELECT repeat('x', 1000) FROM range(600)"
+    client.update(text, transaction)
+    assert "transaction" in refused(OVER, client.update, text, transaction)
+    client.end(transaction, commit=False)
+    assert client.query("SELECT count(*) AS n FROM catchment_fresh.target") == [{"n": 0}]

@@ -1,0 +1,259 @@
+"""A tenant that moves from one shard to another: it keeps writing, and no row of it is lost or comes twice."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catchment.errors import CatchmentError, InvalidStateError, MismatchError, NotReadyError, StaleRouteError
+from catchment.tenants.model import Complete, DualWrite, Finalizing, Idle, PreparingTarget
+from catchment.testing import EmbeddedPostgres
+from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, events, two_shards
+
+WINDOW_NS = 5 * 60 * 1_000_000_000
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with two_shards(tmp_path) as scene:
+        yield scene
+
+
+def caught_up(scene: Scene) -> None:
+    """Wait until the target has what the source has."""
+    scene.shards[A]._shippers[T7].catch_up(scene.shards[A].positions(T7), wait_s=20)
+
+
+def test_a_move_goes_through_its_states_and_every_row_is_at_the_target_once(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1, 2, 3))
+    scene.queues[A].force_flush_all()
+    write(T7, "events", events(4))
+    move = scene.move()
+    assert move.state == Idle()
+    move.prepare_target()
+    assert isinstance(move.state, PreparingTarget)
+    write(T7, "events", events(5))
+    assert move.enter_dual_write() == 5
+    assert isinstance(move.state, DualWrite)
+    write(T7, "events", events(6))
+    caught_up(scene)
+    move.finalize()
+    assert isinstance(move.state, Finalizing)
+    write(T7, "events", events(7))
+    assert scene.rows_in(B) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(NotReadyError, match="kept for another"):
+        move.gc_source(WINDOW_NS)
+    assert move.gc_source(0).files == 1
+    assert isinstance(move.state, Complete)
+    assert list(Path(scene.lake(A).address.data_path, "t7").rglob("*")) == []
+    write(T7, "events", events(8))
+    scene.queues[B].force_flush_all()
+    assert scene.rows_in(B) == list(range(1, 9))
+    assert scene.rows_in(A) == []
+    assert scene.lake(A).tables() == ()
+    assert scene.lake(B).audit().ok
+
+
+def test_a_move_is_decided_in_postgres_as_well(tmp_path: Path, postgres: EmbeddedPostgres) -> None:
+    with two_shards(tmp_path, control_db=f"postgres:{postgres.new_database()}") as scene:
+        write = scene.gateway().signal_for_tenant
+        write(T7, "events", events(1))
+        move = scene.move()
+        move.prepare_target()
+        move.enter_dual_write()
+        write(T7, "events", events(2))
+        caught_up(scene)
+        move.finalize()
+        write(T7, "events", events(3))
+        move.gc_source(0)
+        assert scene.rows_in(B) == [1, 2, 3]
+        assert scene.rows_in(A) == []
+
+
+def test_ten_writes_during_dual_write_are_readable_from_both(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(0))
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    for number in range(1, 11):
+        write(T7, "events", events(number))
+    caught_up(scene)
+    assert scene.rows_in(A) == scene.rows_in(B) == list(range(11))
+
+
+def test_finalize_is_not_ready_until_the_target_has_caught_up(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1))
+    move = scene.move()
+    move.prepare_target()
+    caught_up(scene)
+    scene.away.add(B)
+    write(T7, "events", events(2))
+    move.enter_dual_write()
+    write(T7, "events", events(3))
+    scene.away.clear()
+    with pytest.raises(NotReadyError):
+        # The shipper waits a moment before it tries again.
+        move.finalize()
+    caught_up(scene)
+    move.finalize()
+    assert scene.rows_in(B) == [1, 2, 3]
+
+
+def test_a_thousand_writes_during_dual_write_are_all_at_the_target(scene: Scene) -> None:
+    gateway = scene.gateway()
+    gateway.signal_for_tenant(T7, "events", events(0))
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    failures: list[CatchmentError] = []
+
+    def write(start: int) -> None:
+        try:
+            for number in range(start, start + 250):
+                gateway.signal_for_tenant(T7, "events", events(number))
+        except CatchmentError as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(start,)) for start in (1, 251, 501, 751)]
+    for writer in writers:
+        writer.start()
+    # In the middle of it.
+    caught_up(scene)
+    move.finalize()
+    for writer in writers:
+        writer.join()
+    assert failures == []
+    assert scene.rows_in(B) == list(range(1001))
+
+
+def test_steps_that_are_not_of_the_state_are_refused_and_change_nothing(scene: Scene) -> None:
+    scene.gateway().signal_for_tenant(T7, "events", events(1))
+    move = scene.move()
+    for step in (move.enter_dual_write, move.finalize, lambda: move.gc_source(0), move.abort, move.reverse):
+        with pytest.raises(InvalidStateError):
+            step()
+    move.prepare_target()
+    for step in (move.finalize, lambda: move.gc_source(0), move.reverse):
+        with pytest.raises(InvalidStateError):
+            step()
+    assert isinstance(move.state, PreparingTarget)
+    move.enter_dual_write()
+    with pytest.raises(InvalidStateError):
+        move.prepare_target()
+    caught_up(scene)
+    move.finalize()
+    for step in (move.abort, move.enter_dual_write):
+        with pytest.raises(InvalidStateError):
+            step()
+    move.gc_source(0)
+    for step in (move.abort, move.reverse, move.finalize):
+        with pytest.raises(InvalidStateError):
+            step()
+    assert scene.rows_in(B) == [1]
+
+
+def test_a_forgotten_router_cannot_write_to_the_old_home(scene: Scene) -> None:
+    scene.gateway().signal_for_tenant(T7, "events", events(1))
+    epoch = scene.router().epoch(T7)
+    forgotten = scene.gateway()
+    forgotten.signal_for_tenant(T7, "events", events(2))
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    caught_up(scene)
+    move.finalize()
+    with pytest.raises(StaleRouteError):
+        scene.shards[A].write(T7, "events", events(3), epoch=epoch)
+    with pytest.raises(StaleRouteError):
+        scene.shards[B].write(T7, "events", events(3), epoch=epoch)
+    # Its first try is refused, and it looks the route up again.
+    forgotten.signal_for_tenant(T7, "events", events(4))
+    assert scene.rows_in(B) == [1, 2, 4]
+
+
+def test_while_the_target_is_away_writes_are_acknowledged_by_the_source_and_the_gap_is_closed_later(
+    scene: Scene,
+) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1))
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    caught_up(scene)
+    scene.away.add(B)
+    write(T7, "events", events(2))
+    write(T7, "events", events(3))
+    assert scene.rows_in(B) == [1]
+    assert not scene.shards[A].lag(T7).is_sync
+    scene.away.clear()
+    caught_up(scene)
+    assert scene.rows_in(B) == [1, 2, 3]
+
+
+def test_an_aborted_move_leaves_the_tenant_at_its_source_and_nothing_at_the_target(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1))
+    scene.queues[A].force_flush_all()
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    write(T7, "events", events(2))
+    caught_up(scene)
+    move.abort()
+    move.abort()
+    assert move.state == Idle()
+    write(T7, "events", events(3))
+    assert scene.rows_in(A) == [1, 2, 3]
+    assert scene.rows_in(B) == []
+    # And it can be moved again.
+    again = scene.move()
+    again.prepare_target()
+    again.enter_dual_write()
+    caught_up(scene)
+    again.finalize()
+    again.gc_source(0)
+    write(T7, "events", events(4))
+    assert scene.rows_in(B) == [1, 2, 3, 4]
+
+
+def test_a_reversed_move_brings_back_what_was_written_since(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1))
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    caught_up(scene)
+    move.finalize()
+    write(T7, "events", events(2))
+    scene.queues[B].force_flush_all()
+    write(T7, "events", events(3))
+    move.reverse()
+    assert move.state == Idle()
+    write(T7, "events", events(4))
+    assert scene.rows_in(A) == [1, 2, 3, 4]
+    assert scene.rows_in(B) == []
+    scene.queues[A].force_flush_all()
+    assert scene.rows_in(A) == [1, 2, 3, 4]
+    assert scene.lake(A).audit().ok
+
+
+def test_source_and_target_that_differ_stop_the_move(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1))
+    scene.queues[A].force_flush_all()
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    caught_up(scene)
+    scene.queues[B].force_flush_all()
+    with scene.lake(B).write() as connection:
+        connection.execute(f"DELETE FROM lake.{EVENTS.schema}.{EVENTS.name} WHERE id = 1")
+    with pytest.raises(MismatchError, match=r"t7\.events"):
+        move.finalize()
+    assert isinstance(move.state, DualWrite)
+    write(T7, "events", events(2))
+    assert scene.rows_in(A) == [1, 2]

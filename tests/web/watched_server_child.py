@@ -1,0 +1,37 @@
+"""A server in a process of its own, that flushes without Spark; started by tests of what an operator sees.
+
+    python -m tests.web.watched_server_child HOME WEB_PORT
+
+It says on one line where it is, as JSON, and ends when its stdin does, as by a power cut.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from catchment.foundation.settings import load_settings
+from catchment.server.flight_server import FlightServer
+from catchment.testing import InlineRunner
+
+
+def main() -> None:
+    home, web_port = sys.argv[1:]
+    settings = load_settings(
+        Path(home),
+        server_port=0,
+        server_web_port=web_port,
+        # Every statement is a slow one, and every answer is of this moment.
+        server_slow_statement_seconds=0,
+        status_seconds_max=0,
+    )
+    server = FlightServer(settings)
+    server.app._runner = InlineRunner()  # type: ignore[assignment]
+    server.start()
+    os.write(1, json.dumps({"uri": server.uri, "web": server.web_address}).encode() + b"\n")
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
