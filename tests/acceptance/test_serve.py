@@ -219,7 +219,7 @@ def test_an_address_that_others_reach_needs_tls_and_users(tmp_path: Path, host: 
     home = tmp_path / "home"
     ended = _run("serve", "--host", host, "--json", home=home)
     assert (ended.code, ended.json["error"]) == (2, "SettingsError")
-    assert "no TLS" in ended.json["message"]
+    assert "TLS is not configured" in ended.json["message"]
     assert "CATCHMENT_SERVER_TLS_CERTIFICATE" in ended.json["hint"]
     ended = _run("serve", "--host", host, "--json", home=home, **TLS)
     assert (ended.code, "no users" in ended.json["message"]) == (2, True)

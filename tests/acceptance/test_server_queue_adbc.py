@@ -121,9 +121,9 @@ def test_several_inserts_in_one_text_are_all_done(server: ServerProcess, table: 
         ("ALTER TABLE duckling_queue.t ADD COLUMN b INTEGER", "append-only"),
         ("INSERT INTO other SELECT * FROM duckling_queue.t", "append-only"),
         ("MERGE INTO duckling_queue.t USING (SELECT 1 AS a) s USING (a) WHEN NOT MATCHED THEN INSERT", "append-only"),
-        ("INSERT INTO duckling_queue.t SELECT * FROM catchment_fresh.t", "not within an INSERT"),
-        ("CREATE TABLE copy AS SELECT * FROM catchment_fresh.t", "read by a query"),
-        ("DELETE FROM catchment_fresh.t", "read by a query"),
+        ("INSERT INTO duckling_queue.t SELECT * FROM catchment_fresh.t", "not inside an INSERT"),
+        ("CREATE TABLE copy AS SELECT * FROM catchment_fresh.t", "read only by a query"),
+        ("DELETE FROM catchment_fresh.t", "read only by a query"),
     ],
 )
 def test_what_the_queue_cannot_do_is_refused_with_the_reason(

@@ -185,7 +185,7 @@ def test_tables_are_made_in_other_schemas_and_under_quoted_names(cursor: Any, ta
     [
         ("CREATE OR REPLACE TABLE duckling_queue.t AS SELECT 1", "CREATE OR REPLACE TABLE is not possible"),
         ("CREATE TEMP TABLE duckling_queue.t (a INTEGER)", "CREATE TEMP TABLE is not possible"),
-        ("CREATE TABLE duckling_queue.t AS FROM catchment_fresh.u", "not within a CREATE TABLE"),
+        ("CREATE TABLE duckling_queue.t AS FROM catchment_fresh.u", "not inside a CREATE TABLE"),
         ("CREATE TABLE duckling_queue.a.b.c (a INTEGER)", "is not duckling_queue.<table>"),
         ("CREATE TABLE duckling_queue.t AS SELECT * FROM read_csv('/etc/passwd')", "reads files"),
     ],

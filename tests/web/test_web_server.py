@@ -153,7 +153,7 @@ def test_whoever_guesses_has_to_wait_whatever_they_say_of_where_they_are(guarded
         for number in range(7)
     ]
     assert {answer.code for answer in answers} == {401}
-    assert "Too many failures" in answers[-1].json["message"]
+    assert "Too many failed log-ins" in answers[-1].json["message"]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,4 +1,4 @@
-"""Flight SQL's actions: prepared statements, transactions, cancelling, and the session itself."""
+"""Flight SQL actions: prepared statements, transactions, cancellation, session options."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,14 +19,14 @@ from catchment.server.values import Call
 from catchment.tenants.shard import TenantShard
 
 ACTIONS = {
-    "CreatePreparedStatement": "Prepare a statement: its handle, and the schemas of its rows and parameters.",
-    "ClosePreparedStatement": "Let go of a prepared statement.",
-    "BeginTransaction": "Begin a transaction: its id.",
+    "CreatePreparedStatement": "Prepare a statement. Returns its handle and the schemas of its rows and parameters.",
+    "ClosePreparedStatement": "Close a prepared statement.",
+    "BeginTransaction": "Begin a transaction. Returns its id.",
     "EndTransaction": "Commit a transaction, or roll it back.",
-    "CancelFlightInfo": "Cancel a statement by what GetFlightInfo said of it.",
-    "CancelQuery": "Cancel a statement, as older clients do.",
-    "CancelRequest": "Cancel what the session runs for a request: the body is the x-request-id that it was sent with.",
-    "GetSessionOptions": "The session's catalog and schema.",
+    "CancelFlightInfo": "Cancel a statement, given its FlightInfo.",
+    "CancelQuery": "Cancel a statement (for older clients).",
+    "CancelRequest": "Cancel the session's calls of a request, given its x-request-id as the body.",
+    "GetSessionOptions": "Return the session's catalog and schema.",
     "SetSessionOptions": "Set the session's catalog or schema.",
     "CloseSession": "End the session.",
 }
@@ -36,7 +36,7 @@ _SCHEMA = "schema"
 
 
 class Actions:
-    """Does what an action asks; what it returns is the body of the one result."""
+    """Runs actions. Each returns the body of its single result."""
 
     def __init__(self, entrance: SessionLookup, settings: Settings, shard: TenantShard | None = None) -> None:
         self._entrance = entrance
@@ -56,7 +56,7 @@ class Actions:
         }
 
     def do(self, action: flight.Action, context: grpc.ServicerContext, call: Call) -> bytes:
-        """What the action gives, empty where that is nothing."""
+        """Run the action and return its result's body, which may be empty."""
         call.name = action.type[:_NAME_LETTERS_MAX]
         if action.type.startswith(shard_messages.PREFIX):
             name = action.type.removeprefix(shard_messages.PREFIX)
@@ -73,7 +73,8 @@ class Actions:
             prepared = session.prepare(statement, transaction=messages.transaction_in(request))
             result = sql.ActionCreatePreparedStatementResult(
                 prepared_statement_handle=prepared.handle,
-                # No schema at all, rather than an empty one, tells old clients that there are no rows.
+                # No schema at all, rather than an empty one, tells old clients that there are no
+                # rows.
                 dataset_schema=wire.encode_schema(prepared.schema) if len(prepared.schema) else b"",
                 parameter_schema=wire.encode_schema(prepared.parameters) if len(prepared.parameters) else b"",
                 is_update=prepared.is_update,
@@ -82,7 +83,7 @@ class Actions:
 
     def _close_prepared(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
         handle = messages.body(sql.ActionClosePreparedStatementRequest, body).prepared_statement_handle
-        # A session that is over has let go of it already.
+        # A session that has ended has closed it already.
         with suppress(StateError), self._entrance.session(context, handle) as session:
             session.close_prepared(handle)
         return b""
@@ -95,9 +96,10 @@ class Actions:
     def _end(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         request = messages.body(sql.ActionEndTransactionRequest, body)
         if request.action == sql.ActionEndTransactionRequest.END_TRANSACTION_UNSPECIFIED:
-            raise InputError("The action does not say whether to commit or to roll back.")
+            raise InputError("The action says neither commit nor roll back.")
         is_commit = request.action == sql.ActionEndTransactionRequest.END_TRANSACTION_COMMIT
-        # A session that is over was rolled back; drivers that are told so of a rollback never open a transaction again.
+        # A session that has ended was rolled back. Drivers that get an error for a rollback never
+        # open a transaction again.
         forgiven: tuple[type[StateError], ...] = () if is_commit else (StateError,)
         with suppress(*forgiven), self._entrance.session(context, request.transaction_id) as session:
             session.end(request.transaction_id, commit=is_commit, call=call)
@@ -117,14 +119,14 @@ class Actions:
         return messages.pack(sql.ActionCancelQueryResult(result=result))
 
     def _cancel_request(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
-        """For a statement of which there is no FlightInfo yet, because it still runs."""
+        """Cancel a statement that still runs, so that it has no FlightInfo yet."""
         with self._entrance.session(context) as session:
             is_cancelled = session.calls.cancel_request(body.decode("ascii", "replace"))
         status = flight.CANCEL_STATUS_CANCELLED if is_cancelled else flight.CANCEL_STATUS_NOT_CANCELLABLE
         return flight.CancelFlightInfoResult(status=status).SerializeToString()
 
     def _cancel(self, info: flight.FlightInfo, context: grpc.ServicerContext) -> bool:
-        """Cancel the statements that the tickets are of; True if there was one."""
+        """Cancel the statements of the tickets; True if there was one."""
         tickets = [messages.command(endpoint.ticket.ticket) for endpoint in info.endpoint]
         handles = [ticket.statement_handle for ticket in tickets if isinstance(ticket, sql.TicketStatementQuery)]
         if not handles:
@@ -154,7 +156,7 @@ class Actions:
     def _set_option(
         self, name: str, value: flight.SessionOptionValue, session: Session, call: Call
     ) -> "flight.SetSessionOptionsResult.ErrorValue | None":
-        """What is wrong with an option, None if it is set."""
+        """Set an option; return the error if it cannot be set, otherwise None."""
         lake = self._settings.lake_name
         if name not in (_CATALOG, _SCHEMA):
             return flight.SetSessionOptionsResult.INVALID_NAME

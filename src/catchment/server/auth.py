@@ -1,8 +1,8 @@
-"""Who calls: logging in, and on which addresses a server may do without.
+"""Authentication: log-in, and the addresses on which a server may run without it.
 
-An unknown user is verified against a hash that fits no password, so that it takes as long as a known one. After a few
-failures of a user from a host, both have to wait. They wait on their side: the server answers at once, and keeps no
-thread for them.
+The password of an unknown user is verified against a hash that matches no password, so that it
+takes as long as for a known one. After a few failures of a user from a host, further attempts of
+that pair are refused for a while. The server refuses immediately; it keeps no thread waiting.
 """
 
 import base64
@@ -48,42 +48,42 @@ _WRONG = "The user or the password is wrong."
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often a user has failed from a host, and until when both have to wait."""
+    """The number of failed log-ins of a user from a host, and when the next one is allowed."""
 
     count: int
     until_s: float
 
     def plus_one(self, now_s: float) -> "Failures":
-        """One more: the first few are free, then the wait doubles."""
+        """Return the state after another failure: the first few are free, then the wait doubles."""
         count = self.count + 1
         over = count - FAILURES_FREE
-        # The exponent is bounded, because a float is.
+        # The exponent is bounded to stay within the range of a float.
         wait_s = 0.0 if over < 0 else min(WAIT_S_MAX, 2.0 ** min(over, 16))
         return Failures(count, now_s + wait_s)
 
 
 class Authenticator:
-    """Finds out who calls. Any thread may ask."""
+    """Identifies callers. Thread-safe."""
 
     def __init__(
         self, users: Users, *, required: bool | None, shard_secret: str | None = None, clock: Clock | None = None
     ) -> None:
-        """`required` is whether callers must log in; None is: from when on there are users."""
+        """`required` is whether callers must log in; None means: as soon as there are users."""
         self.users = users
-        # What a command on this machine logs in with; it is as old as the process.
+        # The password of commands on this machine; every process has a new one.
         self.local_token = secrets.token_urlsafe(32)
         self._shard_secret = shard_secret
         self._required = required
         self._clock = clock or SystemClock()
         self._nobody = hash_of_nobody()
-        # Each takes 19 MiB.
+        # Each hash takes 19 MiB.
         self._hashing = threading.BoundedSemaphore(_HASHES_AT_ONCE_MAX)
         self._mutex = threading.Lock()
         self._failures: OrderedDict[tuple[str, str], Failures] = OrderedDict()
 
     @classmethod
     def from_settings(cls, settings: Settings, users: Users, *, clock: Clock | None = None) -> "Authenticator":
-        """As the settings say; on an address that others reach, everybody logs in."""
+        """Create one from the settings. On a non-loopback address, all callers must log in."""
         required = settings.server_auth
         if required is None and not is_loopback(settings.server_host):
             required = True
@@ -93,22 +93,25 @@ class Authenticator:
 
     @property
     def login_required(self) -> bool:
-        """Whether callers must log in. Once they must, it stays so, whatever becomes of the users."""
+        """Whether callers must log in. Once True, it stays so, even if all users are removed."""
         if self._required is None:
-            # Asked for every call of those who have not logged in.
+            # Evaluated for every call of a client that has not logged in.
             with _readable():
                 if self.users.are_there:
                     self._required = True
         return bool(self._required)
 
     def anonymous(self) -> Principal:
-        """Whoever does not say who they are."""
+        """Return the principal of a caller that does not log in; NotLoggedInError if it must."""
         if self.login_required:
             raise NotLoggedInError("Log in first.", hint="Connect with a user and a password.")
         return Principal(ANONYMOUS, Role.ADMIN)
 
     def login(self, name: str, password: str, peer_host: str) -> Principal:
-        """Who that is; NotLoggedInError where name or password are wrong, or where it is too early to try again."""
+        """Verify a password and return its user's principal.
+
+        NotLoggedInError if name or password are wrong, or if it is too early for another attempt.
+        """
         if name == LOCAL:
             return _login_by(self.local_token, password, LOCAL)
         if name == SHARD and self._shard_secret is not None:
@@ -118,7 +121,7 @@ class Authenticator:
         key = (name, peer_host)
         self._refuse_early(key)
         with self._turn():
-            # Those who came together have failed together by now.
+            # Callers that waited together for their turn may have failed together by now.
             self._refuse_early(key)
             principal = self._verified(name, password)
             self._note(key, failed=principal is None)
@@ -128,19 +131,19 @@ class Authenticator:
         return principal
 
     def login_basic(self, header: str, peer_host: str) -> Principal:
-        """Who an `authorization: Basic …` header says that calls."""
+        """Log in by an `authorization: Basic …` header."""
         return self.login(*parse_basic(header), peer_host)
 
     def standing(self, name: str) -> str | None:
-        """Something that is another once the user's password, role or tenant is; None for nobody who is listed."""
+        """Return a digest of the user's password, role and tenant; None if the user is unknown."""
         with _readable():
             user = self.users.find(name)
         return None if user is None else _standing(user)
 
     def admits(self, principal: Principal) -> bool:
-        """Whether whoever logged in may go on: False once the user was changed or removed since.
+        """Whether a principal may continue: False if its user has changed since the log-in.
 
-        While the users' file cannot be read nobody logs in, and those who are in go on.
+        While the file of users cannot be read, log-in is impossible, and logged-in users continue.
         """
         if principal.standing is None:
             return True
@@ -158,14 +161,14 @@ class Authenticator:
         try:
             user = self.users.hash_again(user, password)
         except CatchmentError as error:
-            # The old hash serves as well.
+            # The old hash is as good for verifying.
             events.emit("hash_kept", level=logging.WARNING, user=name, reason=error.message)
         return Principal(user.name, user.role, user.tenant, _standing(user))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         if not self._hashing.acquire(timeout=_TURN_S_MAX):
-            raise LimitError("Too many log in at the same time.", hint="Try again in a moment.")
+            raise LimitError("Too many clients are logging in at the same time.", hint="Try again in a moment.")
         try:
             yield
         finally:
@@ -176,7 +179,7 @@ class Authenticator:
             known = self._failures.get(key)
         left_s = 0.0 if known is None else known.until_s - self._clock.monotonic_s()
         if left_s > 0:
-            raise NotLoggedInError(f"Too many failures; try again in {max(1, round(left_s))} s.")
+            raise NotLoggedInError(f"Too many failed log-ins; try again in {max(1, round(left_s))} s.")
 
     def _note(self, key: tuple[str, str], *, failed: bool) -> None:
         with self._mutex:
@@ -193,14 +196,14 @@ def _standing(user: ServerUser) -> str:
 
 
 def _login_by(secret: str, given: str, name: str) -> Principal:
-    # No guess comes near so many bits, so that none is counted.
+    # The secret is too long to be guessed, so failures are not counted.
     if not hmac.compare_digest(given.encode(errors="replace"), secret.encode()):
         raise NotLoggedInError(_WRONG)
     return Principal(name, Role.ADMIN)
 
 
 def parse_basic(header: str) -> tuple[str, str]:
-    """User and password of an `authorization: Basic …` header; clients in Go leave the padding out."""
+    """Return user and password of an `authorization: Basic …` header. Go clients omit padding."""
     scheme, _, encoded = header[:HEADER_LETTERS_MAX].strip().partition(" ")
     if scheme.lower() != "basic" or len(header) > HEADER_LETTERS_MAX:
         raise NotLoggedInError("The header `authorization` is not of the form `Basic …`.")
@@ -208,29 +211,31 @@ def parse_basic(header: str) -> tuple[str, str]:
     try:
         text = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True).decode()
     except (binascii.Error, ValueError):
-        raise NotLoggedInError("The header `authorization` holds no user and password.") from None
+        raise NotLoggedInError("The header `authorization` contains no user and password.") from None
     name, colon, password = text.partition(":")
     if not colon:
-        raise NotLoggedInError("The header `authorization` holds no user and password.")
+        raise NotLoggedInError("The header `authorization` contains no user and password.")
     return name, password
 
 
 def require_safe(settings: Settings, users: Users) -> None:
-    """See that nobody unknown gets in, and nobody listens: SettingsError where the settings would allow it."""
+    """Refuse settings that would expose the server: SettingsError if its address is reachable from
+    other machines, and it lacks TLS, log-in, or users.
+    """
     certificate = certificate_of(settings)
-    # A file that is damaged is found now, and not by those who log in.
+    # Finds a damaged file at the start, instead of at the first log-in.
     known = users.all()
     if is_loopback(settings.server_host):
         return
-    where = f"{settings.server_host} can be reached by others"
+    where = f"{settings.server_host} can be reached from other machines"
     if certificate is None:
         raise SettingsError(
-            f"{where}, and there is no TLS.",
+            f"{where}, and TLS is not configured.",
             hint="Set CATCHMENT_SERVER_TLS_CERTIFICATE and CATCHMENT_SERVER_TLS_KEY, or listen on 127.0.0.1.",
         )
     if settings.server_auth is False:
         raise SettingsError(
-            f"{where}, and nobody has to log in.", hint="Leave CATCHMENT_SERVER_AUTH out, or listen on 127.0.0.1."
+            f"{where}, and log-in is switched off.", hint="Unset CATCHMENT_SERVER_AUTH, or listen on 127.0.0.1."
         )
     if not known:
         raise SettingsError(
@@ -239,19 +244,23 @@ def require_safe(settings: Settings, users: Users) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address, whatever the name stands for."""
+    """Whether the address, or every address of the host name, is a loopback address."""
     try:
         found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise SettingsError(f"{host} is no address of this machine: {error}.", hint="Take 127.0.0.1, say.") from None
+        raise SettingsError(
+            f"{host} is not an address of this machine: {error}.", hint="Use 127.0.0.1, for example."
+        ) from None
     return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Tell the operator, and not the caller, why the users cannot be read."""
+    """Log why the users cannot be read, and do not disclose it to the caller."""
     try:
         yield
     except CatchmentError as error:
         events.emit("users_unreadable", level=logging.ERROR, reason=error.message)
-        raise NotLoggedInError("Nobody can log in at present.", hint="The server's log says why.") from None
+        raise NotLoggedInError(
+            "Log-in is not possible at present.", hint="See the server's log for the reason."
+        ) from None

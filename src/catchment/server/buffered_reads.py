@@ -1,4 +1,6 @@
-"""Queries of buffered rows: those of `catchment_fresh`, and those of `duckling_queue` that a session wrote itself."""
+"""Queries of buffered rows: of `catchment_fresh`, and of the session's own rows in
+`duckling_queue`.
+"""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -15,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table | None) -> StatementOutcome:
-    """Run a query over lake and buffer, on a connection of its own: it is always as of now."""
+    """Run a query over lake and buffer, on a connection of its own: it reads the current state."""
     session, engine = statements.session, statements.session.engine
     if any(step.own) and engine.settings.queue_layout != "sessions":
         raise NotSupportedError(
-            f"{QUEUE} is write-only: it takes INSERT INTO and CREATE TABLE {QUEUE}.<table>, and nothing else.",
-            hint=f"Read the table itself, or {FRESH}.<table> with the rows that are still buffered.",
+            f"{QUEUE} is write-only: it accepts only INSERT INTO and CREATE TABLE {QUEUE}.<table>.",
+            hint=f"Read the table itself, or {FRESH}.<table> to include the buffered rows.",
         )
-    # Its statement is judged as it was written: what is put in its place is ours.
+    # The policy sees the statement as the client wrote it; the subqueries put into it are trusted.
     with session.autocommit_link() as link:
         statement, verdict = statements.examined(step, link)
     require_row(bound)
     if bound is not None and bound.num_rows > 1:
-        raise NotSupportedError("A fresh read takes one row of parameters.")
+        raise NotSupportedError("A fresh read accepts one row of parameters.")
     with ExitStack() as cleanup:
         cleanup.enter_context(session.reading_lake(verdict.touched))
         spelled = {table: statements.spelled(table) for table in step.tables}

@@ -1,13 +1,15 @@
-"""A long stream into a table of the lake: files while it comes, and a short transaction once it is all there.
+"""Long ingest streams: written to files while they arrive, then registered in a short transaction.
 
     stream ──▶ files in the table's folder ──▶ commit (register them)
-               │ ended, refused or stopped:     │ refused: they are removed
-               │ they are removed               │ unknown: they stay, and upkeep removes them if the lake has none
+               │ failed, refused or cancelled:  │ refused: the files are removed
+               │ the files are removed          │ unknown: they stay; maintenance removes them if the
+               │                                │ lake does not have them
                └─ killed: nothing is visible; the files are orphans
 
-The lake's commit lock is held for the transaction alone: neither a slow client nor a large table keeps others from
-writing, and several streams are written at the same time. Those that end while a transaction is under way share the
-next one. Only rows that a table takes as they are come this way; what an INSERT does to others, it does better itself.
+The lake's commit lock is held for the transaction only: neither a slow client nor a large table
+blocks other writers, and several streams are written at the same time. Streams that end while a
+transaction is running share the next one. Only rows that a table accepts unchanged are written this
+way; all others are left to INSERT, with its casts and defaults.
 """
 
 import logging
@@ -50,19 +52,21 @@ if TYPE_CHECKING:
 _ROWS = "catchment_stream"
 _SPILL = "files"
 _TOGETHER_MAX = 16
-# Half as many rows to a group as DuckDB makes by itself keep what is encoded below the 8 MiB from which on its
-# allocator asks the system for every piece anew: where several threads write, that saves a seventh of the CPU.
+# Half of DuckDB's default row group keeps encoded buffers below 8 MiB, from which on its allocator
+# requests every buffer from the system again. With several writing threads, that saves a seventh of
+# the CPU.
 _GROUP_ROWS = 61_440
 
 
 class FileWriter:
-    """A DuckDB instance that writes files, and knows no lake.
+    """A DuckDB instance that writes files and has no lake attached.
 
-    In the lake's own one, the catalog's small queries would wait for threads that are busy writing, and wait busily.
+    In the lake's own instance, the catalog's small queries would busy-wait for threads that are
+    writing.
     """
 
     def __init__(self, wall: Sandbox, address: LakeAddress, *, threads_max: int, meters: Meters) -> None:
-        # Two instances must not spill into one folder.
+        # Two instances must not spill into the same folder.
         self._wall = replace(wall, spill_path=wall.spill_path / _SPILL)
         self._address = address
         self._threads_max = threads_max
@@ -76,7 +80,7 @@ class FileWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkFiles:
-    """A stream that is all there, as files that the lake does not know yet."""
+    """The files of a complete stream, which the lake does not know yet."""
 
     table: Table
     folder: Path
@@ -90,25 +94,25 @@ class BulkFiles:
 
     @property
     def change(self) -> RegisterFiles:
-        """What makes the lake know them."""
+        """The change that registers the files."""
         names = frozenset(str(Path(output.path).relative_to(self.folder)) for output in self.outputs)
         return RegisterFiles(table=self.table.id, folder=str(self.folder), names=names, partitioned=False)
 
 
 class Registrar:
-    """Makes the lake know what streams have written. Any thread may ask."""
+    """Registers the files of streams in the lake. Thread-safe."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._line = GroupCommit[BulkFiles, None](self._commit, items_max=_TOGETHER_MAX)
 
     def register(self, written: BulkFiles) -> None:
-        """Have the lake take the files, in one transaction with those of all who wait."""
+        """Register the files, in one transaction with those of all waiting streams."""
         try:
             self._line.submit(written)
         except PreconditionError:
             raise ConflictError(
-                f"The table {written.table.id} was changed while its rows came in.", hint="Send them again."
+                f"The table {written.table.id} changed while its rows were received.", hint="Send them again."
             ) from None
 
     def _commit(self, streams: Sequence[BulkFiles]) -> Sequence[None]:
@@ -128,20 +132,20 @@ class Registrar:
 
 
 def fitting(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
-    """The table, where rows of the schema go into it as they are, in any order and place."""
+    """Return the table if it accepts rows of the schema unchanged, in any order; otherwise None."""
     found = lake.find_shape(table)
     if found is None or found.partition_by or found.sort_by or found.insert_reason is not None:
         return None
     try:
         arriving = {sql.fold(column.name): types.normal(column.type) for column in columns_of(schema)}
     except InputError:
-        # The INSERT says what is the matter with them.
+        # The INSERT reports what is wrong with the columns.
         return None
     return found if arriving == {sql.fold(column.name): column.type for column in found.columns} else None
 
 
 def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: Call) -> int:
-    """Take the rows into the table; how many they are."""
+    """Write the rows into the table and return their number."""
     lake = session.lake
     with session.changing_lake(), Staging(lake.address.data_path, clock=lake.clock).job() as job:
         folder = job.table_folder(table.folder, 0)
@@ -152,7 +156,8 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
                 written = BulkFiles(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
                 session.engine.registrar.register(written)
         except (CommitUnknownError, InvariantError):
-            # They may be the table's by now: whoever committed them for others may not have come back to say so.
+            # The files may belong to the table: the thread that commits for several streams may not
+            # have reported back yet.
             raise
         except BaseException:
             _clean(folder.parent, job)
@@ -167,7 +172,7 @@ def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder:
     origin = engine.files.instance.origin()
     with closing(engine.files.instance.cursor()) as connection:
         link = engine.wrap(connection, origin)
-        # A bare capsule: DuckDB reads a reader through a slower way.
+        # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
         with link.registered(_ROWS, rows.__arrow_c_stream__(), call), link.interruptible(call):
             columns = sql.identifiers(column.name for column in table.columns)
             outputs = copy(
@@ -193,5 +198,5 @@ def _clean(folder: Path, job: JobFolder) -> None:
         files.remove_tree(folder)
         files.remove_tree(job.path)
     except StorageFailedError as error:
-        # What the client is told is why its rows were not taken; what is left here goes with the next upkeep.
+        # The client gets the error of its write; the next maintenance removes the rest.
         events.emit("staging_left", level=logging.WARNING, job=job.job_id, reason=error.message)

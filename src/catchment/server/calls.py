@@ -1,4 +1,6 @@
-"""What surrounds every call: its end, a bound on how many run statements, and errors as statuses."""
+"""Wraps every RPC: deadline and cancellation, the limit on concurrent statements, exceptions to
+gRPC status codes.
+"""
 
 import logging
 import re
@@ -20,25 +22,26 @@ from catchment.server.request_ids import REQUEST_HEADER, request_id
 from catchment.server.values import Call
 from catchment.server.watchdog import Watchdog
 
-# A burst of short statements passes within this; what lasts longer is a server that has enough to do.
+# A burst of short statements passes within this time; if not, the server is overloaded.
 _WAIT_S = 1.0
-# How often a call that waits for its turn looks whether it is still wanted.
+# How often a call that waits for a slot checks whether it was cancelled.
 _LOOK_S = 0.2
 STREAMS_PER_SESSION_MAX = 8
 Code = grpc.StatusCode
-# What is the server's trouble, or may be; all else is between the client and its statement.
+# Codes that are, or may be, the server's fault; all others concern the client's statement.
 _TROUBLES = (Code.INTERNAL, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED, Code.UNKNOWN)
-# How DuckDB begins when files, the network or memory fail it.
+# How DuckDB's messages about files, the network or memory begin.
 _TROUBLE_TEXT = re.compile(r"(?:IO|HTTP|Connection|Out of Memory) Error: ")
-# What it asked of a catalog, with values in it; a piece of the client's statement stands in lines of its own.
+# Queries that DuckDB sent to a catalog, which contain values; a part of the client's statement is
+# on lines of its own.
 _STATEMENT = re.compile(r"\b((?:query|COPY) \")(?:.*(?=\": )|.*(?=\")|.*)", re.DOTALL)
-# Calls that a statement goes through.
+# Calls that run statements.
 _STATEMENTS = ("GetFlightInfo", "GetSchema", "DoGet", "DoPut", "CreatePreparedStatement", "EndTransaction")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """Bounds of what calls run and wait for. `streams_max` are results that are read at the same time."""
+    """Limits on calls. `streams_max` is the number of results that are read concurrently."""
 
     statements_max: int
     seconds_max: float
@@ -47,24 +50,26 @@ class CallLimits:
 
 
 class Calls:
-    """Lets calls run, within limits. Any thread may ask."""
+    """Runs calls within limits. Thread-safe."""
 
     def __init__(self, limits: CallLimits, *, clock: Clock | None = None, log_sql: bool = False) -> None:
-        """`log_sql` is whether the log may hold what clients write, as it stands in statements and errors."""
+        """`log_sql` is whether the log may contain the text of statements and errors."""
         self._log_sql = log_sql
         self._limits = limits
         self._clock = clock or SystemClock()
-        # Two of a kind: whoever reads, however much and however slowly, keeps nobody from writing.
+        # Separate limits: readers, however many and slow, do not block writers.
         self._reads = threading.BoundedSemaphore(limits.statements_max)
         self._writes = threading.BoundedSemaphore(limits.statements_max)
-        # Results that are being read, by session.
+        # The number of results that are being read, by session.
         self._streams: Counter[str] = Counter()
         self._streams_mutex = threading.Lock()
         self._watchdog = Watchdog(self._clock)
 
     @contextmanager
     def answering(self, context: grpc.ServicerContext, name: str) -> Iterator[Call]:
-        """A call while the block runs: it ends when its client goes or its time is up, and an error is its status."""
+        """Wrap a call: stop it when its client disconnects or its time is up, and report errors as
+        its status.
+        """
         started_s = self._clock.monotonic_s()
         call = Call(deadline_s=started_s + min(self._limits.seconds_max, context.time_remaining()))
         call.name = name
@@ -87,7 +92,7 @@ class Calls:
 
     @contextmanager
     def slot(self, *, writes: bool = False) -> Iterator[None]:
-        """The right to run a statement while the block runs."""
+        """Hold a slot to run a statement while the block runs; LimitError if none gets free."""
         slots = self._writes if writes else self._reads
         if not slots.acquire(timeout=_WAIT_S):
             raise LimitError(f"{self._limits.statements_max} statements are running.", hint="Try again in a moment.")
@@ -97,9 +102,10 @@ class Calls:
             slots.release()
 
     def streamed(self, messages: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The messages of a result, for a client to take.
+        """Yield the messages of a result to the client.
 
-        A slot is held while a message is made, and not while the client takes it, which has a time of its own.
+        A slot is held while a message is made, not while the client reads it, which has its own
+        time limit.
         """
         with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
             while True:
@@ -112,11 +118,12 @@ class Calls:
                 pace.end()
 
     def arriving(self, requests: Iterator[bytes], context: grpc.ServicerContext, call: Call) -> Iterator[bytes]:
-        """The messages of a client, each of which has a time to come in.
+        """Yield the client's messages, with a time limit for each.
 
-        CancelledError where they end because it is gone, and not because it has sent all. A stream that broke looks at
-        first like one that ended, and that it broke is told right behind. Asking once more waits for whatever was told
-        before: half of an upload is never taken for a whole one.
+        CancelledError if they end because the client disconnected, rather than because it has sent
+        all. A broken stream looks at first like one that ended; the break is reported immediately
+        after. Reading once more waits for what was reported before, so that half of an upload is
+        never taken for a whole one.
         """
         with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
             try:
@@ -137,11 +144,11 @@ class Calls:
 
     @contextmanager
     def stream(self, session_id: str) -> Iterator[None]:
-        """The right to read a result while the block runs."""
+        """Count a result as being read while the block runs; LimitError if there are too many."""
         with self._streams_mutex:
             if self._streams[session_id] >= STREAMS_PER_SESSION_MAX:
                 raise LimitError(
-                    f"The session reads {STREAMS_PER_SESSION_MAX} results at the same time.",
+                    f"The session is already reading {STREAMS_PER_SESSION_MAX} results.",
                     hint="Read one to its end.",
                 )
             if self._streams.total() >= self._limits.streams_max:
@@ -157,7 +164,7 @@ class Calls:
 
     @contextmanager
     def _turn(self, call: Call) -> Iterator[None]:
-        """A slot for a result that is being read: it waits for one as long as the call may."""
+        """Hold a slot for a result that is being read; wait as long as the call may run."""
         while not self._reads.acquire(timeout=_LOOK_S):
             call.refuse_stopped()
         try:
@@ -167,7 +174,7 @@ class Calls:
             self._reads.release()
 
     def close(self) -> None:
-        """No call runs any more."""
+        """Stop the watchdog; no call may be running."""
         self._watchdog.close()
 
     def _say_failed(self, call: Call, reason: Exception, code: grpc.StatusCode, seconds: float) -> None:
@@ -178,7 +185,7 @@ class Calls:
             "code": code.name.lower(),
             "seconds": round(seconds, 4),
         }
-        # Errors about a statement repeat pieces of it; those about the server do not.
+        # Errors about a statement repeat parts of it; those about the server do not.
         said = str(reason) if self._log_sql else _without_statement(reason) if is_trouble else None
         if said is not None:
             facts["reason"] = said
@@ -192,17 +199,17 @@ class Calls:
 
 
 def _without_statement(reason: Exception) -> str | None:
-    """What an error says of the server's trouble; None where it may be about what the client wrote."""
+    """Return the text of an error without the client's SQL; None if it may be about that SQL."""
     if isinstance(reason, CatchmentError):
         return str(reason)
-    # DuckDB's own, or what Arrow has made of it while rows were read: then only the text tells.
+    # A DuckDB error, or Arrow's wrapping of one while rows were read: then only the text tells.
     if not isinstance(reason, duckdb.Error | pa.ArrowException | OSError) or not _TROUBLE_TEXT.match(str(reason)):
         return None
     return _STATEMENT.sub(r"\1…", str(reason)).partition("\n")[0]
 
 
 def _reason(error: Exception, call: Call) -> Exception:
-    """Why a call failed: where it was told to stop, that is why, whatever DuckDB or Arrow say of it."""
+    """Return why a call failed: that it was stopped, or else the error of DuckDB or Arrow."""
     if not isinstance(error, CatchmentError):
         try:
             call.refuse_stopped()

@@ -1,8 +1,8 @@
-"""Rows on their way into the queue: what an INSERT gives, in the shape of its target, without a table to keep it.
+"""Captures the rows of an INSERT into the queue, in the shape of its target table.
 
-The target's shape is a temporary table of the session's own. The INSERT goes into it as it would into the target, so
-that columns, their order, defaults, casts and constraints are DuckDB's, and gives back what it inserted; then the
-table is emptied again.
+The target's shape is a temporary table of the session. The INSERT runs on it as it would on the
+target, so that columns, their order, defaults, casts and constraints are DuckDB's, and returns the
+inserted rows; then the table is emptied.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from catchment.server.sql_tokens import Token
 from catchment.server.statement_plan import BOUND, Bulk, Capture
 from catchment.server.values import Call
 
-# Lets a statement through, or refuses it.
+# Returns if a statement is allowed, raises if not.
 Admit = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
-# What DuckDB calls the target in its messages.
+# The target's name in DuckDB's messages.
 _SHAPE_PREFIX = "duckling_queue."
 
 
 def _shape(table: TableId, columns: tuple[Column, ...], link: Connection, call: Call) -> str:
-    """The name of a temporary table with these columns, made where the link has none."""
+    """Return the name of a temporary table with these columns; create it if necessary."""
     name = sql.qualified("temp", "main", f"{_SHAPE_PREFIX}{table.schema}.{table.name}")
     if link.shapes.get(table) != columns:
         listed = ", ".join(column.definition for column in columns)
@@ -41,7 +41,7 @@ def _shape(table: TableId, columns: tuple[Column, ...], link: Connection, call: 
 
 
 def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table | None:
-    """Bound rows as rows for the target, where the statement says no more than that; else None."""
+    """Return bound rows as rows for the target; None if the statement does more than that."""
     if bulk.plain_columns is None or rows.num_columns != bulk.parameters:
         return None
     names = list(bulk.plain_columns) or [column.name for column in columns]
@@ -51,19 +51,19 @@ def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table |
     try:
         incoming.require_fit(renamed.schema, columns, table="")
     except (TypeConflictError, InputError):
-        # DuckDB casts more than the queue does: it shall say.
+        # DuckDB casts more than the queue does, and reports what it cannot cast.
         return None
     return renamed
 
 
 def _as_whole_numbers(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """The rows with whole numbers as wide as their columns, where these hold them: drivers send all as 64 bits."""
+    """Cast integers to the width of their columns if they fit: drivers send 64 bits."""
     types = {sql.fold(column.name): WHOLE_NUMBERS.get(column.type) for column in columns}
     for at, field in enumerate(rows.schema):
         wanted = types.get(sql.fold(field.name))
         if wanted is not None and field.type != wanted and pa.types.is_integer(field.type):
             with suppress(pa.ArrowInvalid):
-                # Where one does not fit, DuckDB says so.
+                # If a value does not fit, DuckDB reports it.
                 rows = rows.set_column(at, field.name, rows.column(at).cast(wanted))
     return rows
 
@@ -78,25 +78,26 @@ def inserted(
     bound: pa.Table | None,
     in_transaction: bool,
 ) -> pa.Table:
-    """What the statement inserts; the link's lock is held by the caller."""
+    """Return the rows that the statement inserts. The caller holds the connection's lock."""
     try:
         columns = queue.columns(step.table)
     except TableMissingError:
         if not step.columns and step.source[:6].casefold() == "values":
-            # Nothing says what the columns of a new table would be called.
+            # The columns of a new table would have no names.
             raise
         return _selected(step, link, admit, call)
     try:
         rows = _insert(step, columns, link, admit, call, bound, in_transaction=in_transaction)
     except (duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
-        # The table may have changed since it was asked for.
+        # The table may have changed since its columns were read.
         asked = queue.columns(step.table, ask=True)
         if asked == columns:
             raise
         columns, rows = asked, _insert(step, asked, link, admit, call, bound, in_transaction=in_transaction)
     if queue.columns(step.table) != columns:
-        # The rows have the names of columns that may mean others by now. An INSERT into the table fails as well then.
-        raise ConflictError(f"{step.table} was changed while the statement ran.", hint="Run it again.")
+        # The rows have the names of columns that may mean others by now. An INSERT into the table
+        # fails in this case as well.
+        raise ConflictError(f"{step.table} changed while the statement ran.", hint="Run it again.")
     return rows
 
 
@@ -119,9 +120,9 @@ def _insert(
     try:
         return incoming.restored(_run(text, link, call, bound, is_bulk=is_bulk), columns)
     finally:
-        # Nothing is to stay in the shape, whatever became of the statement.
+        # Leave no rows in the shape, however the statement ended.
         with suppress(duckdb.Error):
-            # Where this fails, the transaction has failed, and takes the rows with it.
+            # If this fails, the transaction has failed, and its rows are gone with it.
             link.connection.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
 
 
@@ -137,7 +138,7 @@ def _run(text: str, link: Connection, call: Call, bound: pa.Table | None, *, is_
 
 
 def _carried(columns: Sequence[Column]) -> str:
-    """The columns as a statement gives them back without loss: Arrow has no form for every type of a lake."""
+    """Return a select list without loss: Arrow cannot represent every type of a lake."""
     return ", ".join(_carried_as(sql.identifier(column.name), column) for column in columns)
 
 
@@ -147,7 +148,7 @@ def _carried_as(expression: str, column: Column) -> str:
 
 
 def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Connection, call: Call) -> pa.Table:
-    """Rows in the columns' types, as an INSERT by name would cast them; the link's lock is held by the caller."""
+    """Cast rows to the columns' types, like an INSERT BY NAME. The caller holds the lock."""
     shape = _shape(table, columns, link, call)
     with link.registered(BOUND, rows, call):
         text = f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING {_carried(columns)}"
@@ -157,17 +158,17 @@ def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Conn
 
 
 def _selected(step: Capture, link: Connection, admit: Admit, call: Call) -> pa.Table:
-    """The rows for a table that is still to be made: as the source gives them, under the names that it has."""
+    """Return the rows for a table that does not exist yet, with the source's names."""
     rows, _ = selected(step.source, link, admit, call)
     if step.columns and len(step.columns) != rows.num_columns:
-        raise InputError(f"{len(step.columns)} columns are named, and there are {rows.num_columns} values.")
+        raise InputError(f"{len(step.columns)} columns are listed, but there are {rows.num_columns} values.")
     return rows.rename_columns(list(step.columns)) if step.columns else rows
 
 
 def selected(
     source: str, link: Connection, admit: Admit, call: Call, bound: pa.Table | None = None
 ) -> tuple[pa.Table, tuple[Column, ...]]:
-    """What a query gives, without loss, and its columns; the link's lock is held by the caller.
+    """Return the rows of a query, without loss, and its columns. The caller holds the lock.
 
     `bound` is one row of parameters.
     """
@@ -181,7 +182,7 @@ def selected(
 
 
 def described(text: str, link: Connection, call: Call, bound: pa.Table | None = None) -> tuple[Column, ...]:
-    """The columns that a DESCRIBE tells of."""
+    """Return the columns that a DESCRIBE lists."""
     found = _run(text, link, call, bound, is_bulk=False)
     kinds = zip(found.column("column_name").to_pylist(), found.column("column_type").to_pylist(), strict=True)
     return tuple(Column(name=name, type=types.normal(kind)) for name, kind in kinds)
@@ -192,11 +193,11 @@ def _judge(text: str, link: Connection, admit: Admit) -> None:
 
 
 def numbered(rows: pa.Table) -> pa.Table:
-    """The rows with their columns' places for names."""
+    """Rename the columns to their positions."""
     return rows.rename_columns([str(at) for at in range(rows.num_columns)])
 
 
 def rows_of(bound: pa.Table) -> list[Sequence[object]]:
-    """The rows as DuckDB's Python takes parameters."""
+    """Return the rows as parameters for DuckDB's Python API."""
     columns = [python_values(column) for column in bound.columns]
     return [list(row) for row in zip(*columns, strict=True)]

@@ -1,9 +1,10 @@
-"""Lists of what the catalog has, cut to what their reader may see.
+"""Catalog lists, limited to the rows that their reader may see.
 
-DuckDB's lists are functions (`duckdb_tables` and its like), views over these (`information_schema`, `pg_catalog`),
-and SHOW. They show every schema: Catchment's own, and those of other tenants. So in the text of a query each list gives
-way to a query of the same columns, with the rows that its reader may see; a view gives way to its definition, in which
-the functions have done so. All other parts of the text stay as they are.
+DuckDB's lists are functions (such as `duckdb_tables`), views over these (`information_schema`,
+`pg_catalog`), and SHOW. They show every schema, including Catchment's own and those of other
+tenants. So each list in the text of a query is replaced by a subquery of the same columns with the
+rows that the reader may see; a view is replaced by its definition, in which the functions are
+replaced. All other parts of the text are unchanged.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from catchment.server import functions
 from catchment.server.sql_tokens import Token, read
 from catchment.server.syntax import called_of, duckdb_tree, explained, name_at, nodes, show_parts, table_parts
 
-# They have the columns `database_name` and `schema_name`.
+# These have the columns `database_name` and `schema_name`.
 _BY_SCHEMA = frozenset(
     {
         *("duckdb_columns", "duckdb_constraints", "duckdb_functions", "duckdb_indexes", "duckdb_schemas"),
@@ -29,7 +30,7 @@ _BY_SCHEMA = frozenset(
 _DATABASES = "duckdb_databases"
 _OF_LAKE = frozenset({"snapshots", "table_info", "ducklake_snapshots", "ducklake_table_info"})
 LISTS = _BY_SCHEMA | _OF_LAKE | {_DATABASES}
-# What SHOW gives, by the word that DuckDB has for it in its tree.
+# Kinds of SHOW, by their name in DuckDB's syntax tree.
 _SHOWS = {"__show_tables_expanded": "SHOW ALL TABLES", '"databases"': "SHOW DATABASES", '"schemas"': "SHOW SCHEMAS"}
 LISTED_SHOWS = frozenset((name,) for name in _SHOWS)
 _SHOW_COLUMNS = {"SHOW ALL TABLES": ('"database"', '"schema"'), "SHOW SCHEMAS": ("database_name", "schema_name")}
@@ -44,13 +45,13 @@ _LETTERS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads the lists: a user of the lake, or with `own`, a user of the tenant of that schema."""
+    """The reader of the lists: a user of the lake or, with `own`, of the tenant with that schema."""
 
     lake: str
     own: str | None = None
 
     def sees(self, database: str = "database_name", schema: str = "schema_name") -> str:
-        """The condition that holds for the rows that the reader may see."""
+        """Return the SQL condition for rows that the reader may see."""
         if self.own is not None:
             is_own = (
                 f"lower({database}) = {sql.literal(sql.fold(self.lake))} AND lower({schema}) = {sql.literal(self.own)}"
@@ -60,12 +61,12 @@ class Reader:
 
 
 def is_list(parts: tuple[str, ...]) -> bool:
-    """Whether the name of a table, in its parts, means a list of DuckDB's own."""
+    """Whether the name of a table, in its parts, denotes one of DuckDB's lists."""
     return _view(parts) is not None
 
 
 def cut(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
-    """The query with every list in it cut to what the reader may see."""
+    """Return the query with every list in it limited to the rows that the reader may see."""
     look = _remembered if len(text) <= _LETTERS_MAX else _cut
     return look(text, tokens, reader)
 
@@ -78,7 +79,7 @@ def _remembered(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
 def _cut(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
     tree = duckdb_tree(explained(text, tokens).text)
     if tree is None or any(_view((str(each["key"]),)) for node in nodes(tree) for each in _ctes(node)):
-        raise NotSupportedError("Lists of the catalog are read by plain queries.", hint="PIVOT … ON … IN (…)")
+        raise NotSupportedError("Catalog lists can be read only by plain queries.", hint="PIVOT … ON … IN (…)")
     source, pieces = text.encode(), []
     places, found = {token.start: at for at, token in enumerate(tokens)}, set()
     for node in nodes(tree):
@@ -86,11 +87,11 @@ def _cut(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
         if replacement is not None:
             begin = places.get(node["query_location"])
             if begin is None or name_at(tokens, begin)[-1:] != (sql.fold(_name(node)),) or begin in found:
-                # Left where it is, it would show everything.
-                raise NotSupportedError("The place of a list in the query cannot be found.")
+                # Left in place, the list would show everything.
+                raise NotSupportedError("The position of a catalog list in the query cannot be found.")
             found.add(begin)
             end = _end(tokens, begin, is_call=node["type"] == "TABLE_FUNCTION")
-            # What is described has no alias.
+            # The argument of DESCRIBE cannot have an alias.
             is_bare = begin > 0 and tokens[begin - 1].text in _DESCRIBING
             alias = "" if node["alias"] or is_bare else f" AS {sql.identifier(_name(node))}"
             pieces.append((begin, end, f"({replacement}){alias} "))
@@ -111,7 +112,7 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _end(tokens: tuple[Token, ...], begin: int, *, is_call: bool) -> int:
-    """Where the name that begins there ends, or the call of it."""
+    """Return the position after the name that begins there, or after its call."""
     end = begin + 1
     while end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
         end += 2
@@ -125,7 +126,7 @@ def _end(tokens: tuple[Token, ...], begin: int, *, is_call: bool) -> int:
 
 
 def _replacement(node: dict[str, Any], reader: Reader) -> str | None:
-    """The query that takes the place of a list; None if the node is not one, or shows its reader nothing too much."""
+    """Return the query that replaces a list; None if the node is not a list that needs it."""
     match node.get("type"):
         case "BASE_TABLE":
             view = _view(table_parts(node))
@@ -133,14 +134,16 @@ def _replacement(node: dict[str, Any], reader: Reader) -> str | None:
         case "TABLE_FUNCTION":
             called = called_of(node["function"])
             if called.name.startswith(functions.DUCKLAKE) and called.arguments[:1] != (reader.lake,):
-                raise NotAllowedError(f"{called.name} takes the name of the lake.", hint=f"It is {reader.lake!r}.")
+                raise NotAllowedError(
+                    f"{called.name} must be called with the name of the lake.", hint=f"It is {reader.lake!r}."
+                )
             return _function(called.name, reader)
     return None
 
 
 def _function(name: str, reader: Reader) -> str | None:
     if name == _DATABASES:
-        # Its path and options tell where the server keeps its files.
+        # Path and options would disclose where the server keeps its files.
         hidden = "NULL::VARCHAR AS path, MAP {} AS tags, MAP {} AS options"
         where = "" if reader.own is None else f" WHERE database_name IN ('system', 'temp', {sql.literal(reader.lake)})"
         return f"SELECT * REPLACE ({hidden}) FROM duckdb_databases(){where}"
@@ -166,8 +169,11 @@ def _table_info(reader: Reader) -> str:
 
 
 def _snapshots(reader: Reader) -> str:
-    """The snapshots with those changes that the reader may see; for a tenant's user, only those with any."""
-    # Changes are numbers of tables, or names with their schema first.
+    """Return the snapshots with the changes that the reader may see.
+
+    For a tenant's user, only snapshots with such changes.
+    """
+    # Changes are table ids, or names that begin with the schema.
     by_name = reader.sees(sql.literal(reader.lake), "replace(split_part(x, '.', 1), '\"', '')")
     seen = f"(list_contains(ids, x) OR (NOT regexp_full_match(x, '\\d+') AND {by_name}))"
     changes = (
@@ -182,12 +188,14 @@ def _snapshots(reader: Reader) -> str:
 
 
 def _shown(tree: Any, tokens: tuple[Token, ...], reader: Reader) -> Iterator[tuple[int, int, str]]:
-    """Every SHOW that lists something, which no place in the tree is known of: where its words stand."""
+    """Yield every SHOW that lists something. The tree lacks their positions, so tokens are
+    searched.
+    """
     wanted = [show_parts(node) for node in nodes(tree) if node.get("type") == "SHOW_REF" and node.get("query") is None]
     count = sum(1 for parts in wanted if parts in LISTED_SHOWS)
     found = list(_show_places(tokens))
     if len(found) != count:
-        raise NotSupportedError("The place of a SHOW in the query cannot be found.")
+        raise NotSupportedError("The position of a SHOW in the query cannot be found.")
     for begin, end, what in found:
         if what == "SHOW DATABASES":
             seen = "true" if reader.own is None else f"database_name = {sql.literal(reader.lake)}"
@@ -210,7 +218,7 @@ def _show_places(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int, str]]:
 
 
 def _view(parts: tuple[str, ...]) -> tuple[str, str] | None:
-    """Schema and name of the view of DuckDB's own that a table's name means; None if it means none."""
+    """Return schema and name of the DuckDB view that a table's name denotes, or None."""
     *where, name = (sql.fold(part) for part in parts)
     if where and where[-1] in _SCHEMAS:
         return (where[-1], name) if (where[-1], name) in _definitions() else None
@@ -227,7 +235,7 @@ def _definition(view: tuple[str, str], reader: Reader) -> str:
 
 @cache
 def _definitions() -> dict[tuple[str, str], str]:
-    """The queries of DuckDB's own views, by schema and name."""
+    """Return the queries of DuckDB's own views, by schema and name."""
     with extensions.scratch() as connection:
         found = connection.execute(
             "SELECT lower(schema_name), lower(view_name), sql FROM duckdb_views() WHERE internal"
@@ -236,7 +244,7 @@ def _definitions() -> dict[tuple[str, str], str]:
 
 
 def _query_of(statement: str) -> str:
-    """The query of a CREATE VIEW."""
+    """Return the query of a CREATE VIEW."""
     tokens = read(statement.encode())
     at = next(i for i, token in enumerate(tokens) if token.text == "as" and not token.is_quoted)
     return statement.encode()[tokens[at + 1].start :].decode().rstrip().rstrip(";")

@@ -1,7 +1,8 @@
-"""A link: one DuckDB connection of a session, and the one result that it can have open.
+"""A session's DuckDB connection, and the one result that it can have open.
 
-DuckDB streams a result from its connection, so the next statement on it would end the stream. What the client has not
-read by then is taken into memory, up to a limit; a result larger than that is given up, and says so to its reader.
+DuckDB streams a result from its connection, so the next statement on it would end the stream. Rows
+that the client has not read by then are read into memory, up to a limit. A larger result is
+discarded, and its reader gets an error.
 """
 
 import threading
@@ -17,13 +18,13 @@ from catchment.lake.instance import Origin
 from catchment.lake.types import Column
 from catchment.server.values import Call
 
-# What DuckDB has instead of a table whose lake is away, or was when the connection was made.
+# Errors that DuckDB raises if a table's lake is unavailable, or was when the connection was made.
 _NAMELESS = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
-# Errors of statements that did not begin to run.
+# Errors of statements that did not start to run.
 _NOT_BEGUN = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
-# It binds names of every kind: these are the ones that are about a catalog.
+# Binder errors concern names of every kind; those with this prefix are about a catalog.
 _BINDING_CATALOG = "Binder Error: Catalog "
-# DuckDB makes its vectors of 2,048 rows; the wire cuts by bytes.
+# DuckDB's vectors have 2,048 rows; the wire splits batches by bytes.
 _BATCH_ROWS = 32 * 2_048
 
 Statement = str | duckdb.Statement
@@ -31,26 +32,26 @@ Parameters = Sequence[object] | dict[str, object]
 
 
 def by_place_or_name(names: Collection[str], bound: Sequence[str], values: Sequence[object]) -> Parameters:
-    """Values for a statement whose parameters have these names: by place, where the names are numbers."""
+    """Return values for a statement with these parameters, by position if the names are numbers."""
     if len(names) != len(values):
-        raise InputError(f"The statement has {len(names)} parameters, and {len(values)} are bound.")
+        raise InputError(f"The statement has {len(names)} parameters, but {len(values)} values are bound.")
     return values if all(name.isdigit() for name in names) else dict(zip(bound, values, strict=True))
 
 
 def require_row(bound: pa.Table | None) -> None:
-    """Refuse a query without a row of parameters: nothing says what it gives."""
+    """Refuse a query if parameters are bound, but no row of them."""
     if bound is not None and not bound.num_rows:
         raise InputError("No row of parameters is bound.")
 
 
 def parameter_row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
-    """One bound row, by place or by name, as the statement has its parameters."""
+    """Return one bound row, by position or by name, as the statement's parameters require."""
     values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
     return by_place_or_name(statement.named_parameters, bound.column_names, values)
 
 
 def python_values(column: pa.ChunkedArray) -> list[object]:
-    """Values as DuckDB's Python takes them; InputError where Python has none, as after the year 9999."""
+    """Return values for DuckDB's Python API; InputError if Python has none (after year 9999)."""
     try:
         values: list[object] = column.to_pylist()
     except (ValueError, OverflowError) as error:
@@ -61,13 +62,13 @@ def python_values(column: pa.ChunkedArray) -> list[object]:
 
 
 def _interval(value: pa.MonthDayNano) -> duckdb.Value:
-    """An interval; DuckDB's Python would take the three numbers of Arrow's for a list."""
+    """Return an interval; DuckDB's Python API would take Arrow's three numbers for a list."""
     text = f"{value.months} months {value.days} days {value.nanoseconds // 1_000} microseconds"
     return duckdb.Value(text, duckdb.sqltypes.INTERVAL)
 
 
 class Connection:
-    """One DuckDB connection. One thread at a time, which holds `lock`."""
+    """One DuckDB connection. Used by one thread at a time, which holds `lock`."""
 
     def __init__(
         self,
@@ -77,31 +78,34 @@ class Connection:
         result_bytes_max: int,
         require_lake: Callable[[], None],
     ) -> None:
-        """`require_lake` is asked where a name or a file is not found: LakeUnavailableError says why."""
+        """`require_lake` is called if a name or a file is not found; it raises LakeUnavailableError
+        if the lake is the cause.
+        """
         self._require_lake = require_lake
         self.connection = connection
         self.origin = origin
-        # Whether something would be missed in a new connection: USE, variables, temporary tables.
+        # Whether a new connection would lack something: USE, variables, temporary tables.
         self.has_state = False
-        # Whether a statement failed while it ran. Of an instance that no error invalidates, DuckDB goes on with a
-        # transaction then, which may hold half of what the statement was to do.
+        # Whether a statement failed while it ran. On an instance that errors do not invalidate,
+        # DuckDB then continues the transaction, which may contain half of the statement's changes.
         self.has_failed = False
         self.lock = threading.RLock()
         self._result_bytes_max = result_bytes_max
         self._live: LiveResult | None = None
-        # The temporary tables that rows for the queue go through, by target; a rollback takes away what it made.
+        # The temporary tables through which rows for the queue pass, by target; a rollback drops
+        # those made in its transaction.
         self.shapes: dict[TableId, tuple[Column, ...]] = {}
-        # The schemas in which names count that are given without one.
+        # The schemas in which unqualified names are looked up.
         self.path: tuple[str, ...] = (DEFAULT_SCHEMA,)
 
     def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
-        """Run a statement to its first row; the lock is held by the caller."""
+        """Run a statement to its first row. The caller holds the lock."""
         self.settle(call)
         with self.interruptible(call):
             return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
 
     def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
-        """Run a statement, and take its whole result; the lock is held by the caller."""
+        """Run a statement and return its whole result. The caller holds the lock."""
         self.settle(call)
         with self.interruptible(call):
             executed = (
@@ -125,7 +129,7 @@ class Connection:
 
     @contextmanager
     def registered(self, name: str, rows: object, call: Call) -> Iterator[None]:
-        """Have rows be a temporary view for a while; the lock is held by the caller."""
+        """Register rows as a temporary view while the block runs. The caller holds the lock."""
         self.settle(call)
         self.connection.register(name, rows)
         try:
@@ -134,7 +138,7 @@ class Connection:
             self.connection.unregister(name)
 
     def settle(self, call: Call) -> None:
-        """Take what is left of the open result into memory: the connection is needed for something else."""
+        """Read the rest of the open result into memory, to free the connection."""
         if self._live is None:
             return
         with call.interruptible(self.interrupt):
@@ -143,24 +147,24 @@ class Connection:
         call.refuse_stopped()
 
     def abandon(self, reason: str) -> None:
-        """Give up the open result, if there is one: whoever reads it is told why."""
+        """Discard the open result, if there is one; its reader gets the reason as an error."""
         if self._live is not None:
             live, self._live = self._live, None
             live.give_up(StateError(reason))
 
     def forget(self, live: "LiveResult") -> None:
-        """The result is at its end."""
+        """Forget the result, because it has ended."""
         if self._live is live:
             self._live = None
 
     def close(self) -> None:
-        """Close the connection, once whoever uses it is done."""
+        """Close the connection once no other thread uses it."""
         with self.lock:
-            self.abandon("The session is over.")
+            self.abandon("The session has ended.")
             self.connection.close()
 
     def close_when_read(self) -> None:
-        """Close the connection once its open result is read, or now where it has none."""
+        """Close the connection once its open result is read; immediately if it has none."""
         with self.lock:
             if self._live is None:
                 self.connection.close()
@@ -168,22 +172,22 @@ class Connection:
                 self._live.and_then(self.connection.close)
 
     def roll_back(self) -> None:
-        """End the connection's transaction, if it has one; the lock is held by the caller."""
+        """Roll back the connection's transaction, if it has one. The caller holds the lock."""
         try:
             self.connection.execute("ROLLBACK")
         except duckdb.Error as error:
-            # Where there is nothing to roll back, DuckDB has done it.
+            # DuckDB fails if there is nothing to roll back.
             self.origin.note(error)
 
     def lock_or_interrupt(self) -> bool:
-        """Take the lock, if it is free; else interrupt the statement that runs. Whether the lock is taken."""
+        """Take the lock if it is free and return True; else interrupt the running statement."""
         is_taken = self.lock.acquire(blocking=False)
         if not is_taken:
             self.interrupt()
         return is_taken
 
     def close_if_idle(self) -> bool:
-        """Close a lost connection, and give up its open result; False if a statement runs, which is interrupted."""
+        """Close a lost connection; False if a statement runs, which is interrupted."""
         if not self.lock_or_interrupt():
             return False
         try:
@@ -197,14 +201,14 @@ class Connection:
         return True
 
     def interrupt(self) -> None:
-        """End the statement that runs."""
+        """Interrupt the running statement."""
         with suppress(duckdb.ConnectionException):
-            # It was closed in this very moment: nothing runs on it.
+            # It was closed at this very moment: nothing runs on it.
             self.connection.interrupt()
 
     @contextmanager
     def interruptible(self, call: Call) -> Iterator[None]:
-        """While a statement runs, which ends with the call; the lock is held by the caller."""
+        """Run a statement that is interrupted if the call stops. The caller holds the lock."""
         with call.interruptible(self.interrupt):
             try:
                 yield
@@ -227,7 +231,7 @@ class Connection:
 
 
 class LiveResult:
-    """The rows of a query, as DuckDB makes them; read once."""
+    """The rows of a query, streamed by DuckDB. Can be read once."""
 
     def __init__(self, link: Connection, reader: pa.RecordBatchReader, on_close: Callable[[], None] | None) -> None:
         self.schema: pa.Schema = reader.schema
@@ -241,13 +245,13 @@ class LiveResult:
             self._cleanup.callback(on_close)
 
     def and_then(self, callback: Callable[[], None]) -> None:
-        """Have something done when the result is at its end."""
+        """Call `callback` when the result ends."""
         self._cleanup.callback(callback)
 
     def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
-        """The rows, once."""
+        """Yield the rows. Can be called once."""
         if self._is_taken:
-            raise StateError("This result was read already.")
+            raise StateError("This result has already been read.")
         self._is_taken = True
         try:
             while (batch := self._next(call)) is not None:
@@ -280,7 +284,7 @@ class LiveResult:
                     raise
 
     def park(self, bytes_max: int) -> None:
-        """Take the rest into memory; the link's lock is held by the caller."""
+        """Read the rest into memory. The caller holds the connection's lock."""
         reader, self._reader = self._reader, None
         if reader is None:
             return
@@ -291,7 +295,7 @@ class LiveResult:
                 if size > bytes_max:
                     self.give_up(
                         LimitError(
-                            f"The result was not read before the next statement; it has over {bytes_max:,} bytes.",
+                            f"The result was not read before the next statement, and it has over {bytes_max:,} bytes.",
                             hint="Read it to its end first, or use a second connection.",
                         )
                     )
@@ -305,12 +309,12 @@ class LiveResult:
             self._cleanup.close()
 
     def give_up(self, reason: Exception) -> None:
-        """Whoever reads it is told why there is no more; the link's lock is held by the caller."""
+        """Discard the rows; the reader gets `reason` as an error. The caller holds the lock."""
         self._parked, self._failure, self._reader = [], reason, None
         self._cleanup.close()
 
     def close(self) -> None:
-        """Let go of what is left."""
+        """Discard unread rows."""
         with self._link.lock:
             self._parked = []
             self._end()
@@ -323,20 +327,20 @@ class LiveResult:
 
 
 class TableResult:
-    """Rows that are all there."""
+    """A result whose rows are in memory."""
 
     def __init__(self, table: pa.Table) -> None:
         self.schema: pa.Schema = table.schema
         self._table: pa.Table | None = table
 
     def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
-        """The rows, once."""
+        """Yield the rows. Can be called once."""
         del call
         if self._table is None:
-            raise StateError("This result was read already.")
+            raise StateError("This result has already been read.")
         table, self._table = self._table, None
         yield from table.to_batches()
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Discard the rows."""
         self._table = None

@@ -1,13 +1,14 @@
-"""How large rows become once they are decoded, found out before they are.
+"""Computes the size of rows once they are decoded, without decoding them.
 
-Arrow has encodings in which a few bytes stand for many: dictionaries, runs, views and list views refer to one value any
-number of times, and some types take no bytes at all. A message of a megabyte may hold terabytes of them. What is
-computed here takes a small multiple of the message, whatever it stands for.
+In some Arrow encodings a few bytes represent many: dictionaries, runs, views and list views refer
+to one value any number of times, and some types take no bytes at all. A message of one megabyte can
+represent terabytes. The computation here takes a small multiple of the message's size, whatever it
+represents.
 
-    rows that arrive ──▶ for each column: the size of all elements before a place ──▶ refused, or decoded
+    received rows ──▶ for each column: the size of all elements before a position ──▶ refuse, or decode
 
-An array is asked for the size of its elements before some places, not for the size of each: so an array of runs, which
-may have any number of elements, never has to be counted through.
+An array is queried for the total size of its elements before given positions, not for the size of
+each: so an array of runs, which may have any number of elements, is never iterated.
 """
 
 from collections.abc import Callable
@@ -16,16 +17,17 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Places are int64 and count elements; sizes are float64, which do not wrap around where they become absurd.
+# Positions are int64 and count elements; sizes are float64, which do not wrap around if they are
+# absurdly large.
 Before = Callable[[pa.Array], pa.Array]
 
 _BLOCK_ELEMENTS = 64 * 1024
 _OFFSET_BYTES = 4
 _VIEW_BYTES = 16
 _LIST_VIEW_BYTES = 8
-# What has no bytes has some once it is decoded: DuckDB takes it for a small number.
+# Types without bytes have some once they are decoded: DuckDB stores them as a small number.
 _NOTHING_BYTES = 4
-# Most columns are of these, and most writes are small.
+# Most columns have these types, and most writes are small.
 _PLAIN = frozenset(
     kind.id
     for kind in (
@@ -34,12 +36,12 @@ _PLAIN = frozenset(
         *(pa.date32(), pa.timestamp("us"), pa.time64("us"), pa.decimal128(1)),
     )
 )
-# Of a view's 16 bytes, the first four are its length.
+# The first four of a view's 16 bytes are its length.
 _VIEW_WORDS = 4
 
 
 def unfolds(kind: pa.DataType, *, nested: bool = False) -> bool:
-    """Whether values of the type may be larger than the bytes that they are sent as."""
+    """Whether decoded values of the type may be larger than their encoding."""
     if kind.id in _PLAIN:
         return False
     if isinstance(kind, pa.BaseExtensionType):
@@ -54,7 +56,7 @@ def unfolds(kind: pa.DataType, *, nested: bool = False) -> bool:
         or types.is_large_list_view(kind)
         or types.is_union(kind)
     )
-    # In a list there may be any number of what takes no bytes.
+    # A list may contain any number of elements that take no bytes.
     is_nothing = (
         types.is_null(kind)
         or (types.is_fixed_size_binary(kind) and kind.byte_width == 0)
@@ -65,7 +67,7 @@ def unfolds(kind: pa.DataType, *, nested: bool = False) -> bool:
 
 
 def size_of(rows: pa.RecordBatch | pa.Table) -> int:
-    """How many bytes the rows are once they are decoded; they are valid, in full."""
+    """Return the decoded size of the rows, in bytes. The rows must be fully validated."""
     if not any(unfolds(field.type) for field in rows.schema):
         return int(rows.nbytes)
     if isinstance(rows, pa.Table):
@@ -74,15 +76,15 @@ def size_of(rows: pa.RecordBatch | pa.Table) -> int:
 
 
 def _total(array: pa.Array) -> int:
-    # No number of bytes that anybody has is beyond this.
+    # Cap it: no machine has more bytes than this.
     return int(min(before(array)(_places([len(array)]))[0].as_py(), 2.0**62))
 
 
 def before(array: pa.Array) -> Before:
-    """The size of all elements before given places, which are in order."""
+    """Return a function from ascending positions to the total size of the elements before each."""
     kind, types = array.type, pa.types
     if not len(array):
-        # It need not have any of its buffers.
+        # An empty array may lack its buffers.
         return _each(0)
     if isinstance(kind, pa.BaseExtensionType):
         return before(array.storage)
@@ -106,9 +108,9 @@ def _text(array: pa.Array) -> Before:
 
 
 def _between(offsets: pa.Array, inner: Before) -> Before:
-    """Elements of which each reaches from one offset to the next."""
+    """For elements that each reach from one offset to the next."""
 
-    # Once for all places: of lists in lists, each would ask the next one twice.
+    # Once for all positions: with nested lists, each level would query the next one twice.
     start = inner(offsets.slice(0, 1).cast(pa.int64()))[0]
 
     def found(places: pa.Array) -> pa.Array:
@@ -173,13 +175,13 @@ def _list_view(array: pa.Array) -> Before:
 
     def sizes(start: int, stop: int) -> pa.Array:
         cut, count = slice(start, stop), stop - start
-        # What stands in the place of a NULL means nothing.
+        # The values at the position of a NULL are undefined.
         starts = pc.if_else(valid[cut], array.offsets[cut].cast(pa.int64()), 0)
         ends = pc.if_else(valid[cut], pc.add(starts, array.sizes[cut].cast(pa.int64())), 0)
         both = _unordered(inner, pa.concat_arrays([starts, ends]))
         return pc.add(pc.subtract(both.slice(count), both.slice(0, count)), float(_LIST_VIEW_BYTES))
 
-    # In one block: each would go through all of what the lists are of.
+    # In one block: each block would go through all values of the lists.
     return _by_element(len(array), sizes, block=max(1, len(array)))
 
 
@@ -210,7 +212,7 @@ def _sum(parts: list[Before]) -> Before:
 
 
 def _by_element(length: int, sizes: Callable[[int, int], pa.Array], *, block: int = _BLOCK_ELEMENTS) -> Before:
-    """Elements whose sizes, `sizes(start, stop)`, are known one by one; in blocks, so that not all have to be there."""
+    """For elements with known sizes, `sizes(start, stop)`, computed in blocks to save memory."""
 
     def found(places: pa.Array) -> pa.Array:
         parts: list[pa.Array] = []
@@ -227,13 +229,13 @@ def _by_element(length: int, sizes: Callable[[int, int], pa.Array], *, block: in
 
 
 def _element_sizes(array: pa.Array) -> pa.Array:
-    """The size of each element; of arrays that are as long as what was sent of them."""
+    """Return the size of each element; for arrays that are no longer than their encoding."""
     ends = before(array)(pa.arange(0, len(array) + 1))
     return pc.subtract(ends.slice(1), ends.slice(0, len(array)))
 
 
 def _unordered(inner: Before, places: pa.Array) -> pa.Array:
-    """The same for places in any order."""
+    """Apply `inner` to positions in any order."""
     order = pc.sort_indices(places)
     return inner(places.take(order)).take(pc.sort_indices(order))
 

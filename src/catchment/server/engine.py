@@ -1,4 +1,4 @@
-"""What all sessions share: the lake, the queue, and connections behind the wall."""
+"""The state that all sessions share: the lake, the queue, and sandboxed DuckDB connections."""
 
 import logging
 import threading
@@ -31,57 +31,61 @@ from catchment.tenants.records import Residents
 
 
 class TenantRouting(Protocol):
-    """Where tenants' work goes through while they may live in several shards. Any thread may ask."""
+    """Routes tenants' calls if tenants are spread over several shards. Thread-safe."""
 
     def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
-        """Take rows for the queue, wherever the tenant lives; how many they are, once they are durable."""
+        """Write rows to the tenant's queue, on its primary; return their number once durable."""
 
     def reading(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Count a reader in until its result is closed, perhaps by another thread."""
+        """Hold while a result is read, which another thread may close. StaleRouteError if the
+        primary is elsewhere.
+        """
 
     def changing(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Let a change of the tenant's tables in this lake happen, or refuse it."""
+        """Hold while the tenant's tables in this lake change; StaleRouteError if its primary is
+        elsewhere.
+        """
 
     def residents(self) -> Residents:
-        """The tenants that this shard knows, and those among them that live elsewhere."""
+        """Return the tenants that this shard knows, and which have their primary elsewhere."""
 
     def owner(self, schema: str) -> TenantId | None:
-        """The tenant whose tables are in the schema; None where nobody has created one."""
+        """Return the tenant whose tables are in the schema; None if it belongs to no tenant."""
 
     def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
-        """The shard that the tenant lives in, None where that is this one; with `anew`, as of now."""
+        """Return the shard of the tenant's primary, None if it is this one; `anew` skips the cache."""
 
     def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
-        """A session of a tenant's user on another shard's server."""
+        """Return a session of a tenant's user on another shard's server."""
         ...
 
 
 class Engine:
-    """The lake, the queue, and links to DuckDB."""
+    """The lake, the queue, and connections to DuckDB."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self.settings: Settings = app.settings
         self.clock: Clock = app.clock
         self.queue: DqCoordinator | None = app.queue if app.settings.queue_enable else None
-        # The queue's lake works while the catalog is away; it is opened when it is first used.
+        # The queue's lake works while the catalog is unavailable; it is opened at its first use.
         self.lake: Lake = self.queue.lake if self.queue is not None else app.lake
         self.files = FileWriter(
             app.wall, self.lake.address, threads_max=self.lake.limits.threads_max, meters=app.meters
         )
         self.registrar = Registrar(self.lake)
-        # Without one, tenants live here and nowhere else.
+        # Without it, every tenant has its primary here.
         self.tenants: TenantRouting | None = None
         self._links: WeakSet[Connection] = WeakSet()
         self._links_mutex = threading.Lock()
         self.views = Views(self.lake, self.clock)
 
     def island(self, tenant: TenantId | None) -> TenantScope | None:
-        """The part of the lake that exists for a tenant's user; None where that is all of it."""
+        """Return the part of the lake that a tenant's user may see; None if that is all of it."""
         return None if tenant is None else TenantScope(tenant, self.lake.name)
 
     def enqueue(self, tenant: TenantId | None, table: TableId, rows: pa.Table, *, session: str) -> int:
-        """Hand rows to the queue, those for a tenant's tables by way of the desk; how many they are."""
+        """Write rows to the queue, a tenant's by the routing; return their number."""
         if self.tenants is not None:
             owner = tenant if tenant is not None else self.tenants.owner(table.schema)
             if owner is not None:
@@ -96,7 +100,10 @@ class Engine:
 
     @contextmanager
     def touching(self, tenants: Collection[TenantId]) -> Iterator[None]:
-        """Hold while a user without a tenant reads or changes tables of these; StateError if one lives elsewhere."""
+        """Hold while a user without a tenant reads or changes tables of these tenants.
+
+        StateError if one of them has its primary on another shard.
+        """
         with ExitStack() as held:
             for tenant in sorted(tenants):
                 self._touch(held, tenant)
@@ -110,11 +117,11 @@ class Engine:
         except StaleRouteError:
             home = self.tenants.elsewhere(tenant, anew=True)
             if home is None:
-                raise NotReadyError(f"{tenant} is on its way to this shard.", hint="Try again.") from None
+                raise NotReadyError(f"{tenant} is moving to this shard.", hint="Try again.") from None
             raise StateError(
-                f"{tenant} lives in shard {home.id}, at {home.location}: its tables are read and changed there, "
-                "and what this shard has of them is old or incomplete.",
-                hint="Connect there. Users of the tenant (`catchment user add --tenant`) may connect to any shard.",
+                f"{tenant} has its primary on shard {home.id}, at {home.location}. Read and change its tables there; "
+                "this shard's copy is outdated or incomplete.",
+                hint="Connect there. Users of the tenant (`catchment user add --tenant`) can connect to any shard.",
                 shard=str(home.id),
                 location=home.location,
             ) from None
@@ -124,9 +131,9 @@ class Engine:
         return nullcontext() if tenant is None or self.tenants is None else self.tenants.changing(tenant)
 
     def link(self, island: TenantScope | None = None) -> Connection:
-        """A connection with the lake as its default catalog; without it while the lake is away.
+        """Return a connection with the lake as its default catalog, unless the lake is unavailable.
 
-        With an island, it is where unqualified names count.
+        With a scope, unqualified names are looked up in the tenant's schema.
         """
         origin, require_lake = self.lake.origin(), self.require_lake
         try:
@@ -136,7 +143,7 @@ class Engine:
                 self._confine(connection, island)
         except LakeUnavailableError as error:
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
-            # Rows for the queue can still be computed, and are taken.
+            # Rows for the queue can still be computed and accepted.
             lakeless = Instance("lakeless", self._lakeless)
             origin, require_lake = lakeless.origin(), partial(_refuse, error.message)
             connection = lakeless.cursor()
@@ -149,7 +156,7 @@ class Engine:
         *,
         require_lake: Callable[[], None] | None = None,
     ) -> Connection:
-        """A link to a connection; `origin` was asked for before the connection was."""
+        """Wrap a DuckDB connection; `origin` must have been read before it was opened."""
         link = Connection(
             connection,
             origin=origin,
@@ -161,11 +168,14 @@ class Engine:
         return link
 
     def is_current(self, link: Connection) -> bool:
-        """Whether the link is of the DuckDB instance that has the lake now."""
+        """Whether the connection belongs to the DuckDB instance that has the lake open now."""
         return link.origin == self.lake.origin()
 
     def end_lost(self) -> bool:
-        """Close links to instances that failed inside, and end what still runs on them; whether all are closed."""
+        """Close connections to instances that failed internally, and interrupt their statements.
+
+        Returns whether all of them are closed.
+        """
         with self._links_mutex:
             lost = [link for link in self._links if link.origin.is_lost]
         closed = [link for link in lost if link.close_if_idle()]
@@ -179,14 +189,15 @@ class Engine:
         return connection
 
     def require_lake(self) -> None:
-        """Ask the catalog for the little that shows that it is there; LakeUnavailableError where it is not."""
+        """Run a minimal query on the catalog; LakeUnavailableError if it fails."""
         self.lake.newest_snapshot()
 
     def _confine(self, connection: duckdb.DuckDBPyConnection, island: TenantScope) -> None:
         try:
             connection.execute(island.set_path)
         except duckdb.CatalogException:
-            # The tenant is new here; where it does not live, nothing is made. An empty schema needs no log.
+            # The tenant has no schema here yet. Nothing is created if its primary is elsewhere. An
+            # empty schema needs no log entry.
             with self.reading(island.tenant), self.lake.write() as writing:
                 writing.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(island.lake, island.schema)}")
             connection.execute(island.set_path)

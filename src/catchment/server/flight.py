@@ -1,11 +1,11 @@
-"""The Flight service: Flight SQL's calls, each led to the session that it belongs to.
+"""The Flight service: dispatches Flight SQL's calls to sessions.
 
-A statement runs when it is asked for, in GetFlightInfo or DoPut; DoGet only reads what it gave. So nothing is done
-twice when a client reads twice, and what changes rows is done even if nobody reads. Commands about the catalog are
-answered in DoGet, from their ticket alone.
+A statement runs in GetFlightInfo or DoPut; DoGet only reads its result. So nothing runs twice if a
+client reads twice, and changes are made even if the client reads no result. Commands about the
+catalog are answered in DoGet, from their ticket alone.
 
-Every upload is answered by one message, and so is every action; both are declared so, which saves a round through
-gRPC's threads in each call.
+Every upload and every action has a single response message and is declared so, which saves a round
+through gRPC's threads in each call.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _SERVICE = "/arrow.flight.protocol.FlightService/"
 
 
 class FlightService(grpc.GenericRpcHandler):
-    """Answers calls, once `add_to` has put it into a server."""
+    """Answers calls, once `add_to` has added it to a server."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FlightService(grpc.GenericRpcHandler):
         clock: Clock | None = None,
         log: StatementLog | None = None,
     ) -> None:
-        """`shard` is what this server is to tenants, if it is one; `log` is told of every statement."""
+        """`shard` is the tenants' part of this server, if it is a shard; `log` records statements."""
         self._settings = settings
         self._log = log or StatementLog(
             registry.engine.app.meters,
@@ -83,15 +83,15 @@ class FlightService(grpc.GenericRpcHandler):
         }
 
     def add_to(self, server: grpc.Server) -> None:
-        """Have the server answer Flight's calls."""
+        """Register the handlers of Flight's calls."""
         server.add_generic_rpc_handlers((self,))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        """The handler of a method; for one that is not here gRPC itself says UNIMPLEMENTED."""
+        """Return the handler of a method; for unknown ones gRPC itself reports UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method)
 
     def close(self) -> None:
-        """No call comes any more."""
+        """Release resources; no calls may arrive any more."""
         self._calls.close()
 
     def _handshake(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -131,7 +131,7 @@ class FlightService(grpc.GenericRpcHandler):
                 with self._log.running(session.id, session.principal, prepared.text):
                     return prepared.execute(call)
             case _:
-                raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be asked for as a query.")
+                raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be run as a query.")
 
     def _execute(
         self, command: sql.CommandStatementQuery | sql.CommandStatementUpdate, session: Session, call: Call
@@ -177,7 +177,7 @@ class FlightService(grpc.GenericRpcHandler):
                         given = wire.stream(result.schema, result.batches(call))
                         yield from self._calls.streamed(given, call, context)
                 else:
-                    raise InputError("This is no ticket.", hint="GetFlightInfo gives tickets.")
+                    raise InputError("Not a ticket.", hint="GetFlightInfo returns tickets.")
 
     def _do_put(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._calls.answering(context, "DoPut") as call:
@@ -193,7 +193,7 @@ class FlightService(grpc.GenericRpcHandler):
                 try:
                     result = self._put(command, upload, session, call)
                 except (CatchmentError, duckdb.Error):
-                    # Who reads the upload knows of its errors only that there was one.
+                    # A reader of the upload knows only that it failed, not why.
                     if upload.failure is not None:
                         raise upload.failure from None
                     raise
@@ -204,7 +204,8 @@ class FlightService(grpc.GenericRpcHandler):
             case sql.CommandPreparedStatementUpdate():
                 prepared = session.prepared(command.prepared_statement_handle)
                 call.text = prepared.text
-                # Not bound: another call on the same handle may come at the same time, with rows of its own.
+                # Not bound: another call on the same handle may run at the same time, with rows of
+                # its own.
                 rows = upload.table()
                 with self._log.running(session.id, session.principal, prepared.text):
                     return _changed(prepared.execute(call, rows, is_update=True))
@@ -213,7 +214,7 @@ class FlightService(grpc.GenericRpcHandler):
             case sql.CommandPreparedStatementQuery():
                 bound = upload.table()
                 if bound is None:
-                    raise InputError("Nothing is there to be bound.")
+                    raise InputError("The upload contains no parameters to bind.")
                 session.prepared(command.prepared_statement_handle).bind(bound)
                 return sql.DoPutPreparedStatementResult(prepared_statement_handle=command.prepared_statement_handle)
             case sql.CommandStatementIngest():
@@ -235,14 +236,14 @@ class FlightService(grpc.GenericRpcHandler):
 
 def _flight_info(descriptor: flight.FlightDescriptor, schema: bytes, ticket: bytes) -> bytes:
     endpoint = flight.FlightEndpoint(ticket=flight.Ticket(ticket=ticket))
-    # -1 is "unknown": rows are counted by nobody before they are read.
+    # -1 means unknown: rows are not counted before they are read.
     return flight.FlightInfo(
         schema=schema, flight_descriptor=descriptor, endpoint=[endpoint], total_records=-1, total_bytes=-1
     ).SerializeToString()
 
 
 def _changed(outcome: StatementOutcome) -> sql.DoPutUpdateResult:
-    """How many rows a statement changed; 0 where it changes none, because -1 tells JDBC that there are rows to read."""
+    """Return the number of changed rows; 0 if none, as -1 tells JDBC that there are rows to read."""
     outcome.result.close()
     return sql.DoPutUpdateResult(record_count=outcome.rows or 0)
 

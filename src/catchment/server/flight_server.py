@@ -1,9 +1,9 @@
-"""`FlightServer`: puts the server's parts together, and takes them apart so that nothing acknowledged is lost.
+"""`FlightServer`: composes the server's parts, and shuts down without losing acknowledged rows.
 
-Up: the control database is brought up to date, the buffer is opened and recovers, the lake is opened if it can be
-reached, and only then does anybody listen. Down: no new calls, time for those under way, sessions are closed, which
-seals their files, and what is buffered is flushed in the time that is left. A flush that does not end in time is left
-alone: its rows are on the disk, and the next start goes on with them.
+Start: bring the control database up to date, open the buffer, which recovers, open the lake if it
+is available, and only then listen. Stop: refuse new calls, give running ones time to finish, close
+the sessions, which seals their files, and flush the buffer in the remaining time. A flush that does
+not finish in time is abandoned: its rows are on disk, and the next start continues with them.
 """
 
 import errno
@@ -35,7 +35,7 @@ from catchment.web.dead_letter_pages import LakeDeadLetterService
 from catchment.web.site import LOOPBACK_HOSTS, application
 from catchment.web.web_server import WebServer
 
-# Closing what is open takes a moment also where there is no time left for work.
+# Closing takes a moment even if no time is left for work.
 _CLOSE_S_MIN = 5.0
 _THREADS_SPARE = 32
 _KEEPALIVE_MS = 60_000
@@ -46,7 +46,7 @@ class FlightServer:
     """The Flight SQL server of a home, from `start` to `stop`."""
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
-        # Strangers' SQL runs in it.
+        # Its DuckDB runs clients' SQL.
         self.app = App(settings, clock=clock, walled=True)
         self._settings = settings
         self._users = Users.from_settings(settings, clock=self.app.clock)
@@ -61,16 +61,16 @@ class FlightServer:
 
     @property
     def uri(self) -> str:
-        """Where clients connect to."""
+        """The address that clients connect to."""
         return self._uri(self._settings.server_host)
 
     @property
     def web_address(self) -> str | None:
-        """Where browsers and Prometheus find it; None where the settings switch that off."""
+        """The address of the web server; None if the settings switch it off."""
         return None if self._web is None else self._web.address
 
     def start(self) -> None:
-        """Come up and listen; refused where the settings would let anybody in."""
+        """Start and listen; refused if the settings would expose the server."""
         settings, app = self._settings, self.app
         require_safe(settings, self._users)
         memory.bound_arenas()
@@ -101,7 +101,7 @@ class FlightServer:
             if settings.queue_enable:
                 app.runtime.start()
             if tenancy is not None:
-                # Before anybody calls: a gate that was closed is closed still.
+                # Before the first call: a write barrier that was closed is still closed.
                 tenancy.start()
             if web is not None:
                 web.start()
@@ -110,13 +110,13 @@ class FlightServer:
         events.emit("serving", uri=self.uri)
 
     def stop(self) -> bool:
-        """End gently, in the time that the settings give; False where a flush was left alone, and nothing is closed."""
+        """Stop within the configured time; False if a flush was abandoned, with nothing closed."""
         clock, seconds = self.app.clock, self._settings.server_shutdown_seconds
         events.emit("stopping", uri=self.uri, seconds_max=seconds)
         until_s = clock.monotonic_s() + seconds
         server_file.withdraw(self._settings)
         if self._grpc is not None:
-            # Refuses new calls at once, and cancels what still runs when the time is up.
+            # Refuses new calls immediately, and cancels running ones when the time is up.
             self._grpc.stop(seconds).wait()
         winding_up = threading.Thread(target=self._wind_up, name="catchment-end", daemon=True)
         winding_up.start()
@@ -129,7 +129,7 @@ class FlightServer:
         return True
 
     def _open_web(self, opened: ExitStack, sessions: SessionRegistry, log: StatementLog) -> WebServer | None:
-        """Take the web's port, and count from now on; it answers once it is started."""
+        """Bind the web server's port and start collecting the status; `start` makes it answer."""
         settings, port = self._settings, self._settings.web_port
         if port is None:
             return None
@@ -161,14 +161,14 @@ class FlightServer:
             self._sessions.close_all()
         if self._settings.queue_enable:
             self.app.runtime.stop(flush=True)
-        # Who only looks comes last: a source that hangs must not cost the last flush.
+        # Readers last: a source that hangs must not delay the last flush.
         if self._desk is not None:
             self._desk.close()
         if self._status is not None:
             self._status.close()
 
     def _open(self) -> None:
-        """Everything that must be there before somebody calls."""
+        """Open everything that must be available before the first call."""
         before = ControlDatabase.examine(self._settings)
         control = self.app.control
         if before.exists and before.pending and before.is_backed_up:
@@ -179,7 +179,7 @@ class FlightServer:
         try:
             _ = self.app.lake
         except RetryableError as error:
-            # Writes are acknowledged all the same, and are flushed once it is back.
+            # Writes are acknowledged nevertheless, and flushed once the lake is available.
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
 
     def _tenancy(self) -> Tenancy | None:
@@ -198,14 +198,14 @@ def _statement_log(app: App) -> StatementLog:
 
 
 def _grpc_server(service: FlightService, settings: Settings) -> grpc.Server:
-    # A thread for every result that is read and every statement that runs, and some for logging in, cancelling and
-    # closing; what is more waits, up to a bound.
+    # A thread for every result that is read and every statement that runs, and some for log-ins,
+    # cancellations and closing. Further calls wait, up to a limit.
     threads = settings.server_sessions_max + 2 * settings.server_statements_max + _THREADS_SPARE
     options = (
         ("grpc.max_receive_message_length", settings.server_message_bytes_max),
         # Two servers on one port would each get some of the calls.
         ("grpc.so_reuseport", 0),
-        # Finds clients that are gone without having said so.
+        # Detects clients that are gone without having disconnected.
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     )
     pool = ThreadPoolExecutor(threads, thread_name_prefix="catchment-call")
@@ -222,11 +222,11 @@ def _bind(server: grpc.Server, settings: Settings, certificate: Certificate | No
             return server.add_insecure_port(address)
         return server.add_secure_port(address, certificate.credentials())
     except RuntimeError:
-        raise _unusable(address, "it is no address of this machine, or taken") from None
+        raise _unusable(address, "it is in use, or not an address of this machine") from None
 
 
 def _require_free(settings: Settings) -> None:
-    """See that nobody listens there: gRPC would say so on stderr only, and in its own words."""
+    """Check that the port is free: gRPC would report it on stderr only."""
     host, port = settings.server_host, settings.server_port
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, address in found:
@@ -235,16 +235,17 @@ def _require_free(settings: Settings) -> None:
             try:
                 probe.bind(address)
             except OSError as error:
-                # A name may stand for addresses that this machine does not have; gRPC takes those that it has.
+                # A name may resolve to addresses that this machine lacks; gRPC binds those that it
+                # has.
                 if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                    reason = "the port is taken" if error.errno == errno.EADDRINUSE else "this user may not"
+                    reason = "the port is in use" if error.errno == errno.EADDRINUSE else "permission denied"
                     raise _unusable(_address(host, port), reason) from None
 
 
 def _unusable(address: str, reason: str) -> MachineError:
     return MachineError(
         f"Cannot listen on {address}: {reason}.",
-        hint="Does another server run there? Take another port: `--port`, or CATCHMENT_SERVER_PORT; 0 is any.",
+        hint="Does another server run there? Set another port by `--port` or CATCHMENT_SERVER_PORT; 0 means any.",
     )
 
 

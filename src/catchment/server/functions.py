@@ -1,8 +1,9 @@
-"""DuckDB's functions by what a client's call of them can reach.
+"""Classifies DuckDB's functions by what a client's call of them can reach.
 
-DuckDB says of each function what kind it is, how stable its result is, and how a macro is defined. Whatever that does
-not show to be harmless is refused: table functions but for those listed here, and, for users of a tenant, scalar
-functions that read the catalog, which holds the tables and views of all tenants.
+DuckDB reports each function's kind, the stability of its result, and the definition of a macro. A
+function that is not known to be harmless by these is refused: table functions that are not listed
+here and, for users of a tenant, scalar functions that read the catalog, which contains the tables
+and views of all tenants.
 """
 
 import re
@@ -21,16 +22,17 @@ TABLE_FUNCTIONS = frozenset(
         *("icu_calendar_names", "test_all_types"),
     }
 )
-# Of a lake, by the names that it has them under: they read, and name the tables that they read by constants.
+# Functions of a lake, by their short names: they only read, and name the tables that they read by
+# constants.
 LAKE_FUNCTIONS = frozenset(
     {
         *("snapshots", "table_info", "current_snapshot", "last_committed_snapshot"),
         *("table_changes", "table_insertions", "table_deletions"),
     }
 )
-# Their argument is the name of a table.
+# Functions whose argument is the name of a table.
 TABLE_READERS = frozenset({"query_table", "pragma_table_info"})
-# Those that show nothing of the catalog.
+# Table functions that show nothing of the catalog.
 TENANT_TABLE_FUNCTIONS = frozenset(
     {
         *("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree", "summary"),
@@ -38,11 +40,12 @@ TENANT_TABLE_FUNCTIONS = frozenset(
         *("duckdb_variables",),
     }
 )
-# Neither table functions nor harmless: the server's settings, its log, and SQL in a string.
+# Scalar functions that are not harmless: they reach the server's settings, its log, or SQL in a
+# string.
 _SCALARS_REFUSED = frozenset(
     {"current_setting", "write_log", "json_execute_serialized_sql", "json_serialize_plan", "getenv"}
 )
-# Not the same at every call, and about nothing but the time, chance, or the session itself.
+# Not the same at every call, and dependent on nothing but time, chance, or the session itself.
 _UNSTABLE_ALLOWED = frozenset(
     {
         *("now", "today", "current_date", "get_current_time", "get_current_timestamp", "transaction_timestamp"),
@@ -58,7 +61,7 @@ _QUERY = re.compile(r"\b(from|select|table|pivot|describe|show|summarize)\b", re
 
 @cache
 def refused() -> frozenset[str]:
-    """Table functions that are not known to be harmless, and are nothing else by the same name."""
+    """Return table functions that are not known to be harmless, unless the name has another kind."""
     with _all_loaded() as connection:
         found = connection.execute(
             "SELECT lower(function_name) FROM duckdb_functions() GROUP BY ALL "
@@ -70,35 +73,35 @@ def refused() -> frozenset[str]:
 
 @cache
 def refused_short() -> frozenset[str]:
-    """DuckLake's functions by the names that a lake has them under."""
+    """Return DuckLake's refused functions by their short names."""
     return frozenset(name.removeprefix(DUCKLAKE) for name in refused() if name.startswith(DUCKLAKE))
 
 
 def refusal(name: str) -> str:
-    """Why a function is not for clients."""
+    """Return the error message for a function that clients may not call."""
     short = name.removeprefix(DUCKLAKE)
     if name in ("query", "json_execute_serialized_sql", "json_serialize_plan"):
-        why = "runs SQL in a text, which nobody has judged"
+        why = "runs SQL from a string, which cannot be checked"
     elif name.startswith(("sqlite_", "postgres_", "read_duckdb")):
         why = "opens another database"
     elif name.startswith(("read_", "parquet_", "glob", "sniff_")):
-        why = "reads files, and clients read tables"
+        why = "reads files, and clients may read only tables"
     elif short in refused_short() or name in refused_short():
-        why = "changes the lake as a whole, or shows its files"
+        why = "changes the whole lake, or shows its files"
     else:
-        why = "shows or changes the server itself, or has no rows for clients"
+        why = "shows or changes the server itself, or returns no rows"
     return f"The function {name} {why}."
 
 
 def of_lake(name: str) -> str | None:
-    """The short name of a function of a lake that only reads, or None if it is another function."""
+    """Return the short name of a lake function that only reads; None for any other function."""
     short = name.removeprefix(DUCKLAKE)
     return short if short in LAKE_FUNCTIONS else None
 
 
 @cache
 def known() -> frozenset[str]:
-    """The names of all functions of DuckDB and of the extensions that the server loads, in all forms."""
+    """Return all names of functions of DuckDB and of the extensions that the server loads."""
     with _all_loaded() as connection:
         found = connection.execute("SELECT DISTINCT lower(function_name) FROM duckdb_functions()").fetchall()
     names = {name for (name,) in found}
@@ -107,19 +110,19 @@ def known() -> frozenset[str]:
 
 @cache
 def refused_to_tenants() -> frozenset[str]:
-    """Scalar functions and macros that are not known to keep off the catalog, and off other sessions."""
+    """Return scalar functions and macros that may read the catalog or affect other sessions."""
     return frozenset(name for name, is_harmless in _scalars().items() if not is_harmless)
 
 
 @cache
 def allowed_to_tenants() -> frozenset[str]:
-    """Scalar functions and macros that compute a result from their arguments, the time, chance, and the session."""
+    """Return scalar functions and macros that depend on arguments, time, chance and session only."""
     return frozenset(name for name, is_harmless in _scalars().items() if is_harmless)
 
 
 @cache
 def _scalars() -> dict[str, bool]:
-    """Whether each scalar function, aggregate or macro is harmless in all forms that it has."""
+    """Return whether each scalar function, aggregate or macro is harmless in all its overloads."""
     with _all_loaded() as connection:
         found = connection.execute(
             "SELECT DISTINCT lower(function_name), stability, macro_definition FROM duckdb_functions() "
@@ -130,7 +133,7 @@ def _scalars() -> dict[str, bool]:
         is_harmless = name not in _SCALARS_REFUSED and (stability in _STABLE or name in _UNSTABLE_ALLOWED)
         known[name] = known.get(name, True) and is_harmless and (macro is None or _QUERY.search(macro) is None)
     while found:
-        # A macro is what it calls, and so are the macros that call it.
+        # A macro is as harmless as the functions that it calls; so are the macros that call it.
         worse = {name for name, _, macro in found if known[name] and macro and not all(_calls_known(macro, known))}
         if not worse:
             break

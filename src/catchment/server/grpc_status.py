@@ -1,7 +1,7 @@
-"""Errors as a client sees them: a gRPC status, and a text that says what happened and what to do next.
+"""Maps errors to gRPC status codes and to a text that states what happened and what to do next.
 
-A text never holds a traceback, nor the folders of this machine. What nobody foresaw is told to the log in full, and to
-the client in one sentence.
+A text never contains a traceback, nor folders of this machine. An unexpected error is logged in
+full, and reported to the client in one sentence.
 """
 
 import logging
@@ -19,15 +19,15 @@ from catchment.foundation import events
 
 Code = grpc.StatusCode
 
-# A trailer that names the error, for clients of ours.
+# A trailer that names the error, for Catchment's own clients.
 ERROR_HEADER = "catchment-error"
 
-# The first that fits counts, so the special ones stand before the general ones.
+# The first match counts, so special cases precede general ones.
 _OURS: tuple[tuple[type[CatchmentError], grpc.StatusCode], ...] = (
     (errors.LimitError, Code.RESOURCE_EXHAUSTED),
     (errors.BackpressureError, Code.RESOURCE_EXHAUSTED),
     (errors.ConflictError, Code.ABORTED),
-    # Not UNAVAILABLE: a client must look up where the tenant lives before it tries again.
+    # Not UNAVAILABLE: a client must look up the tenant's primary before it tries again.
     (errors.StaleRouteError, Code.ABORTED),
     (errors.SeqGapError, Code.FAILED_PRECONDITION),
     (errors.MismatchError, Code.FAILED_PRECONDITION),
@@ -35,7 +35,7 @@ _OURS: tuple[tuple[type[CatchmentError], grpc.StatusCode], ...] = (
     (errors.RetryableError, Code.UNAVAILABLE),
     (errors.TimedOutError, Code.DEADLINE_EXCEEDED),
     (errors.CancelledError, Code.CANCELLED),
-    # Not UNAVAILABLE: clients repeat that by themselves, and the commit may have landed.
+    # Not UNAVAILABLE: clients retry that automatically, and the commit may have succeeded.
     (errors.CommitUnknownError, Code.UNKNOWN),
     (errors.FencedError, Code.FAILED_PRECONDITION),
     (errors.NotLoggedInError, Code.UNAUTHENTICATED),
@@ -65,13 +65,14 @@ _DUCKDB: tuple[tuple[type[duckdb.Error], grpc.StatusCode], ...] = (
     (duckdb.DataError, Code.INVALID_ARGUMENT),
     (duckdb.IntegrityError, Code.INVALID_ARGUMENT),
 )
-# What DuckDB's classes do not tell apart, its texts do.
+# Cases that DuckDB's classes do not distinguish, but its messages do.
 _PHRASES: tuple[tuple[type[duckdb.Error], str, grpc.StatusCode], ...] = (
     (duckdb.CatalogException, "already exists", Code.ALREADY_EXISTS),
     (duckdb.CatalogException, "does not exist", Code.NOT_FOUND),
     (duckdb.TransactionException, "conflict", Code.ABORTED),
 )
-# An error that DuckDB has while its rows are read comes through Arrow, which leaves only the text.
+# An error that DuckDB raises while its rows are read comes through Arrow, which keeps only the
+# text.
 _STREAMED_TEXT = re.compile(r"([A-Za-z][A-Za-z ]*) Error: ")
 _STREAMED: dict[str, type[duckdb.Error]] = {
     "Binder": duckdb.BinderException,
@@ -91,14 +92,14 @@ _STREAMED: dict[str, type[duckdb.Error]] = {
     "Permission": duckdb.PermissionException,
     "TransactionContext": duckdb.TransactionException,
 }
-# An absolute path of two parts or more; its last part says enough.
+# An absolute path of two parts or more; only its last part is kept.
 _PATH = re.compile(r"(?<![\w/:.])(?:/[^\s/'\"`]+)+/([^\s/'\"`]+)")
-# Clients take about 8 KiB of trailers, in which text is percent-encoded.
+# Clients accept about 8 KiB of trailers, in which text is percent-encoded.
 _TEXT_BYTES_MAX = 4096
 
 
 def of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """The status of an error, and its text."""
+    """Return the status code and the text of an error."""
     error = _streamed(error)
     code = _code(error)
     if code is Code.INTERNAL:
@@ -108,17 +109,17 @@ def of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 def told(error: grpc.RpcError) -> CatchmentError | None:
-    """The error of ours that a server had; None where it did not say, or had none of ours."""
+    """Return the Catchment error that a server reported; None if it reported none."""
     names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
     kind = getattr(errors, names[0], None) if names else None
     if not (isinstance(kind, type) and issubclass(kind, CatchmentError)):
         return None
-    # The hint is in the text, and comes with the class.
+    # The hint is a part of the text, and the class adds it again.
     return kind((error.details() or "").removesuffix(f" {kind.default_hint}"))
 
 
 def _streamed(error: Exception) -> Exception:
-    """The error that DuckDB had, where Arrow has made another of it."""
+    """Return the DuckDB error that Arrow has wrapped; any other error unchanged."""
     found = _STREAMED_TEXT.match(str(error)) if isinstance(error, OSError | pa.ArrowException) else None
     kind = _STREAMED.get(found[1]) if found else None
     return error if kind is None else kind(str(error)).with_traceback(error.__traceback__)
@@ -153,9 +154,11 @@ def _text(error: Exception) -> str:
         case CatchmentError():
             return f"{error.message} {error.hint}" if error.hint else error.message
         case duckdb.InternalException() | duckdb.FatalException():
-            return "DuckDB failed inside on this statement, which was not done; the server's log has the details."
+            return (
+                "DuckDB failed internally on this statement, which was not executed; the server's log has the details."
+            )
         case duckdb.Error() | pa.ArrowException() | UnicodeError():
-            # What follows is a piece of the statement, which the client knows.
+            # The rest is a part of the statement, which the client knows.
             message, line, statement = str(error).partition("\n\nLINE ")
             return _PATH.sub(r"\1", message) + line + statement
         case MemoryError():

@@ -1,4 +1,4 @@
-"""Bulk ingest: a stream of rows into a table of the lake, or into the queue; all of them, or none."""
+"""Bulk ingest: writes a stream of rows to a lake table or to the queue; all of them, or none."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from catchment.server.sessions import Session
 
 _ROWS = "catchment_ingested"
-# A stream that ends within so many bytes is a short one. At about 5 MiB, to write a file and to register it costs as
-# much CPU as an INSERT does; and the sooner a stream is known to be long, the sooner its rows are being written.
+# A stream that ends within so many bytes is short. At about 5 MiB, writing a file and registering
+# it costs as much CPU as an INSERT; and the sooner a stream is known to be long, the sooner its
+# rows are written.
 _SHORT_BYTES = 4 * 1024 * 1024
-# As much as that is read before the lake's lock is taken: a slow client holds nobody up.
+# This much is read before the lake's lock is taken, so that a slow client does not block others.
 _AHEAD_BYTES = 64 * 1024 * 1024
 
 
 def ingest(
     session: "Session", target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
 ) -> int:
-    """Take the rows in; how many they are."""
+    """Write the rows and return their number."""
     statements = Statements(session)
     statements.require(Role.WRITER, "Ingest")
     if _is_temporary(target):
@@ -49,7 +50,7 @@ def ingest(
     try:
         return _take(statements, target, stored.rows(), call, transaction)
     except duckdb.Error:
-        # Who reads the rows knows of their errors only that there was one.
+        # A reader of the rows knows only that they failed, not why.
         if stored.failure is not None:
             raise stored.failure from None
         raise
@@ -59,7 +60,7 @@ def _take(
     statements: Statements, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
 ) -> int:
     session = statements.session
-    # The Go driver names no transaction here even where one is open.
+    # The Go driver does not name the transaction here, even if one is open.
     joined = session.find(transaction, join=True)
     schema = _schema(session, target)
     if QUEUE in (sql.fold(target.catalog or ""), sql.fold(target.schema or "")):
@@ -71,7 +72,7 @@ def _take(
             return int(gathered.num_rows)
         return _enqueue(statements, table, gathered, call, joined)
     if sql.fold(schema) == LEDGER_SCHEMA or sql.fold(schema) == FRESH:
-        raise NotAllowedError(f"{schema} is not for clients to write to.")
+        raise NotAllowedError(f"{schema} cannot be written to by clients.")
     if target.catalog and sql.fold(target.catalog) not in (sql.fold(session.lake.name), "temp"):
         raise TableMissingError(f"There is no catalog {target.catalog}.", hint=f"The lake is {session.lake.name}.")
     with session.reading_lake(statements.owner(schema)):
@@ -109,7 +110,7 @@ def _deliver(
 
 
 def _schema(session: "Session", target: IngestTarget) -> str:
-    """The schema that the rows go to; the queue is none of its own."""
+    """Return the schema that the rows are written to; the queue is not a schema."""
     given = None if sql.fold(target.schema or "") in ("", QUEUE) else target.schema
     if session.island is not None:
         return session.island.own_schema(given, target.table)
@@ -139,15 +140,15 @@ def _gathered(rows: pa.RecordBatchReader, bytes_max: int) -> pa.Table:
         size += decoded_size.size_of(batch)
         if size > bytes_max:
             raise LimitError(
-                f"The rows come to more than {bytes_max:,} bytes, the most for one write to the queue.",
-                hint="Write fewer at a time, or straight to the table.",
+                f"The rows have more than {bytes_max:,} bytes, the maximum for one write to the queue.",
+                hint="Write fewer at a time, or write directly to the table.",
             )
         batches.append(batch)
     return pa.Table.from_batches(batches, schema=rows.schema)
 
 
 class _Ahead:
-    """A stream of which a first part has been read."""
+    """A stream whose first part has been read."""
 
     def __init__(self, rows: pa.RecordBatchReader) -> None:
         self._rest = rows
@@ -155,7 +156,7 @@ class _Ahead:
         self._bytes = 0
 
     def read(self, size: int) -> bool:
-        """Read until more than that many bytes have come; whether they have."""
+        """Read until more than that many bytes have arrived; False if the stream ends before."""
         while self._bytes <= size:
             try:
                 batch = self._rest.read_next_batch()
@@ -166,7 +167,7 @@ class _Ahead:
         return True
 
     def rows(self) -> pa.RecordBatchReader:
-        """All of it, once."""
+        """Return the whole stream. Can be called once."""
         return pa.RecordBatchReader.from_batches(self._rest.schema, self._all())
 
     def _all(self) -> Iterator[pa.RecordBatch]:
@@ -183,10 +184,10 @@ def _write(
     name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
     exists = queue_ddl.is_in_lake(link, catalog, TableId("main" if is_temporary else schema, target.table), call)
     if exists and target.if_exists is IfExists.FAIL:
-        raise AlreadyExistsError(f"The table {target.table} exists already.")
+        raise AlreadyExistsError(f"The table {target.table} already exists.")
     if not exists and not target.create:
         raise TableMissingError(f"There is no table {target.table}.")
-    # A bare capsule: DuckDB reads a reader through a slower way.
+    # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
     with link.registered(_ROWS, rows.__arrow_c_stream__(), call):
         source = f"FROM {sql.qualified('temp', 'main', _ROWS)}"
         if exists and target.if_exists is IfExists.APPEND:
@@ -195,8 +196,10 @@ def _write(
             except duckdb.BinderException as error:
                 if not target.create:
                     raise
-                # The table that was to be made is another one.
-                raise AlreadyExistsError(f"The table {target.table} exists, with other columns: {error}") from None
+                # The existing table is not the one that was to be created.
+                raise AlreadyExistsError(
+                    f"The table {target.table} already exists with other columns: {error}"
+                ) from None
         else:
             if exists:
                 link.run(f"DROP TABLE {name}", call)

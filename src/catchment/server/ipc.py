@@ -1,8 +1,8 @@
-"""What a message of an Arrow stream says about itself, read before Arrow decodes it.
+"""Reads the header of an Arrow IPC message before Arrow decodes the message.
 
-Limits must hold before memory is spent: how many rows there are, and how large compressed buffers become, stand in the
-message's header, a flatbuffer of which four tables matter here. Whatever does not fit into the bytes that were sent
-is `InputError`; Arrow itself verifies the rest.
+Limits must be enforced before memory is used: the number of rows and the decoded size of compressed
+buffers are in the message's header, a flatbuffer of which four tables matter here. Anything that
+does not fit into the received bytes is an `InputError`; Arrow itself verifies the rest.
 """
 
 import struct
@@ -22,7 +22,7 @@ _BATCH_ROWS, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`body_bytes` belong to the message; decoded they are `decoded_bytes`, which is more where they are compressed."""
+    """`body_bytes` is the size of the message's body; `decoded_bytes` is more if compressed."""
 
     kind: int
     rows: int
@@ -31,7 +31,7 @@ class Header:
 
 
 def read_header(header: memoryview, body: memoryview) -> Header:
-    """The facts of one message."""
+    """Return the facts of one message."""
     try:
         return _read(header, body)
     except (struct.error, IndexError, ValueError):
@@ -53,7 +53,11 @@ def _read(header: memoryview, body: memoryview) -> Header:
 
 
 def _decoded_bytes(header: memoryview, batch: int, body: memoryview) -> int:
-    """A compressed buffer starts with its length when decoded; -1 there, and an empty buffer, mean as it is."""
+    """Return the total decoded size of the buffers.
+
+    A compressed buffer starts with its decoded length; -1, or an empty buffer, means not
+    compressed.
+    """
     vector = _reference(header, batch, _BATCH_BUFFERS)
     places = struct.unpack_from(f"<{2 * _scalar('<I', header, vector)}q", header, vector + 4)
     total = 0
@@ -64,7 +68,7 @@ def _decoded_bytes(header: memoryview, batch: int, body: memoryview) -> int:
 
 
 def _slot(header: memoryview, table: int, slot: int) -> int | None:
-    """Where a field of a table lies; None where it has its default."""
+    """Return the position of a table's field; None if it has its default."""
     layout = table - _scalar("<i", header, table)
     entry = 4 + 2 * slot
     if entry >= _scalar("<H", header, layout):
@@ -84,7 +88,7 @@ def _follow(header: memoryview, place: int) -> int:
 
 
 def _scalar(form: str, data: memoryview, place: int | None) -> int:
-    """The number there, 0 where a field has its default."""
+    """Return the number at the position; 0 if a field has its default."""
     if place is None:
         return 0
     if place < 0:

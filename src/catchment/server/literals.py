@@ -1,7 +1,7 @@
-"""Rows of plain constants, read without DuckDB: the short way of the most frequent INSERT.
+"""Parses rows of plain constants without DuckDB: the fast path of the most frequent INSERT.
 
-Only what has one meaning is read here: a whole number for a column of whole numbers that holds it, a text for a text, a
-date as ISO has it. Whatever is not surely the same to DuckDB is left to DuckDB, errors among it.
+Only unambiguous constants are parsed here: an integer within the range of its integer column, a
+text for a text, an ISO date. All others, including erroneous ones, are left to DuckDB.
 """
 
 import json
@@ -18,15 +18,15 @@ import pyarrow as pa
 from catchment.foundation import sql
 from catchment.lake.types import Column
 
-# What DuckDB's scanner skips.
+# Characters that DuckDB's scanner skips.
 _BLANKS = r"[ \t\n\r\f]*"
 _VALUES = re.compile(rf"{_BLANKS}VALUES{_BLANKS}\(", re.I)
 _NEXT_ROW = re.compile(rf"{_BLANKS},{_BLANKS}\(")
 _END = re.compile(rf"{_BLANKS}\Z")
 _SHAPES_MAX = 1_000
-# A pattern of so many columns takes some 20 ms to make.
+# Compiling a pattern for this many columns takes some 20 ms.
 _COLUMNS_MAX = 200
-# So many digits go into a DOUBLE and back.
+# This many digits survive a conversion to DOUBLE and back.
 _DIGITS_MAX = 15
 
 
@@ -36,18 +36,18 @@ class _LeftToDuckDbError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A type whose constants are read here: how they are written, and what is made of that."""
+    """A type whose constants are parsed here: their pattern, and how to convert them."""
 
     pattern: str
     read: Callable[[str], Any]
     type: pa.DataType
-    # What the column is, if `type` is only how it is stored.
+    # The column's type, if `type` is only its storage.
     extension: pa.DataType | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A row of constants, behind its parenthesis: one group for each column, which NULL leaves empty."""
+    """A row of constants, after its parenthesis: one group per column, which is empty for NULL."""
 
     names: tuple[str, ...]
     row: re.Pattern[str]
@@ -57,14 +57,14 @@ class _Shape:
 
 
 def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa.Table | None:
-    """The rows of a `VALUES …` for these columns, or for all; None where DuckDB has to read them."""
+    """Parse a `VALUES …` for these columns, or for all; None if DuckDB has to."""
     opening = _VALUES.match(source)
     shape = _shape(names, columns) if opening else None
     if opening is None or shape is None:
         return None
     try:
         found = [dict(zip(shape.names, values, strict=True)) for values in _rows(source, opening, shape)]
-        # A third of the time that an array for each column takes, where it is a single row.
+        # For a single row, this takes a third of the time of an array per column.
         rows = pa.Table.from_struct_array(pa.array(found, shape.row_type))
     except (_LeftToDuckDbError, ValueError, OverflowError, RecursionError, pa.ArrowException):
         return None
@@ -97,7 +97,7 @@ def _shape(names: tuple[str, ...], columns: tuple[Column, ...]) -> _Shape | None
 
 
 def _rows(source: str, opening: re.Match[str] | None, shape: _Shape) -> Iterator[list[Any]]:
-    """The values of one row after the other, the first of which begins behind the opening."""
+    """Yield the values of each row; the first begins after the opening."""
     while opening is not None and (row := shape.row.match(source, opening.end())) is not None:
         yield [None if text is None else read(text) for read, text in zip(shape.reads, row.groups(), strict=True)]
         if _END.match(source, row.end()):
@@ -122,7 +122,7 @@ def _whole(type_: pa.DataType) -> _Reader:
 def _double(text: str) -> float:
     if len(text) > _DIGITS_MAX:
         raise _LeftToDuckDbError
-    # There is no negative zero among DuckDB's numbers that are written so.
+    # DuckDB has no negative zero in this notation.
     return float(text) + 0.0
 
 
@@ -132,7 +132,8 @@ def _text(text: str) -> str:
 
 def _json(text: str) -> str:
     text = _text(text)
-    # DuckDB keeps the text as it is. What Python takes and DuckDB may not is left to DuckDB: escapes and constants.
+    # DuckDB keeps the text as it is. Escapes and constants, which Python may accept and DuckDB not,
+    # are left to DuckDB.
     if "\\u" in text:
         raise _LeftToDuckDbError
     json.loads(text, parse_constant=_no_constant)

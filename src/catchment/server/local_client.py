@@ -1,4 +1,4 @@
-"""A client for commands on the server's own machine: they ask the server for what it has and they cannot open."""
+"""A client for commands on the server's machine, which query the server instead of its open files."""
 
 import base64
 import socket
@@ -49,13 +49,13 @@ class LocalClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A session that is not ended expires.
+        # If this fails, the session expires.
         with self._channel, suppress(grpc.RpcError):
             action = flight.Action(type="CloseSession", body=flight.CloseSessionRequest().SerializeToString())
             self._act(action.SerializeToString(), metadata=self._metadata(), timeout=_CONNECT_S_MAX)
 
     def query(self, statement: str) -> pa.Table:
-        """What a statement gives."""
+        """Run a statement and return its rows."""
         command = messages.pack(sql.CommandStatementQuery(query=statement))
         descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=command)
         try:
@@ -71,20 +71,20 @@ class LocalClient:
         return ((_AUTHORIZATION, self._authorization),)
 
     def _remember(self, call: grpc.Call) -> None:
-        """From now on, the session's token."""
+        """Use the session's token from now on."""
         for key, value in call.initial_metadata():
             if key == _AUTHORIZATION:
                 self._authorization = str(value)
 
     def _fail(self, error: grpc.RpcError) -> NoReturn:
-        """The error that the server had, as far as it can be told."""
-        text = error.details() or "it does not say why"
+        """Raise the server's error, as far as it is known."""
+        text = error.details() or "no reason was given"
         told = grpc_status.told(error)
         if told is not None:
             raise told from None
         raise BufferHeldError(
-            f"The server at {self._server.uri} has the buffer open, and cannot be asked: {text}.",
-            hint="Ask again, or stop the server first.",
+            f"The server at {self._server.uri} has the buffer open, but cannot be reached: {text}.",
+            hint="Try again, or stop the server first.",
         ) from None
 
 
@@ -102,10 +102,10 @@ def _channel(server: RunningServer) -> grpc.Channel:
 
 
 def _name_on(chain: Path, host: str, port: int) -> str:
-    """A name on the certificate: it is not made out to the address by which a machine reaches itself."""
+    """Return a name on the certificate, which is not issued for the local machine's address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    # The server's own certificate is what is trusted, whoever issued it.
+    # Only the server's own certificate is trusted, whatever its issuer.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(chain)
@@ -116,8 +116,8 @@ def _name_on(chain: Path, host: str, port: int) -> str:
             facts = secure.getpeercert() or {}
     except OSError as error:
         raise BufferHeldError(
-            f"The server at {host}:{port} has the buffer open, and cannot be asked: {error}.",
-            hint="Was its certificate changed since it was started? Start it again.",
+            f"The server at {host}:{port} has the buffer open, but cannot be reached: {error}.",
+            hint="If its certificate has changed since its start, restart it.",
         ) from None
     alternatives = [str(each[1]) for each in facts.get("subjectAltName", ())]
     common = [str(pair[1]) for part in facts.get("subject", ()) for pair in part if pair[0] == "commonName"]

@@ -1,57 +1,60 @@
-"""Which SQL clients may use: one row for each form of statement, with who may use it, or why none may.
+"""Which SQL clients may use: one row per form of statement, with the required role or the refusal.
 
-The reference page is written from this table, and a test runs every row against a session of every kind of user.
+The reference page is generated from this table, and a test runs every row in sessions of every kind
+of user.
 """
 
 from dataclasses import dataclass
 
 from catchment.server.values import Role
 
-# Why statements are refused that begin with these words.
+# Why statements that begin with these words are refused.
 REASONS = {
-    "attach": "The server attaches the lake, and clients attach nothing.",
-    "detach": "The server attaches the lake, and clients detach nothing.",
-    "copy": "Clients read and write tables, and not files of the server.",
-    "export": "Clients read and write tables, and not files of the server.",
-    "import": "Clients read and write tables, and not files of the server.",
+    "attach": "Clients cannot attach databases; the server attaches the lake.",
+    "detach": "Clients cannot detach databases; the server attaches the lake.",
+    "copy": "Clients read and write tables, not the server's files.",
+    "export": "Clients read and write tables, not the server's files.",
+    "import": "Clients read and write tables, not the server's files.",
     "install": "Extensions are installed with the server.",
     "load": "Extensions are loaded by the server.",
     "update": "Extensions are installed with the server.",
-    "force": "Extensions and checkpoints are the server's.",
+    "force": "Extensions and checkpoints are managed by the server.",
     "checkpoint": "The server maintains the lake: `catchment lake maintain`.",
     "vacuum": "The server maintains the lake: `catchment lake maintain`.",
-    "analyze": "DuckLake keeps statistics by itself, and analyzes no single table.",
+    "analyze": "DuckLake maintains statistics itself, and cannot analyze a single table.",
     "pragma": "A PRAGMA reads or changes the server's DuckDB.",
-    "call": "A function that is called changes the lake as a whole, or the server.",
+    "call": "The function changes the whole lake, or the server.",
 }
-_OTHER = "It is of a kind that is not for clients of a server."
-# What stands after CREATE or DROP, and is refused.
+_OTHER = "Clients of a server cannot use this kind of statement."
+# Objects that cannot be created or dropped, by the word after CREATE or DROP.
 OBJECT_REASONS = {
-    "secret": "Secrets are the server's.",
-    "type": "DuckLake has no types of its own.",
+    "secret": "Secrets are managed by the server.",
+    "type": "DuckLake has no user-defined types.",
     "sequence": "DuckLake has no sequences.",
     "index": "DuckLake has no indexes.",
     "trigger": "DuckLake has no triggers.",
 }
 SETTINGS_LOCKED = "The server's settings are locked."
 FILES = "would be read as a file"
-LISTS_IN_QUERIES = "Lists of the catalog are read by queries alone."
-OF_SCHEMAS = "A tenant's users make, change and drop tables, views and macros."
+LISTS_IN_QUERIES = "Catalog lists can be read only by queries."
+OF_SCHEMAS = "A tenant's users can create, change and drop only tables, views and macros."
 
 
 def reason(word: str) -> str:
-    """Why a statement that begins with this word is refused."""
+    """Return the error message for a statement that begins with this word."""
     return f"{word.upper()}: {REASONS.get(word, _OTHER)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of statement by an example, over `t (a INTEGER, b VARCHAR)` and `nested (s STRUCT (x INTEGER))`."""
+    """A form of statement, by example, over `t (a INTEGER, b VARCHAR)` and `nested (s STRUCT (x
+    INTEGER))`.
+    """
 
     example: str
     # The least role that may use it; None if none may.
     least: Role | None = Role.READER
-    # Why none may, or why users of a tenant may not: what the error says.
+    # A part of the error message, if no role may use it, or users of a tenant may not.
     reason: str = ""
     tenants: bool = True
     note: str = ""
@@ -70,28 +73,31 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("PIVOT t ON b USING count(*)"),
         Form("WITH p AS (PIVOT t ON b) SELECT count(*) FROM p"),
         Form("UNPIVOT t ON COLUMNS(* EXCLUDE a)"),
-        Form("SELECT * FROM query_table('t')", note="Judged as the table that it names, which is a plain text."),
-        Form("SELECT count(*) FROM catchment_fresh.t", note="With the rows that are still buffered."),
+        Form(
+            "SELECT * FROM query_table('t')",
+            note="Checked as the table that it names, which must be a string constant.",
+        ),
+        Form("SELECT count(*) FROM catchment_fresh.t", note="Includes buffered rows."),
         Form("DESCRIBE catchment_fresh.t"),
         Form(
             "SELECT * FROM duckling_queue.t",
             None,
             "write-only",
-            note="With `DUCKLING_QUEUE_LAYOUT=sessions`, what the session itself has buffered. Otherwise:",
+            note="With `DUCKLING_QUEUE_LAYOUT=sessions`, the session's own buffered rows. Otherwise:",
         ),
-        *_refused("A PIVOT within a statement names its values.", "EXPLAIN PIVOT t ON b USING count(*)"),
+        *_refused("A PIVOT inside a statement must list its values.", "EXPLAIN PIVOT t ON b USING count(*)"),
         *_refused(FILES, "SELECT * FROM 'x.parquet'", "INSERT INTO t SELECT a, b FROM (TABLE 'x.parquet')"),
         *_refused("reads files", "SELECT * FROM read_csv('x.csv')", "SELECT * FROM glob('*')"),
         *_refused("opens another database", "SELECT * FROM sqlite_scan('x.db', 't')"),
-        *_refused("runs SQL in a text", "SELECT * FROM query('SELECT 1')"),
+        *_refused("runs SQL from a string", "SELECT * FROM query('SELECT 1')"),
     ),
-    "What there is": (
+    "The catalog": (
         Form("DESCRIBE t"),
         Form("SUMMARIZE t"),
         Form("SHOW TABLES"),
         Form(
             "SHOW ALL TABLES",
-            note="Lists leave `_catchment` out, and show tenants what is theirs.",
+            note="Lists omit `_catchment`, and show a tenant's users only their own schema.",
         ),
         Form("SHOW SCHEMAS"),
         Form("SHOW DATABASES"),
@@ -113,14 +119,21 @@ FORMS: dict[str, tuple[Form, ...]] = {
             LISTS_IN_QUERIES,
             tenants=False,
         ),
-        Form("SELECT * FROM _catchment.producers LIMIT 0", Role.ADMIN, "_catchment is Catchment's own.", tenants=False),
-        *_refused("The lake's metadata is not for clients", "SELECT * FROM __ducklake_metadata_lake.ducklake_table"),
+        Form(
+            "SELECT * FROM _catchment.producers LIMIT 0",
+            Role.ADMIN,
+            "_catchment is reserved for Catchment.",
+            tenants=False,
+        ),
+        *_refused(
+            "The lake's metadata is not available to clients", "SELECT * FROM __ducklake_metadata_lake.ducklake_table"
+        ),
         *_refused(
             "shows or changes the server itself", "SELECT * FROM duckdb_settings()", "SELECT * FROM duckdb_secrets()"
         ),
     ),
     "The lake": (
-        Form("SELECT * FROM lake.snapshots()", note="Tenants see what changed their own tables."),
+        Form("SELECT * FROM lake.snapshots()", note="A tenant's users see only changes of their own tables."),
         Form("SELECT * FROM ducklake_snapshots('lake')"),
         Form("SELECT * FROM lake.current_snapshot()"),
         Form("SELECT * FROM lake.table_info()"),
@@ -130,10 +143,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
             _W,
             note="In a transaction.",
         ),
-        *_refused("changes the lake as a whole", "CALL ducklake_expire_snapshots('lake', versions => [1])"),
-        *_refused("changes the lake as a whole", "CALL lake.set_option('parquet_compression', 'zstd')"),
-        *_refused("changes the lake as a whole, or shows its files", "SELECT * FROM ducklake_list_files('lake', 't')"),
-        *_refused("changes the lake as a whole, or shows its files", "SELECT * FROM lake.options()"),
+        *_refused("changes the whole lake", "CALL ducklake_expire_snapshots('lake', versions => [1])"),
+        *_refused("changes the whole lake", "CALL lake.set_option('parquet_compression', 'zstd')"),
+        *_refused("changes the whole lake, or shows its files", "SELECT * FROM ducklake_list_files('lake', 't')"),
+        *_refused("changes the whole lake, or shows its files", "SELECT * FROM lake.options()"),
     ),
     "Explaining": (
         Form("EXPLAIN SELECT * FROM t"),
@@ -141,15 +154,15 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("EXPLAIN ANALYZE SELECT * FROM t"),
         Form("EXPLAIN INSERT INTO t VALUES (1, 'x')", _W),
         Form("EXPLAIN CREATE TABLE unmade AS FROM t", _W),
-        *_refused("EXPLAIN ANALYZE runs what it explains", "EXPLAIN ANALYZE INSERT INTO t VALUES (1, 'x')"),
+        *_refused("EXPLAIN ANALYZE runs its statement", "EXPLAIN ANALYZE INSERT INTO t VALUES (1, 'x')"),
     ),
     "Rows": (
         Form("INSERT INTO t VALUES (1, 'x')", _W),
-        Form("INSERT INTO duckling_queue.t VALUES (1, 'x')", _W, note="Durable at once, in the table later."),
+        Form("INSERT INTO duckling_queue.t VALUES (1, 'x')", _W, note="Durable immediately, in the table later."),
         Form(
             "CREATE TABLE duckling_queue.queued AS FROM t; DROP TABLE queued",
             _W,
-            note="Makes the table, and enqueues the rows, if `DUCKLING_QUEUE_AUTO_CREATE_TABLES` is set.",
+            note="Creates the table and enqueues the rows, if `DUCKLING_QUEUE_AUTO_CREATE_TABLES` is set.",
         ),
         *_refused("is not possible on duckling_queue", "CREATE OR REPLACE TABLE duckling_queue.t AS FROM t"),
         *_refused("append-only", "DROP TABLE duckling_queue.t", "DELETE FROM duckling_queue.t"),
@@ -174,10 +187,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("ALTER TABLE t SET SORTED BY (b DESC NULLS LAST, a); ALTER TABLE t RESET SORTED BY", _W),
         Form("ALTER TABLE nested SET PARTITIONED BY (s); ALTER TABLE nested RESET PARTITIONED BY", _W),
         Form("COMMENT ON TABLE t IS 'x'; COMMENT ON TABLE t IS NULL", _W),
-        Form("ANALYZE", note="Without a table: DuckLake keeps statistics by itself."),
-        *_refused("DuckDB has a function upper.", "CREATE MACRO upper(x) AS x"),
+        Form("ANALYZE", note="Without a table. DuckLake maintains statistics itself."),
+        *_refused("DuckDB already has a function upper.", "CREATE MACRO upper(x) AS x"),
         *_refused("reads files", "CREATE MACRO m(f) AS TABLE SELECT * FROM read_csv(f)"),
-        *_refused("The name of a table is a plain text.", "CREATE MACRO m(x) AS TABLE FROM query_table(x)"),
+        *_refused("The name of a table must be a string constant.", "CREATE MACRO m(x) AS TABLE FROM query_table(x)"),
         *_refused(OBJECT_REASONS["type"], "CREATE TYPE mood AS ENUM ('good')"),
         *_refused(OBJECT_REASONS["sequence"], "CREATE SEQUENCE s"),
         *_refused(OBJECT_REASONS["index"], "CREATE INDEX i ON t (a)"),
@@ -188,7 +201,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("USE lake", note="Users of a tenant stay in the tenant's schema.", tenants=False, reason="SET schema"),
         Form("SET schema = 'main'; RESET schema", tenants=False, reason="SET schema"),
         Form("RESET search_path"),
-        Form("SET TimeZone = 'UTC'", note="For the session alone, as the other settings that it may set."),
+        Form("SET TimeZone = 'UTC'", note="For this session only, like all settings that clients may change."),
         Form("SET TIME ZONE 'UTC'; RESET TimeZone"),
         Form("SET default_null_order = 'nulls_first'; RESET default_null_order"),
         Form("SET enable_progress_bar = false"),
@@ -198,7 +211,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("PREPARE w AS INSERT INTO t VALUES ($1, 'x'); EXECUTE w(1); DEALLOCATE w", _W),
         Form("BEGIN; SELECT 1; COMMIT"),
         *_refused(SETTINGS_LOCKED, "SET threads = 4", "SET GLOBAL TimeZone = 'UTC'", "RESET memory_limit"),
-        *_refused("The server's settings are not for clients.", "SELECT current_setting('temp_directory')"),
+        *_refused("The server's settings are not available to clients.", "SELECT current_setting('temp_directory')"),
         *_refused("COPY: Clients read and write tables", "PREPARE p AS COPY t TO 'x.csv'"),
     ),
     "The server": (
@@ -209,6 +222,6 @@ FORMS: dict[str, tuple[Form, ...]] = {
         *_refused(REASONS["export"], "EXPORT DATABASE 'x'"),
         *_refused(REASONS["checkpoint"], "CHECKPOINT", "VACUUM"),
         *_refused(REASONS["pragma"], "PRAGMA enable_profiling", "PRAGMA storage_info('t')"),
-        *_refused("Tables are in the lake, or temporary.", "CREATE TABLE memory.main.x (a INTEGER)"),
+        *_refused("Tables must be in the lake or temporary.", "CREATE TABLE memory.main.x (a INTEGER)"),
     ),
 }

@@ -1,7 +1,8 @@
-"""What the server can do, by the codes that ODBC and JDBC drivers ask for.
+"""The server's capabilities, by the codes that ODBC and JDBC drivers request.
 
-Drivers ask for all of it at once when they connect, and some fail where one is missing, so every code has a value. Its
-kind is the protocol's: limits are `int`, where 0 is "none that is known"; choices and sets of bits are `_Bits`.
+Drivers request all of them at once when they connect, and some fail if one is missing, so every
+code has a value. Its kind is the protocol's: limits are `int`, with 0 for "no known limit"; choices
+and bit sets are `_Bits`.
 """
 
 from functools import cache
@@ -16,7 +17,7 @@ from catchment.server.protocol.flight_sql_pb2 import SqlInfo
 
 
 class _Bits(int):
-    """A value of 32 bits: a set of bits, or one choice by its number."""
+    """A 32-bit value: a set of bits, or one choice by its number."""
 
 
 Value = str | bool | int | _Bits | list[str] | dict[int, list[int]]
@@ -62,7 +63,7 @@ _DATETIME = [
 
 
 def table(codes: tuple[int, ...], settings: Settings) -> pa.Table:
-    """The values of the codes, of all where none is given; codes that nobody knows are left out."""
+    """Return the values of the codes; of all codes if none is given. Unknown codes are left out."""
     known = _values(settings)
     rows = {code: known[code] for code in codes or sorted(known) if code in known}
     kinds = [_kind(value) for value in rows.values()]
@@ -81,7 +82,7 @@ def table(codes: tuple[int, ...], settings: Settings) -> pa.Table:
 
 
 def _kind(value: Value) -> int:
-    """Which member of the union a value is; the order matters, because a bool is an int as well."""
+    """Return the value's member of the union. Order matters, because a bool is also an int."""
     for kind, types in enumerate((str, bool, None, _Bits, list, dict)):
         if types is not None and isinstance(value, types):
             return kind
@@ -99,7 +100,7 @@ def _values(settings: Settings) -> dict[int, Value]:
 def _server(settings: Settings) -> dict[int, Value]:
     return {
         SqlInfo.FLIGHT_SQL_SERVER_NAME: "Catchment",
-        # Clients that write SQL for DuckDB look for its name at the beginning.
+        # Clients that generate SQL for DuckDB look for its name at the beginning.
         SqlInfo.FLIGHT_SQL_SERVER_VERSION: f"duckdb v{duckdb.__version__} (catchment {metadata.version('catchment')})",
         SqlInfo.FLIGHT_SQL_SERVER_ARROW_VERSION: pa.__version__,
         SqlInfo.FLIGHT_SQL_SERVER_READ_ONLY: False,
@@ -158,7 +159,7 @@ def _syntax() -> dict[int, Value]:
         SqlInfo.SQL_SUPPORTED_GRAMMAR: _bits(0, 1, 2),
         SqlInfo.SQL_ANSI92_SUPPORTED_LEVEL: _bits(0, 1),
         SqlInfo.SQL_SUPPORTS_INTEGRITY_ENHANCEMENT_FACILITY: False,
-        # Limited and full; JDBC reads it as a set of bits.
+        # Limited and full; JDBC reads this as a set of bits.
         SqlInfo.SQL_OUTER_JOINS_SUPPORT_LEVEL: _bits(1, 2),
         SqlInfo.SQL_SUPPORTED_POSITIONED_COMMANDS: _bits(),
         SqlInfo.SQL_SELECT_FOR_UPDATE_SUPPORTED: False,
@@ -188,7 +189,7 @@ def _limits(settings: Settings) -> dict[int, Value]:
 def _transactions() -> dict[int, Value]:
     forward_only, read_only = _bits(1), _bits(1)
     return {
-        # A number of 64 bits to JDBC, unlike the other choices.
+        # A 64-bit number for JDBC, unlike the other choices.
         SqlInfo.SQL_DEFAULT_TRANSACTION_ISOLATION: _REPEATABLE_READ,
         SqlInfo.SQL_TRANSACTIONS_SUPPORTED: True,
         SqlInfo.SQL_SUPPORTED_TRANSACTIONS_ISOLATION_LEVELS: _bits(_REPEATABLE_READ),

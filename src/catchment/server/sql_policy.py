@@ -1,9 +1,10 @@
-"""The gate: what a client's statement may be, and so what it can reach.
+"""The SQL policy: decides whether a client's statement is allowed, before it runs.
 
-The wall is DuckDB's own: the instance that clients share may open files in the lake's data folder and nowhere else, and
-its settings are locked. The gate closes what that leaves open: extensions that open files by themselves, the lake's
-metadata, raw files in the data folder, and functions that name a file, a query or an address in memory. It lets
-through what it knows and refuses the rest. What a statement names is found as `syntax` says.
+DuckDB's sandbox limits the instance that clients share to files in the lake's data folder, and
+locks its settings. The policy closes what that leaves open: extensions that open files by
+themselves, the lake's metadata, raw files in the data folder, and functions that name a file, a
+query or a memory address. It allows what it knows and refuses the rest. `syntax` describes how the
+names in a statement are found.
 """
 
 import re
@@ -53,25 +54,25 @@ _MACROS = frozenset({"macro", "function"})
 _BEFORE_DROPPED = frozenset({"table", "if", "exists"})
 _CREATE_HOW = frozenset({"or", "replace", "temp", "temporary", "local", "global", "recursive", "persistent"})
 _VERDICTS_MAX = 2_000
-# Longer texts are judged anew: what is remembered takes many times their length.
+# Longer texts are not cached: a cached one takes many times its length.
 _REMEMBERED_LETTERS_MAX = 2_000
 _PLAIN_NAME = re.compile(r"\w+(\.\w+){0,2}")
 _CURRENT_SETTING = "current_setting"
 _WORDS_REFUSED = frozenset({"pragma", "call", "checkpoint", "import", "force"})
-# Words without which no table but the target is named.
+# Without one of these words, a statement names no table but its target.
 _NAMES_TABLES = frozenset(
     {"select", "from", "table", "with", "join", "using", "pivot", "unpivot", "describe", "show", "summarize", "desc"}
 )
-# What a commit message may consist of, besides texts.
+# Tokens of a commit message, besides strings.
 _MESSAGE_WORDS = frozenset({"(", ")", ",", "=", "extra_info", "null"})
 
 
 class StatementKind(Enum):
-    """What becomes of a statement."""
+    """How a statement is executed."""
 
     READ = "read"
     WRITE = "write"
-    # Changes only how the session's later statements are read.
+    # Changes only how the session's later statements are interpreted.
     SESSION = "session"
     BEGIN = "begin"
     COMMIT = "commit"
@@ -80,20 +81,20 @@ class StatementKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A statement that may run: what it is, and who may run it.
+    """A statement that may run: its kind, and the required role.
 
-    `touched` are the tenants whose tables it names, where its user has no tenant.
+    `touched` are the tenants whose tables it names, if its user has no tenant.
     """
 
     kind: StatementKind
     role: Role
     counts: bool = False
     touched: frozenset[TenantId] = frozenset()
-    # Without an open transaction it would have no effect.
+    # Whether it would have no effect outside a transaction.
     in_transaction: bool = False
-    # Whether it reads lists of what the catalog has, which show more than some callers may see.
+    # Whether it reads catalog lists, which show more than some callers may see.
     lists: bool = False
-    # Tables that it names by texts, in their parts, and table functions that have to be macros.
+    # Tables that it names by strings, in their parts, and table functions that must be macros.
     tables: tuple[tuple[str, ...], ...] = ()
     macros: frozenset[str] = frozenset()
 
@@ -121,16 +122,16 @@ _TRANSACTIONS = {
 
 
 def authorize(statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], principal: Principal) -> Permission:
-    """What the statement is, if this caller may run it; else NotAllowedError."""
+    """Return the statement's permission; NotAllowedError if the caller may not run it."""
     look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _judge
     verdict = look(statement.type, text, tokens)
     if principal.role < verdict.role:
-        raise NotAllowedError(f"{principal.name} may only read.", hint="It takes the role `writer`.")
+        raise NotAllowedError(f"{principal.name} may only read.", hint="The role `writer` is required.")
     names = {token.text for token in tokens if token.is_name}.union(*verdict.tables)
     if LEDGER_SCHEMA in map(str.casefold, names) and (
         verdict.kind is not StatementKind.READ or principal.role < Role.ADMIN
     ):
-        raise NotAllowedError(f"{LEDGER_SCHEMA} is Catchment's own.", hint="`catchment lake audit` reads it.")
+        raise NotAllowedError(f"{LEDGER_SCHEMA} is reserved for Catchment.", hint="`catchment lake audit` reads it.")
     if verdict.lists and verdict.kind is not StatementKind.READ and principal.role < Role.ADMIN:
         raise NotAllowedError(sql_forms.LISTS_IN_QUERIES, hint="SELECT from them.")
     return verdict
@@ -145,8 +146,8 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permiss
     first = tokens[0].text if tokens else ""
     if kind == StatementType.TRANSACTION:
         if first not in _TRANSACTIONS:
-            # Where a PIVOT has to look for its values first, DuckDB makes several statements of one.
-            raise NotSupportedError("A PIVOT within a statement names its values.", hint="PIVOT … ON … IN (…)")
+            # If a PIVOT has to look up its values first, DuckDB turns it into several statements.
+            raise NotSupportedError("A PIVOT inside a statement must list its values.", hint="PIVOT … ON … IN (…)")
         return Permission(_TRANSACTIONS[first], Role.READER)
     if kind == StatementType.EXPLAIN:
         return _judge_explained(explained(text, tokens))
@@ -155,7 +156,7 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permiss
     if kind == StatementType.VACUUM and first == "analyze" and len(tokens) == 1:
         return Permission(StatementKind.SESSION, Role.READER)
     verdict = _KINDS.get(kind)
-    # A PRAGMA comes out of DuckDB's parser as what it stands for, often a SELECT.
+    # DuckDB's parser returns the statement that a PRAGMA stands for, often a SELECT.
     if verdict is None or first in _WORDS_REFUSED:
         raise NotAllowedError(sql_forms.reason(first))
     _refuse_metadata(tokens)
@@ -191,7 +192,7 @@ def _judge_explained(about: Explained) -> Permission:
         return inner
     if inner.kind is not StatementKind.WRITE or about.is_run:
         raise NotAllowedError(
-            "EXPLAIN ANALYZE runs what it explains, and is for queries.", hint="EXPLAIN runs nothing."
+            "EXPLAIN ANALYZE runs its statement, so it is limited to queries.", hint="EXPLAIN runs nothing."
         )
     return replace(inner, kind=StatementKind.READ, counts=False, in_transaction=False)
 
@@ -199,7 +200,7 @@ def _judge_explained(about: Explained) -> Permission:
 def _judge_query(text: str, tokens: tuple[Token, ...], verdict: Permission) -> Permission:
     tree = query_tree(text, tokens)
     if tree is None:
-        raise NotSupportedError("The query is of a form that the server cannot check.", hint="PIVOT … ON … IN (…)")
+        raise NotSupportedError("The server cannot check a query of this form.", hint="PIVOT … ON … IN (…)")
     found = named(tree)
     for parts in found.tables:
         _refuse_table(parts)
@@ -210,7 +211,10 @@ def _judge_query(text: str, tokens: tuple[Token, ...], verdict: Permission) -> P
         _refuse_table(parts)
     settings = [each for each in found.functions if each.name == _CURRENT_SETTING]
     if not all(each.arguments and str(each.arguments[0]).casefold() in session_settings.READABLE for each in settings):
-        raise NotAllowedError("The server's settings are not for clients.", hint="A session sees its own: TimeZone, …")
+        raise NotAllowedError(
+            "The server's settings are not available to clients.",
+            hint="Clients can read those of their session: TimeZone, …",
+        )
     judged = {called.name for called in found.table_functions} | {_CURRENT_SETTING}
     refuse_calls(tokens, functions.refused() - judged)
     lists = any(is_list(parts) for parts in found.tables) or any(show in LISTED_SHOWS for show in found.shows)
@@ -220,19 +224,19 @@ def _judge_query(text: str, tokens: tuple[Token, ...], verdict: Permission) -> P
 
 
 def _judge_macro(text: str, macro: Macro) -> Permission:
-    """A macro is judged as the query that it stands for: its parameters can be values, and nothing else."""
+    """Authorize a macro as the query that it stands for: its parameters can only be values."""
     _refuse_table(macro.name)
     name = macro.name[-1]
     if name in functions.known():
-        # It would take the place of DuckDB's own in the statements of others, and of the server.
-        raise NotAllowedError(f"DuckDB has a function {name}.", hint="Give the macro another name.")
+        # It would replace DuckDB's own in other clients' statements, and in the server's.
+        raise NotAllowedError(f"DuckDB already has a function {name}.", hint="Give the macro another name.")
     if not macro.has_plain_parameters:
-        raise NotAllowedError("The defaults of a macro's parameters are constants.")
+        raise NotAllowedError("The defaults of a macro's parameters must be constants.")
     return _judge_query(*macro.query(text), Permission(StatementKind.WRITE, Role.WRITER))
 
 
 def tables_of(called: Called) -> list[tuple[str, ...]]:
-    """The tables that a table function names by texts; NotAllowedError if it is not one for clients."""
+    """Return the tables that a table function names by strings; NotAllowedError if it is refused."""
     if called.name in TABLE_FUNCTIONS or called.name not in functions.known():
         return []
     if called.name in functions.TABLE_READERS:
@@ -244,26 +248,28 @@ def tables_of(called: Called) -> list[tuple[str, ...]]:
         return []
     given = called.arguments[: 1 if called.name == short else 3]
     if not given or not all(isinstance(each, str) for each in given):
-        raise NotAllowedError(f"{called.name} takes the names of its table as plain texts.")
+        raise NotAllowedError(f"{called.name} accepts the names of its table only as string constants.")
     return [(*called.where, *given)] if called.name == short else [tuple(given)]
 
 
 def _flat(arguments: tuple[Any, ...]) -> list[str]:
     given = [each for argument in arguments for each in (argument if isinstance(argument, tuple) else (argument,))]
     if not given or not all(isinstance(each, str) for each in given):
-        raise NotAllowedError("The name of a table is a plain text.")
+        raise NotAllowedError("The name of a table must be a string constant.")
     return given
 
 
 def _spelled(given: str) -> list[tuple[str, ...]]:
-    """The parts that DuckDB may read in the name of a table in a text: it is one name, or several with dots."""
+    """Return the possible parts of a table's name in a string: DuckDB reads it as one name, or as
+    several with dots.
+    """
     if not _PLAIN_NAME.fullmatch(given):
-        raise NotAllowedError(f"{given!r} is not the plain name of a table.")
+        raise NotAllowedError(f"{given!r} is not a plain table name.")
     return [(given,), tuple(given.split("."))]
 
 
 def _is_commit_message(tokens: tuple[Token, ...]) -> bool:
-    """CALL [lake.]set_commit_message('…', '…'), or the same by its long name: plain texts, or NULL."""
+    """Whether it is CALL [lake.]set_commit_message(…), or its long name, with strings or NULL."""
     chain = name_at(tokens, 1)
     rest = tokens[2 * len(chain) :]
     is_name = chain[-1:] in (("set_commit_message",), ("ducklake_set_commit_message",)) and len(chain) <= 3
@@ -273,12 +279,12 @@ def _is_commit_message(tokens: tuple[Token, ...]) -> bool:
 def _require_creatable(tokens: tuple[Token, ...]) -> None:
     what = next((token.text for token in tokens[1:] if token.text not in _CREATE_HOW), "")
     if what not in _CREATABLE:
-        why = sql_forms.OBJECT_REASONS.get(what, "It is nothing that a lake has.")
+        why = sql_forms.OBJECT_REASONS.get(what, "A lake has no such object.")
         raise NotAllowedError(f"{tokens[0].text.upper()} {what.upper()}: {why}")
 
 
 def target(kind: StatementType, tokens: tuple[Token, ...]) -> tuple[str, ...]:
-    """The name that an INSERT goes to, or that an ALTER changes, in its parts."""
+    """Return the name of the table that an INSERT, ALTER or DROP changes, in its parts."""
     if kind == StatementType.DROP:
         at = next((i for i, token in enumerate(tokens) if i > 1 and token.text not in _BEFORE_DROPPED), len(tokens))
     elif kind == StatementType.ALTER:
@@ -287,29 +293,31 @@ def target(kind: StatementType, tokens: tuple[Token, ...]) -> tuple[str, ...]:
         at = next((i for i, token in enumerate(tokens) if token.text == "into"), len(tokens)) + 1
     found = name_at(tokens, at)
     if not found:
-        raise NotAllowedError("The target of the statement is not a name.")
+        raise NotAllowedError("The target of the statement must be a name.")
     return found
 
 
 def _refuse_metadata(tokens: tuple[Token, ...]) -> None:
-    """By its words alone, whatever the rest of it means."""
+    """Refuse names of metadata anywhere in the statement, whatever they mean there."""
     for token in tokens:
         if token.is_name and token.text.startswith(_METADATA):
-            raise NotAllowedError("The lake's metadata is not for clients of a server.")
+            raise NotAllowedError("The lake's metadata is not available to clients.")
         if token.is_name and token.text in _refused_views():
-            raise NotAllowedError(f"{token.text} is not for clients of a server.")
+            raise NotAllowedError(f"{token.text} is not available to clients.")
 
 
 def refuse_calls(tokens: tuple[Token, ...], names: frozenset[str], whose: str = "") -> None:
-    """Refuse a statement that may call a function of one of these names."""
+    """Refuse a statement that may call a function with one of these names."""
     refused = names.intersection(calls(_without_targets(tokens)))
     if refused:
-        message = f"The function {min(refused)} is not for {whose}." if whose else functions.refusal(min(refused))
+        message = (
+            f"The function {min(refused)} is not available to {whose}." if whose else functions.refusal(min(refused))
+        )
         raise NotAllowedError(message)
 
 
 def _without_targets(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
-    """Without the names that are made or written to: a bracket after these holds columns."""
+    """Remove names that are created or written to: a bracket after these contains columns."""
     kept: list[Token] = []
     is_target = False
     for last, token in pairwise((None, *tokens)):
@@ -322,7 +330,7 @@ def _without_targets(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
 
 @cache
 def _refused_views() -> frozenset[str]:
-    """DuckDB's own views, but for those about tables and their columns."""
+    """Return DuckDB's own views, except those about tables and their columns."""
     with extensions.scratch() as connection:
         found = connection.execute(
             "SELECT lower(view_name) FROM duckdb_views() "
@@ -332,11 +340,11 @@ def _refused_views() -> frozenset[str]:
 
 
 def names_only_its_target(kind: StatementType, tokens: tuple[Token, ...]) -> bool:
-    """Whether it is a DROP MACRO, or an INSERT or ALTER TABLE that names no table but its target."""
+    """Whether it is a DROP MACRO, or an INSERT or ALTER TABLE that names only its target."""
     if kind == StatementType.DROP and tokens[1].text in _MACROS:
         return True
     if kind == StatementType.ALTER and [token.text for token in tokens[:2]] == ["alter", "table"]:
-        # SET SORTED BY (a DESC): as a query, DESC begins a bracket.
+        # SET SORTED BY (a DESC): as a query, DESC would follow an opening bracket.
         words = pairwise(tokens[1:])
         return not any(_names_table(each) and (each.text != "desc" or last.text == "(") for last, each in words)
     return kind == StatementType.INSERT and not any(map(_names_table, tokens))
@@ -347,24 +355,26 @@ def _names_table(token: Token) -> bool:
 
 
 def _shows(tokens: tuple[Token, ...]) -> bool:
-    """Whether a SHOW stands in brackets: nowhere else can it be a part of a statement."""
+    """Whether a SHOW follows a bracket: only there can it be a part of another statement."""
     words = pairwise(tokens)
     return any(last.text == "(" and not each.is_quoted and each.text in _SHOW_WORDS for last, each in words)
 
 
 def _refuse_table(parts: tuple[str, ...]) -> None:
     name = parts[-1]
-    # The instance's own database would be shared by all sessions, and kept by none.
+    # The instance's own database would be shared by all sessions, and not kept.
     if _OWN_DATABASE in [part.casefold() for part in parts[:-1]][:1]:
-        raise NotAllowedError("Tables are in the lake, or temporary.", hint="CREATE TEMP TABLE makes a temporary one.")
+        raise NotAllowedError(
+            "Tables must be in the lake or temporary.", hint="CREATE TEMP TABLE creates a temporary one."
+        )
     # DuckDB looks for a file by all parts together: "/folder/file".parquet is one.
     if any(_PATH.search(part) for part in parts):
-        raise NotAllowedError(f"{name!r} would be read as a file.", hint="Clients read tables only.")
+        raise NotAllowedError(f"{name!r} would be read as a file.", hint="Clients can read only tables.")
     if any(part.casefold().startswith(_METADATA) for part in parts):
-        raise NotAllowedError("The lake's metadata is not for clients of a server.")
+        raise NotAllowedError("The lake's metadata is not available to clients.")
     folded = name.casefold()
     if _SYSTEM_VIEW.fullmatch(folded) and folded not in TABLE_FUNCTIONS:
-        raise NotAllowedError(f"{name} is not for clients of a server.")
+        raise NotAllowedError(f"{name} is not available to clients.")
 
 
 def _in_sqlglot_tree(text: str) -> tuple[list[tuple[str, ...]], list[str]]:

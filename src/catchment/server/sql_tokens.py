@@ -1,4 +1,4 @@
-"""A statement's words, as DuckDB's own scanner reads them: there is no second opinion on what a text means."""
+"""Splits a statement into tokens with DuckDB's own scanner, so that both agree on its meaning."""
 
 import re
 import unicodedata
@@ -13,21 +13,23 @@ from catchment.errors import InputError
 _WORD = re.compile(rb"[\w$\x80-\xff]+")
 _QUOTED = re.compile(rb'"((?:[^"]|"")*)"')
 _PUNCTUATION = frozenset(bytes([sign]) for sign in b";(),.?$'=")
-# DuckDB's scanner takes time that grows with the square, or the cube, of the length of these.
+# The time of DuckDB's scanner grows with the square, or the cube, of the length of these.
 _SIGNS = re.compile(rb"[~!@#^&|`?+\-*/%<>=]{100,}")
 _PLUSES = re.compile(rb"(?:\+|-(?!-)){100}")
 _COMMENTS_IN_A_ROW_MAX = 50
-# What DuckDB's scanner skips; Python would strip vertical tabs as well, which are words to DuckDB.
+# Characters that DuckDB's scanner skips; Python would also strip vertical tabs, which are tokens
+# for DuckDB.
 _BLANKS = b" \t\n\r\f"
-# Spaces, and letters without a shape.
+# Categories of spaces and of characters without a shape.
 _SPACES = frozenset({"Zs", "Zl", "Zp", "Cf", "Cc"})
 _KINDS = {duckdb.token_type.identifier, duckdb.token_type.keyword}
 
 
 class Token(NamedTuple):
-    """One word: a name (quoted or not, `text` is folded), or else the character that it starts with.
+    """One token: a name (`text` is folded, quoted or not), or the character that it starts with.
 
-    A quoted name that is but a sign keeps its quotes, so that none is taken for a bracket or a dot.
+    A quoted name that is a single sign keeps its quotes, so that it is not taken for a bracket or a
+    dot.
     """
 
     start: int
@@ -38,7 +40,7 @@ class Token(NamedTuple):
 
 
 def read(source: bytes) -> tuple[Token, ...]:
-    """The words of a text in UTF-8, comments left out; `start` counts bytes."""
+    """Return the tokens of a UTF-8 text without comments; `start` counts bytes."""
     require_short_signs(source)
     text = source.decode()
     tokens = _read(source, text)
@@ -52,26 +54,30 @@ def _read(source: bytes, text: str) -> tuple[Token, ...]:
 
 
 def require_short_signs(source: bytes) -> None:
-    """While DuckDB scans, nothing else runs in this process: a few thousand plus signs would stop it for a minute."""
+    """Refuse long runs of signs: DuckDB's scanner blocks the whole process, for a minute with a few
+    thousand plus signs.
+    """
     for run in _SIGNS.finditer(source):
         if run[0].count(b"/*") > _COMMENTS_IN_A_ROW_MAX or _PLUSES.search(run[0]):
-            raise InputError("The statement holds a long row of signs.", hint="Bind values that hold such rows.")
+            raise InputError(
+                "The statement contains a long run of signs.", hint="Pass values that contain such runs as parameters."
+            )
 
 
 def _require_plain_spaces(text: str, tokens: tuple[Token, ...]) -> None:
-    """DuckDB's parser takes spaces of Unicode for spaces, its scanner for letters: outside of quotes there are none."""
+    """Refuse Unicode spaces outside of quotes, which are letters to DuckDB's scanner only."""
     spaces = {ord(letter) for letter in set(text) if not letter.isascii() and unicodedata.category(letter) in _SPACES}
     if not spaces:
         return
-    # As many bytes as before, so that places stay what they are.
+    # As many bytes as before, so that positions stay the same.
     plain = text.translate({space: " " * len(chr(space).encode()) for space in spaces})
     bare, others = ([token for token in each if not token.is_quoted] for each in (tokens, _read(plain.encode(), plain)))
     if bare != others:
-        raise InputError("The statement holds a space that is no plain one.", hint="Type its spaces anew.")
+        raise InputError("The statement contains a non-ASCII space.", hint="Replace it with a plain space.")
 
 
 def statements(source: bytes, tokens: tuple[Token, ...]) -> Iterator[tuple[bytes, tuple[Token, ...]]]:
-    """The statements of a text, each with its words, which count from its own start."""
+    """Yield the statements of a text, each with its tokens, with positions from its own start."""
     first = 0
     for at in [*(i for i, token in enumerate(tokens) if token.text == ";"), len(tokens)]:
         own = tokens[first:at]
@@ -84,14 +90,14 @@ def statements(source: bytes, tokens: tuple[Token, ...]) -> Iterator[tuple[bytes
 
 
 def calls(tokens: tuple[Token, ...]) -> Iterator[str]:
-    """Names that a bracket follows: every function that the text can call is among them."""
+    """Yield names that are followed by a bracket, which include all functions that are called."""
     for token, following in pairwise(tokens):
         if token.is_name and following.text == "(":
             yield token.text
 
 
 def qualified_calls(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
-    """Names with others before them that a bracket follows, in their parts."""
+    """Yield qualified names that are followed by a bracket, in their parts."""
     at = 0
     while at < len(tokens):
         end = at + 1
@@ -103,7 +109,7 @@ def qualified_calls(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def word_at(source: bytes, start: int) -> str:
-    """The name that starts there, as it is written."""
+    """Return the name that starts there, as it is written."""
     word = _WORD.match(source, start)
     return "" if word is None else word[0].decode()
 

@@ -1,4 +1,4 @@
-"""What clients' statements do with the time: those that run, those that took long, and how long all of them took."""
+"""Statement log: running statements, slow ones, and the duration of all."""
 
 import logging
 import threading
@@ -19,10 +19,10 @@ _SESSION_LETTERS = 6
 
 
 class StatementLog:
-    """Statements of a server, while they run and after. Any thread may ask."""
+    """The statements of a server, running and finished. Thread-safe."""
 
     def __init__(self, meters: Meters, *, slow_seconds: float, clock: Clock, log_sql: bool = False) -> None:
-        """`log_sql` is whether the log may hold the text of statements."""
+        """`log_sql` is whether the log may contain the text of statements."""
         self._log_sql = log_sql
         self._meters = meters
         self._slow_seconds = slow_seconds
@@ -34,21 +34,21 @@ class StatementLog:
         self._slow: deque[StatementStatus] = deque(maxlen=SLOW_MAX)
 
     def running(self, session: str, principal: Principal, text: str) -> "RunningStatement":
-        """Note a statement while a block runs it."""
+        """Return a context manager that records a statement while its block runs."""
         return RunningStatement(self, session, principal.name, text)
 
     def begin(self, statement: "RunningStatement") -> None:
-        """A statement starts."""
+        """Record the start of a statement."""
         statement.number, statement.started_s = next(self._numbers), self._clock.monotonic_s()
         self._running[statement.number] = statement
 
     def end(self, statement: "RunningStatement", *, failed: bool) -> None:
-        """A statement is over."""
+        """Record the end of a statement."""
         del self._running[statement.number]
         seconds = self._clock.monotonic_s() - statement.started_s
         self._meters.statement_seconds.observe(seconds)
         if failed:
-            # Which error it was is said once the call ends with it.
+            # The error itself is logged when its call ends.
             self._meters.statements_failed.add()
         elif events.is_logged(logging.DEBUG):
             said = {"sql": statement.text} if self._log_sql else {}
@@ -58,13 +58,13 @@ class StatementLog:
                 self._slow.appendleft(self._shown(statement, seconds))
 
     def now(self) -> tuple[StatementStatus, ...]:
-        """Those that run, the longest first."""
+        """Return the running statements, the longest first."""
         now_s = self._clock.monotonic_s()
         found = sorted(self._running.copy().values(), key=lambda each: each.started_s)
         return tuple(self._shown(each, now_s - each.started_s) for each in found)
 
     def slow(self) -> tuple[StatementStatus, ...]:
-        """Those that took long, newest first."""
+        """Return the slow statements, newest first."""
         with self._mutex:
             return tuple(self._slow)
 
@@ -79,7 +79,7 @@ class StatementLog:
 
 
 class RunningStatement:
-    """A statement while it runs. Every write is one, so that it is no more than it must be."""
+    """A running statement. Every write creates one, so it is as small as possible."""
 
     __slots__ = ("_log", "number", "session", "started_s", "text", "user")
 
@@ -101,5 +101,7 @@ class RunningStatement:
 
 
 def shown_session(session: str) -> str:
-    """A session's id as it is shown: enough to tell it from others, too little to call with."""
+    """Return the part of a session's id that may be shown: it identifies the session, but cannot be
+    used as a handle.
+    """
     return session[:_SESSION_LETTERS]

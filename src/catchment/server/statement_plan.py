@@ -1,8 +1,8 @@
-"""What a client's text asks for: rows for the queue, a fresh read, one of the queue's commands, or plain SQL.
+"""Plans a client's text: queue writes, fresh reads, queue commands, or plain SQL.
 
-Names of ours are found by parsing; the rest of a statement is never written anew, only the places where our names
-stand. So DuckDB sees what the client wrote: a captured INSERT goes, columns, defaults, casts and all, into an empty
-temporary table of the target's shape, and what it returns is what is enqueued.
+Catchment's names are found by parsing. Only the places of these names are replaced; the rest of a
+statement stays as the client wrote it. A captured INSERT runs, with its columns, defaults and
+casts, on an empty temporary table of the target's shape, and the rows that it returns are enqueued.
 """
 
 import re
@@ -27,10 +27,10 @@ FRESH = "catchment_fresh"
 BOUND = "catchment_bound"
 _PLANS_MAX = 2_000
 _DIGITS_MAX = 6
-# Longer texts are read anew: what is remembered takes many times their length.
+# Longer texts are not cached: a cached one takes many times its length.
 _REMEMBERED_LETTERS_MAX = 2_000
-# An INSERT of constants into the queue. Such statements differ in their constants, and each of those is one word,
-# whatever it is; so what DuckDB's scanner makes of one statement holds for all that begin alike.
+# An INSERT of constants into the queue. Such statements differ only in their constants, each of
+# which is one token; so the plan of one statement is valid for all with the same beginning.
 _BLANK_LETTERS = " \t\n\r\f"
 _BLANKS = rf"[{_BLANK_LETTERS}]*+"
 _CONSTANT = rf"{_BLANKS}(?:NULL|TRUE|FALSE|'(?:[^'\0\ud800-\udfff]++|'')*+'|-?\d++(?:\.\d++)?){_BLANKS}"
@@ -58,7 +58,7 @@ _PRAGMAS: dict[tuple[str, ...], str] = {
 
 
 class QueueCommand(Enum):
-    """What the queue can be told."""
+    """A command of the queue."""
 
     FLUSH = "flush"
     STATUS = "status"
@@ -75,7 +75,7 @@ _COMMANDS = {
 
 
 class Rescue(Enum):
-    """What can be done with rows whose table was dropped."""
+    """An operation on rows whose table was dropped."""
 
     COUNT = "stranded"
     EXPORT = "export"
@@ -85,7 +85,7 @@ class Rescue(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RescueCommand:
-    """`CALL duckling_queue_discard('schema.table')` and its like."""
+    """A call of `duckling_queue_stranded`, `_export`, `_redirect` or `_discard`."""
 
     action: Rescue
     table: TableId
@@ -99,33 +99,33 @@ _RESCUE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """An INSERT of one row of values with parameters in it, said as a SELECT from the rows that are bound."""
+    """An INSERT of one row of values with parameters, rewritten as a SELECT from the bound rows."""
 
     text: str
     parameters: int
-    # The target's columns, where the row is nothing but parameters and names are given; () where none are.
+    # The named columns, () if none are named; None if the row contains more than parameters.
     plain_columns: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """DuckDB's, once it has passed the gate."""
+    """A statement for DuckDB, subject to the SQL policy."""
 
     text: str
     tokens: tuple[Token, ...]
     bulk: Bulk | None = None
-    # The table that it makes for the queue, which has to take rows for it.
+    # The table that it creates for the queue, which must be able to accept rows for it.
     queued: TableId | None = None
 
     @property
     def returns(self) -> bool:
-        """Whether it gives back the rows that it changes."""
+        """Whether it returns the rows that it changes."""
         return any(token.is_name and token.text == "returning" for token in self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Rows for the queue: `before` and `after` are the statement's text around the name of its target."""
+    """Rows for the queue: `before` and `after` are the text around the name of the target."""
 
     table: TableId
     before: str
@@ -135,7 +135,7 @@ class Capture:
     bulk: Bulk | None = None
 
     def into(self, target: str, *, bulk: bool = False, returning: str = "*") -> str:
-        """The statement with another target, giving back what it inserts."""
+        """Return the statement with another target, and with a RETURNING clause."""
         text = self.bulk.text if bulk and self.bulk is not None else self.before + "{}" + self.after
         head, _, tail = text.partition("{}")
         # On a line of its own: the statement may end in a comment.
@@ -144,11 +144,11 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """A table that is made through the queue.
+    """A table that is created through the queue.
 
-    `definition` is the statement's text between the table's name and AS, `columns` are the names in it, if it has
-    nothing but names, and `source` is the query after AS, or None. Its rows are for the queue, unless the statement
-    says WITH NO DATA.
+    `definition` is the statement's text between the table's name and AS, `columns` are the names in
+    it if it contains only names, and `source` is the query after AS, or None. Its rows are for the
+    queue, unless the statement says WITH NO DATA.
     """
 
     table: TableId
@@ -159,16 +159,17 @@ class Making:
     if_not_exists: bool
 
     def named(self, target: str) -> str:
-        """The statement that makes the table under that name, without rows; it fails if there is one."""
+        """Return the statement that creates the table under that name, without rows."""
         query = "" if self.source is None else f" AS FROM ({self.source}\n) LIMIT 0"
         return f"CREATE TABLE {target}{self.definition}{query}"
 
 
 @dataclass(frozen=True, slots=True)
 class FreshRead:
-    """A query that reads buffered rows: `parts` is its text around each table that it reads them of.
+    """A query that reads buffered rows: `parts` is its text around each of their tables.
 
-    Of those that are `own`, it reads the buffered rows of its session; of the others, the table with what is buffered.
+    If a table is `own`, only the session's own buffered rows are read; otherwise the table together
+    with all buffered rows.
     """
 
     text: str
@@ -179,7 +180,7 @@ class FreshRead:
     own: tuple[bool, ...]
 
     def over(self, source: Callable[[TableId, bool], str]) -> str:
-        """The query, with each of its tables read from its source, which is given the table and whether it is own."""
+        """Return the query with each table replaced by `source(table, is_own)`."""
         out = self.parts[0]
         for table, alias, is_own, part in zip(self.tables, self.aliases, self.own, self.parts[1:], strict=True):
             as_named = "" if alias is None else f" AS {sql.identifier(alias)}"
@@ -189,9 +190,9 @@ class FreshRead:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """A statement that a session keeps by a name: PREPARE, EXECUTE or DEALLOCATE.
+    """A statement that a session stores by name: PREPARE, EXECUTE or DEALLOCATE.
 
-    `text` is the statement to keep, or the arguments that one is executed with, as a SELECT of them.
+    `text` is the statement to store, or a SELECT of the arguments of an execution.
     """
 
     verb: str
@@ -203,7 +204,7 @@ Step = Plain | Capture | Making | FreshRead | QueueCommand | ByName | RescueComm
 
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
-    """The steps of a text, one for each of its statements; tables of the queue are in `schema` where none is named."""
+    """Return the steps of a text, one per statement; the queue's tables are in `schema` by default."""
     constants = _constants(text, schema)
     if constants is not None:
         return (constants,)
@@ -211,7 +212,9 @@ def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
 
 
 def _constants(text: str, schema: str) -> Capture | None:
-    """An INSERT of nothing but constants into the queue, planned like the last one that begins alike; else None."""
+    """Plan an INSERT of only constants into the queue like an earlier one with the same beginning;
+    None for any other statement.
+    """
     beginning = _BEGINNING.match(text)
     if beginning is None or beginning.end() > _REMEMBERED_LETTERS_MAX:
         return None
@@ -235,13 +238,13 @@ def _plan(text: str, schema: str) -> tuple[Step, ...]:
     try:
         source = text.encode()
     except UnicodeEncodeError:
-        raise InputError("The statement is no text.") from None
+        raise InputError("The statement is not valid Unicode.") from None
     if b"\0" in source:
-        raise InputError("The statement holds a zero byte.")
+        raise InputError("The statement contains a zero byte.")
     source = time_travel.guarded(source, scanner.read(source))
     steps = tuple(_step(own.decode(), words, schema) for own, words in scanner.statements(source, scanner.read(source)))
     if not steps:
-        raise InputError("There is no statement in the text.")
+        raise InputError("The text contains no statement.")
     return steps
 
 
@@ -268,12 +271,14 @@ def _rescue(found: re.Match[str]) -> RescueCommand:
     action = Rescue(found[1].casefold())
     table, into = (None if name is None else TableId.parse(name.replace("''", "'")) for name in found.groups()[1:])
     if table is None or (into is None) == (action is Rescue.REDIRECT):
-        raise InputError(f"{QUEUE}_{action.value} takes {'two tables' if action is Rescue.REDIRECT else 'one table'}.")
+        raise InputError(
+            f"{QUEUE}_{action.value} requires {'two tables' if action is Rescue.REDIRECT else 'one table'}."
+        )
     return RescueCommand(action, table, into)
 
 
 def _pragma(text: str, tokens: tuple[Token, ...]) -> str | None:
-    """The query that a PRAGMA stands for; None if it is not one that only asks something."""
+    """Return the query that a PRAGMA stands for; None if it does not only read."""
     words = tuple(token.text for token in tokens[1:])
     if words[:2] == ("table_info", "(") and len(words) == 4 and (tokens[3].is_string or tokens[3].is_name):
         source = text.encode()
@@ -283,28 +288,28 @@ def _pragma(text: str, tokens: tuple[Token, ...]) -> str | None:
 
 
 def _by_name(text: str, tokens: tuple[Token, ...]) -> ByName:
-    """PREPARE, EXECUTE or DEALLOCATE, taken apart."""
+    """Parse a PREPARE, EXECUTE or DEALLOCATE."""
     source, verb = text.encode(), tokens[0].text
     at = 2 if verb == "deallocate" and len(tokens) > 2 and tokens[1].text == "prepare" else 1
     if at >= len(tokens) or not tokens[at].is_name:
-        raise InputError(f"{verb.upper()} takes the name of a prepared statement.")
+        raise InputError(f"{verb.upper()} requires the name of a prepared statement.")
     name, rest = tokens[at].text, tokens[at + 1 :]
     if verb == "prepare":
         begin = next((i for i, token in enumerate(rest) if token.text == "as" and not token.is_quoted), len(rest)) + 1
         if begin >= len(rest):
-            raise InputError("PREPARE … AS takes a statement.")
+            raise InputError("PREPARE … AS requires a statement.")
         return ByName(verb, name, source[rest[begin].start :].decode())
     if verb == "execute" and rest:
         return ByName(verb, name, _arguments(source, rest))
     if rest:
-        raise InputError(f"{verb.upper()} takes a name, and nothing after it.")
+        raise InputError(f"{verb.upper()} accepts nothing after the name.")
     return ByName(verb, name)
 
 
 def _arguments(source: bytes, tokens: tuple[Token, ...]) -> str:
-    """A SELECT of the arguments in brackets, each by its name or its number."""
+    """Return a SELECT of the arguments in brackets, each with its name or its number."""
     if tokens[0].text != "(" or tokens[-1].text != ")" or len(tokens) < 3:
-        raise InputError("EXECUTE takes its arguments in brackets.")
+        raise InputError("EXECUTE requires its arguments in brackets.")
     depth, begins = 0, [1]
     for at, token in enumerate(tokens[1:-1], start=1):
         depth += _BRACKETS.get(token.text, 0)
@@ -320,7 +325,7 @@ def _arguments(source: bytes, tokens: tuple[Token, ...]) -> str:
 
 
 def _is_plain_insert(tokens: tuple[Token, ...]) -> bool:
-    """INSERT INTO duckling_queue.t … VALUES …: by far the most frequent, and clear from its words."""
+    """Whether it is INSERT INTO duckling_queue.t … VALUES …, the most frequent form."""
     words = [token.text for token in tokens[:4]]
     return words == ["insert", "into", QUEUE, "."] and not any(t.is_name and t.text in _READS_TABLES for t in tokens)
 
@@ -332,7 +337,7 @@ def _parsed(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
         _refuse_unsupported(tree)
         others = [table for table in tables if table is not _target(tree)]
         for name in (name for name in (FRESH, QUEUE) if any(_is_in(table, name) for table in others)):
-            raise NotSupportedError(f"{name} can be read by a query, not within an INSERT.")
+            raise NotSupportedError(f"{name} can be read only by a query, not inside an INSERT.")
         return _capture(text, tokens, schema)
     read = [table for table in tables if _is_in(table, FRESH) or _is_in(table, QUEUE)]
     if not read:
@@ -341,15 +346,15 @@ def _parsed(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
         return _fresh(text, tokens, read, schema)
     if any(_is_in(table, QUEUE) for table in read):
         raise NotSupportedError(
-            f"{QUEUE} is append-only: it takes INSERT INTO and CREATE TABLE {QUEUE}.<table>. Its rows are "
-            "acknowledged, and are changed, copied or dropped once they are in their table.",
-            hint="`CALL duckling_queue_flush()` brings them there; then change or drop the table by its own name.",
+            f"{QUEUE} is append-only: it accepts INSERT INTO and CREATE TABLE {QUEUE}.<table>. Its rows are "
+            "acknowledged, and can be changed, copied or dropped once they are in their table.",
+            hint="`CALL duckling_queue_flush()` moves them there; then change or drop the table by its own name.",
         )
-    raise NotSupportedError(f"{FRESH} can be read by a query, and nothing else.")
+    raise NotSupportedError(f"{FRESH} can be read only by a query.")
 
 
 def _shown(text: str, tokens: tuple[Token, ...], schema: str) -> FreshRead | None:
-    """DESCRIBE, SHOW or SUMMARIZE of a table of ours, or of a query that reads one; None for anything else."""
+    """Plan a DESCRIBE, SHOW or SUMMARIZE of buffered rows; None for any other statement."""
     verb, body = tokens[0].text, text.encode()[tokens[1].start :].decode() if len(tokens) > 1 else ""
     if verb not in _SHOWS or not body:
         return None
@@ -368,7 +373,7 @@ def _shown(text: str, tokens: tuple[Token, ...], schema: str) -> FreshRead | Non
 def _target(insert: exp.Insert) -> exp.Table:
     found = insert.this.this if isinstance(insert.this, exp.Schema) else insert.this
     if not isinstance(found, exp.Table):
-        raise InputError("The target of the INSERT cannot be understood.")
+        raise InputError("The target of the INSERT must be a table.")
     return found
 
 
@@ -385,7 +390,7 @@ def _refuse_unsupported(insert: exp.Insert) -> None:
 
 def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema: str) -> FreshRead:
     if not all("start" in part.meta for table in tables for part in table.parts):
-        raise InputError(f"What is read from {FRESH} or {QUEUE} is not the name of a table.")
+        raise InputError(f"{FRESH} and {QUEUE} must be followed by the name of a table.")
     tables = sorted(tables, key=lambda table: int(table.parts[0].meta["start"]))
     parts, at = [], 0
     for table in tables:
@@ -402,7 +407,7 @@ def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema
 
 
 def _making(text: str, tokens: tuple[Token, ...], schema: str) -> Making | None:
-    """CREATE TABLE duckling_queue.t, taken apart; None if the statement is another one."""
+    """Parse a CREATE TABLE duckling_queue.t; None for any other statement."""
     words = ["" if token.is_quoted else token.text for token in tokens]
     at = words.index("table") + 1 if words[0] == "create" and "table" in words else len(words)
     how = words[1 : at - 1]
@@ -412,14 +417,14 @@ def _making(text: str, tokens: tuple[Token, ...], schema: str) -> Making | None:
         return None
     if how:
         raise NotSupportedError(
-            f"CREATE {' '.join(how).upper()} TABLE is not possible on {QUEUE}: its tables are those of the lake, and "
-            "rows that were acknowledged for one are on their way to it.",
-            hint=f"CREATE TABLE {QUEUE}.<table>, or replace the table in the lake itself.",
+            f"CREATE {' '.join(how).upper()} TABLE is not possible on {QUEUE}: its tables are the lake's, and "
+            "acknowledged rows for them may still be buffered.",
+            hint=f"Use CREATE TABLE {QUEUE}.<table>, or replace the table in the lake itself.",
         )
     source, names = text.encode(), _target_names(tokens, at)
     rest = tokens[names[-1] + 1 :]
     for other in (token.text for token in rest if token.is_name and token.text in (QUEUE, FRESH)):
-        raise NotSupportedError(f"{other} can be read by a query, not within a CREATE TABLE.")
+        raise NotSupportedError(f"{other} can be read only by a query, not inside a CREATE TABLE.")
     start = rest[0].start if rest else len(source)
     query_at = _query_at(rest)
     clause = next((each for each in _DATA_CLAUSES if words[-len(each) :] == each), [])
@@ -435,7 +440,7 @@ def _making(text: str, tokens: tuple[Token, ...], schema: str) -> Making | None:
 
 
 def _query_at(tokens: tuple[Token, ...]) -> int | None:
-    """Where AS begins that is in no bracket."""
+    """Return the position of the AS that is not inside brackets."""
     depth = 0
     for token in tokens:
         depth += _BRACKETS.get(token.text, 0)
@@ -445,12 +450,12 @@ def _query_at(tokens: tuple[Token, ...]) -> int | None:
 
 
 def _target_names(tokens: tuple[Token, ...], at: int) -> list[int]:
-    """Where the parts of the queue's name for a table stand, from the first on."""
+    """Return the positions of the parts of a target's name, beginning with the queue's."""
     names = [at]
     while names[-1] + 2 < len(tokens) and tokens[names[-1] + 1].text == ".":
         names.append(names[-1] + 2)
     if len(names) not in (2, 3) or not all(tokens[i].is_name for i in names):
-        raise InputError(f"The target of the statement is not {QUEUE}.<table>.")
+        raise InputError(f"The target of the statement must be {QUEUE}.<table>.")
     return names
 
 
@@ -460,9 +465,9 @@ def _table_id(names: list[str], default: str) -> TableId:
 
 
 def _capture(text: str, tokens: tuple[Token, ...], schema: str) -> Capture:
-    """An INSERT into the queue, taken apart around its target."""
+    """Parse an INSERT into the queue, split around its target."""
     source = text.encode()
-    # Where there is no INTO, nothing after it is a name.
+    # Without INTO, there is no name after the last token.
     at = next((i for i, t in enumerate(tokens) if t.text == "into" and not t.is_quoted), len(tokens) - 1) + 1
     names = _target_names(tokens, at)
     spelled = [_spelled(source, tokens, i) for i in names[1:]]
@@ -483,19 +488,20 @@ def _capture(text: str, tokens: tuple[Token, ...], schema: str) -> Capture:
 
 
 def _spelled(source: bytes, tokens: tuple[Token, ...], at: int) -> str:
-    """A name as it is written, without its quotes."""
+    """Return a name as it is written, without its quotes."""
     start = tokens[at].start
     if tokens[at].is_quoted:
         end = start + 1
         while source[end : end + 2] == b'""' or source[end : end + 1] != b'"':
             end += 2 if source[end : end + 2] == b'""' else 1
         return source[start + 1 : end].replace(b'""', b'"').decode()
-    # Its letters, not those of the token, which is folded: some letters grow or shrink by that.
+    # From the source, not from the token, which is folded: folding changes the length of some
+    # letters.
     return scanner.word_at(source, start)
 
 
 def _columns(source: bytes, tokens: tuple[Token, ...], at: int) -> tuple[tuple[str, ...], int]:
-    """The columns that an INSERT names after its target, and where its source begins."""
+    """Return the columns that an INSERT names after its target, and the position of its source."""
     start = tokens[at].start if at < len(tokens) else len(source)
     if at >= len(tokens) or tokens[at].text != "(":
         return (), start
@@ -510,7 +516,9 @@ def _columns(source: bytes, tokens: tuple[Token, ...], at: int) -> tuple[tuple[s
 
 
 def _bulk(text: str, tokens: tuple[Token, ...]) -> Bulk | None:
-    """The statement as an INSERT … SELECT from bound rows, where it is an INSERT of one row with parameters."""
+    """Rewrite an INSERT of one row with parameters to SELECT from bound rows; None if it is
+    another.
+    """
     if not tokens or tokens[0].text != "insert" or not any(token.text in "?$" and token.text for token in tokens):
         return None
     at = next((i for i, t in enumerate(tokens) if t.is_name and t.text == "values" and not t.is_quoted), None)
@@ -553,7 +561,7 @@ def _is_one_row(row: tuple[Token, ...]) -> bool:
 
 
 def _marks(source: bytes, row: tuple[Token, ...]) -> list[tuple[Token, int, int]] | None:
-    """The parameters of a row: where each begins and ends, and which it is; None where they have names."""
+    """Return each parameter of a row with its end and its number; None if parameters have names."""
     found: list[tuple[Token, int, int]] = []
     for token in row:
         if token.is_string or token.text not in ("?", "$"):

@@ -1,4 +1,4 @@
-"""Running a statement in a session, whatever it is."""
+"""Execution of a session's statements, of every kind."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,10 +60,10 @@ from catchment.tenants.model import TenantId
 if TYPE_CHECKING:
     from catchment.server.sessions import Session
 
-# Words of a statement that makes something which is in its connection alone.
+# Tokens of statements that create something in their connection only.
 _TEMPORARY = frozenset({"temp", "temporary"})
 _KEPT_MAX = 100
-# What a fresh read names, and reads from elsewhere.
+# Schemas that a fresh read names, but reads from elsewhere.
 _READ_ELSEWHERE = frozenset({FRESH, QUEUE})
 _NOTHING = pa.table({"Count": pa.array([], pa.int64())})
 
@@ -96,14 +96,14 @@ class Statements:
     # The queue.
 
     def queue(self) -> DqCoordinator:
-        """The queue, if it is switched on."""
+        """Return the queue; NotSupportedError if it is switched off."""
         queue = self.session.queue
         if queue is None:
-            raise NotSupportedError("The queue is switched off.", hint="DUCKLING_QUEUE_ENABLE=true switches it on.")
+            raise NotSupportedError("The queue is switched off.", hint="Set DUCKLING_QUEUE_ENABLE=true.")
         return queue
 
     def spelled(self, table: TableId) -> TableId:
-        """The table as the lake spells it: names that differ in nothing but case are one to DuckDB."""
+        """Return the table as the lake spells it: DuckDB's names are not case-sensitive."""
         queue, island = self.queue(), self.session.island
         if island is not None:
             table = island.own(table)
@@ -116,21 +116,21 @@ class Statements:
             )
             return next(same, table)
         except CatchmentError:
-            # Whoever uses the table says what is the matter with it.
+            # The actual use of the table reports the error.
             return table
         return table
 
     def require(self, role: Role, what: str) -> None:
-        """Refuse a caller whose role does not do."""
+        """Refuse a caller whose role is not sufficient."""
         if self.session.principal.role < role:
-            raise NotAllowedError(f"{what} takes the role `{role.name.lower()}`.")
+            raise NotAllowedError(f"{what} requires the role `{role.name.lower()}`.")
 
     def _command(self, command: QueueCommand) -> StatementOutcome:
         self._require_operator()
         queue = self.queue()
         if command is QueueCommand.FLUSH:
             if self.session.has_written:
-                raise StateError("A flush would wait for this session's own transaction.", hint="COMMIT first.")
+                raise StateError("The flush would wait for this session's own transaction.", hint="COMMIT first.")
             return StatementOutcome(None, TableResult(queue_results.flushed(queue.force_flush_all())))
         return StatementOutcome(None, TableResult(queue_results.status(queue.status())))
 
@@ -150,9 +150,9 @@ class Statements:
         return StatementOutcome(None, TableResult(queue_results.stranded(found)))
 
     def _require_operator(self) -> None:
-        self.require(Role.ADMIN, "Commands of the queue")
+        self.require(Role.ADMIN, "Queue commands")
         if self.session.island is not None:
-            raise NotAllowedError("Commands of the queue are not for users of a tenant.")
+            raise NotAllowedError("Queue commands are not available to users of a tenant.")
 
     def _capture(
         self, step: Capture, call: Call, transaction: Transaction | None, bound: pa.Table | None
@@ -184,13 +184,13 @@ class Statements:
 
     @staticmethod
     def _given(step: Capture, queue: DqCoordinator, bound: pa.Table | None) -> pa.Table | None:
-        """The rows, where the statement does no more than to give them."""
+        """Return the rows if the statement only lists them; otherwise None."""
         if bound is not None and (step.bulk is None or step.bulk.plain_columns is None):
             return None
         try:
             columns = queue.columns(step.table)
         except InputError:
-            # The table is not there: the other way says what that means.
+            # The table does not exist: `capture.inserted` decides what that means.
             return None
         if bound is None:
             found = literals.rows(step.source, step.columns, columns)
@@ -202,7 +202,7 @@ class Statements:
         return None if step.bulk is None else capture.given(step.bulk, bound, columns)
 
     def enqueue(self, table: TableId, rows: pa.Table, transaction: Transaction | None) -> None:
-        """Hand rows to the queue, now or at COMMIT."""
+        """Write rows to the queue, now or at COMMIT."""
         session, queue = self.session, self.queue()
         self.require_small(rows)
         if not rows.num_rows:
@@ -217,33 +217,33 @@ class Statements:
                 transaction.keep(table, rows)
 
     def require_small(self, rows: pa.Table) -> None:
-        """Refuse rows that are too many for one write to the queue."""
+        """Refuse rows that are too large for one write to the queue."""
         limit, size = self.session.engine.settings.server_write_bytes_max, size_of(rows)
         if size > limit:
             raise LimitError(
-                f"The rows come to {size:,} bytes, and {limit:,} is the most for one write to the queue.",
-                hint="Write fewer at a time, or straight to the table.",
+                f"The rows have {size:,} bytes, but the maximum for one write to the queue is {limit:,}.",
+                hint="Write fewer at a time, or write directly to the table.",
             )
 
     def make(
         self, table: TableId, text: str, call: Call, transaction: Transaction | None, bound: pa.Table | None = None
     ) -> None:
-        """Run a CREATE TABLE of the lake for a table that the queue has to take rows for."""
+        """Run a CREATE TABLE in the lake for a table that the queue must accept rows for."""
         step = Plain(text, scanner.read(text.encode()), queued=table)
         self._plain(step, call, None if transaction is None else transaction.handle, bound)
 
     def _require_made(self, table: TableId, transaction: Transaction) -> None:
-        """See that no table has to be made while the transaction keeps everybody, itself among them, from doing so."""
+        """Refuse rows whose table would have to be created while the transaction blocks that."""
         if transaction.has_written:
             try:
                 self.queue().columns(table)
             except TableMissingError:
-                raise StateError(f"{table} is still to be made.", hint="COMMIT first, or create it.") from None
+                raise StateError(f"{table} does not exist yet.", hint="COMMIT first, or create it.") from None
 
-    # Statements that have names.
+    # Statements stored by name.
 
     def _by_name(self, step: ByName, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
-        """Keep a statement, run one that is kept, or forget it. Each run is judged as the statement itself would be."""
+        """Store a statement, run a stored one, or forget it. Each run is authorized again."""
         if step.verb == "execute":
             inner = self.kept(step)
             if step.text:
@@ -257,29 +257,29 @@ class Statements:
             return StatementOutcome(0, TableResult(_NOTHING))
         self._require_keepable(step, transaction)
         if step.name not in kept and len(kept) >= _KEPT_MAX:
-            raise LimitError(f"The session has {_KEPT_MAX} prepared statements.", hint="DEALLOCATE some.")
+            raise LimitError(f"The session has {_KEPT_MAX} prepared statements.", hint="DEALLOCATE one.")
         kept[step.name] = step.text
         self.session.has_state()
         return StatementOutcome(0, TableResult(_NOTHING))
 
     def kept(self, step: ByName) -> Step:
-        """The statement that is kept by that name."""
+        """Return the statement that is stored under that name."""
         text = self.session.by_name.get(step.name)
         if text is None:
-            raise StateError(f"There is no prepared statement {step.name}.", hint="PREPARE makes one.")
+            raise StateError(f"There is no prepared statement {step.name}.", hint="PREPARE creates one.")
         return self.session.plan(text)[0]
 
     def _require_keepable(self, step: ByName, transaction: bytes | None) -> None:
         inner = self.session.plan(step.text)[0]
         if isinstance(inner, QueueCommand | ByName):
-            raise NotSupportedError("PREPARE is for queries and for statements that change rows.")
+            raise NotSupportedError("PREPARE supports only queries and statements that change rows.")
         if isinstance(inner, Plain):
             with self.link(self.session.find(transaction)) as link:
                 kind = self.examined(inner, link)[1].kind
             if kind not in (StatementKind.READ, StatementKind.WRITE):
-                raise NotSupportedError("PREPARE is for queries and for statements that change rows.")
+                raise NotSupportedError("PREPARE supports only queries and statements that change rows.")
 
-    # The rest.
+    # Plain statements.
 
     def _plain(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         session = self.session
@@ -295,25 +295,25 @@ class Statements:
                     if session.island is not None:
                         step = replace(step, text=session.island.qualify_created(step.text, step.tokens))
                     if verdict.in_transaction and joined is None:
-                        raise StateError("It counts for an open transaction.", hint="BEGIN opens one.")
+                        raise StateError("The statement has an effect only in a transaction.", hint="BEGIN opens one.")
                     return self._write(step, verdict, link, call, joined, bound)
                 case StatementKind.SESSION:
                     self._set(step, link, call)
                     session.has_state()
-        # These take links themselves.
+        # These acquire connections themselves.
         if verdict.kind is StatementKind.BEGIN:
             if joined is not None and transaction is not None and not joined.has_changes:
-                # A driver opened it, and its client knows nothing of that.
+                # A driver opened it without its client's knowledge.
                 return StatementOutcome(0, TableResult(_NOTHING))
             if joined is not None:
-                raise StateError("A transaction is open already.", hint="COMMIT or ROLLBACK it first.")
+                raise StateError("A transaction is already open.", hint="COMMIT or ROLLBACK it first.")
             session.begin_by_sql(call)
         elif verdict.kind is not StatementKind.SESSION:
             session.end_by_sql(transaction, commit=verdict.kind is StatementKind.COMMIT, call=call)
         return StatementOutcome(0, TableResult(_NOTHING))
 
     def _set(self, step: Plain, link: Connection, call: Call) -> None:
-        """Change where names count; back to the lake where that would be elsewhere."""
+        """Change the search path; restore it and refuse the statement if it leaves the lake."""
         island = self.session.island
         if island is not None and island.allows_search_path(step.text, step.tokens):
             return
@@ -334,7 +334,7 @@ class Statements:
         link.path = tuple(sql.fold(each.rpartition(".")[2].strip('" ')) for each in path.split(","))
 
     def examined(self, step: Plain | FreshRead, link: Connection) -> tuple[duckdb.Statement, Permission]:
-        """The statement as DuckDB reads it, once it has passed the gate."""
+        """Return the statement as DuckDB parses it, and its permission."""
         statement = link.connection.extract_statements(step.text)[-1]
         fresh = _READ_ELSEWHERE if isinstance(step, FreshRead) else None
         verdict = self.admitted(statement, step.text, step.tokens, link, fresh=fresh, is_cut=isinstance(step, Plain))
@@ -342,7 +342,7 @@ class Statements:
         return statement, verdict
 
     def _require_macros(self, names: frozenset[str], link: Connection) -> None:
-        """See that table functions that are not DuckDB's are macros of the lake, or of the session."""
+        """Check that table functions that are not DuckDB's are macros of lake or session."""
         if not names:
             return
         island = self.session.island
@@ -367,15 +367,16 @@ class Statements:
         fresh: frozenset[str] | None = None,
         is_cut: bool = False,
     ) -> Permission:
-        """What the gate says of a statement, which a tenant's user keeps on the tenant's island.
+        """Return the statement's permission; a tenant's user may name only the tenant's tables.
 
-        For a user without a tenant, the tenants whose tables it names live here, or it is refused. With `is_cut`, it
-        is run as `readable` gives it, and its macros are looked up.
+        For a user without a tenant, all tenants whose tables are named must have their primary
+        here. With `is_cut`, the statement runs as `readable` returns it, and its macros are looked
+        up.
         """
         verdict = authorize(statement, text, tokens, self.session.principal)
         sees_all = self.session.island is None and self.session.principal.role >= Role.ADMIN
         if not is_cut and ((verdict.lists and not sees_all) or verdict.macros):
-            raise NotAllowedError("Lists of the catalog and table macros are read by queries of their own.")
+            raise NotAllowedError("Catalog lists and table macros can be read only by separate queries.")
         if self.session.island is not None:
             self.session.island.examine(statement.type, text, tokens, fresh=fresh)
         elif touched := self._touched(statement, text, tokens, link):
@@ -384,7 +385,7 @@ class Statements:
         return verdict
 
     def owner(self, schema: str) -> frozenset[TenantId]:
-        """The tenant whose tables are in the schema, if the user has none and the shard has a record of it."""
+        """Return the tenant that owns the schema, if the user has none and the shard knows it."""
         desk = self.session.engine.tenants
         if desk is None or self.session.island is not None:
             return frozenset()
@@ -393,7 +394,7 @@ class Statements:
     def _touched(
         self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Connection
     ) -> frozenset[TenantId]:
-        """The tenants whose tables the statement of a user without a tenant names; none where there are no shards."""
+        """Return the tenants whose tables a statement names; none for a tenant's user."""
         engine = self.session.engine
         if engine.tenants is None or self.session.island is not None:
             return frozenset()
@@ -401,7 +402,7 @@ class Statements:
         return touched_tenants.touched(found, engine.views, statement.type, text, tokens, link)
 
     def readable(self, step: Plain, verdict: Permission) -> Plain:
-        """The query as this session may run it: lists of the catalog are cut to what its user may see."""
+        """Return the query as this session may run it, with catalog lists limited."""
         island = self.session.island
         if island is not None and step.tokens[0].text == "explain":
             step = replace(step, text=island.qualify_created(step.text, step.tokens))
@@ -433,7 +434,7 @@ class Statements:
                 parts.append(link.table(step.text, call, parameter_row(statement, bound, at)))
                 size += parts[-1].nbytes
                 if size > limit:
-                    raise LimitError(f"The results of all rows of parameters come to more than {limit:,} bytes.")
+                    raise LimitError(f"The results of all parameter rows have more than {limit:,} bytes.")
         return StatementOutcome(None, TableResult(pa.concat_tables(parts, promote_options="permissive")))
 
     def _write(
@@ -456,16 +457,16 @@ class Statements:
 
     @contextmanager
     def committing(self, link: Connection, call: Call) -> Iterator[None]:
-        """A write transaction of one statement."""
+        """Run one statement in a write transaction of its own."""
         with self.session.changing_lake(), self.alone(link, call):
             yield
 
     @contextmanager
     def alone(self, link: Connection, call: Call) -> Iterator[None]:
-        """A write transaction, under the lake's commit lock."""
+        """Open a write transaction under the lake's commit lock."""
         lake, engine = self.session.lake, self.session.engine
         if not engine.is_current(link):
-            raise LakeUnavailableError("The lake is away.")
+            raise LakeUnavailableError("The lake is unavailable.")
         with exclusive(lake, call):
             if not engine.is_current(link):
                 raise ConflictError("The lake was opened again while the statement waited.", hint="Run it again.")
@@ -490,14 +491,16 @@ class Statements:
         *,
         on_half: Callable[[], None] | None = None,
     ) -> StatementOutcome:
-        """Run a statement that changes something, for each bound row; `on_half` is told if it was done in part."""
+        """Run a statement that changes something, for each bound row; `on_half` is called if only
+        some succeeded.
+        """
         limit = self.session.engine.settings.server_result_bytes_max
         parts: list[pa.Table] = []
         try:
             for part in self._each(step, link, call, bound):
                 parts.append(part)
                 if sum(each.nbytes for each in parts) > limit:
-                    raise LimitError(f"What the statement returns comes to more than {limit:,} bytes.")
+                    raise LimitError(f"The rows that the statement returns have more than {limit:,} bytes.")
             unstorable_types.require_made(step, link, self.session.lake.name, call)
             if step.queued is not None:
                 place = sql.qualified(self.session.lake.name, step.queued.schema, step.queued.name)
@@ -506,7 +509,7 @@ class Statements:
             if parts and on_half is not None:
                 on_half()
             raise
-        # An upload without rows is run for none.
+        # An upload without rows runs the statement zero times.
         return _outcome(pa.concat_tables(parts) if parts else _NOTHING, verdict, step)
 
     @staticmethod
@@ -519,14 +522,15 @@ class Statements:
                 yield link.table(step.bulk.text, call)
         else:
             statement = link.connection.extract_statements(step.text)[-1]
-            # All of them before any is run: one that has no value in Python must not come too late.
+            # Convert all rows before any is run: one that has no value in Python must fail before
+            # the first.
             for row in [parameter_row(statement, bound, at) for at in range(bound.num_rows)]:
                 unstorable_types.require_source(step, link, call, row)
                 yield link.table(step.text, call, row)
 
     @contextmanager
     def link(self, transaction: Transaction | None) -> Iterator[Connection]:
-        """The link that statements of the transaction run on, or those of none; its lock is held."""
+        """Yield the connection of the transaction, or of no transaction; its lock is held."""
         if transaction is None:
             with self.session.autocommit_link() as link:
                 yield link

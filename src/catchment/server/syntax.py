@@ -1,9 +1,10 @@
-"""Parses a client's statement: DuckDB's own tree of a query, sqlglot's tree of everything else.
+"""Parses a client's statement: by DuckDB's own tree for a query, by sqlglot's tree for all others.
 
-DuckDB serialises the tree of a query and of nothing else. A PIVOT without values is not one query to it either, but
-with values it is; its tree is taken with values put in. For the rest there is sqlglot, whose opinion is not DuckDB's.
-So a text that DuckDB could read as the name of a file has to stand where DuckDB's parser takes any expression, and
-therefore no table: that does not depend on anybody's list of places where tables stand.
+DuckDB serializes only the tree of a query. A PIVOT without values is not a single query to DuckDB;
+with values it is, so its tree is taken with values inserted. For all other statements there is
+sqlglot, which may disagree with DuckDB. So a string that DuckDB could read as the name of a file is
+allowed only where DuckDB's parser accepts any expression, and therefore no table. That does not
+depend on a list of the places where tables can occur.
 """
 
 import json
@@ -22,12 +23,12 @@ from catchment.errors import InputError, NotAllowedError
 from catchment.lake import extensions
 from catchment.server.sql_tokens import Token, read
 
-# It would tell the log of every statement that it cannot parse, and quote it.
+# It would log every statement that it cannot parse, including its text.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
-# What DuckDB reads as a file if no table has the name.
+# Names that DuckDB reads as a file if no table has them.
 _FILE = re.compile(r"\.(parquet|csv|tsv|json|jsonl|ndjson|db|duckdb|ddb|sqlite|arrow|txt|xlsx)\b", re.I)
-# No table's name follows these: what does is a constant. A text after any other word or sign is tried.
+# A constant, never a table's name, follows these. A string after any other token is tested.
 _BEFORE_CONSTANTS = frozenset(
     {
         *(
@@ -45,16 +46,16 @@ _BEFORE_CONSTANTS = frozenset(
         *("select", "default", "by", "=", "<", ">", "!", "|", "+", "-", "*", "/", "%", "{", "["),
     }
 )
-# Any expression, and never a table.
+# An expression that is never a table.
 _EXPRESSION = b" (NULL) "
 _EXPLAIN_OPTIONS = frozenset({"analyze", "format"})
 _MACRO_WORDS = frozenset({"macro", "function"})
 _MADE_WORDS = frozenset({"table", "view", "schema"})
 _TABLE = frozenset({"table"})
-# sqlglot does not know that NULL takes a comment away.
+# sqlglot does not know that NULL removes a comment.
 _COMMENT_ENDED = re.compile(r"(\A\s*COMMENT\s.*\sIS\s+)NULL(?=\s*;?\s*\Z)", re.I | re.S)
 _PIVOTS = frozenset({"pivot", "pivot_wider"})
-# All are reserved: none is a column that a PIVOT is on.
+# All of them are reserved: none can be a column of a PIVOT.
 _PIVOT_ENDS = frozenset({"using", "group", "order", "limit", "offset", "union", "intersect", "except"})
 _QUOTED_KINDS = frozenset(
     {
@@ -65,7 +66,7 @@ _QUOTED_KINDS = frozenset(
 
 
 def query_tree(text: str, tokens: tuple[Token, ...]) -> Any:
-    """The tree of a query in JSON as DuckDB reads it, or None if it gives none."""
+    """Return DuckDB's tree of a query, from JSON; None if DuckDB returns none."""
     tree = duckdb_tree(text)
     if tree is None and any(_is_word(token, _PIVOTS) for token in tokens):
         tree = duckdb_tree(_with_pivot_values(text, tokens))
@@ -73,7 +74,7 @@ def query_tree(text: str, tokens: tuple[Token, ...]) -> Any:
 
 
 def duckdb_tree(text: str) -> Any:
-    """The tree of the very text, in which places are those of the text; None if DuckDB gives none."""
+    """Return the tree of exactly this text, with its positions; None if DuckDB returns none."""
     with extensions.scratch() as parser:
         row = parser.execute("SELECT json_serialize_sql(?)", [text]).fetchone()
     try:
@@ -84,7 +85,7 @@ def duckdb_tree(text: str) -> Any:
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a tree of JSON."""
+    """Yield the objects in a JSON tree."""
     waiting = [tree]
     while waiting:
         each = waiting.pop()
@@ -97,7 +98,7 @@ def nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A function that a query calls: its name, what it is qualified with, and its arguments, None if not constant."""
+    """A function that a query calls: name, qualifiers, and arguments, None if not constant."""
 
     name: str
     where: tuple[str, ...]
@@ -106,7 +107,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a query names: tables in their parts, table functions, other functions, and what it shows by SHOW."""
+    """The names in a query: tables in their parts, table functions, other functions, and SHOWs."""
 
     tables: tuple[tuple[str, ...], ...]
     table_functions: tuple[Called, ...]
@@ -115,7 +116,7 @@ class Named:
 
 
 def named(tree: Any) -> Named:
-    """What the tree of a query names."""
+    """Return the names in the tree of a query."""
     tables, shows, inner = [], [], []
     called: list[dict[str, Any]] = []
     for node in nodes(tree):
@@ -134,23 +135,23 @@ def named(tree: Any) -> Named:
 
 
 def table_parts(node: dict[str, Any]) -> tuple[str, ...]:
-    """The name of a table in a tree."""
+    """Return the parts of a table's name in a tree."""
     return tuple(filter(None, (node["catalog_name"], node["schema_name"], node["table_name"]))) or ("",)
 
 
 def show_parts(node: dict[str, Any]) -> tuple[str, ...]:
-    """What a SHOW is about: the catalog and schema that it is FROM, or its word in quotes."""
+    """Return the object of a SHOW: the catalog and schema of its FROM, or its keyword in quotes."""
     return tuple(filter(None, (node["catalog_name"], node["schema_name"], node["table_name"])))
 
 
 def called_of(node: dict[str, Any]) -> Called:
-    """The function that a node of a tree calls."""
+    """Return the function that a node of a tree calls."""
     where = tuple(str(part).casefold() for part in (node.get("catalog"), node.get("schema")) if part)
     return Called(str(node["function_name"]).casefold(), where, tuple(_constant(each) for each in node["children"]))
 
 
 def _constant(node: dict[str, Any]) -> Any:
-    """The value of an argument, a tuple for a list of constants; None if it is not constant."""
+    """Return the value of an argument, a tuple for a list; None if it is not constant."""
     if node.get("type") == "VALUE_CONSTANT":
         return node["value"].get("value")
     if node.get("type") == "FUNCTION" and node.get("function_name") == "list_value":
@@ -160,7 +161,7 @@ def _constant(node: dict[str, Any]) -> Any:
 
 
 def name_at(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
-    """The name that begins there, in its parts; () if none does."""
+    """Return the name that begins there, in its parts; () if none does."""
     if at >= len(tokens) or not tokens[at].is_name:
         return ()
     end = at + 1
@@ -171,7 +172,7 @@ def name_at(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Macro:
-    """A macro that is made: its name, its parameters, and where the query or expression begins that it stands for."""
+    """A macro that is created: its name, its parameters, and where its body begins."""
 
     name: tuple[str, ...]
     parameters: tuple[Token, ...]
@@ -180,18 +181,18 @@ class Macro:
 
     @property
     def has_plain_parameters(self) -> bool:
-        """Whether nothing is called to have the parameters' defaults."""
+        """Whether the parameters' defaults contain no calls."""
         return not any(token.text == "(" for token in self.parameters)
 
     def query(self, text: str) -> tuple[str, tuple[Token, ...]]:
-        """The query that the macro stands for, and its words."""
+        """Return the query that the macro stands for, and its tokens."""
         body = text.encode()[self.begin :].decode()
         query = body if self.is_table else f"SELECT {body}"
         return query, read(query.encode())
 
 
 def macro_of(kind: duckdb.StatementType, tokens: tuple[Token, ...]) -> Macro | None:
-    """The macro that a statement makes; None if it makes none."""
+    """Return the macro that a statement creates; None if it creates none."""
     at = next((i for i, token in enumerate(tokens[:8]) if _is_word(token, _MACRO_WORDS)), None)
     if kind != duckdb.StatementType.CREATE or at is None or any(_is_word(t, _MADE_WORDS) for t in tokens[:at]):
         return None
@@ -200,20 +201,20 @@ def macro_of(kind: duckdb.StatementType, tokens: tuple[Token, ...]) -> Macro | N
     after = at + 2 * len(name) - 1
     end = next((i for i, token in enumerate(tokens) if i > after and token.text == "as" and not token.is_quoted), None)
     if not name or end is None or tokens[after].text != "(":
-        raise InputError("The macro cannot be understood.")
+        raise InputError("The macro cannot be parsed.")
     is_table = _is_word(tokens[min(end + 1, len(tokens) - 1)], _TABLE)
     begin = end + 1 + is_table
     if begin >= len(tokens):
-        raise InputError("The macro stands for nothing.")
+        raise InputError("The macro has no body.")
     return Macro(name, tokens[after + 1 : end], tokens[begin].start, is_table)
 
 
 def _with_pivot_values(text: str, tokens: tuple[Token, ...]) -> str:
-    """The query with `(x) IN (NULL)` for every `x` that a PIVOT is on: all that it names stays in it."""
+    """Replace every column `x` of a PIVOT by `(x) IN (NULL)`: all names of the query stay in it."""
     source, signs = text.encode(), []
     for begin, end in _pivot_columns(tokens):
         after = tokens[end].start if end < len(tokens) else len(source)
-        # On a line of its own: a comment may come before it.
+        # On a line of its own: a comment may precede it.
         signs += [(tokens[begin].start, b"("), (after, b"\n) IN (NULL) ")]
     for at, sign in sorted(signs, reverse=True):
         source = source[:at] + sign + source[at:]
@@ -221,8 +222,8 @@ def _with_pivot_values(text: str, tokens: tuple[Token, ...]) -> str:
 
 
 def _pivot_columns(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
-    """Where each column begins and ends that a PIVOT is on."""
-    # By bracket: whether a PIVOT is in it, and where the columns begin after its last ON.
+    """Yield the begin and the end of each column of a PIVOT."""
+    # For each bracket: whether it contains a PIVOT, and where the columns begin after its last ON.
     frames: list[tuple[bool, list[int]]] = [(False, [])]
     for at, token in enumerate(tokens):
         is_pivot, begins = frames[-1]
@@ -231,7 +232,7 @@ def _pivot_columns(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
         elif token.text == "(":
             frames.append((False, []))
         elif is_pivot and token.text == "on" and not token.is_quoted:
-            # An earlier one was that of a join.
+            # An earlier ON belonged to a join.
             begins[:] = [at + 1]
         elif begins and token.text == ",":
             begins.append(at + 1)
@@ -245,7 +246,7 @@ def _pivot_columns(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _spans(begins: list[int], end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a list whose parts begin there: a comma stands before each but the first."""
+    """Yield the items of a list, given where they begin: a comma precedes each but the first."""
     for begin, following in pairwise([*begins, end + 1]):
         if begin < following - 1:
             yield begin, following - 1
@@ -256,9 +257,9 @@ def _is_word(token: Token, words: frozenset[str]) -> bool:
 
 
 def refuse_texts_as_tables(text: str, tokens: tuple[Token, ...]) -> None:
-    """Refuse a statement in which a text, or a name like a file's, stands where a table could.
+    """Refuse a statement with a string, or a name like a file's, in the place of a table.
 
-    DuckDB's parser tells: the statement has to be one with any expression in the place of each.
+    DuckDB's parser decides: the statement must be valid with any expression in place of each.
     """
     source, ends = text.encode(), [*(token.start for token in tokens[1:]), len(text.encode())]
     out, last = b"", 0
@@ -272,20 +273,20 @@ def refuse_texts_as_tables(text: str, tokens: tuple[Token, ...]) -> None:
             parser.extract_statements((out + source[last:]).decode())
     except duckdb.Error:
         raise NotAllowedError(
-            "A text stands where a table could, and would be read as a file.",
-            hint="Clients read tables only. Bind texts in other places as parameters.",
+            "A string in the place of a table would be read as a file.",
+            hint="Clients can read only tables. Pass strings in other places as parameters.",
         ) from None
 
 
 def _unproven(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
-    """Where texts begin and end that are not sure to be constants, and names like those of files."""
+    """Yield begin and end of strings that may not be constants, and of names like files'."""
     at = 0
     while at < len(tokens):
         token, end = tokens[at], at + 1
         if token.is_string:
             before, after = tokens[at - 1] if at else None, tokens[end].text if end < len(tokens) else ""
             is_constant = before is not None and not before.is_quoted and before.text in _BEFORE_CONSTANTS
-            # Before a colon it is a key, or an alias.
+            # Before a colon, it is a key or an alias.
             if not is_constant and after != ":":
                 yield at, end
         elif token.is_name:
@@ -297,12 +298,12 @@ def _unproven(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
 
 
 def function_name(function: exp.Func) -> str:
-    """The name that a function is called by."""
+    """Return the name by which a function is called."""
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).casefold()
 
 
 def parse(text: str) -> list[exp.Expr]:
-    """The statement as sqlglot reads it; InputError where it reads nothing in it."""
+    """Parse the statement by sqlglot; InputError if it cannot."""
     body = _COMMENT_ENDED.sub(r"\1''", explained(text, read(text.encode())).text)
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:
@@ -311,14 +312,14 @@ def parse(text: str) -> list[exp.Expr]:
         trees = [tree for tree in dialect.parser().parse(words, body) if tree is not None]
     except (sqlglot.ParseError, sqlglot.errors.TokenError, RecursionError) as error:
         first = str(error).partition("\n")[0]
-        raise InputError(f"The statement cannot be understood: {first}") from None
+        raise InputError(f"The statement cannot be parsed: {first}") from None
     if not trees or any(isinstance(tree, exp.Command) for tree in trees):
-        raise NotAllowedError("The statement is of a kind that clients of a server cannot use.")
+        raise NotAllowedError("Clients of a server cannot use this kind of statement.")
     return trees
 
 
 def _require_agreement(text: str, words: list[sqlglot.Token]) -> None:
-    """See that sqlglot's scanner sees the words and texts that DuckDB's does, each where it begins."""
+    """Check that sqlglot's scanner finds names and strings where DuckDB's does."""
     source = text.encode()
     places = range(len(source) + 1) if text.isascii() else _places(text)
     seen = bytearray(len(text) + 1)
@@ -329,17 +330,17 @@ def _require_agreement(text: str, words: list[sqlglot.Token]) -> None:
     if quoted != {places[t.start] for t in tokens if t.is_string or t.is_quoted} or any(
         not seen[places[t.start]] for t in tokens if t.is_name
     ):
-        raise InputError("The statement cannot be understood: its texts and comments are not clear.")
+        raise InputError("The statement cannot be parsed: its strings and comments are ambiguous.")
 
 
 def _places(text: str) -> list[int]:
-    """For each byte, the letter that it belongs to."""
+    """Return, for each byte, the index of its character."""
     return [at for at, letter in enumerate(f"{text} ") for _ in letter.encode()]
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What an EXPLAIN is about, in the place where it stands, and whether it is run."""
+    """The statement of an EXPLAIN, at its original position, and whether it is executed."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -347,12 +348,12 @@ class Explained:
 
     @property
     def kind(self) -> duckdb.StatementType:
-        """What kind of statement it is."""
+        """The type of the statement."""
         return kind_of(self.text)
 
 
 def explained(text: str, tokens: tuple[Token, ...]) -> Explained:
-    """The statement that an EXPLAIN is about, or the statement itself if it is not an EXPLAIN."""
+    """Return the statement of an EXPLAIN, or the statement itself if it is not an EXPLAIN."""
     if not tokens or tokens[0].text != "explain":
         return Explained(text, tokens, is_run=True)
     at = 1
@@ -361,13 +362,13 @@ def explained(text: str, tokens: tuple[Token, ...]) -> Explained:
     elif len(tokens) > 1 and _is_word(tokens[1], _EXPLAIN_OPTIONS):
         at = 2
     if at >= len(tokens):
-        raise InputError("EXPLAIN is about a statement.")
+        raise InputError("EXPLAIN requires a statement.")
     start = tokens[at].start
     is_run = any(token.text == "analyze" for token in tokens[1:at])
     return Explained(" " * start + text.encode()[start:].decode(), tokens[at:], is_run=is_run)
 
 
 def kind_of(text: str) -> duckdb.StatementType:
-    """What kind of statement a text is to DuckDB's parser."""
+    """Return the type that DuckDB's parser assigns to a statement."""
     with extensions.scratch() as parser:
         return parser.extract_statements(text)[-1].type

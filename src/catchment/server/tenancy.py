@@ -1,4 +1,6 @@
-"""What makes a server a shard: its tenants, the way to other shards, and what it tells the control plane of itself."""
+"""Makes a server a shard: its tenants, its connections to other shards, its reports to the control
+database.
+"""
 
 import logging
 import threading
@@ -24,14 +26,14 @@ from catchment.tenants.shard import TenantShard, Waits
 
 
 class Tenancy:
-    """The tenants of a server, from `start` to `close`. It is the server's `TenantDesk`."""
+    """The tenants of a server, from `start` to `close`. Implements the server's `TenantRouting`."""
 
     def __init__(self, app: App, shard: ShardId) -> None:
         settings, clock = app.settings, app.clock
         if not settings.queue_enable or settings.queue_layout != "shared":
             raise SettingsError(
-                "A shard needs the queue, in its shared layout: tenants' rows are numbered there.",
-                hint="Set DUCKLING_QUEUE_ENABLE=true and DUCKLING_QUEUE_LAYOUT=shared, or leave both out.",
+                "A shard requires the queue in its shared layout, where tenants' rows are numbered.",
+                hint="Set DUCKLING_QUEUE_ENABLE=true and DUCKLING_QUEUE_LAYOUT=shared, or unset both.",
             )
         self._app = app
         self._store = app.control_store
@@ -56,12 +58,12 @@ class Tenancy:
         self._reporter = threading.Thread(target=self._report, name="catchment-report", daemon=True)
 
     def start(self) -> None:
-        """Go on with what the shard was doing, and report."""
+        """Resume the shard's unfinished work, and start reporting."""
         self.shard.open()
         self._reporter.start()
 
     def close(self) -> None:
-        """Ship and report no more."""
+        """Stop replication and reporting."""
         self._stopping.set()
         if self._reporter.is_alive():
             self._reporter.join()
@@ -69,35 +71,38 @@ class Tenancy:
         self._remotes.close()
         self._peers.close()
 
-    # As the desk of the server's sessions.
+    # `TenantRouting`, for the server's sessions.
 
     def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
-        """Take rows for the queue, wherever the tenant lives; how many they are, once they are durable."""
+        """Write rows to the tenant's queue, on its primary; return their number once durable."""
         return self._gateway.signal_for_tenant(tenant, table.name, rows, session=session).rows
 
     @contextmanager
     def reading(self, tenant: TenantId) -> Iterator[None]:
-        """Count a reader in until its result is closed; StaleRouteError where the tenant lives elsewhere."""
+        """Hold while a result is read; StaleRouteError if the tenant's primary is elsewhere."""
         with self._living_here(self.shard.reading, tenant):
             record = self.shard.record(tenant)
             is_closed = record is not None and record.closed_for is not None
-            # Behind a closed gate, another shard may be the home already, and have rows that are not here.
+            # If the write barrier is closed, another shard may already be the primary, and have
+            # rows that are not here.
             if is_closed and self._router.refresh(tenant).home.id != self.shard.id:
-                raise StaleRouteError(f"{tenant} does not live in {self.shard.id} any more.")
+                raise StaleRouteError(f"{tenant} no longer has its primary on {self.shard.id}.")
             yield
 
     @contextmanager
     def changing(self, tenant: TenantId) -> Iterator[None]:
-        """Let a change of the tenant's tables in this lake happen, or refuse it."""
+        """Hold while the tenant's tables in this lake change; StaleRouteError if its primary is
+        elsewhere.
+        """
         with self._living_here(self.shard.changing, tenant):
             yield
 
     def residents(self) -> Residents:
-        """The tenants that this shard knows, and those among them that live elsewhere."""
+        """Return the tenants that this shard knows, and which have their primary elsewhere."""
         return self.shard.residents()
 
     def owner(self, schema: str) -> TenantId | None:
-        """The tenant whose tables are in the schema; None where nobody has created one."""
+        """Return the tenant whose tables are in the schema; None if it belongs to no tenant."""
         folded = sql.fold(schema)
         try:
             tenant = DEFAULT_TENANT if folded == DEFAULT_SCHEMA else TenantId.parse(folded)
@@ -108,29 +113,30 @@ class Tenancy:
         try:
             is_known = self._router.routed(tenant, Access.WRITE).route.epoch != EPOCH_UNASSIGNED
         except StateError:
-            # There is no shard that it could live in; one that was created is refused by the write itself.
+            # No shard is available for a new tenant; the write itself refuses one that was created.
             is_known = self._store.placement(tenant).tenant is not None
         return tenant if is_known else None
 
     def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
-        """The shard that the tenant lives in, None where that is this one; with `anew`, as of now."""
-        # Also by an old route while the control database is away: a shard that is not the home says so.
+        """Return the shard of the tenant's primary, None if it is this one; `anew` skips the cache."""
+        # A cached route is enough while the control database is unavailable: a shard that is not
+        # the primary refuses the call.
         routed = self._router.refresh(tenant) if anew else self._router.routed(tenant, Access.WRITE)
         if routed.route.epoch == EPOCH_UNASSIGNED:
             routed = self._router.refresh(tenant)
         if routed.route.epoch == EPOCH_UNASSIGNED:
-            raise StateError(f"Nobody has created {tenant}.", hint="`catchment tenant create` does.")
+            raise StateError(f"The tenant {tenant} does not exist.", hint="Create it with `catchment tenant create`.")
         return None if routed.home.id == self.shard.id else routed.home
 
     def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
-        """A session of a tenant's user on another shard's server."""
+        """Return a session of a tenant's user on another shard's server."""
         return self._peers.session(shard, principal)
 
     @contextmanager
     def _living_here(
         self, hold: Callable[[TenantId], AbstractContextManager[None]], tenant: TenantId
     ) -> Iterator[None]:
-        """Hold what the shard has for a tenant that lives here, also if it has not heard of that yet."""
+        """Call `hold` for a tenant with its primary here, even if the shard has yet to learn so."""
         with ExitStack() as held:
             try:
                 held.enter_context(hold(tenant))
@@ -141,7 +147,9 @@ class Tenancy:
             yield
 
     def _has_learned(self, tenant: TenantId) -> bool:
-        """Ask the control plane whether this is the tenant's home by now: whoever decided so may have died."""
+        """Check with the control database whether this shard has become the tenant's primary: the
+        process that decided so may have died before it reported.
+        """
         if self._router.refresh(tenant).home.id != self.shard.id:
             return False
         decided = self._decisions.decided(tenant, self.shard.id)
@@ -150,10 +158,10 @@ class Tenancy:
         self.shard.settle(decided)
         return True
 
-    # As the shard's admission.
+    # Admission, for the shard.
 
     def admit(self, tenant: TenantId, table: TableId, rows: pa.Table) -> None:
-        """QuotaExceededError where the rows are over one of the tenant's limits."""
+        """Raise QuotaExceededError if the rows exceed one of the tenant's limits."""
         config = self._router.routed(tenant, Access.WRITE).config
         is_new = config.tables_max is not None and self._app.queue.buffer.state(table) is None
         self._quotas.admit(tenant, config, rows=rows.num_rows, tables_new=int(is_new and self._is_new(table)))

@@ -1,9 +1,10 @@
-"""Islands: for a tenant's user, the tables of the tenant's schema exist, and no others.
+"""Tenant isolation: a tenant's users can see only the tables in that tenant's schema.
 
-Two walls stand between tenants. A session's search path holds temporary tables and the tenant's schema, with the
-temporary ones first: DuckDB always adds `main` of the first catalog, which must not be the lake's. And whatever a
-statement names with a schema, that schema is the tenant's own. What is refused is refused by its name alone, in the
-words that DuckDB has for a schema that never was, so that nobody learns from it what there is.
+Two barriers separate tenants. A session's search path contains temporary tables and the tenant's
+schema, with the temporary ones first: DuckDB always adds `main` of the first catalog, which must
+not be the lake's. And every schema that a statement names must be the tenant's own. Statements are
+refused by the name alone, with DuckDB's message for a schema that does not exist, so that the error
+does not disclose what exists.
 """
 
 import re
@@ -56,7 +57,7 @@ _LIST_ENDS = frozenset(
     }
 )
 _SHOWS = frozenset({"show", "describe", "desc", "summarize"})
-# Functions that have a FROM between their arguments.
+# Functions with a FROM between their arguments.
 _FROM_WITHIN = frozenset({"extract", "substring", "trim", "overlay"})
 _QUERY_BEGINS = frozenset({"(", "select", "from", "with", "table", "values", *_SHOWS})
 _BEFORE_QUERIES = frozenset({"(", "as", "from"})
@@ -75,35 +76,35 @@ class TenantScope:
 
     @property
     def schema(self) -> str:
-        """The schema that is the island."""
+        """The tenant's schema."""
         return self.tenant.schema
 
     @property
     def set_path(self) -> str:
-        """The statement after which unqualified names count here, and nowhere else."""
+        """The statement that limits unqualified names to the scope and temporary tables."""
         path = f"{sql.qualified(_TEMP, 'main')},{sql.qualified(self.lake, self.schema)}"
         return f"SET search_path = {sql.literal(path)}"
 
     def own(self, table: TableId) -> TableId:
-        """The table, if it is one of the island's; TableMissingError for any other, whether or not it exists."""
+        """Return the table if it is in the scope; TableMissingError for any other."""
         if sql.fold(table.schema) != self.schema:
             raise TableMissingError(f"There is no table {table}.")
         return TableId(self.schema, table.name)
 
     def own_schema(self, given: str | None, table: str) -> str:
-        """The schema that a client means for a table: its own, or an error."""
+        """Return the tenant's schema if it is given, or none is; otherwise raise an error."""
         return self.schema if given is None else self.own(TableId(given, table)).schema
 
     def examine(self, kind: StatementType, text: str, tokens: tuple[Token, ...], *, fresh: Names | None = None) -> None:
-        """Refuse a statement that names anything beyond the island; the gate has let it through.
+        """Refuse a statement that names anything outside the scope; the SQL policy has allowed it.
 
-        Names in `fresh` are put elsewhere before it runs.
+        Names in `fresh` are replaced before it runs.
         """
         look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _examine
         look(self, kind, text, tokens, fresh)
 
     def allows_search_path(self, text: str, tokens: tuple[Token, ...]) -> bool:
-        """Whether a SET is about where names count; those that would count elsewhere are refused."""
+        """Whether a SET changes the search path to the tenant's schema; refuses any other path."""
         if not tokens or session_settings.is_variable(tokens) or not session_settings.is_path(tokens):
             return False
         if tokens[0].text == "reset":
@@ -120,7 +121,7 @@ class TenantScope:
         return True
 
     def qualify_created(self, text: str, tokens: tuple[Token, ...]) -> str:
-        """The statement with what it creates in the island, where it does not say in which schema."""
+        """Return the statement with the tenant's schema before the created name, if it has none."""
         tokens = explained(text, tokens).tokens
         at = _made_at(tokens)
         if at is None or (at + 1 < len(tokens) and tokens[at + 1].text == "."):
@@ -130,13 +131,13 @@ class TenantScope:
         return (source[:start] + place.encode() + source[start:]).decode()
 
     def require_calls(self, tokens: tuple[Token, ...]) -> None:
-        """See that a function with a schema before its name is DuckDB's own, or one of the island's schema."""
+        """Check that a qualified function is DuckDB's own, or in the tenant's schema."""
         lake, own = sql.fold(self.lake), self.schema
         for chain in qualified_calls(tokens):
             *where, name = chain
             of_lake = functions.of_lake(name) is not None or name == "set_commit_message"
             is_own = where in ([own], [lake, own], [_TEMP], [_TEMP, "main"]) or (of_lake and where == [lake])
-            # DuckDB's own has no other behind its name: macros of such names are refused.
+            # A name of DuckDB's own functions denotes no other: macros with such names are refused.
             if not is_own and (of_lake or name not in functions.known()):
                 raise duckdb.CatalogException(
                     f'Catalog Error: Function with name "{name}" does not exist '
@@ -145,7 +146,7 @@ class TenantScope:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Leave out of errors what they say of others' tables."""
+        """Remove other tenants' tables from error messages."""
         try:
             yield
         except duckdb.Error as error:
@@ -156,27 +157,27 @@ class TenantScope:
         except CatchmentError as error:
             error.message = _CANDIDATES.sub("", error.message)
             if isinstance(error, TableMissingError):
-                # It lists what there is.
+                # The original hint lists existing tables.
                 error.hint = _HINT
             raise
 
     def require(self, parts: tuple[str, ...], fresh: Names | None = None, *, is_cut: bool = False) -> None:
-        """See that a name, in its parts, can only mean a table of the island, or a temporary one.
+        """Check that a name, in its parts, can only denote a table of the scope or a temporary one.
 
-        With `is_cut`, lists of the catalog are cut before they are read.
+        With `is_cut`, catalog lists are limited before they are read.
         """
         *where, name = (sql.fold(part) for part in parts)
         if is_list(parts) and not is_cut:
-            raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant, but in a query.", hint=_HINT)
+            raise NotAllowedError(f"{'.'.join(parts)} can be read by users of a tenant only in a query.", hint=_HINT)
         if is_list(parts):
             return
         if name in _system_views() or name.startswith(_SYSTEM) or _LISTS.intersection(where):
-            raise NotAllowedError(f"{'.'.join(parts)} is not for users of a tenant.", hint=_HINT)
+            raise NotAllowedError(f"{'.'.join(parts)} is not available to users of a tenant.", hint=_HINT)
         lake = sql.fold(self.lake)
         is_own = where in ([], [lake, self.schema], [_TEMP], [_TEMP, "main"]) or any(
             where in ([each], [each, self.schema]) for each in fresh or ()
         )
-        # In a lake of the tenant's name, this would be `main` of the lake.
+        # In a lake with the tenant's name, this would be `main` of the lake.
         if not is_own and (where != [self.schema] or lake == self.schema):
             schema, table = parts[-2:]
             raise duckdb.CatalogException(
@@ -187,7 +188,7 @@ class TenantScope:
 
 @contextmanager
 def without_ledger() -> Iterator[None]:
-    """Leave out of errors which tables DuckDB takes for meant, if Catchment's or DuckLake's own are among them."""
+    """Remove DuckDB's suggestions from errors if internal tables are among them."""
     try:
         yield
     except duckdb.Error as error:
@@ -216,10 +217,10 @@ def _examine(
         return
     island.require_calls(tokens)
     if kind == StatementType.CALL:
-        # The gate knows one that is for clients, and nothing in it names a table.
+        # The SQL policy allows one that names no table.
         return
     tree = query_tree(text, tokens) if kind == StatementType.SELECT else None
-    # Settings that the gate lets a query read are the session's own.
+    # The settings that the SQL policy allows in a query are the session's own.
     refused = functions.refused_to_tenants() - ({"current_setting"} if tree is not None else set())
     refuse_calls(tokens, refused, "users of a tenant")
     if tree is not None:
@@ -229,10 +230,10 @@ def _examine(
     if macro is not None:
         island.require(macro.name)
         query, words = macro.query(text)
-        # Lists in it would not be cut: they are no more allowed than in a fresh read.
+        # Catalog lists in a macro would not be limited: they are refused, as in a fresh read.
         _examine(island, StatementType.SELECT, query, words, fresh or frozenset())
         return
-    # Two opinions, as DuckDB shows none of its own: by the statement's words, and by sqlglot.
+    # Two independent checks, because DuckDB has no tree for these: by tokens, and by sqlglot.
     _refuse_schemas(kind, tokens)
     for parts in by_words(tokens):
         island.require(parts, fresh)
@@ -248,17 +249,17 @@ def _examine_tree(island: TenantScope, tree: Any, fresh: Names | None) -> None:
         island.require(parts, fresh, is_cut=fresh is None)
     for called in found.table_functions:
         if fresh is not None and called.name in LISTS:
-            raise NotAllowedError(f"Users of a tenant read {called.name} by a query of its own.", hint=_HINT)
+            raise NotAllowedError(f"Users of a tenant can read {called.name} only by a separate query.", hint=_HINT)
         _require_table_function(island, called)
     for show in found.shows:
         is_listed = show in LISTED_SHOWS and fresh is None
         is_own = show in (('"tables"',), ('"variables"',), (island.lake, island.schema))
         if not is_listed and not is_own:
-            raise NotAllowedError("It would show what is not this tenant's.", hint=_HINT)
+            raise NotAllowedError("The statement would show objects outside the tenant's schema.", hint=_HINT)
 
 
 def _require_table_function(island: TenantScope, called: Called) -> None:
-    """See that a table function reads tables of the island, or lists that are cut to them."""
+    """Check that a table function reads tables of the scope, or limited catalog lists."""
     short = functions.of_lake(called.name)
     if called.name in functions.TABLE_READERS:
         for given in called.arguments[:1]:
@@ -266,15 +267,15 @@ def _require_table_function(island: TenantScope, called: Called) -> None:
                 island.require(tuple(str(name).split(".")))
     elif short is not None:
         if called.name != short:
-            # By its long name it is told the lake, the schema and the table.
+            # By its long name, its arguments are the lake, the schema and the table.
             schema = called.arguments[1:2] if short in _OF_ONE_TABLE else (island.schema,)
             if called.where or tuple(map(str.casefold, map(str, schema))) != (island.schema,):
-                raise NotAllowedError(f"{called.name} is for tables of the tenant.", hint=_HINT)
+                raise NotAllowedError(f"{called.name} can read only tables of the tenant.", hint=_HINT)
     elif called.name in LISTS or called.name not in functions.known():
-        # A list is cut; where another function may be, `require_calls` has seen to.
+        # A list is limited; `require_calls` has checked any other function.
         return
     elif called.where or called.name not in TENANT_TABLE_FUNCTIONS:
-        raise NotAllowedError(f"The table function {called.name} is not for users of a tenant.", hint=_HINT)
+        raise NotAllowedError(f"The table function {called.name} is not available to users of a tenant.", hint=_HINT)
 
 
 def _examine_sqlglot(island: TenantScope, text: str, fresh: Names | None) -> None:
@@ -291,11 +292,11 @@ def _examine_sqlglot(island: TenantScope, text: str, fresh: Names | None) -> Non
 
 def _require_function(name: str, schema: str | None) -> None:
     if schema or name.casefold() not in TENANT_TABLE_FUNCTIONS:
-        raise NotAllowedError(f"The table function {name} is not for users of a tenant.", hint=_HINT)
+        raise NotAllowedError(f"The table function {name} is not available to users of a tenant.", hint=_HINT)
 
 
 def _refuse_schemas(kind: StatementType, tokens: tuple[Token, ...]) -> None:
-    """A tenant has one schema, and it is made and dropped with the tenant."""
+    """Refuse to create, drop or alter schemas: a tenant has one, created and dropped with it."""
     words = [token.text for token in tokens[:8] if not token.is_quoted]
     makes = kind in (StatementType.CREATE, StatementType.DROP) and "schema" in words[: _made_of(words) + 1]
     alters = kind == StatementType.ALTER and words[1:2] not in (["table"], ["view"]) and words[:1] != ["comment"]
@@ -304,7 +305,7 @@ def _refuse_schemas(kind: StatementType, tokens: tuple[Token, ...]) -> None:
 
 
 def _made_of(words: list[str]) -> int:
-    """Where the word stands that says what is made or dropped."""
+    """Return the position of the word for the kind of object that is created or dropped."""
     found = (at for at, word in enumerate(words) if word in ("table", "view", "schema"))
     return next(found, 0)
 
@@ -312,11 +313,13 @@ def _made_of(words: list[str]) -> int:
 def _refuse_shows(tokens: tuple[Token, ...]) -> None:
     for last, token in pairwise(tokens):
         if last.text in _BEFORE_QUERIES and token.is_name and not token.is_quoted and token.text in _SHOWS:
-            raise NotAllowedError(f"{token.text.upper()} is a statement of its own for users of a tenant.")
+            raise NotAllowedError(
+                f"{token.text.upper()} can be used by users of a tenant only as a separate statement."
+            )
 
 
 def by_words(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
-    """The names at all places where a table could stand, and at a few where none can."""
+    """Yield the names at all positions where a table is possible, and at some where it is not."""
     if [token.text for token in tokens[:3]] == ["comment", "on", "column"]:
         yield _chain(tokens, 3)[:-1] or ("",)
     for at in _table_places(tokens):
@@ -324,7 +327,7 @@ def by_words(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _table_places(tokens: tuple[Token, ...]) -> Iterator[int]:
-    # By bracket: whether a comma in it is followed by a table, and where it opens.
+    # For each bracket: whether a comma in it is followed by a table, and where it opens.
     lists, openings = [False], [0]
     is_table, place = False, -1
     for at, token in enumerate(tokens):
@@ -340,7 +343,7 @@ def _table_places(tokens: tuple[Token, ...]) -> Iterator[int]:
         elif token.text == ",":
             is_table = lists[-1]
         elif token.text == ":":
-            # What stood before it is an alias: FROM x: t.
+            # The name before a colon is an alias: FROM x: t.
             is_table = place == at - 1
         else:
             if is_table and token.is_name:
@@ -354,17 +357,17 @@ def _table_places(tokens: tuple[Token, ...]) -> Iterator[int]:
 
 
 def _is_no_clause(tokens: tuple[Token, ...], at: int, opening: int) -> bool:
-    """Whether a FROM is a part of `extract(… FROM …)` and its like, or of IS DISTINCT FROM."""
+    """Whether a FROM belongs to a function such as `extract(… FROM …)`, or to IS DISTINCT FROM."""
     before = [token.text for token in tokens[max(0, at - 2) : at]]
     if before in (["is", "distinct"], ["not", "distinct"]):
         return True
     is_call = opening > 0 and tokens[opening - 1].text in _FROM_WITHIN
-    # A table may be called so: INSERT INTO extract (FROM …).
+    # A table may have the name of such a function: INSERT INTO extract (FROM …).
     return is_call and tokens[opening + 1].text not in _QUERY_BEGINS
 
 
 def _chain(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
-    """The name that begins there, in its parts."""
+    """Return the name that begins there, in its parts."""
     end = at + 1
     while end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
         end += 2
@@ -372,7 +375,7 @@ def _chain(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
 
 
 def _made_at(tokens: tuple[Token, ...]) -> int | None:
-    """Where the name of a table or view stands that is made, and is not temporary."""
+    """Return the position of the name that a CREATE creates, unless it is temporary."""
     if tokens[0].text != "create":
         return None
     at = next(
@@ -388,7 +391,7 @@ def _made_at(tokens: tuple[Token, ...]) -> int | None:
 
 @cache
 def _system_views() -> frozenset[str]:
-    """DuckDB's own views: they show the tables of all."""
+    """Return DuckDB's own views, which show the tables of all tenants."""
     with extensions.scratch() as connection:
         found = connection.execute(
             "SELECT lower(view_name) FROM duckdb_views() WHERE internal AND schema_name <> 'information_schema'"

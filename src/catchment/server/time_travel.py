@@ -1,7 +1,8 @@
-"""Time travel to a version that is NULL: an error of the statement, and not of DuckDB.
+"""Makes time travel to a NULL version an error of the statement instead of a failure of DuckDB.
 
-DuckLake fails inside on `AT (VERSION => NULL)`, which costs every session its open transaction. Whether a version is
-NULL is known when the statement is bound: a variable may not be set. So the text asks for it.
+DuckLake fails internally on `AT (VERSION => NULL)`, which would end the open transactions of all
+sessions. Whether a version is NULL is known only when the statement is bound: a variable may be
+unset. So the text is changed to check it.
 """
 
 from catchment.server.sql_tokens import Token
@@ -12,7 +13,7 @@ _DEPTH = {"(": 1, "[": 1, ")": -1, "]": -1}
 
 
 def guarded(source: bytes, tokens: tuple[Token, ...]) -> bytes:
-    """The text with every version that is not a number or a text wrapped, so that NULL is refused with a sentence."""
+    """Wrap every version that is not a constant, so that NULL is refused with an error message."""
     pieces = []
     for at in range(len(tokens) - len(_BEGINNING)):
         words = tokens[at : at + len(_BEGINNING)]
@@ -23,7 +24,7 @@ def guarded(source: bytes, tokens: tuple[Token, ...]) -> bytes:
         if end is not None and not (end == begin + 1 and _is_literal(tokens[begin])):
             pieces.append((tokens[begin].start, tokens[end].start))
     for begin, end in reversed(pieces):
-        # A line's end first, for the version may end in a comment.
+        # A line break first, because the version may end in a comment.
         source = source[:begin] + b"coalesce((" + source[begin:end] + b"\n" + _NULL + source[end:]
     return source
 
@@ -33,7 +34,7 @@ def _is_literal(token: Token) -> bool:
 
 
 def _end(tokens: tuple[Token, ...], begin: int) -> int | None:
-    """Where the bracket closes that the version stands in."""
+    """Return the position of the bracket that closes the version's."""
     depth = 0
     for at in range(begin, len(tokens)):
         depth += _DEPTH.get(tokens[at].text, 0)

@@ -1,4 +1,4 @@
-"""The server's certificate: read and checked before anything listens."""
+"""The server's certificate: read and checked before the server listens."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -9,7 +9,9 @@ import grpc
 from catchment.errors import SettingsError
 from catchment.foundation.settings import Settings
 
-_HOW = "CATCHMENT_SERVER_TLS_CERTIFICATE and CATCHMENT_SERVER_TLS_KEY name two PEM files that belong together."
+_HOW = (
+    "CATCHMENT_SERVER_TLS_CERTIFICATE and CATCHMENT_SERVER_TLS_KEY must name two PEM files, a certificate and its key."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,18 +22,18 @@ class Certificate:
     key: bytes = field(repr=False)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What a gRPC server proves itself with."""
+        """Return the credentials of a gRPC server."""
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """The certificate that the settings name; None where they name none."""
+    """Return the certificate that the settings name; None if they name none."""
     chain, key = settings.server_tls_certificate, settings.server_tls_key
     if chain is None and key is None:
         return None
     if chain is None or key is None:
         missing = "key" if key is None else "certificate"
-        raise SettingsError(f"TLS needs a certificate and its key; the {missing} is not set.", hint=_HOW)
+        raise SettingsError(f"TLS requires a certificate and its key; the {missing} is not set.", hint=_HOW)
     found = Certificate(chain=_read(chain), key=_read(key))
     try:
         # Without a password, OpenSSL would ask for one at the terminal.

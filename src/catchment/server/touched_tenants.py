@@ -1,8 +1,10 @@
-"""The tenants whose tables a statement touches, for users without a tenant: they see every schema of the lake.
+"""Finds the tenants whose tables a statement touches, for users without a tenant, who see every
+schema.
 
-A tenant's tables are read where it lives. A shard may have some that are older, of a tenant that has moved away, or
-incomplete, of one that is about to come; nothing in the lake tells them from the tenant's own. So the statement's names
-are looked up among the schemas of which the shard has a record, those that its views name included.
+A tenant's tables must be read on the shard of its primary. Another shard may have outdated ones, of
+a tenant that has moved away, or incomplete ones, of a tenant that is moving in; the lake does not
+distinguish them. So the names in a statement, and those in the views that it names, are looked up
+among the schemas that the shard has on record.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,13 +36,13 @@ Name = tuple[str, ...]
 _REMEMBERED_MAX = 2_000
 _REMEMBERED_LETTERS_MAX = 2_000
 _TEMP = "temp"
-# Functions that name a table by a text.
+# Functions that name a table by a string.
 _BY_TEXT = frozenset({*TABLE_READERS, *LAKE_FUNCTIONS, *(DUCKLAKE + name for name in LAKE_FUNCTIONS)})
 _ALL_TABLES = "__show_tables_expanded"
 _TABLES = '"tables"'
 _NOT_OF_A_SCHEMA = ('"databases"', '"schemas"', '"variables"')
 _VIEWS_SECONDS_MAX = 10.0
-# Macros are to their callers what views are to their readers.
+# A macro hides tables from its callers as a view does from its readers.
 _VIEWS = (
     "SELECT database_name, schema_name, view_name, sql FROM (FROM duckdb_views() UNION ALL BY NAME "
     "SELECT database_name, schema_name, internal, function_name AS view_name, macro_definition AS sql "
@@ -50,10 +52,11 @@ _VIEWS = (
 
 
 class Views:
-    """The views that a session can name: the lake's, asked for now and then, and its own. Any thread may ask.
+    """The views that a session can name: the lake's, cached for a while, and its own. Thread-safe.
 
-    No view over a tenant's tables is made here while the tenant is away. So the lake's are asked for again when a
-    tenant has gone, and otherwise only for the sake of other processes that make some.
+    No view over a tenant's tables can be created here while its primary is elsewhere. So the lake's
+    views are read again after a tenant has moved away; at other times only because other processes
+    may create some.
     """
 
     def __init__(self, lake: Lake, clock: Clock) -> None:
@@ -63,7 +66,10 @@ class Views:
         self._known: tuple[Residents, float, dict[Name, str]] | None = None
 
     def of(self, residents: Residents, link: Connection) -> dict[Name, str]:
-        """The text of each view, by schema and name; temporary ones are in `temp`. The link's lock is held."""
+        """Return the text of each view, by schema and name; temporary ones are in `temp`.
+
+        The caller holds the connection's lock.
+        """
         known, now_s = self._known, self._clock.monotonic_s()
         is_new = known is not None and known[0] is residents and now_s - known[1] < _VIEWS_SECONDS_MAX
         if known is not None and is_new and not link.has_state:
@@ -72,10 +78,11 @@ class Views:
         views: dict[Name, str] = {}
         for view in found:
             place = (_place(view), sql.fold(view["view_name"]))
-            # A macro has several forms, and may have the name of a view.
+            # A macro may have several definitions, and the name of a view.
             views[place] = f"{views.get(place, '')} {view['sql']} ;"
         if link.origin == self._lake.origin():
-            # Otherwise it may have been made while the lake was away, and see none of its views.
+            # Otherwise the connection may be older than the lake's availability, and see none of
+            # its views.
             lakes = {place: text for place, text in views.items() if place[0] != _TEMP}
             self._known = (residents, now_s, lakes)
         return views
@@ -88,12 +95,16 @@ def _place(view: Mapping[str, Any]) -> str:
 def touched(
     residents: Residents, views: Views, kind: StatementType, text: str, words: tuple[Token, ...], link: Connection
 ) -> frozenset[TenantId]:
-    """The tenants whose tables the statement names, or views name that it names; the link's lock is held."""
+    """Return the tenants whose tables are named by the statement, or by views in it.
+
+    The caller holds the connection's lock.
+    """
     known = residents.known
     is_near = not known.isdisjoint(link.path) or any(
         word.text in known or word.text in _BY_TEXT for word in words if word.is_name
     )
-    # Only a view can lead to a schema that the statement does not name, and that matters if the tenant is away.
+    # Only a view can lead to a schema that the statement does not name, which matters only for a
+    # tenant whose primary is elsewhere.
     if kind == StatementType.TRANSACTION or not (is_near or residents.away):
         return frozenset()
     look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _names
@@ -104,7 +115,7 @@ def touched(
 
 
 def owner(residents: Residents, schema: str) -> frozenset[TenantId]:
-    """The tenant among `residents` whose schema it is, or none."""
+    """Return the tenant among `residents` that owns the schema, if there is one."""
     folded = sql.fold(schema)
     return frozenset({_tenant(folded)}) if folded in residents.known else frozenset()
 
@@ -114,7 +125,7 @@ def _tenant(schema: str) -> TenantId:
 
 
 def _schemas(names: frozenset[Name], lake: str, path: tuple[str, ...], views: dict[Name, str]) -> set[str]:
-    """The schemas that the names count in, and those that the views among them name."""
+    """Return the schemas in which the names may be, including the names in views."""
     found: set[str] = set()
     seen: set[Name] = set()
     waiting = [(name, path) for name in names]
@@ -125,7 +136,7 @@ def _schemas(names: frozenset[Name], lake: str, path: tuple[str, ...], views: di
             found.add(schema)
             if place in views and place not in seen:
                 seen.add(place)
-                # What a view names without a schema is in the view's own.
+                # An unqualified name in a view is in the view's own schema.
                 own = (DEFAULT_SCHEMA,) if schema == _TEMP else (schema,)
                 words = scanner.read(views[place].encode())
                 waiting += [(each, own) for each in (*by_words(words), *_called(words))]
@@ -133,13 +144,13 @@ def _schemas(names: frozenset[Name], lake: str, path: tuple[str, ...], views: di
 
 
 def _places(name: Name, lake: str, path: tuple[str, ...]) -> list[Name]:
-    """Where a name may be, each a schema and a table; those of temporary tables are in `temp`."""
+    """Return where a name may be, as schema and table; temporary tables are in `temp`."""
     *where, table = (sql.fold(part) for part in name)
     match where:
         case []:
             return [(schema, table) for schema in (_TEMP, *path)]
         case [schema] if schema in (sql.fold(lake), FRESH, QUEUE):
-            # A catalog without a schema; or a schema of that name.
+            # A catalog without a schema, or a schema with that name.
             return [(DEFAULT_SCHEMA, table), (schema, table)]
         case [first, *_] if first == _TEMP:
             return [(_TEMP, table)]
@@ -148,7 +159,7 @@ def _places(name: Name, lake: str, path: tuple[str, ...]) -> list[Name]:
 
 
 def _called(words: tuple[Token, ...]) -> Iterator[Name]:
-    """Functions that are not DuckDB's own, and so may be macros."""
+    """Yield functions that are not DuckDB's own, and so may be macros."""
     for name in (*((each,) for each in scanner.calls(words)), *scanner.qualified_calls(words)):
         if name[-1] not in known_functions():
             yield name
@@ -160,12 +171,12 @@ def _remembered(kind: StatementType, text: str, words: tuple[Token, ...]) -> fro
 
 
 def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
-    """Every name of a table or schema in the statement, in its parts; of a schema the last part is empty."""
+    """Return the names of tables and schemas in the statement; a schema has an empty last part."""
     if kind == StatementType.EXPLAIN:
         about = explained(text, words)
         return _names(about.kind, about.text, about.tokens)
     if kind in (StatementType.CALL, StatementType.VACUUM):
-        # Those that pass the gate name no table.
+        # The SQL policy allows only those that name no table.
         return frozenset()
     macro = macro_of(kind, words)
     if macro is not None:
@@ -191,7 +202,7 @@ def _in_tree(tree: Any) -> Iterator[Name]:
         yield from tables_of(called)
     for *where, what in found.shows:
         if what not in (_ALL_TABLES, *_NOT_OF_A_SCHEMA):
-            # SHOW TABLES, of a schema or of where names count.
+            # SHOW TABLES, of a schema or of the search path.
             yield (*where, "") if what == _TABLES else (*where, what, "")
 
 
@@ -199,7 +210,8 @@ def _in_sqlglot_tree(text: str) -> Iterator[Name]:
     try:
         trees = parse(text)
     except InputError:
-        # What cannot be understood has not passed the gate, or has by its words alone.
+        # A statement that cannot be parsed was refused by the SQL policy, or was allowed by its
+        # tokens alone.
         return
     for tree in trees:
         for table in tree.find_all(exp.Table):
@@ -208,7 +220,7 @@ def _in_sqlglot_tree(text: str) -> Iterator[Name]:
 
 
 def _dropped(words: tuple[Token, ...]) -> Iterator[Name]:
-    """The schema of a CREATE, DROP or ALTER SCHEMA, or of a COMMENT ON SCHEMA."""
+    """Yield the schema of a CREATE, DROP or ALTER SCHEMA, or of a COMMENT ON SCHEMA."""
     at = next((i for i, word in enumerate(words[:5]) if word.text == "schema" and not word.is_quoted), None)
     if at is None or words[0].text == "set":
         return

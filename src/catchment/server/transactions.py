@@ -1,6 +1,8 @@
-"""A client's transaction: a link of its own, the lake's commit lock from its first write on, and rows for the queue.
+"""A client's transaction: its connection, the lake's commit lock from its first write on, and rows
+for the queue.
 
-Rows for the queue are kept back until COMMIT. The lake commits first: that may fail, and then nothing is enqueued.
+Rows for the queue are kept until COMMIT. The lake commits first: if that fails, nothing is
+enqueued.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,20 +27,21 @@ from catchment.server.connections import Connection
 from catchment.server.values import Call
 from catchment.tenants.model import TenantId
 
-# How often a call that waits for the lake looks whether it is still wanted.
+# How often a call that waits for the lake checks whether it was cancelled.
 _LOOK_S = 0.2
-# What values of rows go by. DESCRIBE would fail for a table that is not there, and the transaction with it.
+# The columns by which rows are interpreted. DESCRIBE would fail for a missing table, and the
+# transaction with it.
 _SHAPE = (
     "SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() WHERE database_name = $1 "
     "AND lower(schema_name) = lower($2) AND lower(table_name) = lower($3) ORDER BY column_index"
 )
-# As DuckDB says it.
+# In DuckDB's words.
 _ABORTED = "TransactionContext Error: Current transaction is aborted (please ROLLBACK)"
 
 
 @contextmanager
 def exclusive(lake: Lake, call: Call) -> Iterator[None]:
-    """Hold the lake's commit lock; a call that was stopped no longer waits for it."""
+    """Hold the lake's commit lock; a stopped call no longer waits for it."""
     end_s = lake.clock.monotonic_s() + lake.limits.lock_timeout_s
     with ExitStack() as held:
         while True:
@@ -49,25 +52,25 @@ def exclusive(lake: Lake, call: Call) -> Iterator[None]:
             except LockTimeoutError:
                 if lake.clock.monotonic_s() >= end_s:
                     raise LockTimeoutError(
-                        f"Others have been writing to the lake for {lake.limits.lock_timeout_s:g} s."
+                        f"The lake's commit lock was held by other writers for {lake.limits.lock_timeout_s:g} s."
                     ) from None
         yield
 
 
 def no_such_transaction() -> StateError:
-    """What is said of a transaction that is over, or never was."""
+    """Return the error for a transaction that has ended or never existed."""
     return StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
 
 
 class Ended:
-    """Transactions that the server rolled back, of which the client has not heard, and why; the newest few."""
+    """The most recent transactions that the server rolled back on its own, and why."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lost: dict[bytes, bool] = {}
 
     def add(self, transaction: "Transaction") -> None:
-        """Remember one."""
+        """Remember a transaction."""
         self._lost[transaction.handle] = transaction.link.origin.is_lost
         while len(self._lost) > self._most:
             del self._lost[next(iter(self._lost))]
@@ -76,16 +79,16 @@ class Ended:
         return handle in self._lost
 
     def forget(self, handle: bytes) -> None:
-        """The client knows."""
+        """Forget a transaction, because the client knows of its end."""
         self._lost.pop(handle, None)
 
     def reason(self, handle: bytes) -> CatchmentError:
-        """What to say of a transaction that is over, or never was."""
+        """Return the error for a transaction that has ended or never existed."""
         return EngineFailedError() if self._lost.get(handle) else no_such_transaction()
 
 
 class Transaction:
-    """An open transaction. Its link's lock is held by whoever calls."""
+    """An open transaction. The caller holds its connection's lock."""
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class Transaction:
         self.handle = handle
         self.link = link
         self.touched_s = now_s
-        # Whether a statement ran in it: clients with autocommit off have one open all the time.
+        # Whether a statement has run in it: clients with autocommit off always have one open.
         self.is_used = False
         self.is_ending = False
         self._lake = lake
@@ -109,25 +112,27 @@ class Transaction:
         self._changing = changing
         self._lock = ExitStack()
         self.has_written = False
-        # Tenants whose tables a user without a tenant has changed in it: they must live here when it commits.
+        # Tenants whose tables a user without a tenant has changed in it: they must have their
+        # primary here when it commits.
         self.touched: frozenset[TenantId] = frozenset()
         self._kept: dict[TableId, list[pa.Table]] = {}
-        # What the tables of those rows were before the transaction changed anything, or when the rows came.
+        # The columns of these rows' tables before the transaction changed anything, or when the
+        # rows were added.
         self._shapes: dict[TableId, list[tuple[object, ...]]] = {}
         self._kept_bytes = 0
 
     @property
     def has_changes(self) -> bool:
-        """Whether there is anything in it to commit."""
+        """Whether there is anything to commit."""
         return self.has_written or bool(self._kept)
 
     def begin(self, call: Call) -> None:
-        """Start it."""
+        """Begin the transaction."""
         self.link.has_failed = False
         self.link.run("BEGIN", call)
 
     def prepare_write(self, call: Call) -> None:
-        """Have the commit lock: nobody else changes the lake between the first write and the end."""
+        """Acquire the commit lock, so that nothing else changes the lake until the end."""
         self.refuse_failed()
         if not self.has_written:
             self._refuse_old()
@@ -141,10 +146,10 @@ class Transaction:
 
     def _refuse_old(self) -> None:
         if self.link.origin != self._lake.origin():
-            raise ConflictError("The lake was opened anew since the transaction began.", hint="Roll back, and retry.")
+            raise ConflictError("The lake was reopened after the transaction began.", hint="Roll back and retry.")
 
     def refuse_ended(self) -> None:
-        """Refuse a statement that waited for the link while the transaction ended, or was lost."""
+        """Refuse a statement that waited for the connection while the transaction ended."""
         self.link.origin.refuse_lost()
         if self.is_ending:
             raise no_such_transaction()
@@ -155,7 +160,7 @@ class Transaction:
             raise duckdb.TransactionException(_ABORTED)
 
     def fail(self) -> None:
-        """A statement was done in part: the transaction can only be rolled back."""
+        """Mark a statement as executed in part: the transaction can only be rolled back."""
         self.link.has_failed = True
 
     def keep(self, table: TableId, rows: pa.Table) -> None:
@@ -164,7 +169,7 @@ class Transaction:
         size = decoded_size.size_of(rows)
         if self._kept_bytes + size > self._bytes_max:
             raise LimitError(
-                f"The transaction's rows for the queue would come to more than {self._bytes_max:,} bytes.",
+                f"The transaction's rows for the queue would have more than {self._bytes_max:,} bytes.",
                 hint="Commit more often; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
             )
         if self.has_written and table not in self._shapes:
@@ -173,36 +178,38 @@ class Transaction:
         self._kept.setdefault(table, []).append(rows)
 
     def refuse_changed(self, table: TableId, call: Call) -> None:
-        """Refuse rows for a table that the transaction has made or changed: the queue takes them by what it was."""
+        """Refuse rows for a table that the transaction has changed: the queue sees committed
+        columns.
+        """
         if self.has_written:
             with self._lake.cursor() as cursor:
                 before = cursor.execute(_SHAPE, self._place(table)).fetchall()
             if self._shape(table, call) != before:
                 raise StateError(
-                    f"The transaction has made or changed {table}, and the queue does not know that before COMMIT.",
-                    hint="COMMIT first, or write straight to the table.",
+                    f"The transaction has created or changed {table}, which the queue does not see before COMMIT.",
+                    hint="COMMIT first, or write directly to the table.",
                 )
 
     def _shape(self, table: TableId, call: Call) -> list[tuple[object, ...]]:
-        """The table's columns as the transaction sees them; none if there is no table."""
+        """Return the table's columns as the transaction sees them; empty if it does not exist."""
         return [tuple(row.values()) for row in self.link.table(_SHAPE, call, self._place(table)).to_pylist()]
 
     def _place(self, table: TableId) -> list[str]:
         return [self._lake.name, table.schema, table.name]
 
     def commit(self, enqueue: Callable[[TableId, pa.Table], None], call: Call) -> None:
-        """End it; what was written to the lake is there, and what was kept for the queue is enqueued."""
+        """Commit the changes of the lake; then enqueue the rows for the queue."""
         self.link.settle(call)
         if self.link.has_failed:
-            # Half of what the statement was to do may be in the transaction.
+            # The transaction may contain half of the statement's changes.
             raise ConflictError(
-                "A statement of the transaction failed, so that nothing was committed.", hint="Do it all again."
+                "A statement of the transaction failed, so nothing was committed.", hint="Repeat the whole transaction."
             )
         for table, shape in self._shapes.items():
             if self._shape(table, call) != shape:
                 raise StateError(
                     f"The transaction changed {table} after writing rows for it to the queue: nothing was committed.",
-                    hint="COMMIT between the two, or write straight to the table.",
+                    hint="COMMIT between the two, or write directly to the table.",
                 )
         try:
             self._lake.commit_on(self.link.connection, self.link.origin)
@@ -211,7 +218,8 @@ class Transaction:
         self._enqueue(enqueue)
 
     def _enqueue(self, enqueue: Callable[[TableId, pa.Table], None]) -> None:
-        # Rows of one shape go together: a column that some lack has its default there, and not NULL.
+        # Rows of one schema are written together: a column that some lack gets its default there,
+        # not NULL.
         waiting = [
             (table, pa.concat_tables(list(alike)))
             for table, parts in self._kept.items()
@@ -223,12 +231,12 @@ class Transaction:
                 enqueue(table, rows)
             except CatchmentError as error:
                 if at > 0 or self.has_written:
-                    error.message += f" Of the transaction, {rows.num_rows} rows for {table} and what came after them"
-                    error.message += " were not kept; the rest is committed."
+                    error.message += f" The transaction's {rows.num_rows} rows for {table} and all rows after them"
+                    error.message += " were not enqueued; the rest is committed."
                 raise
 
     def roll_back(self) -> None:
-        """End it; nothing of it is kept."""
+        """Roll back; discard its changes and its rows for the queue."""
         try:
             self.link.abandon("The transaction was rolled back.")
             self.link.roll_back()

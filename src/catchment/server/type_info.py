@@ -1,4 +1,4 @@
-"""The types of columns, as ODBC and JDBC want to know them."""
+"""Column types, as ODBC and JDBC describe them."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-# Numbers of ODBC.
+# ODBC's numbers.
 _CHAR, _DECIMAL, _INTEGER, _SMALLINT, _REAL, _DOUBLE = 1, 3, 4, 5, 7, 8
 _DATETIME, _VARCHAR, _DATE, _TIME, _TIMESTAMP = 9, 12, 91, 92, 93
 _VARBINARY, _BIGINT, _TINYINT, _BIT = -3, -5, -6, -7
@@ -38,7 +38,7 @@ _SEARCHABLE_BASIC, _SEARCHABLE_FULL = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One type; `radix` is 10 where its size counts digits, 2 where it counts bits, None where it is no number."""
+    """One type; `radix` is 10 if its size counts digits, 2 if bits, None if it is not a number."""
 
     name: str
     code: int
@@ -114,6 +114,6 @@ _KINDS = (
 
 
 def table(code: int | None) -> pa.Table:
-    """The types of a code, or all of them, by code and name."""
+    """Return the types with a code, or all of them, ordered by code and name."""
     kinds = sorted((kind for kind in _KINDS if code in (None, kind.code)), key=lambda kind: (kind.code, kind.name))
     return pa.Table.from_pylist([kind.row() for kind in kinds], schema=SCHEMA)

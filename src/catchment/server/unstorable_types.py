@@ -1,8 +1,9 @@
-"""What DuckLake cannot store, refused before it is asked to: times of day in nanoseconds.
+"""Refuses values that DuckLake cannot store: times of day in nanoseconds.
 
-DuckDB has a type for them, TIME_NS, and DuckLake makes columns of it; but DuckDB's writer of Parquet fails inside on
-the first value, which costs every session its open transaction. Clients send them often: whatever polars has as a time
-comes in nanoseconds. Those that are whole microseconds become TIME, which holds the same values.
+DuckDB has a type for them, TIME_NS, and DuckLake creates columns of it; but DuckDB's Parquet writer
+fails internally on the first value, which ends the open transactions of all sessions. Clients send
+them often: polars has all times in nanoseconds. Those that are whole microseconds become TIME,
+which represents the same values.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,19 +22,19 @@ from catchment.server.values import Call
 
 _NANOSECONDS = frozenset({"time_ns"})
 _HINT = "Cast it to TIME, which has microseconds, or to VARCHAR."
-# Words that open a bracket, and those that close one.
+# Changes of depth by brackets.
 _DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def refusal(column: str) -> TypeConflictError:
-    """What is said of a column that cannot be stored."""
+    """Return the error for a column that cannot be stored."""
     return TypeConflictError(
         f"Column {column!r} has times in nanoseconds (TIME_NS), which DuckLake cannot store.", hint=_HINT, column=column
     )
 
 
 class InMicroseconds:
-    """A stream of rows whose times of day are in microseconds; its failure is known when others have read it."""
+    """A stream of rows with times in microseconds. If reading fails, `failure` has the error."""
 
     def __init__(self, rows: pa.RecordBatchReader) -> None:
         self.failure: TypeConflictError | None = None
@@ -45,7 +46,7 @@ class InMicroseconds:
                 raise refusal(field.name)
 
     def rows(self) -> pa.RecordBatchReader:
-        """The rows, once."""
+        """Return the rows. Can be called once."""
         if self._schema == self._rows.schema:
             return self._rows
         return pa.RecordBatchReader.from_batches(self._schema, self._batches())
@@ -64,13 +65,13 @@ class InMicroseconds:
 
 
 def require_source(step: Plain, link: Connection, call: Call, parameters: Parameters | None = None) -> None:
-    """Refuse CREATE TABLE … AS whose query gives what cannot be stored; the link's lock is held by the caller."""
+    """Refuse a CREATE TABLE … AS that returns unstorable values. The caller holds the lock."""
     source = _source(step)
     if source is None:
         return
     found: pa.Schema | None = None
     with suppress(duckdb.Error):
-        # What is wrong with the statement, it says better itself.
+        # An invalid statement reports its error when it runs.
         found = link.table(f"SELECT * FROM ({source}\n) LIMIT 0", call, parameters).schema
     for field in found or ():
         if _holds_nanoseconds(field.type):
@@ -78,7 +79,9 @@ def require_source(step: Plain, link: Connection, call: Call, parameters: Parame
 
 
 def require_made(step: Plain, link: Connection, lake_name: str, call: Call) -> None:
-    """Refuse a table that was made to hold what cannot be stored; before COMMIT, the lock is held by the caller."""
+    """Refuse a table that was created with unstorable columns; called before COMMIT, under the
+    lock.
+    """
     words = {token.text for token in step.tokens}
     if not _changes_tables(step.tokens) or not words & _NANOSECONDS:
         return
@@ -103,7 +106,7 @@ def _is_nanoseconds(type_name: str) -> bool:
 
 
 def _source(step: Plain) -> str | None:
-    """The query of CREATE TABLE … AS, for a table of the lake."""
+    """Return the query of a CREATE TABLE … AS for a table of the lake; otherwise None."""
     if not _changes_tables(step.tokens):
         return None
     depth, words = 0, []
@@ -128,7 +131,7 @@ def _holds_nanoseconds(kind: pa.DataType) -> bool:
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """The type with microseconds for nanoseconds, at any depth that Arrow can cast; the same object otherwise."""
+    """Replace nanoseconds by microseconds, at any depth that Arrow can cast."""
     if pa.types.is_time64(kind):
         return pa.time64("us")
     if not _holds_nanoseconds(kind):

@@ -1,8 +1,8 @@
-"""The users' file: who may log in, as what, and the hash of each one's password.
+"""The file of users: names, roles, tenants and password hashes.
 
-Whoever changes it holds a lock and puts a whole new file in the place of the old one, so that two who change it at once
-lose nothing, and a server that reads it meanwhile sees the old file or the new one. A file that cannot be understood is
-an error: taken for an empty one, it would let a server believe that it has no users.
+A change holds a lock and replaces the whole file, so that concurrent changes do not lose each
+other, and a server that reads it sees either the old file or the new one. A file that cannot be
+parsed is an error: taken for an empty one, it would make a server believe that it has no users.
 """
 
 import base64
@@ -29,24 +29,25 @@ from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 
 ANONYMOUS = "anonymous"
-# The name under which commands on this machine talk to a running server.
+# The name under which commands on this machine log in to a running server.
 LOCAL = "local"
-# The name under which shards, and those who move tenants, talk to each other.
+# The name under which shards, and processes that move tenants, log in to each other.
 SHARD = "shard"
 PASSWORD_LETTERS_MIN = 8
 PASSWORD_BYTES_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _VERSION = 1
-# A server that knows of no tenants would take a tenant's user for everybody's: it must not read the file.
+# A server that does not know tenants would give a tenant's user access to all tables: it must not
+# read the file.
 _VERSION_TENANTS = 2
 _LOCK_S_MAX = 30.0
-# What OWASP asks for at least. More would let strangers who guess take more of the server's memory and CPU.
+# OWASP's minimum. More would let password guessers use more of the server's memory and CPU.
 _HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUser:
-    """One who may log in."""
+    """A user who may log in."""
 
     name: str
     role: Role
@@ -56,7 +57,7 @@ class ServerUser:
 
 
 class Users:
-    """The users of one file. Any thread may ask; the file is read again when it is another one than before."""
+    """The users in one file. Thread-safe; the file is read again when it has changed."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
         self.path = path
@@ -67,24 +68,24 @@ class Users:
 
     @classmethod
     def from_settings(cls, settings: Settings, *, clock: Clock | None = None) -> "Users":
-        """The file that the settings name."""
+        """Open the file that the settings name."""
         return cls(settings.users_path, clock=clock)
 
     def all(self) -> tuple[ServerUser, ...]:
-        """All of them, by name; none where there is no file."""
+        """Return all users, ordered by name; none if there is no file."""
         return tuple(sorted(self._users().values(), key=lambda user: user.name))
 
     @property
     def are_there(self) -> bool:
-        """Whether there is any."""
+        """Whether there are any users."""
         return bool(self._users())
 
     def find(self, name: str) -> ServerUser | None:
-        """The user of that name."""
+        """Return the user with that name, or None."""
         return self._users().get(name)
 
     def add(self, name: str, role: Role, password: str, *, tenant: TenantId | None = None) -> ServerUser:
-        """A new user, of a tenant or of none."""
+        """Add a user, with or without a tenant."""
         _require_name(name)
         _require_password(password)
         user = ServerUser(
@@ -98,35 +99,35 @@ class Users:
         with self._changing() as users:
             if name in users:
                 raise StateError(
-                    f"There is a user {name} already.",
-                    hint=f"`catchment user password {name}` and `catchment user role {name} ROLE` change one.",
+                    f"The user {name} already exists.",
+                    hint=f"`catchment user password {name}` and `catchment user role {name} ROLE` change a user.",
                 )
             users[name] = user
         return user
 
     def remove(self, name: str) -> ServerUser:
-        """The user may not log in any more; open sessions of the user end."""
+        """Remove a user, and return it; open sessions of the user end."""
         with self._changing() as users:
             self._require(users, name)
             return users.pop(name)
 
     def set_password(self, name: str, password: str) -> ServerUser:
-        """The user logs in with that from now on; open sessions of the user end."""
+        """Change the password; open sessions of the user end."""
         _require_password(password)
         return self._replace(name, password_hash=hash_password(password))
 
     def set_role(self, name: str, role: Role) -> ServerUser:
-        """The user may do that from now on; open sessions of the user end."""
+        """Change the role; open sessions of the user end."""
         return self._replace(name, role=role)
 
     def set_tenant(self, name: str, tenant: TenantId | None) -> ServerUser:
-        """The user belongs to that tenant, or to none, from now on; open sessions of the user end."""
+        """Change the tenant, or remove it; open sessions of the user end."""
         return self._replace(name, tenant=tenant)
 
     def hash_again(self, known: ServerUser, password: str) -> ServerUser:
-        """Bring the hash of a password that was just verified to today's parameters, unless somebody changed it.
+        """Hash a verified password again if the parameters have changed, unless the user has.
 
-        Returns the user with the hash that counts now for that password.
+        Returns the user with its current hash.
         """
         if _HASHER.check_needs_rehash(known.password_hash):
             with self._changing() as users:
@@ -147,7 +148,7 @@ class Users:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, ServerUser]]:
-        """The users, to be changed in place and then kept; nothing is kept after an error."""
+        """Yield the users, to be changed in place; saved at the end unless there is an error."""
         with self._lock.held(timeout_s=_LOCK_S_MAX):
             users = dict(self._users())
             yield users
@@ -157,7 +158,8 @@ class Users:
         with self._mutex:
             try:
                 found = self.path.stat()
-                # A new file has a new inode, so that two changes within one tick of the disk's clock are two.
+                # A new file has a new inode, so that two changes within one tick of the disk's
+                # clock differ.
                 version = (found.st_mtime_ns, found.st_ino, found.st_size)
                 if self._read is None or self._read[0] != version:
                     self._read = (version, _parse(self.path))
@@ -169,12 +171,12 @@ class Users:
 
 
 def hash_password(password: str) -> str:
-    """The hash that is kept in place of the password."""
+    """Return the hash that is stored in place of the password."""
     return _HASHER.hash(password)
 
 
 def hash_of_nobody() -> str:
-    """A hash that fits no password that anybody knows; to compare with it takes as long as with any."""
+    """Return a hash that matches no password; verifying against it takes as long as any."""
     lengths = (_HASHER.salt_len, _HASHER.hash_len)
     salt, digest = (base64.b64encode(secrets.token_bytes(each)).decode().rstrip("=") for each in lengths)
     costs = f"m={_HASHER.memory_cost},t={_HASHER.time_cost},p={_HASHER.parallelism}"
@@ -191,28 +193,28 @@ def is_password(password_hash: str, password: str) -> bool:
 
 def _require_name(name: str) -> None:
     if name in (ANONYMOUS, LOCAL, SHARD):
-        raise InputError(f"{name} is a name that the server uses itself.", hint="Take another name.")
+        raise InputError(f"{name} is a reserved name.", hint="Choose another name.")
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{name!r} cannot be a user's name.",
-            hint="Take 1 to 64 of A-Z, a-z, 0-9, '.', '_', '@' and '-'; begin with a letter or a digit.",
+            f"{name!r} is not a valid user name.",
+            hint="Use 1 to 64 characters of A-Z, a-z, 0-9, '.', '_', '@' and '-'; begin with a letter or a digit.",
         )
 
 
 def _require_no_admin(user: ServerUser) -> None:
     if user.tenant is not None and user.role is Role.ADMIN:
         raise InputError(
-            f"{user.name} is of {user.tenant}, and a tenant's user is no admin.",
-            hint="Make the user a reader or a writer, or one of no tenant.",
+            f"{user.name} belongs to {user.tenant}, and a tenant's user cannot be an admin.",
+            hint="Make the user a reader or a writer, or remove its tenant.",
         )
 
 
 def _require_password(password: str) -> None:
     if len(password) < PASSWORD_LETTERS_MIN:
-        raise InputError("The password is too short.", hint=f"Take {PASSWORD_LETTERS_MIN} letters or more.")
+        raise InputError("The password is too short.", hint=f"Use at least {PASSWORD_LETTERS_MIN} characters.")
     if not files.is_text(password) or len(password.encode()) > PASSWORD_BYTES_MAX:
         raise InputError(
-            "The password is too long, or no text.", hint=f"Take at most {PASSWORD_BYTES_MAX} bytes of UTF-8."
+            "The password is too long, or not text.", hint=f"Use at most {PASSWORD_BYTES_MAX} bytes of UTF-8."
         )
 
 
@@ -236,12 +238,12 @@ def _parse(path: Path) -> dict[str, ServerUser]:
     try:
         content = json.loads(text)
         if content["version"] not in (_VERSION, _VERSION_TENANTS):
-            raise ValueError(f"its version is {content['version']!r}, and {_VERSION_TENANTS} is known")
+            raise ValueError(f"its version is {content['version']!r}, but the newest known one is {_VERSION_TENANTS}")
         users = [_user(each) for each in content["users"]]
     except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
         raise CorruptInputError(
-            f"{path} is no file of users: {_why(error)}.",
-            hint="Put a copy of it back; or move it away and add the users again with `catchment user add`.",
+            f"{path} is not a valid file of users: {_why(error)}.",
+            hint="Restore a copy of it, or move it away and add the users again with `catchment user add`.",
             path=str(path),
         ) from None
     return {user.name: user for user in users}
@@ -249,7 +251,7 @@ def _parse(path: Path) -> dict[str, ServerUser]:
 
 def _user(facts: dict[str, str]) -> ServerUser:
     if not all(isinstance(value, str) for value in facts.values()):
-        raise ValueError("a user's facts are texts")
+        raise ValueError("a user's fields must be strings")
     user = ServerUser(
         name=facts["name"],
         role=Role[facts["role"].upper()],

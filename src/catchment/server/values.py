@@ -1,4 +1,4 @@
-"""What the server's parts tell each other: who calls, what is asked, and what comes of it."""
+"""Values that the server's components exchange: callers, ingest targets, results, calls."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from catchment.tenants.model import TenantId
 
 
 class Role(IntEnum):
-    """What a user may do; each may do what the ones before it may."""
+    """A user's permissions; each role includes those before it."""
 
     READER = 1
     WRITER = 2
@@ -23,9 +23,10 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls; for a tenant's user there is nothing but the tenant's tables.
+    """An authenticated caller; a tenant's user can see only the tenant's tables.
 
-    `standing` is something that is another once the user's password, role or tenant is; None for one who is not listed.
+    `standing` is a digest that changes with the user's password, role or tenant; None for callers
+    that are not in the file of users.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Principal:
 
 
 class IfExists(StrEnum):
-    """What an ingest does where its table exists."""
+    """What an ingest does if its table exists."""
 
     FAIL = "fail"
     APPEND = "append"
@@ -44,7 +45,7 @@ class IfExists(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestTarget:
-    """Where a bulk ingest goes, in the client's words."""
+    """The target of a bulk ingest, as the client names it."""
 
     catalog: str | None
     schema: str | None
@@ -55,67 +56,67 @@ class IngestTarget:
 
 
 class Result(Protocol):
-    """The rows of a statement that ran: read once, then closed. Memory is bounded: they come as they are asked for."""
+    """The rows of a statement: read once, then closed. They are streamed, so memory is bounded."""
 
     schema: pa.Schema
 
     def batches(self, call: "Call") -> Iterator[pa.RecordBatch]:
-        """The rows, once; a second reading is StateError."""
+        """Yield the rows; StateError if they have already been read."""
 
     def close(self) -> None:
-        """Let go of what is left; no harm if there is nothing."""
+        """Discard unread rows. May be called repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementOutcome:
-    """What a statement did: `rows` were changed (None where the statement changes none), and `result` can be read."""
+    """The outcome of a statement: `rows` is the number of changed rows, None for a query."""
 
     rows: int | None
     result: Result
 
 
 class Call:
-    """One call of a client: it can be cancelled, and it has an end."""
+    """One call of a client, which can be cancelled and has a deadline."""
 
     def __init__(self, *, deadline_s: float | None = None) -> None:
         """`deadline_s` is on the monotonic clock."""
         self.deadline_s = deadline_s
-        # What is asked for, and by which statement, for the log.
+        # Name and statement, for the log.
         self.name = ""
         self.text: str | None = None
-        # By what the client, and the log, know it.
+        # The request's id, as the client and the log know it.
         self.request = ""
         self._mutex = threading.Lock()
         self._interrupt: Callable[[], None] | None = None
         self._reason: type[CancelledError] | None = None
 
     def cancel(self) -> None:
-        """The client does not want it any more, or is gone."""
+        """Stop the call: the client has cancelled it, or has disconnected."""
         self._stop(CancelledError)
 
     def time_out(self) -> None:
-        """The call's time is up."""
+        """Stop the call: its time is up."""
         self._stop(TimedOutError)
 
     def stall(self) -> None:
-        """The call has waited for its client for too long."""
+        """Stop the call: it has waited too long for its client."""
         self._stop(StalledError)
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Have `interrupt` called if the call is cancelled while the block runs; before it, the block never starts."""
+        """Call `interrupt` if the call is stopped during the block; do not start a stopped call."""
         with self._mutex:
             self._refuse_stopped()
             self._interrupt = interrupt
         try:
             yield
         finally:
-            # Whoever cancels after this must not hit the next statement of the same connection.
+            # A later cancellation must not hit the next statement on the same connection.
             with self._mutex:
                 self._interrupt = None
 
     def refuse_stopped(self) -> None:
-        """Raise what stopped the call, if anything did."""
+        """Raise the error that stopped the call, if it was stopped."""
         with self._mutex:
             self._refuse_stopped()
 

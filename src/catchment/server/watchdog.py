@@ -1,4 +1,4 @@
-"""Ends calls whose time is up: one thread for all of them."""
+"""Stops calls at their deadline, with one thread for all of them."""
 
 import math
 import threading
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.server.values import Call
 
-# What a call that was told to stop has left to say so by itself, before it is cut off.
+# The time that a stopped call has to report its error, before it is cut off.
 GRACE_S = 2.0
 
 
 class _Watch:
-    """A call that is watched, and what is next to be done to it."""
+    """A watched call, and the next action on it."""
 
     __slots__ = ("act", "cut_off", "due_s")
 
@@ -24,7 +24,7 @@ class _Watch:
 
 
 class Pace:
-    """A call that waits for its client now and then: each time for so long at most."""
+    """A call that waits for its client now and then, each time for a limited time."""
 
     __slots__ = ("_dog", "_seconds_max", "_watch")
 
@@ -34,21 +34,22 @@ class Pace:
         self._seconds_max = seconds_max
 
     def begin(self) -> None:
-        """The call begins to wait."""
+        """Mark the beginning of a wait."""
         self._dog.arm(self._watch, self._seconds_max)
 
     def end(self) -> None:
-        """The client did what the call waited for."""
+        """Mark the end of a wait."""
         self._watch.due_s = math.inf
 
 
 class Watchdog:
-    """At a call's deadline the call is told to stop; where it waits for its client and cannot hear, it is cut off."""
+    """Stops calls at their deadline; cuts off those that wait for their client and do not react."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
-        # Only calls that run are here, which are few; most end long before the thread wakes up because of them.
+        # Contains only running calls, which are few; most end long before the thread wakes up for
+        # them.
         self._watches: set[_Watch] = set()
         self._wakes_s = math.inf
         self._is_closed = False
@@ -57,7 +58,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, call: Call, cut_off: Callable[[], object]) -> Iterator[None]:
-        """Watch the call while the block runs; `cut_off` ends it from outside, without an answer of its own."""
+        """Watch the call while the block runs; `cut_off` ends it from outside, without a response."""
         if call.deadline_s is None:
             yield
             return
@@ -74,7 +75,7 @@ class Watchdog:
 
     @contextmanager
     def pacing(self, call: Call, cut_off: Callable[[], object], seconds_max: float) -> Iterator[Pace]:
-        """Have the call stopped as stalled if it waits for its client for longer than that at once."""
+        """Stop the call as stalled if one wait for its client takes longer than `seconds_max`."""
         watch = _Watch(math.inf, call.stall, cut_off)
         with self._changed:
             self._watches.add(watch)
@@ -85,7 +86,7 @@ class Watchdog:
                 self._watches.discard(watch)
 
     def arm(self, watch: _Watch, seconds: float) -> None:
-        """Have a watch be due so many seconds from now."""
+        """Make a watch due so many seconds from now."""
         watch.due_s = self._clock.monotonic_s() + seconds
         if watch.due_s < self._wakes_s:
             with self._changed:
@@ -104,12 +105,12 @@ class Watchdog:
                 if self._is_closed:
                     return
                 due = self._due()
-            # Outside of the lock: stopping a call may wait for it.
+            # Outside of the lock: stopping a call may block.
             for act in due:
                 act()
 
     def _due(self) -> list[Callable[[], object]]:
-        """What is to be done now; waits where that is nothing."""
+        """Return the actions that are due; waits if there are none."""
         now_s = self._clock.monotonic_s()
         late = [watch for watch in self._watches if watch.due_s <= now_s]
         due = [watch.act for watch in late]

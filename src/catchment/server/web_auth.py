@@ -1,4 +1,4 @@
-"""What the server tells the web beside it: who may come in, and who is connected."""
+"""The web server's access to the server: authentication, and the list of sessions."""
 
 from catchment.foundation.settings import Settings
 from catchment.server.auth import Authenticator
@@ -12,13 +12,13 @@ SESSIONS_SHOWN_MAX = 200
 
 
 class WebAuth:
-    """The server's users and roles, for calls over HTTP. Any thread may ask."""
+    """The server's users and roles, for HTTP requests. Thread-safe."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
     def visitor(self, authorization: str, host: str) -> Identity:
-        """Who sends that header from that host."""
+        """Authenticate a request by its header and its host."""
         if authorization:
             principal = self._authenticator.login_basic(authorization, host)
         else:
@@ -27,12 +27,12 @@ class WebAuth:
         return Identity(name=principal.name, role=principal.role.name.lower(), tenant=tenant)
 
     def standing(self, name: str) -> str | None:
-        """Something that is another once the user is."""
+        """Return a value that changes whenever the user does."""
         return self._authenticator.standing(name)
 
 
 def sessions(registry: SessionRegistry, log: StatementLog, settings: Settings) -> Sessions:
-    """Who is connected, and what they do."""
+    """Return the sessions, and the running and slow statements."""
     found, now_s, running = registry.sessions(), registry.engine.clock.monotonic_s(), log.now()
     return Sessions(
         sessions_total=len(found),

@@ -1,8 +1,8 @@
-"""Arrow on the wire: FlightData messages as a reader of batches, and batches as FlightData messages.
+"""Arrow on the wire: converts FlightData messages to batches, and batches to FlightData messages.
 
-Both directions take FlightData apart and put it together by hand, because protobuf would copy every body twice. What
-arrives is not trusted: limits are checked before a message is decoded, and every batch is validated in full before
-anybody sees it, so that no offset in it can lead outside of its buffers.
+Both directions parse and build FlightData by hand, because protobuf would copy every body twice.
+Received data is not trusted: limits are checked before a message is decoded, and every batch is
+fully validated before it is used, so that no offset in it can lead outside of its buffers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,13 +13,14 @@ import pyarrow as pa
 from catchment.errors import CatchmentError, InputError, LimitError
 from catchment.server import decoded_size, ipc
 
-# Clients refuse what is larger than they expect: Grafana takes 4 MiB a message, ADBC's driver 16 MiB.
+# Clients refuse larger messages than they expect: Grafana's limit is 4 MiB, that of ADBC's driver
+# 16 MiB.
 MESSAGE_BYTES = 2 * 1024 * 1024
 
 _CONTINUATION = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8
 _EMPTY = memoryview(b"")
-# Keys of FlightData's fields: number and "length-delimited", as protobuf encodes them.
+# Numbers and keys of FlightData's fields, as protobuf encodes them.
 _DESCRIPTOR, _HEADER, _BODY = 1, 2, 1000
 _HEADER_KEY = b"\x12"
 _BODY_KEY = b"\xc2\x3e"
@@ -29,7 +30,7 @@ _READING = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpeci
 
 @dataclass(frozen=True, slots=True)
 class FlightData:
-    """One message, as views into the bytes that arrived."""
+    """One message, as views into the received bytes."""
 
     descriptor: memoryview = _EMPTY
     header: memoryview = _EMPTY
@@ -38,7 +39,7 @@ class FlightData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one message may hold, and what may be kept of all of them."""
+    """Limits of one message, and of the rows that are kept of all of them."""
 
     batch_rows: int
     message_bytes: int
@@ -46,17 +47,18 @@ class Limits:
 
 
 class Upload:
-    """The Arrow stream that a client sends in one call, if it sends one; it is read as it comes."""
+    """The Arrow stream, if any, that a client sends in one call; it is read as it arrives."""
 
     def __init__(self, first: FlightData, messages: Iterator[bytes], limits: Limits) -> None:
         """`messages` are those that follow the first."""
-        # What went wrong while somebody else, DuckDB say, was reading: there it becomes mere text.
+        # The error that occurred while another component, such as DuckDB, was reading, which keeps
+        # only its text.
         self.failure: CatchmentError | None = None
         self._limits = limits
         self._feed = _Feed(first, messages, limits)
 
     def rows(self) -> pa.RecordBatchReader | None:
-        """The rows that follow, once; None where no Arrow stream follows."""
+        """Return the following rows, once; None if no Arrow stream follows."""
         if not self._feed.advance():
             return None
         try:
@@ -68,7 +70,7 @@ class Upload:
         return pa.RecordBatchReader.from_batches(stream.schema, self._batches(stream))
 
     def table(self) -> pa.Table | None:
-        """All the rows that follow, within the limit of what may be kept; None where no Arrow stream follows."""
+        """Return all following rows, within the limit; None if no Arrow stream follows."""
         reader = self.rows()
         if reader is None:
             return None
@@ -77,7 +79,9 @@ class Upload:
         for batch in reader:
             kept_bytes += decoded_size.size_of(batch)
             if kept_bytes > self._limits.kept_bytes:
-                raise LimitError(f"More than {self._limits.kept_bytes:,} bytes of rows.", hint="Send fewer at a time.")
+                raise LimitError(
+                    f"The rows have more than {self._limits.kept_bytes:,} bytes.", hint="Send fewer at a time."
+                )
             batches.append(batch)
         return pa.Table.from_batches(batches, reader.schema)
 
@@ -99,13 +103,13 @@ class Upload:
     def _refuse_large(self, size: int) -> None:
         if size > self._limits.kept_bytes:
             raise LimitError(
-                f"A batch of {size:,} bytes once it is decoded; at most {self._limits.kept_bytes:,} are taken.",
+                f"A batch has {size:,} bytes when decoded; the maximum is {self._limits.kept_bytes:,}.",
                 hint="Send smaller batches; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
             )
 
 
 def parse(message: bytes) -> FlightData:
-    """The parts of a FlightData message that matter."""
+    """Return the relevant parts of a FlightData message."""
     try:
         fields = dict(_fields(memoryview(message)))
     except IndexError:
@@ -114,13 +118,13 @@ def parse(message: bytes) -> FlightData:
 
 
 def encode_schema(schema: pa.Schema) -> bytes:
-    """A schema as an IPC message, as it stands in FlightInfo and in answers about tables."""
+    """Return a schema as an IPC message, as FlightInfo and table metadata contain it."""
     encoded: bytes = plain_schema(schema).serialize().to_pybytes()
     return encoded
 
 
 def stream(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
-    """FlightData messages: the schema, then the batches in pieces that every client takes."""
+    """Yield FlightData messages: the schema, then the batches in pieces that all clients accept."""
     plain = plain_schema(schema)
     yield _flight_data(plain.serialize())
     for batch in batches:
@@ -129,7 +133,7 @@ def stream(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[byt
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema without dictionaries, the same object where there are none: values go out as themselves."""
+    """Return the schema without dictionaries; the same object if there are none."""
     fields = list(schema)
     plain = [_plain_field(field) for field in fields]
     if all(new is old for new, old in zip(plain, fields, strict=True)):
@@ -138,7 +142,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class _Feed:
-    """A file that Arrow reads a stream from, made of messages as they arrive; holds one of them."""
+    """A file for Arrow to read a stream from, made of messages as they arrive; keeps one."""
 
     closed = False
 
@@ -150,19 +154,20 @@ class _Feed:
             self._take(first)
 
     def advance(self) -> bool:
-        """Have something to read, if anything is to come."""
+        """Make the next message readable; False if there is none."""
         while not self._chunks:
             message = next(self._messages, None)
             if message is None:
                 return False
             data = parse(message)
-            # A message without a header carries only what an application says to another.
+            # A message without a header contains only application metadata.
             if data.header:
                 self._take(data)
         return True
 
     def read(self, size: int = -1) -> memoryview:
-        # Arrow reads prefix, header and body each in one go; a short answer is an error to it, never the next message.
+        # Arrow reads prefix, header and body in one call each; it treats a short read as an error,
+        # and never continues with the next message.
         if not self.advance():
             return _EMPTY
         chunk = self._chunks.pop(0)
@@ -175,18 +180,18 @@ class _Feed:
         return True
 
     def close(self) -> None:
-        """Nothing is to be closed: the call owns the messages."""
+        """Do nothing: the call owns the messages."""
 
     def _take(self, data: FlightData) -> None:
         header = ipc.read_header(data.header, data.body)
         if header.rows > self._limits.batch_rows:
             raise LimitError(
-                f"A batch of {header.rows:,} rows; at most {self._limits.batch_rows:,} are taken.",
+                f"A batch has {header.rows:,} rows; the maximum is {self._limits.batch_rows:,}.",
                 hint="Send smaller batches.",
             )
         if header.decoded_bytes > self._limits.message_bytes:
             raise LimitError(
-                f"A batch of {header.decoded_bytes:,} bytes; at most {self._limits.message_bytes:,} are taken.",
+                f"A batch has {header.decoded_bytes:,} bytes; the maximum is {self._limits.message_bytes:,}.",
                 hint="Send smaller batches.",
             )
         if not 0 <= header.body_bytes <= len(data.body):
@@ -200,7 +205,7 @@ class _Feed:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The length-delimited fields of a protobuf message; others are passed over."""
+    """Yield the length-delimited fields of a protobuf message; all others are skipped."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
@@ -216,7 +221,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
         elif kind in (_FIXED32, _FIXED64):
             place += 4 if kind == _FIXED32 else 8
         else:
-            raise InputError("A message is no FlightData.")
+            raise InputError("A message is not FlightData.")
 
 
 def _varint(message: memoryview, place: int) -> tuple[int, int]:
@@ -227,7 +232,7 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, place
-    raise InputError("A message is no FlightData.")
+    raise InputError("A message is not FlightData.")
 
 
 def _to_varint(value: int) -> bytes:
@@ -240,7 +245,7 @@ def _to_varint(value: int) -> bytes:
 
 
 def _flight_data(encapsulated: pa.Buffer) -> bytes:
-    """FlightData of an IPC message, whose prefix says where its header ends."""
+    """Return the FlightData of an IPC message, whose prefix contains the length of its header."""
     message = memoryview(encapsulated)
     end = _PREFIX_BYTES + int.from_bytes(message[4:_PREFIX_BYTES], "little")
     header, body = message[_PREFIX_BYTES:end], message[end:]
@@ -252,7 +257,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch
         return
     rows = max(1, min(batch.num_rows * MESSAGE_BYTES // batch.nbytes, batch.num_rows // 2))
-    # Rows are of different sizes, so a piece of the right number of rows may still be too large.
+    # Rows have different sizes, so a piece with the right number of rows may still be too large.
     for start in range(0, batch.num_rows, rows):
         yield from _pieces(batch.slice(start, rows))
 
@@ -271,7 +276,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries, at any depth; the same object where there are none."""
+    """Return the type without dictionaries, at any depth; the same object if there are none."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if not pa.types.is_nested(kind) or not _holds_dictionary(kind):
@@ -296,19 +301,21 @@ def _holds_dictionary(kind: pa.DataType) -> bool:
 
 
 def _require_text(fields: Iterable[pa.Field]) -> None:
-    """UnicodeError where a name is no text, at any depth: Arrow takes any bytes."""
+    """Raise UnicodeError if a name is not text, at any depth: Arrow accepts any bytes."""
     for field in fields:
         _ = field.name
         _require_text(field.type.field(index) for index in range(field.type.num_fields))
 
 
 def _refuse_negative_scales(schema: pa.Schema) -> None:
-    """DuckDB has no decimals of a negative scale: it fails inside on some, and takes others for smaller numbers."""
+    """Refuse decimals with a negative scale, which DuckDB lacks: it fails internally on some, and
+    reads others as smaller numbers.
+    """
     for field in schema:
         if _holds_negative_scale(field.type):
             raise InputError(
-                f"Column {field.name!r} has decimals of a negative scale, which DuckDB does not have.",
-                hint="Cast it to a decimal of scale 0.",
+                f"Column {field.name!r} has decimals with a negative scale, which DuckDB does not support.",
+                hint="Cast it to a decimal with scale 0.",
             )
 
 

@@ -90,7 +90,7 @@ def test_after_a_few_failures_a_user_waits_and_is_not_verified(
 ) -> None:
     _fail(door)
     monkeypatch.setattr("catchment.server.auth.is_password", lambda *_: pytest.fail("verified"))
-    assert _refused(lambda: door.login("ada", PASSWORD, HOST)) == "Too many failures; try again in 1 s."
+    assert _refused(lambda: door.login("ada", PASSWORD, HOST)) == "Too many failed log-ins; try again in 1 s."
     assert clock.slept_s == []
 
 
@@ -180,7 +180,7 @@ def test_while_the_file_is_damaged_nobody_gets_in_and_nobody_learns_where_it_is(
 ) -> None:
     ada.path.write_text("{")
     for refused in (_refused(door.anonymous), _refused(lambda: door.login("ada", PASSWORD, HOST))):
-        assert refused == "Nobody can log in at present."
+        assert refused == "Log-in is not possible at present."
 
 
 def test_a_command_of_this_machine_logs_in_with_the_token_of_the_process(door: Authenticator, ada: Users) -> None:
@@ -235,7 +235,7 @@ def test_what_others_reach_is_not(host: str) -> None:
 
 
 def test_a_name_that_stands_for_nothing_is_refused() -> None:
-    with pytest.raises(SettingsError, match="no address"):
+    with pytest.raises(SettingsError, match="not an address"):
         is_loopback("no-such-host.invalid")
 
 
@@ -263,10 +263,10 @@ def test_elsewhere_login_and_tls_together_are_enough_and_login_is_the_default(tm
 @pytest.mark.parametrize(
     ("host", "values", "message"),
     [
-        ("0.0.0.0", {"tls": False}, "no TLS"),
-        ("::", {"tls": False}, "no TLS"),
-        ("10.0.0.7", {"tls": False}, "no TLS"),
-        ("0.0.0.0", {"server_auth": False}, "nobody has to log in"),
+        ("0.0.0.0", {"tls": False}, "TLS is not configured"),
+        ("::", {"tls": False}, "TLS is not configured"),
+        ("10.0.0.7", {"tls": False}, "TLS is not configured"),
+        ("0.0.0.0", {"server_auth": False}, "log-in is switched off"),
     ],
 )
 def test_elsewhere_one_of_them_is_not_enough(

@@ -54,7 +54,7 @@ def main(home: str) -> None:
         for name, array in made.items():
             for target, command in targets.items():
                 said = _answer(client, command, array)
-                assert said.startswith("RESOURCE_EXHAUSTED A batch of"), (name, target, said)
+                assert said.startswith("RESOURCE_EXHAUSTED A batch has"), (name, target, said)
         for encoding in ENCODINGS:
             if encoding != "dense_union":
                 small = NESTINGS["alone"](ENCODINGS[encoding](4))  # type: ignore[call-arg]

@@ -93,7 +93,7 @@ def test_what_is_bound_is_bounded(client: Client) -> None:
     command = sql.CommandPreparedStatementQuery(prepared_statement_handle=handle)
     batches = [batch for _ in range(20) for batch in put_messages(command, strings(100, 1_000))[1:]]
     upload = client.upload([put_messages(command, strings(1, 1))[0], *batches])
-    assert "bytes of rows" in refused(OVER, upload.result)
+    assert "The rows have more than" in refused(OVER, upload.result)
 
 
 def test_what_a_result_keeps_of_memory_is_bounded(client: Client) -> None:
@@ -129,7 +129,7 @@ def test_statements_at_the_same_time_are_bounded(client: Client, connect: Callab
 
 def test_sessions_are_bounded(client: Client, connect: Callable[[], Client]) -> None:
     others = [connect() for _ in range(3)]
-    assert "4 is the most" in refused(OVER, connect)
+    assert "the limit is 4" in refused(OVER, connect)
     others.pop().act("CloseSession")
     others.append(connect())
     for other in others:
@@ -144,7 +144,7 @@ def test_sessions_that_nobody_would_miss_turn_no_client_away(client: Client, con
         for other in others:
             assert other.query("SELECT 1 AS x") == [{"x": 1}]
     more = [connect() for _ in range(3)]
-    assert "4 is the most" in refused(OVER, connect)
+    assert "the limit is 4" in refused(OVER, connect)
     for each in (*more, *others):
         each.act("CloseSession")
 

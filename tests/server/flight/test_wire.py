@@ -102,7 +102,7 @@ def test_a_batch_of_too_many_rows_is_refused_before_it_is_decoded() -> None:
 
 def test_more_rows_than_may_be_kept_are_refused() -> None:
     batch = pa.table({"x": pa.array([bytes(1_000)] * 900)})
-    with pytest.raises(LimitError, match="bytes of rows"):
+    with pytest.raises(LimitError, match="The rows have more than"):
         upload([*sent(batch), *sent(batch)[1:] * 5]).table()
 
 

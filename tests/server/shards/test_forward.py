@@ -118,7 +118,7 @@ def test_what_may_have_changed_something_is_told_from_what_cannot() -> None:
 
 def test_a_tenant_that_nobody_has_created_is_told_so(place: Place) -> None:
     Users(place.folder / "users.json").set_tenant("eve", T7.parse("t99"))
-    assert "Nobody has created t99" in refused(Code.FAILED_PRECONDITION, _count, place.client(A))
+    assert "The tenant t99 does not exist" in refused(Code.FAILED_PRECONDITION, _count, place.client(A))
 
 
 # Sessions.

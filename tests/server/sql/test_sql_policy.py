@@ -69,7 +69,7 @@ def test_a_table_function_that_nobody_knows_is_refused(text: str) -> None:
     ],
 )
 def test_a_text_that_two_scanners_read_differently_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="not clear"):
+    with pytest.raises(InputError, match="are ambiguous"):
         parse(text)
 
 

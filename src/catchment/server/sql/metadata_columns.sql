@@ -4,7 +4,7 @@ SELECT
     column_name,
     data_type,
     is_nullable,
-    -- Of whole numbers DuckDB gives bits, and clients want digits.
+    -- For integers DuckDB returns bits, while clients expect digits.
     CASE WHEN numeric_precision_radix = 10 THEN numeric_precision END,
     CASE WHEN numeric_precision_radix = 10 THEN numeric_scale END,
     comment

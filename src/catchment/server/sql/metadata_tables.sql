@@ -1,4 +1,5 @@
--- DuckDB's own list of tables has DuckLake count the rows of each; its list of columns does not, but has those of views.
+-- DuckDB's list of tables makes DuckLake count the rows of each; its list of columns does not, but
+-- includes those of views.
 WITH views AS (
     SELECT schema_name, view_name, internal
     FROM duckdb_views()
