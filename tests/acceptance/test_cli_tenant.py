@@ -340,7 +340,7 @@ def test_a_move_with_history_survives_the_death_of_its_mover_and_ends_with_every
     b.rows(f"INSERT INTO {name}.old VALUES (1)")
 
     # The copy is nobody's to read: whoever asks is told where the tenant lives.
-    with pytest.raises(OperationalError, match=f"{name} lives in shard b, at {b.uri}"):
+    with pytest.raises(OperationalError, match=f"{name} has its primary on shard b, at {b.uri}"):
         a.rows(f"SELECT count(*) FROM {name}.old")
     held = list(Path(a.settings.data_path, name).rglob("*.parquet"))
     assert held

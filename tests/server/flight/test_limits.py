@@ -158,7 +158,7 @@ def test_prepared_statements_of_a_session_are_bounded(client: Client) -> None:
 
 def test_transactions_of_a_session_are_bounded(client: Client) -> None:
     opened = [client.begin() for _ in range(8)]
-    assert "8 transactions" in refused(OVER, client.begin)
+    assert "8 open transactions" in refused(OVER, client.begin)
     for transaction in opened:
         client.end(transaction, commit=False)
 

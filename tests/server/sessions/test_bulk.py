@@ -285,7 +285,7 @@ def test_a_stream_that_cannot_be_committed_holds_back_none_that_would_share_its_
     with lake.exclusive():
         leads, changed, went, lands = line.end()
         went.cancel()
-    assert "was changed" in refused(Code.ABORTED, lambda: changed.result(timeout=PATIENCE_S))
+    assert "changed while" in refused(Code.ABORTED, lambda: changed.result(timeout=PATIENCE_S))
     for call in (leads, lands):
         call.result(timeout=PATIENCE_S)
     counts = [client.query(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in ("leads", "lands", "went")]
@@ -310,7 +310,7 @@ def test_a_table_that_changes_meanwhile_takes_none_of_the_rows(
     call, stream = _begun(slow, table)
     other.update(change)
     stream.go_on.set()
-    assert "was changed" in refused(Code.ABORTED, lambda: call.result(timeout=PATIENCE_S))
+    assert "changed while" in refused(Code.ABORTED, lambda: call.result(timeout=PATIENCE_S))
     _assert_nothing_left(lake, table)
     if table != "gone":
         assert other.query(f"SELECT count(*) AS n FROM {table}") == [{"n": 0}]

@@ -392,7 +392,7 @@ def test_a_home_that_lets_nobody_in_is_told_with_what_to_set(place: Place) -> No
     assert place.servers[B].stop()
     place.start(B, secret=None)
     text = refused(Code.UNAVAILABLE, _count, place.client(B))
-    assert "does not let this server in" in text
+    assert "rejects this server's login" in text
     assert "CATCHMENT_SHARD_SECRET" in text
 
 

@@ -112,7 +112,7 @@ def _newest(place: Place, shard: ShardId) -> int:
 
 def _assert_read_elsewhere(place: Place, shard: ShardId, home: ShardId, statements: tuple[str, ...]) -> None:
     """Every statement of a user without a tenant is refused, and the error says where the tenant lives."""
-    at = f"lives in shard {home}, at {place.servers[home].uri}"
+    at = f"has its primary on shard {home}, at {place.servers[home].uri}"
     version = _newest(place, shard)
     for statement in statements:
         # What one of them left must not be why the next one is refused.
@@ -145,7 +145,7 @@ def test_after_the_switch_the_old_home_is_read_and_changed_by_nobody(place: Plac
     with place.migration() as migration:
         run_move(migration, clock=SystemClock())
         _assert_read_elsewhere(place, A, B, (*READS, *WRITES))
-        at = f"lives in shard {B}, at"
+        at = f"has its primary on shard {B}, at"
         for statement in ("FROM events", "SHOW TABLES", "DESCRIBE events", "FROM mine", "FROM temp.mine"):
             assert at in refused(Code.FAILED_PRECONDITION, settled.query, statement), statement
         assert at in refused(Code.FAILED_PRECONDITION, reading.query, "FROM t7.events", opened)
@@ -187,7 +187,7 @@ def test_a_transaction_that_changed_a_tenants_table_commits_nothing_once_the_ten
         transaction = late.begin()
         late.update("CREATE TABLE t7.late (id BIGINT)", transaction)
         migration.finalize()
-        assert f"lives in shard {B}, at" in refused(
+        assert f"has its primary on shard {B}, at" in refused(
             Code.FAILED_PRECONDITION, partial(late.end, commit=True), transaction
         )
 
