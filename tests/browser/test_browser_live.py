@@ -95,7 +95,7 @@ def test_a_page_can_be_held_and_goes_on(window: Window) -> None:
         _open(window, stage)
         window.click("#live")
         assert window.text("#live-state") == "Paused"
-        assert window.text("#live") == "Go on"
+        assert window.text("#live") == "Resume"
         stage.show = lambda now: _buffering(842, now)
         window.click("#live")
         window.until(lambda: "842" in window.text("#buffer"), "it did not go on")

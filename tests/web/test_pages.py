@@ -89,11 +89,11 @@ def test_a_part_that_has_nothing_or_no_answer_says_so(path: str) -> None:
     by = {name: browser_of(web_app(status), "ann").get(path).body for name, status in STATUSES.items()}
     assert 'class="state empty"' in by["empty"]
     assert "secret reason of an outage" in by["away"]
-    assert "No word from" in by["away"]
-    assert "Still asking" in by["slow"]
-    assert "No word from" not in by["slow"]
-    assert "Still asking" not in by["busy"]
-    assert "No word from" not in by["busy"]
+    assert "No answer from" in by["away"]
+    assert "Waiting for" in by["slow"]
+    assert "No answer from" not in by["slow"]
+    assert "Waiting for" not in by["busy"]
+    assert "No answer from" not in by["busy"]
 
 
 def test_a_reader_is_told_that_there_is_a_reason_and_not_which() -> None:

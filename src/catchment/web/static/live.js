@@ -1,5 +1,6 @@
 "use strict";
-// Keeps the parts of an open page fresh. Without it, or without news, the page is as it was when it was loaded.
+// Updates the parts of an open page. Without it, or without a connection, the page stays as it was
+// when it was loaded.
 (() => {
   const TRY_AGAIN_MS = 5000;
   const TRY_AGAIN_MS_MAX = 60000;
@@ -19,10 +20,10 @@
     state.className = `live ${kind}`;
   };
 
-  // Said once, and not again with every try: a screen reader would read each.
-  const tell = (text, link) => {
-    if (connection.dataset.told === text) return;
-    connection.dataset.told = text;
+  // Set once, not with every attempt: a screen reader would read each message.
+  const notify = (text, link) => {
+    if (connection.dataset.message === text) return;
+    connection.dataset.message = text;
     connection.replaceChildren();
     if (!text) return;
     const line = document.createElement("p");
@@ -40,11 +41,11 @@
   const lost = (why) => {
     show("Not live", "lost");
     const since = newsAt.toISOString().slice(11, 19);
-    tell(`${why} What is shown is from ${since} UTC. It is tried again by itself.`);
+    notify(`${why} The page shows the state of ${since} UTC and reconnects automatically.`);
   };
   const AWAY = "No connection to the server.";
 
-  // What the reader has done to a part outlives its renewal: focus, what is folded out, how far a table is moved.
+  // Replace the content of a part, and keep the focus, open details and scroll positions.
   const renew = (place, html) => {
     const reachable = () => [...place.querySelectorAll("a, summary, [tabindex]")];
     const focused = place.contains(document.activeElement) ? document.activeElement : null;
@@ -57,12 +58,14 @@
       const grid = document.getElementById(id);
       if (grid) grid.scrollLeft = left;
     });
-    // By its name, so that a button never becomes another row's; what has none, by its place.
+    // Find the focused element by its id, so that the focus does not move to the button of another
+    // row; an element without an id is found by its position.
     const again = focused?.id ? document.getElementById(focused.id) : reachable()[at];
     again?.focus({ preventScroll: true });
   };
 
-  // Text that is being selected stays, and so does what is being pressed: a click on what is gone would be lost.
+  // Do not replace a part while text in it is selected or an element in it is pressed: a click on a
+  // replaced element would be lost.
   let pressed = null;
   const isHeld = (place) => {
     const selection = document.getSelection();
@@ -70,7 +73,7 @@
     return isSelecting || Boolean(pressed && place.contains(pressed));
   };
 
-  // What cannot be shown yet waits: it is not sent again before it changes again.
+  // Parts that cannot be replaced yet wait here: the server sends a part again only when it changes.
   const waiting = new Map();
   const catchUp = () => {
     for (const [id, html] of waiting) {
@@ -87,22 +90,23 @@
     source = null;
   };
 
-  // A browser tries again by itself unless it was refused, and does not say why. Then the page asks for the same, and
-  // tries again all the same: more and more seldom where it is answered, because others may want the place.
+  // A browser reconnects by itself unless the server refused the connection, and does not report the
+  // reason. The page then requests the same address to learn it, and tries again: at growing
+  // intervals if the server answers, because other pages may need the slot.
   const refused = async (own) => {
     const asked = { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) };
     const answer = await fetch(address, asked).catch(() => null);
     const isFull = answer?.status === 503;
     const said = isFull ? await answer.json().catch(() => null) : null;
-    // Taken now, it would be news that nobody reads.
+    // An accepted request is a stream of events that this page would not read.
     if (!isFull) answer?.body?.cancel().catch(() => null);
-    // Paused meanwhile, or hidden, or begun anew.
+    // The page was paused, hidden or restarted during the request.
     if (source !== own) return;
     if (answer?.status === 401) {
       show("Logged out", "lost");
-      tell("The login is over. What is shown stands still.", "Log in again");
+      notify("The login is over. The page is not updated any more.", "Log in again");
     } else {
-      lost(isFull ? said?.message ?? "The server has no place for this page." : AWAY);
+      lost(isFull ? said?.message ?? "The server has no free slot for this page." : AWAY);
     }
     timer = setTimeout(start, waitMs);
     waitMs = answer && !answer.ok ? Math.min(2 * waitMs, TRY_AGAIN_MS_MAX) : TRY_AGAIN_MS;
@@ -116,7 +120,7 @@
       newsAt = new Date();
       waitMs = TRY_AGAIN_MS;
       show("Live", "");
-      tell("");
+      notify("");
       for (const [id, html] of Object.entries(JSON.parse(event.data))) waiting.set(id, html);
       catchUp();
     });
@@ -127,7 +131,7 @@
   };
 
   document.addEventListener("pointerdown", (event) => { pressed = event.target; });
-  // The click itself comes after the release.
+  // The click event follows the release.
   const release = () => setTimeout(() => { pressed = null; });
   document.addEventListener("pointerup", release);
   document.addEventListener("pointercancel", release);
@@ -135,16 +139,16 @@
   let isPaused = false;
   button.addEventListener("click", () => {
     isPaused = !isPaused;
-    button.textContent = isPaused ? "Go on" : "Pause";
+    button.textContent = isPaused ? "Resume" : "Pause";
     if (isPaused) {
       stop();
       show("Paused", "paused");
-      tell("");
+      notify("");
     } else {
       start();
     }
   });
-  // A page that nobody looks at takes no place.
+  // A hidden page does not occupy a connection.
   document.addEventListener("visibilitychange", () => {
     if (isPaused) return;
     waitMs = TRY_AGAIN_MS;
