@@ -1,6 +1,6 @@
-"""Clients of a server, each in a process of its own: ways of writing rows, and what the clients got done.
+"""Load generator: clients of a server, each in a separate process, and their ways of writing.
 
-A way makes a connection and returns the write; the n-th call of it writes the n-th of `batches` of rows.
+A way opens a connection and returns a function; its n-th call writes the n-th of `batches`.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ _INGEST_BATCH_ROWS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What each client does: writes of that many rows to a table, for a while, or so many of them."""
+    """The load of each client: `writes` writes of `rows` rows, or as many as `seconds` allow."""
 
     way: Way
     address: str
@@ -40,7 +40,7 @@ class Load:
 
 
 def drive(load: Load, clients: int) -> Rate:
-    """Let that many processes write at the same time, each as fast as it gets its answers."""
+    """Start that many clients; each writes as soon as its last write is acknowledged."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(clients)
     pipes = [context.Pipe(duplex=False) for _ in range(clients)]
@@ -48,17 +48,17 @@ def drive(load: Load, clients: int) -> Rate:
     for process in processes:
         process.start()
     for _, sender in pipes:
-        # The client's end: were it open here too, a client that fails would be waited for.
+        # Close the client's end, so that `recv` fails if the client dies.
         sender.close()
     try:
-        told = [receiver.recv() for receiver, _ in pipes]
+        reports = [receiver.recv() for receiver, _ in pipes]
     finally:
         for process in processes:
-            # One that failed said why; the others would wait for it.
+            # After a failure, which the client has printed, the others would wait for it.
             process.terminate()
             process.join()
-    started, ended = min(began for began, _, _ in told), max(end for _, end, _ in told)
-    return Rate.of([each for _, _, mine in told for each in mine], load.rows, ended - started)
+    started, ended = min(began for began, _, _ in reports), max(end for _, end, _ in reports)
+    return Rate.of([each for _, _, mine in reports for each in mine], load.rows, ended - started)
 
 
 def _client(load: Load, barrier: Barrier, answer: "Connection[Any, Any]") -> None:
@@ -70,7 +70,7 @@ def _client(load: Load, barrier: Barrier, answer: "Connection[Any, Any]") -> Non
     started = time.monotonic()
     latencies = _repeat(write, seconds=load.seconds, writes=load.writes)
     answer.send((started, time.monotonic(), latencies))
-    # An interpreter that ends takes a good tenth of a second of CPU, which is not to be taken from those still at it.
+    # Ending an interpreter takes more than 0.1 s of CPU, which other clients still need.
     barrier.wait(_WAIT_S_MAX)
 
 
@@ -90,13 +90,13 @@ def _batches(rows: int, count: int) -> list[pa.Table]:
 
 
 def flight_text(address: str, table: str, batches: Sequence[pa.Table]) -> Write:
-    """SQL text by the DBAPI, which prepares every text that differs from the one before."""
+    """SQL text through the DBAPI, which prepares every text that differs from the previous one."""
     cursor, texts = _flight(address), _texts(table, batches)
     return lambda n: cursor.execute(texts[n % len(texts)])
 
 
 def flight_update(address: str, table: str, batches: Sequence[pa.Table]) -> Write:
-    """SQL text as ADBC's own update: one call, nothing prepared."""
+    """SQL text through ADBC's own update: one call, nothing prepared."""
     cursor, texts = _flight(address), _texts(table, batches)
 
     def write(n: int) -> None:
@@ -122,7 +122,8 @@ def flight_ingest(address: str, table: str, batches: Sequence[pa.Table]) -> Writ
     """Bulk ingest."""
     cursor = _flight(address)
     schema, name = table.split(".")
-    # The driver sends no message of more than 16 MiB. With 5 the server has something to do sooner than with 12.
+    # The driver sends no message of more than 16 MiB. With messages of 5 MiB the server starts to
+    # work sooner than with 12.
     cut = [pa.Table.from_batches(each.to_batches(max_chunksize=_INGEST_BATCH_ROWS)) for each in batches]
 
     def write(n: int) -> None:

@@ -1,4 +1,4 @@
-"""How a peer's INSERT encodes what it writes: a lake of ours has lighter settings than DuckDB's own."""
+"""Parquet options for a peer's INSERT: DuckDB's own, and the lighter ones that Catchment sets."""
 
 import duckdb
 
@@ -9,6 +9,6 @@ OURS = {"parquet_compression": "zstd", "parquet_compression_level": "1", "parque
 
 
 def encode(connection: duckdb.DuckDBPyConnection, lake_name: str, options: dict[str, str]) -> None:
-    """Have every INSERT into the lake write so, until it is told otherwise; deliveries have their own way."""
+    """Set the options for every later INSERT into the lake; deliveries have their own."""
     for name, value in options.items():
         connection.execute(f"CALL {sql.identifier(lake_name)}.set_option(?, ?)", [name, value])

@@ -1,4 +1,4 @@
-"""Whether the server's memory stays flat: its RSS while four clients write, ingest and read, and the queue flushes."""
+"""Memory growth of the server: its RSS while four clients write, ingest and read, with flushes."""
 
 import multiprocessing
 import time
@@ -18,7 +18,7 @@ _SAMPLE_S = 1.0
 
 
 def flat_memory(work: Path, scale: float) -> list[dict[str, object]]:
-    """Watch the server for a while; the first tenth is its start."""
+    """Sample the server's memory under load; the first tenth counts as its start."""
     seconds = 60 * MINUTES * scale
     with catchment_server(work / "home") as server:
         samples = _watch(server, seconds)
@@ -35,7 +35,7 @@ def flat_memory(work: Path, scale: float) -> list[dict[str, object]]:
 
 
 def _watch(server: Server, seconds: float) -> list[tuple[float, float]]:
-    """The memory, second by second, while clients work."""
+    """Return samples of (seconds, MiB) while clients work."""
     table = server.new_table(rows_of(1))
     context = multiprocessing.get_context("spawn")
     end = context.Event()
@@ -53,17 +53,17 @@ def _watch(server: Server, seconds: float) -> list[tuple[float, float]]:
         end.set()
         for worker in workers:
             worker.join()
-    print(f"  {server.count(table):,} rows were flushed meanwhile")
+    print(f"  {server.count(table):,} rows were flushed during the run")
     return samples
 
 
 def _work(address: str, table: str, end: Event) -> None:
-    """Single rows, batches and questions, in turns."""
+    """Write single rows, ingest batches and run queries, in turns."""
     batch = rows_of(1_000)
     values = tuple(batch.slice(0, 1).to_pylist()[0].values())
     text = f"INSERT INTO duckling_queue.{table} VALUES ({', '.join('?' * len(values))})"
     while not end.is_set():
-        # A connection of its own for each turn, so that sessions come and go too.
+        # A new connection for each turn, so that sessions open and close too.
         with dbapi.connect(address, autocommit=True) as connection, connection.cursor() as cursor:
             for _ in range(100):
                 cursor.execute(text, values)

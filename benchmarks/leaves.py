@@ -1,4 +1,4 @@
-"""Generated Parquet that looks like logs: many small leaves, or a few large ones, with twelve columns."""
+"""Generate Parquet files that look like logs: many small leaves or a few large ones, 12 columns."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ FROM range({rows}) r(i)
 
 
 def make_leaves(folder: Path, count: int, rows: int) -> list[Path]:
-    """`count` files with `rows` rows each; ids and traces differ between them. Files that exist already are kept."""
+    """Create `count` files of `rows` rows with different ids and traces; keep files that exist."""
     paths = [folder / f"leaf={n:05d}" / "data.parquet" for n in range(count)]
     missing = [(n, path) for n, path in enumerate(paths) if not path.exists()]
     if missing:

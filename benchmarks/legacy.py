@@ -1,11 +1,13 @@
-"""The legacy import end to end, against the algorithm of its design document and DuckDB's single INSERT, in one run.
+"""Benchmark of the legacy import, end to end, against its design document and a single INSERT.
 
     python -m benchmarks.legacy --scale 1
 
-(a) a transaction per leaf, moving each leaf afterwards; (b) one INSERT of everything into the same partitioned table,
-nothing moved and nothing proven; ours: detection, reading every footer, the move, Spark, digests, one ledger entry per
-leaf, and the backup. Every way gets a tree of its own and is compared with the source by count and checksum. Spark is
-warm. Ratios are times of a peer over ours: above 1 means that we are faster.
+(a) is the design document's algorithm: a transaction per leaf, and each leaf is moved afterwards.
+(b) is one INSERT of everything into the same partitioned table; nothing is moved or verified. Ours
+includes detection, reading every footer, the move, Spark, digests, one ledger entry per leaf, and
+the backup. Each way runs on a separate copy of the tree, and its result is compared with the source
+by count and checksum. Spark is warm. Ratios are a peer's time over ours: above 1 means that ours is
+faster.
 """
 
 import argparse
@@ -121,7 +123,7 @@ class Bench:
         assert report.ok, report.failures
 
     def _per_leaf(self, lake: Lake, home: Path) -> None:
-        """Detect, prepare, identify, one transaction per leaf, finalize: as the design document has it."""
+        """Follow the design document: detect, prepare, identify, a transaction per leaf, finalize."""
         data, migration = home / "data", home / "migration"
         (migration / "migrated").mkdir(parents=True)
         data.rename(migration / "migrating")

@@ -1,4 +1,4 @@
-"""Peak memory of this process and of everything that it started, sampled while work runs."""
+"""Peak memory of this process and its children, sampled while work runs."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _SAMPLE_S = 0.05
 
 @dataclass
 class Peak:
-    """The most that was seen, in MiB, by kind of process."""
+    """Maximum RSS in MiB, by kind of process."""
 
     mib: dict[str, float] = field(default_factory=dict)
 
@@ -30,7 +30,7 @@ class Peak:
 
 @contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Watch memory until the block ends."""
+    """Sample memory until the block ends."""
     peak, done = Peak(), threading.Event()
 
     def watch() -> None:

@@ -1,10 +1,11 @@
-"""Moving a tenant that is being written to: how long its writers wait at the cut-over, and what the move costs them.
+"""Benchmark of moving a tenant under load: the pause at the cut-over, and the loss of throughput.
 
     python -m benchmarks.moves --scale 1
 
-Two servers, one control database, four writers of single rows at full speed in a process of their own. The tenant goes
-to and fro, thirty times at scale 1. A pause is the longest that any writer waited for an answer while the home changed.
-What is acknowledged per second during a move, from its first step to its switch, is compared with right before it.
+Two servers share one control database; four writers write single rows at full speed in a separate
+process. The tenant moves back and forth, thirty times at scale 1. A pause is the longest time that
+any writer waited for an answer while the primary changed. The rate of acks during a move, from its
+first step to its switch, is compared with the rate right before it.
 """
 
 import argparse
@@ -50,7 +51,7 @@ RATE_BAR = 0.4
 
 @dataclass(frozen=True)
 class Moved:
-    """One move: how long writers waited at most while the home changed, and how fast they were before and during it."""
+    """One move: the longest wait at the change of primary, and ack rates before and during it."""
 
     pause_ms: float
     gate_ms: float
@@ -61,7 +62,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Acks:
-    """When writers were answered, and how long each of them had waited."""
+    """Times at which writes were acknowledged, and how long each had waited."""
 
     at_s: list[float]
     waited_s: list[float]
@@ -70,7 +71,7 @@ class Acks:
         return sum(first_s <= at < last_s for at in self.at_s) / (last_s - first_s)
 
     def longest_ms(self, first_s: float, last_s: float) -> float:
-        """The longest wait of those that were waiting at any time between."""
+        """Return the longest wait of the writes that were waiting at any time in between."""
         waits = (
             waited
             for at, waited in zip(self.at_s, self.waited_s, strict=True)
@@ -85,7 +86,7 @@ def _store(control: str) -> ControlStore:
 
 
 def write(control: str) -> None:
-    """Write rows from several threads until stdin ends; then say when each was acknowledged."""
+    """Write rows from several threads until stdin ends; then print when each was acknowledged."""
     settings = Settings()
     remotes = Remotes(settings)
     acks: list[tuple[float, float]] = []
@@ -207,7 +208,7 @@ def _line(name: str, values: list[float], unit: str) -> str:
 
 
 def measure(work: Path, scale: float) -> list[dict[str, object]]:
-    """Everything, printed."""
+    """Run the moves, print the results and return them."""
     moves = max(2, round(MOVES * scale))
     spans, acks, errors = move_to_and_fro(work, moves)
     found = [
@@ -223,8 +224,8 @@ def measure(work: Path, scale: float) -> list[dict[str, object]]:
     print(f"\nA tenant moved {moves} times while {WRITERS} writers wrote {len(acks.at_s):,} rows")
     pauses = [each.pause_ms for each in found]
     verdict = f"{'ok' if _p99(pauses) < PAUSE_BAR_MS else 'ABOVE'} {PAUSE_BAR_MS:g} ms"
-    print(f"{_line('pause at the cut-over, as writers feel it', pauses, 'ms')}   {verdict}")
-    print(_line("gate closed until both shards know", [each.gate_ms for each in found], "ms"))
+    print(f"{_line('pause at the cut-over, as seen by writers', pauses, 'ms')}   {verdict}")
+    print(_line("write barrier closed until both shards know", [each.gate_ms for each in found], "ms"))
     print(_line("a move, first step to switch", [each.seconds for each in found], "s"))
     ratio = median(each.during / each.before for each in found if each.before)
     verdict = f"{'ok' if ratio >= RATE_BAR else 'BELOW'} {RATE_BAR:g}x"

@@ -1,11 +1,11 @@
-"""Moving Parquet into a lake: the ways side by side, in one run, on the same files.
+"""Benchmark of delivering Parquet files into a lake, against plain INSERTs of the same files.
 
     python -m benchmarks.moving --scale 1
 
-(a) one INSERT transaction per leaf, (b) one INSERT for everything, (c) rewrite on Spark, (d) adopt on Spark, and (e) as
-(b), encoded as lightly as a lake of ours has it. All ways write zstd, (a) and (b) as DuckDB does by itself, and all
-tables are compared by count and checksum afterwards. Ratios are times of a peer over ours: above 1 means that we are
-faster.
+(a) one INSERT transaction per leaf, (b) one INSERT for everything, (c) rewrite on Spark, (d) adopt
+on Spark, and (e) as (b), with the Parquet options that Catchment sets. All ways write zstd, (a) and
+(b) at DuckDB's default level, and all tables are compared by count and checksum afterwards. Ratios
+are a peer's time over ours: above 1 means that ours is faster.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PEERS = ("(a)", "(b)")
 
 @dataclass(frozen=True)
 class Way:
-    """One way of moving the files, timed."""
+    """One way of bringing the files into the lake, timed."""
 
     name: str
     seconds: float
@@ -76,12 +76,12 @@ class Bench:
         return self._timed("(d) adopt", paths, lambda table: self._deliver(table, paths, Mode.ADOPT))
 
     def bare(self, paths: list[Path], mode: Mode) -> None:
-        """Deliver, and compare nothing."""
+        """Deliver without comparing."""
         self._deliver(self._new_table(paths), paths, mode)
 
     def _timed(self, name: str, paths: list[Path], move: Callable[[TableId], DeliveryReport | None]) -> Way:
         table = self._new_table(paths)
-        # Nobody pays for pages that the way before left to the disk.
+        # Write back the pages of the previous way, so that this one does not pay for them.
         os.sync()
         started = time.perf_counter()
         report = move(table)
@@ -125,7 +125,7 @@ class Bench:
 
 
 def _in_turns(paths: list[Path], *ways: Callable[[list[Path]], Way]) -> list[Way]:
-    """The median of each way; they take turns, so that a slow minute of the machine is one for all of them."""
+    """Return the median of each way; they take turns, so that a slow minute affects all of them."""
     turns = [[way(paths) for way in ways] for _ in range(REPEATS)]
     return [sorted(runs, key=lambda way: way.seconds)[REPEATS // 2] for runs in zip(*turns, strict=True)]
 
@@ -187,7 +187,8 @@ def _run(scale: float, catalogs: list[str], work: Path) -> list[dict[str, object
 
 
 def _memory(bench: Bench, small: list[Path], large: list[Path]) -> list[dict[str, object]]:
-    # By itself, because watching costs time, and before anything else, because the peers leave the driver swollen.
+    # Separately, because sampling costs time; and first, because the peers leave the driver with a
+    # larger heap.
     with peak_memory() as peak:
         bench.bare(small, Mode.REWRITE)
         bench.bare(small, Mode.ADOPT)

@@ -1,4 +1,4 @@
-"""DuckDB's own remote protocol: a server over a DuckDB file, in a process of its own, and connections to it."""
+"""DuckDB's own remote protocol: a server for a DuckDB file in a separate process, and clients."""
 
 import importlib.util
 import multiprocessing
@@ -19,7 +19,7 @@ _START_S_MAX = 60
 
 @contextmanager
 def quack_server(path: Path, create: str) -> Iterator[str]:
-    """A server over a new database file in which `create` was run; its address."""
+    """Serve a new database file in which `create` was run; yield the address."""
     with duckdb.connect(str(path)) as connection:
         connection.execute(create)
     address = f"localhost:{_free_port()}/{secrets.token_hex(8)}"
@@ -38,7 +38,7 @@ def quack_server(path: Path, create: str) -> Iterator[str]:
 
 
 def connect(address: str) -> duckdb.DuckDBPyConnection:
-    """A DuckDB instance with the server's database attached as `remote`."""
+    """Return a DuckDB instance with the server's database attached as `remote`."""
     place, token = address.split("/")
     connection = _duckdb(":memory:")
     connection.execute(f"ATTACH 'quack:{place}' AS remote (TYPE quack, TOKEN '{token}')")
@@ -51,7 +51,7 @@ def _serve(path: Path, address: str, parent: "Connection[Any, Any]") -> None:
     connection.execute(f"CALL quack_serve('quack:{place}', token := '{token}')")
     parent.send(True)
     with suppress(EOFError):
-        # Until the parent closes its end, or is gone.
+        # Wait until the parent closes its end or dies.
         parent.recv()
 
 

@@ -1,10 +1,11 @@
-"""The queue against DuckLake itself: small durable writes, and getting them out again, in one run on one disk.
+"""Benchmark of the queue against DuckLake itself: small durable writes, and their flush.
 
     python -m benchmarks.queue --scale 1
 
-Enqueues: batches of 10 and 1,000 rows by 1, 8 and 32 writers; (a) DuckLake with inlining and (b) without, one commit
-per batch, writers taking turns so that none of them loses a conflict. Flush: from the buffer to the committed table,
-against one DuckDB INSERT of the same Arrow rows. Ratios are our rate over a peer's: above 1 means that we are faster.
+Enqueues: batches of 10 and 1,000 rows by 1, 8 and 32 writers, against (a) DuckLake with inlining
+and (b) without, one commit per batch, with writers that take turns so that none loses a conflict.
+Flush: from the buffer to the committed table, against one DuckDB INSERT of the same Arrow rows. All
+in one run on one disk. Ratios are our rate over a peer's: above 1 means that ours is faster.
 """
 
 import argparse
@@ -40,7 +41,7 @@ REPEATS = 5
 
 
 class Bench:
-    """One lake, one queue in front of it, and the peers."""
+    """A lake with a queue, and the peers."""
 
     def __init__(self, work: Path, runner: SparkRunner) -> None:
         self.settings = Settings(home=work, lake_catalog=SecretStr(f"sqlite:{work / 'catalog.sqlite'}"))
@@ -135,7 +136,7 @@ def flushes(bench: Bench, scale: float) -> list[dict[str, object]]:
             cursor.execute(f"INSERT INTO {peer} FROM temp.main.arrow_rows")
             theirs.append(time.perf_counter() - started)
             assert _same(cursor, table, peer), f"{table} and {peer} differ"
-    # The first of each pays for starting Spark.
+    # The first run includes the start of Spark.
     mine, peers = sorted(ours[1:])[REPEATS // 2], sorted(theirs[1:])[REPEATS // 2]
     ratio = peers / mine
     print(f"  queue {mine:.2f} s, one INSERT {peers:.2f} s: {ratio:.2f} of 0.7 {_verdict(ratio, 0.7)}")
@@ -148,7 +149,7 @@ def _same(cursor: duckdb.DuckDBPyConnection, one: TableId, other: TableId) -> bo
 
 
 def large_files(bench: Bench, scale: float) -> list[dict[str, object]]:
-    """Rows that do not compress, more than two files' worth."""
+    """Flush rows that do not compress, and print the sizes of the files."""
     count = max(100_000, int(1_500_000 * scale))
     with duckdb.connect() as connection:
         rows = connection.execute(
@@ -169,7 +170,7 @@ def large_files(bench: Bench, scale: float) -> list[dict[str, object]]:
 
 
 def while_flushing(bench: Bench, scale: float) -> list[dict[str, object]]:
-    """Enqueues by 8 writers, alone and for as long as a flush of another table takes."""
+    """Measure enqueues by 8 writers, alone and during a flush of another table."""
     small, big = rows_of(10), rows_of(max(100_000, int(FLUSH_ROWS * scale)))
     table, flushed = bench.new_table(small), bench.new_table(big)
     alone = drive(lambda rows: bench.queue.enqueue(table, rows), small, 8, SECONDS)

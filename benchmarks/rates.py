@@ -1,4 +1,4 @@
-"""How fast writers are: rows a second, and how long each of them waits for its answer."""
+"""Throughput and latency of writers."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from benchmarks.leaves import LOG_LIKE
 
 @dataclass(frozen=True)
 class Rate:
-    """What writers got done."""
+    """Rows per second, and percentiles of the time of a write."""
 
     rows_per_s: float
     p50_ms: float
@@ -21,7 +21,7 @@ class Rate:
 
     @classmethod
     def of(cls, latencies_s: Iterable[float], rows: int, elapsed_s: float) -> "Rate":
-        """From what each write of so many rows took."""
+        """Compute the rate from the latencies of writes of `rows` rows each."""
         every = sorted(latencies_s)
         return cls(
             rows_per_s=len(every) * rows / elapsed_s,
@@ -31,20 +31,20 @@ class Rate:
 
 
 def rows_of(count: int) -> pa.Table:
-    """Log-like rows."""
+    """Return `count` rows that look like logs."""
     with duckdb.connect() as connection:
         connection.execute("SET enable_progress_bar = false")
         return connection.execute(LOG_LIKE.format(rows=count)).to_arrow_table()
 
 
 def drive(write: Callable[[pa.Table], object], batch: pa.Table, writers: int, seconds: float) -> Rate:
-    """Let that many writers write the batch for a while, each as fast as it gets its answers."""
+    """Let `writers` threads write the batch repeatedly for `seconds`."""
     end = time.perf_counter() + seconds
     return drive_while(lambda: time.perf_counter() < end, write, batch, writers)
 
 
 def drive_while(go_on: Callable[[], bool], write: Callable[[pa.Table], object], batch: pa.Table, writers: int) -> Rate:
-    """The same for as long as that is so."""
+    """Let `writers` threads write the batch repeatedly while `go_on()` is true."""
     latencies: list[list[float]] = [[] for _ in range(writers)]
 
     def one(mine: list[float]) -> None:

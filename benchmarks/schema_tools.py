@@ -1,10 +1,11 @@
-"""Schema migrations of SQLite side by side: this tool, Alembic and sqlite-utils, each run for real on the same changes.
+"""Comparison of schema migrations for SQLite: this tool, Alembic and sqlite-utils.
 
     python -m benchmarks.schema_tools --markdown table.md
 
-Nothing is timed. Every tool gets a database of its own with the same rows, is asked for the same change in the way its
-documentation shows, and is judged by plain SQLite: is the change there, are the rows there, did it stop or go on. The
-peers are installed by name into a temporary environment, and run there as programs.
+Nothing is timed. Each tool makes the same change, as its documentation shows, on a separate
+database with the same rows. Plain SQLite then checks the result: is the change there, are the rows
+there, did the tool stop or continue. The peers are installed from PyPI into a temporary environment
+and run there as programs.
 """
 
 import argparse
@@ -44,7 +45,7 @@ AGE_IS_INTEGER: Spec = {"users": {"name": "str?", "age": "int?"}}
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change: the database before, the models after, what must be so then, and the call of those without models."""
+    """A change: database before, models after, checks, and the call for sqlite-utils."""
 
     title: str
     start: tuple[str, ...]
@@ -58,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a tool did with a change."""
+    """The result of a change with one tool."""
 
     found: str
     ended: str
@@ -70,7 +71,7 @@ class Outcome:
 
 
 def same(query: str, *expected: object) -> Judge:
-    """A judge who compares what a query finds, its first column, with what must be there."""
+    """Return a judge that compares the first column of a query with the expected values."""
 
     def judge(connection: sqlite3.Connection) -> str:
         try:
@@ -83,7 +84,7 @@ def same(query: str, *expected: object) -> Judge:
 
 
 def every(*judges: Judge) -> Judge:
-    """A judge who asks others, and says what the first of them misses."""
+    """Return a judge that runs others and returns the first complaint."""
 
     def judge(connection: sqlite3.Connection) -> str:
         said = [each(connection) for each in judges]
@@ -99,7 +100,7 @@ def _refuses(statement: str) -> Judge:
         except sqlite3.IntegrityError:
             return "data whole"
         connection.rollback()
-        return f"LOST: the database now takes {statement.partition(' VALUES ')[2]}"
+        return f"LOST: the database now accepts {statement.partition(' VALUES ')[2]}"
 
     return judge
 
@@ -219,7 +220,7 @@ CHANGES = (
     ),
 )
 
-# Each program takes a folder, in which the database is, and what it shall do, as JSON; it prints JSON.
+# Each program takes the folder of the database and an order in JSON; it prints JSON.
 ALEMBIC = '''
 import contextlib, io, json, pathlib, sys
 from alembic import command
@@ -308,7 +309,7 @@ except Exception as error:
     answer["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(answer))
 """
-# This tool as a program, for two at once.
+# This tool as a program, so that two can run at once.
 OURS = """
 import pathlib, sys
 from catchment.errors import StateError
@@ -325,7 +326,7 @@ except StateError:
 
 
 class Bench:
-    """A folder to work in, and an environment in which the peers are."""
+    """A working folder, and an environment with the peers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -335,14 +336,14 @@ class Bench:
         subprocess.run([self._python, "-m", "pip", "install", "--quiet", *PEERS], check=True, capture_output=True)
 
     def versions(self) -> dict[str, str]:
-        """The versions of what is compared."""
+        """Return the versions of the tools and libraries."""
         names = (*PEERS, "sqlalchemy")
         program = f"import importlib.metadata as m; print(*[m.version(name) for name in {names!r}])"
         ended = subprocess.run([self._python, "-c", program], capture_output=True, text=True, check=True)
         return {**dict(zip(names, ended.stdout.split(), strict=True)), "SQLite": sqlite3.sqlite_version}
 
     def folder(self, *start: str, relation: str = "INTEGER") -> Path:
-        """A new folder with a database in it."""
+        """Create a folder with a database in it."""
         self._runs += 1
         folder = self._folder / str(self._runs)
         folder.mkdir()
@@ -358,14 +359,14 @@ class Bench:
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def peer(self, program: str, folder: Path, order: dict[str, object]) -> dict[str, str]:
-        """What a peer's program answers."""
+        """Run a peer's program and return its answer."""
         out, error = self.start_peer(program, folder, order).communicate()
         answer: dict[str, str] = json.loads(out) if out else {"plan": "", "error": error.strip().splitlines()[-1]}
         return answer
 
 
 def ours(bench: Bench, change: Change) -> Outcome:
-    """Generate, choose where it asks, and apply, until there is nothing left to do."""
+    """Generate, choose if the script has options, and apply, until nothing is left to do."""
     folder = bench.folder(*change.start, relation="Users_ID")
     migrate = Migrate(SqliteEngine(folder / "my.sqlite"), _classes(change.models))
     found, error = "does not find it", ""
@@ -389,7 +390,7 @@ def ours(bench: Bench, change: Change) -> Outcome:
 
 
 def alembic(bench: Bench, change: Change) -> Outcome:
-    """Autogenerate in batch mode, and upgrade, with foreign keys enforced as an application has them."""
+    """Autogenerate in batch mode and upgrade, with foreign keys enforced, as in an application."""
     folder = bench.folder(*change.start)
     answer = bench.peer(ALEMBIC, folder, {"step": "change", "models": change.models, "indexed": change.indexed})
     body = answer["plan"].partition("def upgrade")[2].partition("def downgrade")[0]
@@ -399,7 +400,7 @@ def alembic(bench: Bench, change: Change) -> Outcome:
 
 
 def sqlite_utils(bench: Bench, change: Change) -> Outcome:
-    """The call that a developer writes, in a migration of its own."""
+    """Run the call that a developer would write, as one migration."""
     folder = bench.folder(*change.start)
     answer = bench.peer(SQLITE_UTILS, folder, {"step": "change", "call": change.call})
     found = "written by hand"
@@ -410,7 +411,7 @@ def sqlite_utils(bench: Bench, change: Change) -> Outcome:
 
 
 def failing(bench: Bench) -> dict[str, Outcome]:
-    """A script whose second statement fails: is the database as before?"""
+    """Run a script whose second statement fails; check that the database is as before."""
     statements = ["ALTER TABLE users ADD COLUMN email TEXT", "INSERT INTO nowhere VALUES (1)"]
     found: dict[str, Outcome] = {}
     for tool, folder in _written(bench, statements).items():
@@ -422,7 +423,7 @@ def failing(bench: Bench) -> dict[str, Outcome]:
 
 
 def edited(bench: Bench) -> dict[str, Outcome]:
-    """A script that was applied is edited: does anybody notice?"""
+    """Edit a script after it was applied; check whether the tool notices."""
     before, after = ["ALTER TABLE users ADD COLUMN email TEXT"], ["ALTER TABLE users ADD COLUMN phone TEXT"]
     found: dict[str, Outcome] = {}
     for tool, folder in _written(bench, before).items():
@@ -441,7 +442,7 @@ def edited(bench: Bench) -> dict[str, Outcome]:
 
 
 def together(bench: Bench) -> dict[str, Outcome]:
-    """Two appliers at once, some times: is the script run once?"""
+    """Start two appliers at once, several times; check that the script runs once."""
     statements = ["UPDATE users SET age = age + 1"]
     ends: dict[str, Counter[tuple[int, int]]] = {}
     for _ in range(TRIALS):
@@ -469,7 +470,7 @@ def _has_failed(process: subprocess.Popen[str]) -> bool:
 def _ended(counted: "Counter[tuple[int, int]]") -> Iterator[str]:
     for (runs, failed), number in sorted(counted.items()):
         times = {1: "once"}.get(runs, f"{runs} TIMES")
-        yield f"{number} of {TRIALS}: run {times}, {failed} of the two told that it failed"
+        yield f"{number} of {TRIALS}: run {times}, {failed} of the two reported a failure"
 
 
 def _classes(models: Spec) -> list[type[TableRow]]:
@@ -493,7 +494,7 @@ def _classes(models: Spec) -> list[type[TableRow]]:
 
 
 def _choose(path: Path, wanted: list[str]) -> None:
-    """Uncomment the options whose titles are wanted, the first of every question."""
+    """Uncomment the first option in the script whose title is wanted."""
     text = path.read_text(encoding="utf-8")
     title = next(each for each in wanted if each in text)
     wanted.remove(title)
@@ -516,13 +517,13 @@ def _judged(folder: Path, change: Change, *, found: str, error: str) -> Outcome:
 
 
 def _short(error: str) -> str:
-    """The first line of an error, without the class names before it."""
+    """Return the first line of an error, without class names in front."""
     line = error.strip().splitlines()[0]
     return re.sub(r"^(?:[\w.]+: )?(?:\([\w.]+\) )?", "", line)[:70]
 
 
 def _written(bench: Bench, statements: list[str]) -> dict[str, Path]:
-    """For each tool a database and a script with these statements."""
+    """Create, for each tool, a database and a script with these statements."""
     folders = {tool: bench.folder(USERS, ROWS) for tool in ("ours", *PEERS)}
     scripts = folders["ours"] / "my.sqlite.migrations"
     scripts.mkdir()
@@ -532,7 +533,7 @@ def _written(bench: Bench, statements: list[str]) -> dict[str, Path]:
 
 
 def _upgrade(bench: Bench, tool: str, folder: Path, statements: list[str]) -> str:
-    """Apply what is pending; returns what went wrong."""
+    """Apply the pending script; return the error, or an empty text."""
     if tool == "ours":
         try:
             Migrate(SqliteEngine(folder / "my.sqlite"), []).apply("001.change.sql")
@@ -553,7 +554,7 @@ def _started(bench: Bench, tool: str, folder: Path, statements: list[str]) -> su
 
 
 def rows(bench: Bench) -> list[tuple[str, Outcome, Outcome, Outcome]]:
-    """What every tool does with every change."""
+    """Run every change with every tool."""
     found = [
         (change.title, ours(bench, change), alembic(bench, change), sqlite_utils(bench, change)) for change in CHANGES
     ]
@@ -567,7 +568,7 @@ def rows(bench: Bench) -> list[tuple[str, Outcome, Outcome, Outcome]]:
 
 
 def markdown(found: list[tuple[str, Outcome, Outcome, Outcome]], versions: dict[str, str]) -> str:
-    """The table, with the versions under it."""
+    """Return the table, followed by the versions."""
     lines = ["| change | this tool | Alembic | sqlite-utils |", "|---|---|---|---|"]
     lines += [f"| {number}. {' | '.join(map(str, row))} |" for number, row in enumerate(found, 1)]
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -575,7 +576,7 @@ def markdown(found: list[tuple[str, Outcome, Outcome, Outcome]], versions: dict[
 
 
 def main() -> None:
-    """Run everything, and print the table."""
+    """Run everything and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--markdown", type=Path, help="a file to write the table to")
     options = parser.parse_args()

@@ -1,13 +1,19 @@
-"""The server against its peers: clients in processes of their own, one and four, in one run on one disk.
+"""Benchmark of the server against its peers, with one and four clients in separate processes.
 
     python -m benchmarks.server --scale 1
     python -m benchmarks.server --memory
 
-Every write is durable when it returns. The peers: `quack`, DuckDB's own remote protocol, over a DuckDB file, of which
-the fastest way counts; DuckLake with inlining, in process, a transaction for each row; one INSERT of the same Arrow
-rows by DuckDB in process, into a DuckLake as it comes, and into one whose files are encoded as ours are; and our own
-queue in process, which shows what the server costs. What is compared takes turns. Ratios are our rate over the peer's
-in the same turn, for a machine may be slower in the next: above 1 means that we are faster, and the median counts.
+Every write is durable when it returns. The peers are:
+
+- `quack`, DuckDB's own remote protocol, with a DuckDB file; the fastest of its ways counts;
+- DuckLake with inlining, in process, a transaction for each row;
+- one INSERT of the same Arrow rows by DuckDB in process, into a DuckLake with default options and
+  into one with the Parquet options that Catchment sets;
+- our own queue in process, which shows the overhead of the server.
+
+All of them take turns, in one run on one disk. A ratio is our rate over the peer's in the same
+turn, because the machine may be slower in the next one. Above 1 means that ours is faster; the
+median counts.
 """
 
 import argparse
@@ -41,7 +47,7 @@ QUEUE = "duckling_queue"
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to write: whose it is, what it is called, and how it is measured with so many clients."""
+    """One way to write: its side, its name, and the measurement with a number of clients."""
 
     side: str
     name: str
@@ -50,7 +56,7 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What our ways must come to, against the fastest of a peer's."""
+    """The ratio that our ways must reach against the fastest way of a peer."""
 
     peer: str
     least: float
@@ -66,7 +72,7 @@ class Contest:
 
 
 class Contests:
-    """What is measured, at one scale."""
+    """All contests, at one scale."""
 
     def __init__(self, server: Server, quack: str, bench: Bench, work: Path, scale: float) -> None:
         self._server = server
@@ -120,7 +126,7 @@ class Contests:
     def _bulk(self) -> Contest:
         rows = self._ingest_rows
         return Contest(
-            title=f"{rows:,} rows at once, shared out among the clients",
+            title=f"{rows:,} rows at once, divided among the clients",
             contenders=[
                 self._ours("ingest, lake", clients.flight_ingest, rows=rows, schema="main", once=True),
                 Contender(side="duckdb", name="INSERT", run=lambda _: self._plain.insert(self._ingest_rows)),
@@ -161,7 +167,7 @@ class Contests:
     def _in_process(self, rows: int) -> Contender:
         def run(count: int) -> Rate:
             table, batch = self._bench.new_table(self._small), rows_of(rows)
-            # The first write asks the lake for the table.
+            # The first write reads the table's schema from the lake.
             self._bench.queue.enqueue(table, batch)
             return drive(lambda each: self._bench.queue.enqueue(table, each), batch, count, self._seconds)
 
@@ -169,7 +175,7 @@ class Contests:
 
 
 class InProcess:
-    """A DuckLake with a SQLite catalog that one process has to itself, and nothing of ours in it but what is given."""
+    """A DuckLake with a SQLite catalog, without Catchment, with the given options."""
 
     def __init__(self, work: Path, options: dict[str, str]) -> None:
         address = LakeAddress(catalog=SqliteCatalog(path=work / "catalog.sqlite"), data_path=str(work / "data"))
@@ -179,7 +185,7 @@ class InProcess:
         self._tables = 0
 
     def insert(self, count: int) -> Rate:
-        """One INSERT of so many Arrow rows, into a new table."""
+        """INSERT `count` Arrow rows into a new table."""
         rows = rows_of(count)
         self._tables += 1
         self._connection.register("arrow_rows", rows)
@@ -192,12 +198,12 @@ class InProcess:
 
 
 def measure(contest: Contest, count: int, rounds: int) -> list[dict[str, object]]:
-    """Let the contenders take turns, and print what came of it."""
+    """Let the contenders take turns, print the results and return them."""
     print(f"\n{contest.title}, {count} client{'s' if count > 1 else ''}")
     found: dict[tuple[str, str], list[Rate]] = {}
     for _ in range(rounds):
         for each in contest.contenders:
-            # What one has written, the next one's syncs must not wait for.
+            # Write back dirty pages, so that the syncs of the next contender do not wait for them.
             os.sync()
             found.setdefault((each.side, each.name), []).append(each.run(count))
     medians = {key: sorted(rates, key=lambda rate: rate.rows_per_s)[len(rates) // 2] for key, rates in found.items()}
@@ -217,7 +223,7 @@ def measure(contest: Contest, count: int, rounds: int) -> list[dict[str, object]
 
 
 def _ratio(found: Mapping[tuple[str, str], Sequence[Rate]], ours: tuple[str, str], peer: str) -> float:
-    """How we compare with the fastest of the peer's ways, turn by turn."""
+    """Return the median ratio of our rate to the fastest way of the peer, turn by turn."""
     theirs = [rates for (side, _), rates in found.items() if side == peer]
     best = [max(rates[turn].rows_per_s for rates in theirs) for turn in range(len(found[ours]))]
     return median(rate.rows_per_s / against for rate, against in zip(found[ours], best, strict=True))
@@ -228,7 +234,7 @@ def _verdict(ratio: float, bar: Bar) -> str:
 
 
 def compare(work: Path, scale: float) -> list[dict[str, object]]:
-    """Everything, with one and with four clients."""
+    """Measure all contests, with one and with four clients."""
     rounds = ROUNDS if scale >= 1 else 1
     with (
         SparkRunner(Settings(home=work / "spark")) as runner,

@@ -1,4 +1,4 @@
-"""A `catchment serve` process of our own, on a lake of its own."""
+"""A `catchment serve` process with a new lake."""
 
 import os
 import subprocess
@@ -21,42 +21,43 @@ _END_S_MAX = 120
 
 @dataclass
 class Server:
-    """A server that is ready."""
+    """A running server."""
 
     address: str
     pid: int
     _tables: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
 
     def new_table(self, rows: pa.Table) -> str:
-        """The name of a new, empty table for such rows."""
+        """Create an empty table for such rows and return its name."""
         name = f"t{next(self._tables)}"
         columns = ", ".join(f"{sql.identifier(column.name)} {column.type}" for column in columns_of(rows.schema))
         self.run(f"CREATE TABLE main.{name} ({columns})")
         return name
 
     def flush(self) -> None:
-        """Empty the queue, so that nothing goes on in the background."""
+        """Empty the queue, so that nothing runs in the background."""
         self.run("CALL duckling_queue_flush()")
 
     def count(self, table: str) -> int:
-        """How many rows the lake's table has."""
+        """Return the number of rows of the lake's table."""
         return int(str(self.run(f"SELECT count(*) FROM main.{table}")[0][0]))
 
     def run(self, text: str) -> list[tuple[object, ...]]:
-        """Run a statement; its rows."""
+        """Run a statement and return its rows."""
         with dbapi.connect(self.address, autocommit=True) as connection, connection.cursor() as cursor:
             return list(cursor.execute(text).fetchall())
 
     def rss_mib(self) -> float:
-        """Memory of the server's own process, without Spark's."""
+        """Return the RSS of the server's own process, without Spark."""
         return float(psutil.Process(self.pid).memory_info().rss) / 1024**2
 
 
 @contextmanager
 def catchment_server(home: Path, *, flushes: bool = True, **given: str) -> Iterator[Server]:
-    """A server on a new home, with a SQLite catalog and otherwise default settings, but for the variables given.
+    """Start a server with a new home, a SQLite catalog and the given environment variables.
 
-    Without `flushes` it only takes rows in, which is all that its peers do: what flushing costs is measured elsewhere.
+    Without `flushes` it only accepts rows, as its peers do; the cost of flushing is measured
+    elsewhere.
     """
     home.mkdir(parents=True)
     command = [str(Path(sys.executable).parent / "catchment"), "serve", "--port", "0", "--home", str(home)]

@@ -1,10 +1,11 @@
-"""Moving a tenant: how fast its history is copied into another lake, against `cp` of the same bytes in the same run.
+"""Benchmark of copying a tenant's history into another lake, against `cp` of the same files.
 
     python -m benchmarks.tenants --scale 1
 
-On one file system a backfill gives the files a second name. On two, it copies them as `cp` does. Files with deleted
-rows are rewritten, which is slower than copying: a tenth of them, shown without a bar. Every way is compared with the
-source by count and digest. Spark is warm. Ratios are our speed over that of `cp`: above 1 means that we are faster.
+On one file system a backfill creates hard links. Between two, it copies the files as `cp` does.
+Files with deleted rows are rewritten, which is slower than copying: a tenth of them, shown without
+a bar. Every result is compared with the source by count and digest. Spark is warm. Ratios are our
+speed over that of `cp` in the same run: above 1 means that ours is faster.
 """
 
 import argparse
@@ -38,7 +39,7 @@ BACKFILL_BAR = 0.5
 
 @dataclass(frozen=True)
 class Way:
-    """One way of copying the tenant's files, timed; `peer` is the one that it is compared with."""
+    """One way of copying the tenant's files, timed; `peer` names the way to compare it with."""
 
     name: str
     megabytes: float
@@ -52,7 +53,7 @@ class Way:
 
 
 class Copying:
-    """A lake with a tenant in it, and folders on two file systems to copy it to."""
+    """A lake with a tenant, and target folders on two file systems."""
 
     def __init__(self, runner: SparkRunner, source: Lake, here: Path, there: Path) -> None:
         self._runner = runner
@@ -61,7 +62,7 @@ class Copying:
         self._runs = 0
 
     def ways(self) -> list[Way]:
-        """Every way, the peers first."""
+        """Measure every way; each peer comes before the ways that are compared with it."""
         snapshot = self._source.newest_snapshot()
         with self._source.cursor() as cursor:
             cursor.execute(f"DELETE FROM {SCHEMA}.log WHERE id % 1000 = 5 AND id // {FILE_ROWS} % 10 = 0")
@@ -116,7 +117,7 @@ class Copying:
 
 
 def backfill_against_cp(scale: float, work: Path) -> list[dict[str, object]]:
-    """Copy a tenant's history both ways, and show how they compare."""
+    """Copy a tenant's history by backfill and by `cp`, and print the comparison."""
     files = max(2, int(FILES * scale))
     print(f"Making a tenant with {files} files of {FILE_ROWS:,} rows in {work} …")
     with ExitStack() as stack:
@@ -125,7 +126,7 @@ def backfill_against_cp(scale: float, work: Path) -> list[dict[str, object]]:
             cursor.execute("SET enable_progress_bar = false")
             cursor.execute(f"CREATE SCHEMA {SCHEMA}")
             cursor.execute(f"CREATE TABLE {SCHEMA}.log AS {LOG_LIKE.format(rows=0)}")
-            # Made once: making them takes several times as long as writing them.
+            # Generated once: that takes several times as long as writing the rows.
             cursor.execute(f"CREATE TEMP TABLE made AS {LOG_LIKE.format(rows=FILE_ROWS)}")
             for at in range(files):
                 moved = f"SELECT * REPLACE (id + {at * FILE_ROWS} AS id) FROM temp.made"
