@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 SCALE  ?= 1
-# One more than cores: tests wait for the processes that they start, and for the disk.
+# One more than the cores, because tests wait for processes that they start, and for the disk.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-# Processes that tests start are compiled once, whatever the caller's shell says.
+# Processes that tests start keep compiled bytecode, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -19,14 +19,15 @@ help: ## Show this list
 demo: $(VENV)/runtime java ## Run Catchment on embedded defaults and show what it did
 	@$(BIN)/catchment demo
 
-# A fifth of the suite's time is glibc's for DuckLake's many small pieces of memory; it keeps more of them at hand so.
+# glibc spends a fifth of the suite's time on DuckLake's many small allocations. A larger cache per
+# thread reduces that.
 test: export GLIBC_TUNABLES := glibc.malloc.tcache_count=1000
-# Tests make and delete small files all the time. With them in memory, where there is room, a run took 7 % less CPU.
+# Tests create and delete many small files. If memory has room for them, a run takes 7 % less CPU.
 test: export TMPDIR := $(shell bin/scratch-folder)
-test: $(VENV)/dev $(VENV)/spark chromium ## Run the whole test suite, with a worker for each core and one more, but four at most
+test: $(VENV)/dev $(VENV)/spark chromium ## Run the whole test suite, on one worker per core plus one, at most four
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
-check: lint types test ## Lint, check types, test: what continuous integration runs
+check: lint types test ## Lint, check types and test, as continuous integration does
 
 lint: $(VENV)/dev ## Check style
 	$(BIN)/ruff check .
@@ -35,11 +36,11 @@ lint: $(VENV)/dev ## Check style
 types: $(VENV)/dev ## Check types
 	$(BIN)/mypy src tests benchmarks examples docs
 
-format: $(VENV)/dev ## Put the code into shape
+format: $(VENV)/dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a quick look
+bench: $(VENV)/dev java ## Run the benchmarks against peers; SCALE=0.1 for a quick look
 	$(BIN)/python -m benchmarks.moving --scale $(SCALE)
 	$(BIN)/python -m benchmarks.queue --scale $(SCALE)
 	$(BIN)/python -m benchmarks.legacy --scale $(SCALE)
@@ -50,16 +51,16 @@ bench: $(VENV)/dev java ## Measure against peers, in one run; SCALE=0.1 for a qu
 soak: $(VENV)/dev java ## Run the long campaigns
 	$(BIN)/python -m pytest -m soak tests
 
-docs: $(VENV)/dev ## Write docs/reference/ again from the code
+docs: $(VENV)/dev ## Generate docs/reference/ and deploy/catchment.toml from the code
 	$(BIN)/python docs/generate.py
 
-proto: $(VENV)/dev ## Make the protocol's modules again from its .proto files
+proto: $(VENV)/dev ## Generate the protocol's modules from its .proto files
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/catchment/server/protocol/*.proto
 
 wheel: $(VENV)/dev ## Build the wheel into dist/
 	$(BIN)/python -m hatchling build --target wheel
 
-clean: ## Remove everything that was generated, but not catchment-data/
+clean: ## Remove generated files; keep catchment-data/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/out tests/browser/out dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -76,7 +77,7 @@ $(VENV)/runtime: pyproject.toml constraints.txt
 	@$(PIP) --editable .
 	@touch $@
 
-# Every start of Spark is faster then, which pays where there are many.
+# This makes every start of Spark faster, which pays off in a test run.
 $(VENV)/spark: $(VENV)/runtime | java
 	@$(BIN)/catchment doctor --prepare --home $(VENV)/examined >$(VENV)/doctor.log 2>&1 || { cat $(VENV)/doctor.log; exit 1; }
 	@touch $@

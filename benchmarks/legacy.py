@@ -123,7 +123,7 @@ class Bench:
         assert report.ok, report.failures
 
     def _per_leaf(self, lake: Lake, home: Path) -> None:
-        """Follow the design document: detect, prepare, identify, a transaction per leaf, finalize."""
+        """Follow the design: detect, prepare, identify, a transaction per leaf, finalize."""
         data, migration = home / "data", home / "migration"
         (migration / "migrated").mkdir(parents=True)
         data.rename(migration / "migrating")

@@ -1,7 +1,7 @@
-"""Asks the server of this container how it is, wherever its settings made it listen; run by the image's HEALTHCHECK.
+"""Health check of the image: fail unless the server of this container answers at its address.
 
-A server that says `degraded` is alive, and starting it again would not help: only one that does not answer is not well.
-One without a web server is well while its Flight port takes connections.
+A server that reports `degraded` passes, because a restart would not help it; only a server that
+does not answer fails. Without a web server, it passes if its Flight port accepts connections.
 """
 
 import json
@@ -16,16 +16,16 @@ TIMEOUT_S = 5.0
 
 
 def main() -> None:
-    """Ends with an error unless the server answers."""
+    """Raise an error unless the server answers."""
     running = json.loads((Path(os.environ["CATCHMENT_HOME"]) / "server.json").read_text(encoding="utf-8"))
     if running["web"] is None:
         flight = urlsplit(running["uri"])
         socket.create_connection((flight.hostname, flight.port), timeout=TIMEOUT_S).close()
         return
-    # Its certificate is made out to the name that clients know, and this is loopback.
+    # The certificate is for the name that clients use, and this is loopback.
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    # A proxy that the environment names is for the world outside, and knows no loopback of this container.
+    # Ignore a proxy from the environment: it cannot reach the loopback of this container.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusting))
     direct.open(f"{running['web']}/healthz", timeout=TIMEOUT_S).close()
 
