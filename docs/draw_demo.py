@@ -1,4 +1,4 @@
-"""Draws docs/pictures/demo.svg: the story that `catchment demo` tells, from a real run, as a terminal shows it."""
+"""Draw docs/pictures/demo.svg: the output of a real run of `catchment demo`, as on a terminal."""
 
 import re
 import tempfile
@@ -16,13 +16,13 @@ from catchment.cli.output import Output
 from catchment.foundation.settings import load_settings
 
 PICTURE = Path(__file__).parent / "pictures" / "demo.svg"
-# Rich's own form fetches a font from elsewhere; a reader's monospace will do.
+# Rich's template fetches a font from another host; use the reader's monospace font instead.
 ELSEWHERE = re.compile(r"@font-face \{\{.*?\}\}\n|<!--.*?-->\n|Fira Code, ", re.DOTALL)
 FORM = ELSEWHERE.sub("", CONSOLE_SVG_FORMAT)
 
 
 class Recorded(Output):
-    """An output whose screen is a recorder. It is no terminal, so that no frames are drawn between."""
+    """An output that records its screen. It is not a terminal, so that no frames are drawn."""
 
     recorder = Console(record=True, width=88, file=StringIO(), highlight=False, emoji=False)
 
@@ -32,7 +32,7 @@ class Recorded(Output):
 
 
 def main() -> None:
-    """Run the demo, and draw it."""
+    """Run the demo and draw its output."""
     out = Recorded(as_json=False)
     with tempfile.TemporaryDirectory() as home:
         Demo(Started(settings=load_settings(Path(home)), out=out, logs_json=False), Interrupts()).run(keep=False)
