@@ -55,7 +55,7 @@ docs: $(VENV)/dev ## Generate docs/reference/ and deploy/catchment.toml from the
 	$(BIN)/python docs/generate.py
 
 proto: $(VENV)/dev ## Generate the protocol's modules from its .proto files
-	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/catchment/server/protocol/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/catchment/flight_protocol/*.proto
 
 wheel: $(VENV)/dev ## Build the wheel into dist/
 	$(BIN)/python -m hatchling build --target wheel

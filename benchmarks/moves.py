@@ -27,18 +27,18 @@ import pyarrow as pa
 from pydantic import SecretStr
 
 from benchmarks.serving import catchment_server
-from catchment.app import ShardBackfill
 from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, NotReadyError
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from catchment.pipeline import SparkRunner
-from catchment.server.remote import Remotes
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
+from catchment.tenants.transport.remote_shard import Remotes
 
 MOVES = 30
 WRITERS = 4

@@ -14,11 +14,8 @@ import pyarrow as pa
 from catchment.app import App
 from catchment.foundation.settings import load_settings
 from catchment.lake import Lake
-from catchment.server.remote import Remotes
 from catchment.tenants.control import ControlPlane
-from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
-from catchment.tenants.run_move import run_move
 
 A, B, T7 = ShardId("a"), ShardId("b"), TenantId(7)
 ROWS, PAUSE_S = 10, 0.05
@@ -66,19 +63,14 @@ def main(folder: Path) -> None:
             cursor.execute("CREATE SCHEMA t7")
             cursor.execute("CREATE TABLE t7.events (n BIGINT)")
 
-        stop, remotes = Event(), Remotes(app.settings)
+        stop = Event()
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(write, a.location, stop)
             try:
-                migration = TenantMigration(
-                    T7, A, B,
-                    control=app.control_store, connect=remotes.connect, backfill=app.tenant_backfill(), clock=app.clock,
-                )  # fmt: skip
-                report = run_move(migration, clock=app.clock, gc_window_s=0)
+                report = app.tenants.move(T7, B, gc_window_s=0)
             finally:
                 stop.set()
-        remotes.close()
-        print(f"t7 lives in {plane.store.tenant(T7).shard}; writes waited for {report.pause_ms:.0f} ms at the switch")
+        print(f"t7 lives in {app.tenants.tenant(T7).shard}; writes waited for {report.pause_ms:.0f} ms at the switch")
 
     # The servers have ended, and have flushed what was buffered.
     with Lake.from_settings(load_settings(homes[B])) as lake:

@@ -1,40 +1,35 @@
 """Composition root: builds the components that the settings select."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from catchment.errors import InputError, LakeMissingError, SettingsError
+from catchment.errors import LakeMissingError, SettingsError
 from catchment.foundation import files
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.foundation.ids import ProducerId
 from catchment.foundation.meters import Meters
-from catchment.foundation.settings import Settings, settings_of
+from catchment.foundation.settings import Settings
 from catchment.lake import AuditReport, Lake, last_audit, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.lake.maintenance import Ages, MaintenanceReport, maintain
 from catchment.lake.sandbox import Sandbox
 from catchment.pipeline import Deliverer, SparkRunner
-from catchment.pipeline.backfill import Backfill
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.pipeline.legacy import known_imports
 from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
-from catchment.pipeline.runner import Runner
 from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
 from catchment.queue.segment_files import SegmentState
 from catchment.queue.shared_buffer import FILE_NAME
 from catchment.queue.store import WAL
-from catchment.tenants.migration import History, HistoryProgress
-from catchment.tenants.model import ShardInfo, TenantId
 
 if TYPE_CHECKING:
     from catchment.control import ControlDatabase
     from catchment.tenants.control_store import ControlStore
+    from catchment.tenants.service import TenantService
 
 
 class App:
@@ -55,6 +50,7 @@ class App:
         self._queue: DqCoordinator | None = None
         self._runtime: QueueRuntime | None = None
         self._control: ControlDatabase | None = None
+        self._tenants: TenantService | None = None
 
     def __enter__(self) -> "App":
         return self
@@ -72,6 +68,8 @@ class App:
 
     def _close_rest(self) -> None:
         try:
+            if self._tenants is not None:
+                self._tenants.close()
             if self._runner is not None:
                 self._runner.close()
         finally:
@@ -216,9 +214,22 @@ class App:
 
         return ControlStore(self.control, clock=self.clock)
 
-    def tenant_backfill(self) -> "ShardBackfill":
-        """Return the copier of tenants' histories between shards, on this process's Spark."""
-        return ShardBackfill(self.runner, clock=self.clock)
+    @property
+    def tenants(self) -> "TenantService":
+        """Shards, tenants and moves; a move copies history on this process's Spark."""
+        # Imported here because most commands need neither moves nor calls to other servers.
+        from catchment.pipeline.tenant_history import ShardBackfill
+        from catchment.tenants.service import TenantService
+
+        with self._mutex:
+            if self._tenants is None:
+                self._tenants = TenantService(
+                    self.settings,
+                    control=lambda: self.control,
+                    history=lambda: ShardBackfill(self.runner, clock=self.clock),
+                    clock=self.clock,
+                )
+            return self._tenants
 
     def audit(self, producer: ProducerId | None = None) -> AuditReport:
         """Audit the lake, or one producer; the result of a whole audit is kept for the status."""
@@ -233,55 +244,3 @@ class App:
         if not dry_run:
             lake.open()
         return maintain(lake, Ages.from_settings(self.settings), dry_run=dry_run)
-
-
-class ShardBackfill:
-    """Copies a tenant's history from one shard's lake into another's; opens both by their homes."""
-
-    def __init__(self, runner: Runner, *, clock: Clock) -> None:
-        self._runner = runner
-        self._clock = clock
-
-    def plan(
-        self, tenant: TenantId, source: ShardInfo, target: ShardInfo, *, snapshot: int | None, token: str
-    ) -> History:
-        """Plan what to copy, without effect."""
-        with self._between(source, target) as (lake, other, backfill):
-            plan = backfill.plan(tenant.schema, snapshot or lake.newest_snapshot(), token)
-            letters = sum(letter.table.schema == tenant.schema for letter in lake.dead_letters())
-            if letters:
-                raise InputError(
-                    f"{tenant} has {letters} dead letters, which a move cannot copy.",
-                    hint="`catchment queue dead-letters` retries or drops them.",
-                )
-            return History(
-                tables=len(plan.tables),
-                files=sum(len(table.units) for table in plan.tables),
-                bytes=plan.bytes,
-                source_lake=lake.identity(),
-                target_lake=other.identity(),
-                notes=tuple(plan.explain()),
-            )
-
-    def run(
-        self,
-        tenant: TenantId,
-        source: ShardInfo,
-        target: ShardInfo,
-        *,
-        snapshot: int,
-        token: str,
-        progress: HistoryProgress | None = None,
-    ) -> History:
-        """Copy what the target does not have yet, each file once."""
-        with self._between(source, target) as (_, _, backfill):
-            report = backfill.run(backfill.plan(tenant.schema, snapshot, token), progress)
-        return History(tables=len(report.tables), files=report.files, bytes=report.bytes)
-
-    @contextmanager
-    def _between(self, source: ShardInfo, target: ShardInfo) -> Iterator[tuple[Lake, Lake, Backfill]]:
-        ours, theirs = (settings_of(Path(shard.home)) for shard in (source, target))
-        one = Lake.from_settings(ours, clock=self._clock)
-        other = Lake.from_settings(theirs, clock=self._clock)
-        with one, other:
-            yield one, other, Backfill(one, Deliverer(other, self._runner, theirs))

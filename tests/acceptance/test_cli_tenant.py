@@ -22,11 +22,11 @@ from catchment.control import ControlDatabase
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.server.remote import Remotes
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.router import TenantRouter
+from catchment.tenants.transport.remote_shard import Remotes
 from tests.acceptance.shell import COMMAND, Ended, Shell
 from tests.server.server_process import ServerProcess, serving, wait_until
 from tests.shortcuts import warm

@@ -15,10 +15,10 @@ import adbc_driver_manager
 import grpc
 import pytest
 
+from catchment.flight_protocol import flight_pb2 as pb
 from catchment.foundation.event_catalogue import VERBS
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.server.protocol import flight_pb2 as pb
 from tests.acceptance.shell import COMMAND
 from tests.sample_events import rows_of
 from tests.server.server_process import RawSession, ServerProcess, serving, wait_until

@@ -15,17 +15,17 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from catchment.app import ShardBackfill
 from catchment.control import ControlDatabase
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
-from catchment.server.remote import Remotes
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.server.users import Users
 from catchment.server.values import Role
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.run_move import run_move
+from catchment.tenants.transport.remote_shard import Remotes
 from catchment.testing import InlineRunner
 from tests.server.server_process import BEAT_S, ServerProcess, wait_until
 from tests.tenants.two_shards import A, B

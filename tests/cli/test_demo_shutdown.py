@@ -20,7 +20,7 @@ from catchment.cli.demo.servers import Servers
 from catchment.cli.demo.writers import DemoWriter, Login, Writers
 from catchment.errors import MachineError, StateError
 from catchment.foundation.clock import SystemClock
-from catchment.server.server_file import FILE_NAME
+from catchment.foundation.server_file import FILE_NAME
 
 _NOBODY = "grpc://127.0.0.1:1"
 

@@ -14,11 +14,11 @@ from catchment.control import ControlDatabase
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.server.remote import Remotes
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
+from catchment.tenants.transport.remote_shard import Remotes
 from tests.queue.open_queues import assert_drained, open_queue
 from tests.repo.source_tree import ROOT
 from tests.sample_events import rows_of

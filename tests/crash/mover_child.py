@@ -11,16 +11,16 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment.app import ShardBackfill
 from catchment.control import ControlDatabase
 from catchment.foundation import faults
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
-from catchment.server.remote import Remotes
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.run_move import insist, run_move
+from catchment.tenants.transport.remote_shard import Remotes
 from catchment.testing import InlineRunner
 
 

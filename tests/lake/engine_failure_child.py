@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 from pydantic import SecretStr
 
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import events
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.events import Event
 from catchment.foundation.settings import Settings
 from catchment.server.flight_server import FlightServer
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.server.raw_client import Client, server
 
 # DuckDB 1.5 fails inside on it within some hundred runs, if it has more threads than one.

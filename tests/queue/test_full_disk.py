@@ -17,12 +17,12 @@ from adbc_driver_manager import OperationalError
 from prometheus_client.parser import text_string_to_metric_families
 
 from catchment.errors import CommitUnknownError, DiskFullError, StorageFailedError
+from catchment.foundation import server_file
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import MIB, Settings
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store
-from catchment.server import server_file
 from tests.conftest import MakeSettings
 from tests.queue.open_queues import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, segments_in
 from tests.sample_events import EVENTS

@@ -12,9 +12,12 @@ LAYERS: tuple[frozenset[str], ...] = (
     # Served beside the server, which tells it who calls.
     frozenset({"web"}),
     frozenset({"app", "spark_daemon", "status", "doctor", "testing"}),
-    frozenset({"pipeline", "tenants"}),
+    # Copies the history of tenants, too.
+    frozenset({"pipeline"}),
+    frozenset({"tenants"}),
     # Catchment's own database: migrated by `schema`, and used by whoever knows of tenants and users.
-    frozenset({"control"}),
+    # Beside it, Flight's messages and headers, for servers and their clients.
+    frozenset({"control", "flight_protocol"}),
     frozenset({"queue", "schema"}),
     frozenset({"lake"}),
     frozenset({"foundation", "errors"}),
@@ -23,8 +26,8 @@ LAYERS: tuple[frozenset[str], ...] = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline",),
     "py4j": ("pipeline",),
-    "pyarrow.flight": ("server", "tenants.transport"),
-    "grpc": ("server",),
+    "pyarrow.flight": (),
+    "grpc": ("server", "tenants.transport"),
     "argon2": ("server.users",),
     "prometheus_client": ("web.metrics",),
     "starlette": ("web",),

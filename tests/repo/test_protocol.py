@@ -7,7 +7,7 @@ from grpc_tools import protoc
 
 from tests.repo.source_tree import ROOT, SOURCE
 
-PROTOCOL = SOURCE / "server" / "protocol"
+PROTOCOL = SOURCE / "flight_protocol"
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
 from catchment.server import messages, wire
 from catchment.server.flight_server import FlightServer
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.testing import InlineRunner
 
 SERVICE = "/arrow.flight.protocol.FlightService/"

@@ -12,11 +12,11 @@ import adbc_driver_flightsql.dbapi as flight
 import grpc
 from google.protobuf.message import Message
 
+from catchment.flight_protocol import flight_pb2 as pb
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from catchment.server import messages
-from catchment.server.protocol import flight_pb2 as pb
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.acceptance.shell import COMMAND, KEPT
 from tests.shortcuts import warm
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from catchment.foundation import server_file
 from catchment.foundation.settings import Settings
-from catchment.server import server_file
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from catchment.app import ShardBackfill
 from catchment.errors import (
     ConflictError,
     ControlUnavailableError,
@@ -19,6 +18,7 @@ from catchment.errors import (
     StateError,
 )
 from catchment.foundation.ids import TableId
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.tenants.control_client import ControlClient
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import DualWrite, Finalizing, Positions, TenantConfig, TenantId

@@ -11,7 +11,6 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment.app import ShardBackfill
 from catchment.errors import (
     CatchmentError,
     InputError,
@@ -19,19 +18,20 @@ from catchment.errors import (
     LockTimeoutError,
     ShardUnreachableError,
 )
+from catchment.flight_protocol import flight_pb2 as flight
 from catchment.foundation.ids import ProducerId, TableId
 from catchment.foundation.settings import MIB, Settings
 from catchment.lake.dead_letters import DeadLetter, DeadLetters, packed
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.queue.replication import LogRows
 from catchment.queue.shared_buffer import SharedBuffer
-from catchment.server import shard_messages as wire
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.remote import RemoteShard
 from catchment.tenants import shipping
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Positions, TenantId
 from catchment.tenants.run_move import run_move
 from catchment.tenants.shard_api import RetainedHistory
+from catchment.tenants.transport import shard_messages as wire
+from catchment.tenants.transport.remote_shard import RemoteShard
 from catchment.testing import InlineRunner
 from tests.server.server_process import wait_until
 from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, events, two_shards

@@ -13,6 +13,7 @@ from catchment.foundation.settings import Settings
 from catchment.status import readings
 from catchment.status.model import StatusPart, Tenants
 from catchment.tenants.model import Complete, Finalizing, MoveInfo
+from catchment.tenants.reports import MoveStatus
 from catchment.web.pages import span
 from tests.status.sample_status import NOW
 from tests.tenants.two_shards import T7, A, Scene, events, two_shards
@@ -61,8 +62,8 @@ def test_a_move_that_is_over_still_says_how_long_writers_waited(tmp_path: Path) 
         tenants = _tenants(tmp_path)
         assert [each.pause_ms for each in tenants.finished] == [pause_ms]
         assert _cell(tenants) == span(pause_ms / 1000)
-        assert move_facts(over, None, None)["pause_ms"] == pause_ms
-        first, *others = move_lines(over, None, None)
+        assert move_facts(MoveStatus(move=over))["pause_ms"] == pause_ms
+        first, *others = move_lines(MoveStatus(move=over))
         assert first.startswith("The last move, from a to b, is complete since ")
         assert others == [f"Writes waited for {pause_ms:,.1f} ms at the switch."]
 
@@ -77,8 +78,8 @@ def test_a_move_that_was_over_before_pauses_were_kept_is_shown_without_one(tmp_p
         tenants = _tenants(tmp_path)
         assert [each.pause_ms for each in tenants.finished] == [None]
         assert _cell(tenants) == "\N{EN DASH}"
-        assert move_facts(over, None, None)["pause_ms"] is None
-        assert len([*move_lines(over, None, None)]) == 1
+        assert move_facts(MoveStatus(move=over))["pause_ms"] is None
+        assert len([*move_lines(MoveStatus(move=over))]) == 1
 
 
 def test_a_pause_that_nobody_noted_is_not_shown_as_none_at_all(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 from pydantic import SecretStr
 
-from catchment.app import ShardBackfill
 from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, CommitUnknownError, ShardUnreachableError
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.queue import DqCoordinator
 from catchment.tenants.control_client import ControlClient
 from catchment.tenants.control_store import ControlStore

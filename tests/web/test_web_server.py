@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import MachineError
-from catchment.foundation import events
+from catchment.foundation import events, server_file
 from catchment.foundation.settings import Settings
-from catchment.server import server_file
 from catchment.server.flight_server import FlightServer
 from catchment.server.status_client import fetch_status
 from catchment.server.users import Users

@@ -1,8 +1,8 @@
-"""What the commands of tenants and of shards share: moving a tenant, how that goes, and what came of it."""
+"""Output that the commands of tenants and of shards share: how a move goes, and what came of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -10,23 +10,16 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from catchment.cli.context import RunningCommand, stopping_gently, telling_of_spark
 from catchment.cli.output import Output
-from catchment.control import ControlDatabase
-from catchment.errors import (
-    EXIT_STOPPED,
-    CatchmentError,
-    InvalidStateError,
-    RetryableError,
-    StateError,
-)
+from catchment.errors import EXIT_STOPPED, CatchmentError, RetryableError
 from catchment.foundation.clock import Clock
 from catchment.lake.erase import Erased
 from catchment.pipeline.plan import plural
-from catchment.server.remote import Remotes
-from catchment.tenants.control_store import ControlStore
-from catchment.tenants.migration import Preflight, TenantMigration
-from catchment.tenants.model import Complete, Finalizing, MigrationState, MoveInfo, ShardId, ShardInfo, TenantId
-from catchment.tenants.run_move import MovePhase, MoveReport, run_move
-from catchment.tenants.shard_api import Lag, ShardNode
+from catchment.tenants.drain import DrainMove
+from catchment.tenants.migration import Preflight
+from catchment.tenants.model import Complete, Finalizing, MigrationState, ShardId, TenantId
+from catchment.tenants.reports import MoveStatus
+from catchment.tenants.run_move import MovePhase, MoveReport
+from catchment.tenants.shard_api import Lag
 
 _SAY_AGAIN_S = 5.0
 _SHOWN: dict[MovePhase, tuple[str, str]] = {
@@ -39,125 +32,66 @@ _SHOWN: dict[MovePhase, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MoveContext:
-    """The control database and the way to the shards, for one command."""
-
-    run: RunningCommand
-    store: ControlStore
-    remotes: Remotes
-
-    def node(self, shard: ShardInfo) -> ShardNode:
-        """The shard itself."""
-        return self.remotes.connect(shard.id, shard.location)
-
-    def migration(
-        self, tenant: TenantId, source: ShardId, target: ShardId, *, gate_s: float | None = None
-    ) -> TenantMigration:
-        """The move of a tenant between two shards."""
-        app = self.run.app
-        return TenantMigration(
-            tenant,
-            source,
-            target,
-            control=self.store,
-            connect=self.remotes.connect,
-            backfill=app.tenant_backfill(),
-            clock=app.clock,
-            gate_s=app.settings.tenant_gate_seconds_max if gate_s is None else gate_s,
-        )
-
-    def last_move(self, tenant: TenantId) -> MoveInfo:
-        """The tenant's newest move; InvalidStateError where it was never moved."""
-        self.store.tenant(tenant)
-        found = self.store.last_move(tenant)
-        if found is None:
-            raise InvalidStateError(
-                f"{tenant} was never moved.", hint=f"`catchment tenant move {tenant} --to SHARD` moves it."
-            )
-        return found
-
-    def of(self, move: MoveInfo) -> TenantMigration:
-        """A move that there is."""
-        return self.migration(move.tenant, move.source, move.target)
-
-    def find_lag(self, migration: TenantMigration) -> tuple[Lag | None, str | None]:
-        """How far the copy is; or why that is not known."""
-        try:
-            return migration.lag(), None
-        except (RetryableError, InvalidStateError) as error:
-            return None, error.message
-
-
 @contextmanager
-def move_context(run: RunningCommand, *, create: bool = False) -> Iterator[MoveContext]:
-    """Open the control database; where there is none, it is made only with `create`."""
-    if not create:
-        found = ControlDatabase.examine(run.app.settings)
-        if not found.exists:
-            raise StateError(
-                "There is no control database.",
-                hint="`catchment shard add` makes it; CATCHMENT_CONTROL_DB says where it is, or --home whose it is.",
-            )
-    remotes = Remotes(run.app.settings)
-    try:
-        yield MoveContext(run, run.app.control_store, remotes)
-    finally:
-        remotes.close()
+def shown_moves(run: RunningCommand, resume: str) -> Iterator[tuple["Display", Callable[[], bool]]]:
+    """Show the progress of moves on stderr; yields their watcher, and a function that says whether
+    they shall stop.
 
-
-def move_with_progress(run: RunningCommand, migration: TenantMigration, *, gc_window_s: float | None) -> MoveReport:
-    """Move, telling how it goes. Ctrl-C stops behind the current step; a second one at once."""
-    go_on = f"`{command_to_go_on(migration)}` goes on."
-    display = Display(run.out, run.app.clock)
+    Ctrl-C stops after the current step, a second one at once. `resume` is the command that goes on.
+    """
+    display = Display(run.out, run.app.clock, resume)
     try:
         with (
             telling_of_spark(run.out),
             display.shown(),
             stopping_gently(run.out, "Stopping once the current step is done.") as stop,
         ):
-            return run_move(migration, clock=run.app.clock, watcher=display, gc_window_s=gc_window_s, stop=stop)
+            yield display, stop
     except KeyboardInterrupt:
-        run.out.say(f"Stopped. The tenant writes on, nothing is lost or doubled: {go_on}")
+        run.out.say(f"Stopped. The tenant writes on, nothing is lost or doubled: `{display.resume}` goes on.")
         raise typer.Exit(EXIT_STOPPED) from None
-    except CatchmentError as error:
-        error.hint = f"{error.hint} {go_on}" if error.hint else go_on
-        raise
 
 
-def command_to_go_on(migration: TenantMigration) -> str:
+def resume_command(tenant: TenantId, target: ShardId) -> str:
     """The command that goes on with a move."""
-    return f"catchment tenant move {migration.tenant} --to {migration.target_shard}"
+    return f"catchment tenant move {tenant} --to {target}"
 
 
 class Display:
     """How a move goes, on stderr: a line for each phase with a bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, out: Output, clock: Clock) -> None:
+    def __init__(self, out: Output, clock: Clock, resume: str) -> None:
         self._out = out
         self._clock = clock
         self._said_s = 0.0
         self._task: TaskID | None = None
+        # Set while it draws, on a terminal.
         self._bars: Progress | None = None
-        if out.screen is not None:
-            self._bars = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[detail]}"),
-                TimeElapsedColumn(),
-                console=out.screen,
-            )
+        # The command that goes on with the move that is shown.
+        self.resume = resume
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Draw, for a while."""
-        if self._bars is None:
-            yield
-            return
-        with self._bars:
+        self._start()
+        try:
             yield
             self._finish()
+        finally:
+            self._stop()
+
+    def moving(self, source: ShardId, move: DrainMove) -> None:
+        """Begin with a tenant."""
+        self._finish()
+        self._stop()
+        self.resume = resume_command(move.tenant, move.target)
+        self._out.step(f"{move.tenant}: {source} → {move.target}")
+        self._start()
+
+    def left_behind(self, _tenant: TenantId, error: CatchmentError) -> None:
+        """Why a tenant stays."""
+        self._stop()
+        self._out.say(f"  {error.message}")
 
     def phase(self, phase: MovePhase) -> None:
         """Begin a line."""
@@ -194,6 +128,24 @@ class Display:
         if now_s - self._said_s >= _SAY_AGAIN_S or (done is not None and done == total and done):
             self._said_s = now_s
             self._out.say(f"    {detail}")
+
+    def _start(self) -> None:
+        if self._out.screen is None:
+            return
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            console=self._out.screen,
+        )
+        self._bars.start()
+
+    def _stop(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars = self._task = None
 
     def _finish(self) -> None:
         if self._bars is not None and self._task is not None:
@@ -270,7 +222,7 @@ def next_commands(tenant: TenantId, target: ShardId, state: str) -> tuple[str, .
     """What can be done with a move in that state."""
     match state:
         case "PreparingTarget" | "DualWrite":
-            return (f"catchment tenant move {tenant} --to {target}", f"catchment tenant abort {tenant}")
+            return (resume_command(tenant, target), f"catchment tenant abort {tenant}")
         case "Finalizing":
             return (f"catchment tenant gc {tenant}", f"catchment tenant reverse {tenant}")
         case _:
@@ -309,8 +261,9 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         yield f"Nothing stands in the way: `catchment tenant move {found.tenant.id} --to {found.target.id}`."
 
 
-def move_facts(move: MoveInfo, lag: Lag | None, problem: str | None) -> dict[str, Any]:
+def move_facts(status: MoveStatus) -> dict[str, Any]:
     """A move for programs."""
+    move, lag = status.move, status.lag
     return {
         "token": move.token,
         "source": str(move.source),
@@ -323,7 +276,7 @@ def move_facts(move: MoveInfo, lag: Lag | None, problem: str | None) -> dict[str
         "updated_at": move.updated_at,
         "finished_at": move.finished_at,
         "lag": None if lag is None else lag_facts(lag),
-        "lag_unknown": problem,
+        "lag_unknown": status.lag_unknown,
     }
 
 
@@ -332,8 +285,9 @@ def lag_facts(lag: Lag) -> dict[str, Any]:
     return {"rows": lag.rows, "seconds": round(lag.seconds, 3), "is_sync": lag.is_sync, "error": lag.error}
 
 
-def move_lines(move: MoveInfo, lag: Lag | None, problem: str | None) -> Iterator[str]:
+def move_lines(status: MoveStatus) -> Iterator[str]:
     """A move for a person."""
+    move, lag = status.move, status.lag
     where = f"from {move.source} to {move.target}"
     if move.finished_at is not None:
         yield f"The last move, {where}, is {move.outcome} since {move.finished_at:%Y-%m-%d %H:%M:%S} UTC."
@@ -344,8 +298,8 @@ def move_lines(move: MoveInfo, lag: Lag | None, problem: str | None) -> Iterator
     if lag is not None:
         state = "confirms every write" if lag.is_sync else f"is behind{f': {lag.error}' if lag.error else ''}"
         yield f"The copy lacks {plural(lag.rows, 'row')} and {state}."
-    elif problem is not None:
-        yield f"How far the copy is, is not known: {problem}"
+    elif status.lag_unknown is not None:
+        yield f"How far the copy is, is not known: {status.lag_unknown}"
     yield from (f"Next: {each}" for each in next_commands(move.tenant, move.target, move.state.name))
 
 

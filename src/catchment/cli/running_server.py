@@ -2,9 +2,10 @@
 
 from catchment.app import App
 from catchment.errors import BufferHeldError
+from catchment.foundation import server_file
 from catchment.queue import FlushReport, QueueStatus
 from catchment.queue.stranded import Stranded
-from catchment.server import queue_results, server_file
+from catchment.server import queue_results
 from catchment.server.local_client import LocalClient
 
 

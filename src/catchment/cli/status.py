@@ -12,9 +12,9 @@ from catchment.cli.context import AsJson, Home, command
 from catchment.cli.listing import Listing
 from catchment.cli.output import Output
 from catchment.errors import BufferHeldError, StateError
+from catchment.foundation import server_file
 from catchment.pipeline.plan import plural
 from catchment.queue import QueueStatus
-from catchment.server import server_file
 from catchment.status import StatusReader
 
 _LAST_MAX = 5

@@ -7,17 +7,12 @@ import typer
 
 from catchment.cli import move_output
 from catchment.cli.context import AsJson, Home, agree, command
-from catchment.cli.move_output import MoveContext
-from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, NotReadyError, RetryableError, StateError
-from catchment.lake.erase import Erased
+from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED
 from catchment.pipeline.plan import plural
-from catchment.tenants.control import ControlPlane
-from catchment.tenants.migration import Comparison, TenantMigration
-from catchment.tenants.model import Finalizing, MoveInfo, Positions, ShardId, TenantConfig, TenantId, TenantInfo
-from catchment.tenants.run_move import MovePhase, insist
+from catchment.tenants.model import MoveInfo, TenantConfig, TenantInfo
+from catchment.tenants.reports import MoveComparison, MovePlan, TenantDetails, TenantEntry, UndoneMove
+from catchment.tenants.service import GC_WINDOW_S
 
-_GC_WINDOW_S = 300.0
-_NS_PER_S = 1_000_000_000
 _EXIT_CODES = (
     "Exit codes: 0 done, or nothing to do; 1 failed, has to wait, or source and target differ; 2 needs something from "
     "you, such as --yes; 130 stopped by Ctrl-C, and `catchment tenant move` goes on."
@@ -51,17 +46,15 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Take a tenant in; it can write at once."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        number = TenantId.parse(tenant)
+    with command(home, as_json) as run:
+        tenants = run.app.tenants
         config = TenantConfig(
             rows_per_second_max=rows_per_second,
             tables_max=tables,
             storage_bytes_max=storage_bytes,
             required_regions=frozenset(region or ()),
         )
-        chosen = None if shard is None else ShardId(shard)
-        plane = ControlPlane(desk.store, run.app.clock)
-        made = plane.create_tenant(number, name=name or str(number), config=config, shard=chosen)
+        made = tenants.create(tenant, name=name, config=config, shard=shard)
         lines = [f"{made.id} lives in {made.shard}, schema {made.id.schema}."]
         run.out.value(
             _tenant_facts(made), [*lines, f"A user of it: catchment user add NAME --role writer --tenant {made.id}"]
@@ -71,37 +64,28 @@ def create(
 @group.command(name="list")
 def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
     """List the tenants, their homes, limits and moves."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        facts = desk.store.facts()
-        under_way = {move.tenant: move for move in facts.moves if move.finished_at is None}
-        if facts.tenants:
-            rows = [
-                (each.id, each.name, each.shard, each.epoch, _limits(each.config), _way(under_way.get(each.id)))
-                for each in facts.tenants
-            ]
-            run.out.table("Tenants", ["tenant", "name", "home", "epoch", "limits", "move"], rows)
-        shown = [{**_tenant_facts(each), "move": _brief(under_way.get(each.id))} for each in facts.tenants]
+    with command(home, as_json) as run:
+        found = run.app.tenants.tenants()
+        if found:
+            columns = ["tenant", "name", "home", "epoch", "limits", "move"]
+            run.out.table("Tenants", columns, [_row(each) for each in found])
+        shown = [{**_tenant_facts(each.tenant), "move": _brief(each.move)} for each in found]
         run.out.value({"tenants": shown}, [] if shown else ["There are no tenants: `catchment tenant create t1`."])
 
 
 @group.command()
 def show(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Show a tenant: limits, home, epoch, how far its tables are, and its move."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        found = desk.store.tenant(TenantId.parse(tenant))
-        positions, problem = _positions(desk, found)
-        move = desk.store.move(found.id)
+    with command(home, as_json) as run:
+        found = run.app.tenants.show(tenant)
         facts = {
-            **_tenant_facts(found),
-            "seqno": None if positions is None else positions.total,
-            "positions": None if positions is None else positions.to_json(),
-            "positions_unknown": problem,
-            "move": None if move is None else move_output.move_facts(move, *desk.find_lag(desk.of(move))),
+            **_tenant_facts(found.tenant),
+            "seqno": None if found.positions is None else found.positions.total,
+            "positions": None if found.positions is None else found.positions.to_json(),
+            "positions_unknown": found.positions_unknown,
+            "move": None if found.move is None else move_output.move_facts(found.move),
         }
-        lines = [*_show_lines(found, positions, problem)]
-        if move is not None:
-            lines += move_output.move_lines(move, *desk.find_lag(desk.of(move)))
-        run.out.value(facts, lines)
+        run.out.value(facts, _show_lines(found))
 
 
 @group.command()
@@ -126,25 +110,29 @@ def move(
     as_json: AsJson = False,
 ) -> None:
     """Move a tenant while it keeps writing, or go on with a move that was stopped; exit 130 when stopped by Ctrl-C."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        found, target = desk.store.tenant(TenantId.parse(tenant)), desk.store.shard(ShardId(to)).id
-        under_way = desk.store.move(found.id)
-        if under_way is not None and under_way.target != target:
-            raise _elsewhere(under_way)
-        if under_way is None and found.shard == target:
-            _say_there(desk, found, gc_after, dry_run=dry_run)
+    with command(home, as_json) as run:
+        tenants = run.app.tenants
+        request = tenants.request_move(tenant, to)
+        number, source, target = request.tenant.id, request.source, request.target
+        if request.is_fulfilled:
+            if not dry_run:
+                tenants.move(number, target, gc_window_s=gc_after)
+            facts = {"ok": True, "tenant": str(number), "target": str(target), "state": request.state, "next": []}
+            run.out.value(facts, [f"Nothing to do: {number} lives in {target}."])
             return
-        source = found.shard if under_way is None else under_way.source
-        migration = desk.migration(found.id, source, target, gate_s=gate_seconds)
         if dry_run:
-            _show_plan(desk, migration, under_way, gc_after)
+            plan = tenants.plan_move(number, target, collects=gc_after is not None)
+            run.out.value(_plan_facts(plan), _plan_lines(plan))
+            if not plan.ok:
+                raise typer.Exit(EXIT_NEEDS_YOU)
             return
-        if under_way is None:
-            question = f"Move {found.id} from {source} to {target}? It keeps writing."
+        if request.under_way is None:
+            question = f"Move {number} from {source} to {target}? It keeps writing."
         else:
-            question = f"Go on with the move of {found.id} from {source} to {target}, in {under_way.state.name}?"
+            question = f"Go on with the move of {number} from {source} to {target}, in {request.state}?"
         agree(run, question, yes=yes)
-        report = move_output.move_with_progress(run, migration, gc_window_s=gc_after)
+        with move_output.shown_moves(run, move_output.resume_command(number, target)) as (display, stop):
+            report = tenants.move(number, target, gc_window_s=gc_after, gate_s=gate_seconds, watcher=display, stop=stop)
         run.out.value(move_output.report_facts(report), move_output.report_lines(report))
         if report.stopped:
             raise typer.Exit(EXIT_STOPPED)
@@ -153,59 +141,47 @@ def move(
 @group.command()
 def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Show the tenant's move: its state, how far the copy is, and the pause at the switch."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        found = desk.store.tenant(TenantId.parse(tenant))
-        last = desk.store.last_move(found.id)
-        if last is None:
-            facts = {"tenant": str(found.id), "shard": str(found.shard), "epoch": found.epoch, "move": None, "next": []}
-            run.out.value(facts, [f"{found.id} lives in {found.shard}, and was never moved."])
+    with command(home, as_json) as run:
+        status = run.app.tenants.status(tenant)
+        found = status.tenant
+        facts = {"tenant": str(found.id), "shard": str(found.shard), "epoch": found.epoch}
+        if status.move is None:
+            lines = [f"{found.id} lives in {found.shard}, and was never moved."]
+            run.out.value({**facts, "move": None, "next": []}, lines)
             return
-        lag, problem = (None, None) if last.finished_at else desk.find_lag(desk.of(last))
+        last = status.move.move
+        following = () if last.finished_at else move_output.next_commands(found.id, last.target, last.state.name)
         run.out.value(
-            {
-                "tenant": str(found.id),
-                "shard": str(found.shard),
-                "epoch": found.epoch,
-                "move": move_output.move_facts(last, lag, problem),
-                "next": () if last.finished_at else move_output.next_commands(found.id, last.target, last.state.name),
-            },
-            [f"{found.id} lives in {found.shard}.", *move_output.move_lines(last, lag, problem)],
+            {**facts, "move": move_output.move_facts(status.move), "next": following},
+            [f"{found.id} lives in {found.shard}.", *move_output.move_lines(status.move)],
         )
 
 
 @group.command()
 def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Undo a move that has not switched: the tenant stays where it is, and the target forgets it."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        last = desk.last_move(TenantId.parse(tenant))
-        erased = insist(desk.of(last).abort, clock=run.app.clock)
-        _say_back(desk, last, "aborted", erased)
+    with command(home, as_json) as run:
+        undone = run.app.tenants.abort(tenant)
+        run.out.value(_undone_facts(undone), _undone_lines(undone))
 
 
 @group.command()
 def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Bring a tenant back after the switch, with all that was written since; the target forgets it."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        last = desk.last_move(TenantId.parse(tenant))
-        erased = insist(desk.of(last).reverse, clock=run.app.clock)
-        _say_back(desk, last, "reversed", erased)
+    with command(home, as_json) as run:
+        undone = run.app.tenants.reverse(tenant)
+        run.out.value(_undone_facts(undone), _undone_lines(undone))
 
 
 @group.command()
 def verify(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Compare source and target of a move, table by table, by reading them all; exit 1 when they differ."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        number = TenantId.parse(tenant)
-        last = desk.last_move(number)
-        if last.finished_at is not None:
-            raise StateError(
-                f"{number} is not being moved: there is one copy of it, and nothing to compare.",
-                hint=f"`catchment tenant status {number}` shows the last move.",
-            )
-        found = insist(desk.of(last).verify, clock=run.app.clock)
-        facts = {"ok": found.ok, "tenant": str(number), "source": str(last.source), "target": str(last.target)}
+    with command(home, as_json) as run:
+        verified = run.app.tenants.verify(tenant)
+        move, found = verified.move, verified.comparison
+        facts = {"ok": found.ok, "tenant": str(move.tenant), "source": str(move.source), "target": str(move.target)}
         shown = {"tables": found.tables, "rows": found.rows, "seqno": found.at.total, "at": found.at.to_json()}
-        run.out.value({**facts, **shown, "differences": found.differences}, _verify_lines(last, found))
+        run.out.value({**facts, **shown, "differences": found.differences}, _verify_lines(verified))
         if not found.ok:
             raise typer.Exit(EXIT_FAILED)
 
@@ -216,7 +192,7 @@ def gc(
     *,
     window: Annotated[
         float, typer.Option(help="Seconds for which the source is kept after the switch.", min=0)
-    ] = _GC_WINDOW_S,
+    ] = GC_WINDOW_S,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the window has passed, and nobody reads there.")
     ] = False,
@@ -224,94 +200,52 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete the tenant and its files from the source of its move, for good; exit 1 while the window has not passed."""
-    with command(home, as_json) as run, move_output.move_context(run) as desk:
-        last = desk.last_move(TenantId.parse(tenant))
-        migration = desk.of(last)
-        if wait and isinstance(migration.state, Finalizing):
-            report = move_output.move_with_progress(run, migration, gc_window_s=window)
-            if report.stopped:
-                run.out.value(move_output.report_facts(report), move_output.report_lines(report))
-                raise typer.Exit(EXIT_STOPPED)
-            erased = report.erased
+    with command(home, as_json) as run:
+        tenants = run.app.tenants
+        if wait:
+            with move_output.shown_moves(run, f"catchment tenant gc {tenant} --wait") as (display, stop):
+                collected = tenants.gc(tenant, window_s=window, wait=True, watcher=display, stop=stop)
         else:
-            try:
-                erased = migration.gc_source(int(window * _NS_PER_S))
-            except NotReadyError as error:
-                error.hint = f"`catchment tenant gc {last.tenant} --wait` waits; --window says for how long it is kept."
-                raise
+            collected = tenants.gc(tenant, window_s=window)
+        if collected.report is not None and collected.report.stopped:
+            run.out.value(move_output.report_facts(collected.report), move_output.report_lines(collected.report))
+            raise typer.Exit(EXIT_STOPPED)
+        move = collected.move
         facts = {
-            "tenant": str(last.tenant),
-            "shard": str(last.target),
-            "collected": str(last.source),
+            "tenant": str(move.tenant),
+            "shard": str(move.target),
+            "collected": str(move.source),
             "state": "Complete",
-            "erased": move_output.erased_facts(erased),
+            "erased": move_output.erased_facts(collected.erased),
         }
-        run.out.value(facts, [f"{last.tenant} lives in {last.target}.", *move_output.erased_lines(last.source, erased)])
+        lines = move_output.erased_lines(move.source, collected.erased)
+        run.out.value(facts, [f"{move.tenant} lives in {move.target}.", *lines])
 
 
-def _say_there(desk: MoveContext, tenant: TenantInfo, gc_after: float | None, *, dry_run: bool) -> None:
-    """The tenant lives where it shall; a collection that was begun is finished."""
-    last = desk.store.last_move(tenant.id)
-    if last is not None and last.outcome == "complete" and gc_after is not None and not dry_run:
-        insist(lambda: desk.of(last).gc_source(0), clock=desk.run.app.clock)
-    state = "Idle" if last is None else last.state.name
-    facts = {"ok": True, "tenant": str(tenant.id), "target": str(tenant.shard), "state": state, "next": []}
-    desk.run.out.value(facts, [f"Nothing to do: {tenant.id} lives in {tenant.shard}."])
+def _plan_facts(plan: MovePlan) -> dict[str, Any]:
+    if plan.preflight is not None:
+        return move_output.preflight_facts(plan.preflight, plan.phases)
+    facts = {} if plan.under_way is None else move_output.move_facts(plan.under_way)
+    return {"ok": True, "dry_run": True, "tenant": str(plan.request.tenant.id), **facts, "phases": list(plan.phases)}
 
 
-def _elsewhere(move: MoveInfo) -> StateError:
-    undo = "reverse" if isinstance(move.state, Finalizing) else "abort"
-    return StateError(
-        f"{move.tenant} is on its way from {move.source} to {move.target} already, in {move.state.name}.",
-        hint=f"`catchment tenant move {move.tenant} --to {move.target}` goes on with it, `tenant {undo}` undoes it.",
-        source=str(move.source),
-        target=str(move.target),
-        state=move.state.name,
-    )
+def _plan_lines(plan: MovePlan) -> Iterator[str]:
+    if plan.preflight is not None:
+        yield from move_output.preflight_lines(plan.preflight)
+    if plan.under_way is not None:
+        yield from move_output.move_lines(plan.under_way)
+        yield f"It would go on with: {', '.join(plan.phases) or 'nothing'}."
 
 
-def _show_plan(
-    desk: MoveContext, migration: TenantMigration, under_way: MoveInfo | None, gc_after: float | None
-) -> None:
-    """What a move would do from where it is; exit 2 where it would be refused."""
-    out = desk.run.out
-    phases = [each for each in MovePhase if gc_after is not None or each is not MovePhase.WAITING_FOR_GC]
-    if under_way is not None:
-        begun = {
-            "PreparingTarget": MovePhase.CATCHING_UP,
-            "DualWrite": MovePhase.DUAL_WRITE,
-            "Finalizing": MovePhase.WAITING_FOR_GC,
-        }
-        first = begun.get(under_way.state.name, MovePhase.PREPARING)
-        left = [each for each in phases if list(MovePhase).index(each) >= list(MovePhase).index(first)]
-        lag, problem = desk.find_lag(migration)
-        facts = move_output.move_facts(under_way, lag, problem)
-        shown = {"ok": True, "dry_run": True, "tenant": str(migration.tenant), **facts, "phases": left}
-        lines = [f"It would go on with: {', '.join(left) or 'nothing'}."]
-        out.value(shown, [*move_output.move_lines(under_way, lag, problem), *lines])
-        return
-    found = migration.preflight()
-    out.value(move_output.preflight_facts(found, phases), move_output.preflight_lines(found))
-    if not found.ok:
-        raise typer.Exit(EXIT_NEEDS_YOU)
+def _undone_facts(undone: UndoneMove) -> dict[str, Any]:
+    tenant = undone.tenant
+    facts = {"tenant": str(tenant.id), "shard": str(tenant.shard), "epoch": tenant.epoch, "outcome": undone.outcome}
+    return {**facts, "erased": move_output.erased_facts(undone.erased)}
 
 
-def _say_back(desk: MoveContext, move: MoveInfo, outcome: str, erased: Erased) -> None:
-    tenant = desk.store.tenant(move.tenant)
-    facts = {"tenant": str(tenant.id), "shard": str(tenant.shard), "epoch": tenant.epoch, "outcome": outcome}
-    lines = [
-        f"The move is {outcome}: {tenant.id} lives in {tenant.shard}.",
-        *move_output.erased_lines(move.target, erased),
-    ]
-    desk.run.out.value({**facts, "erased": move_output.erased_facts(erased)}, lines)
-
-
-def _positions(desk: MoveContext, tenant: TenantInfo) -> tuple[Positions | None, str | None]:
-    """How far the tenant's tables are, by its home; or why that is not known."""
-    try:
-        return desk.node(desk.store.shard(tenant.shard)).positions(tenant.id), None
-    except RetryableError as error:
-        return None, error.message
+def _undone_lines(undone: UndoneMove) -> Iterator[str]:
+    yield f"The move is {undone.outcome}: {undone.tenant.id} lives in {undone.tenant.shard}."
+    yield from move_output.erased_lines(undone.move.target, undone.erased)
 
 
 def _tenant_facts(tenant: TenantInfo) -> dict[str, Any]:
@@ -324,6 +258,11 @@ def _tenant_facts(tenant: TenantInfo) -> dict[str, Any]:
         "config": tenant.config.to_json(),
         "created_at": tenant.created_at,
     }
+
+
+def _row(entry: TenantEntry) -> tuple[object, ...]:
+    tenant = entry.tenant
+    return (tenant.id, tenant.name, tenant.shard, tenant.epoch, _limits(tenant.config), _way(entry.move))
 
 
 def _brief(move: MoveInfo | None) -> dict[str, str] | None:
@@ -346,17 +285,21 @@ def _limits(config: TenantConfig) -> str:
     return ", ".join(each for each in shown if each) or "none"
 
 
-def _show_lines(tenant: TenantInfo, positions: Positions | None, problem: str | None) -> Iterator[str]:
+def _show_lines(found: TenantDetails) -> Iterator[str]:
+    tenant, positions = found.tenant, found.positions
     yield f"{tenant.id} ({tenant.name}) lives in {tenant.shard}, schema {tenant.id.schema}, epoch {tenant.epoch}."
     yield f"Limits: {_limits(tenant.config)}."
     if positions is None:
-        yield f"How far its tables are, is not known: {problem}"
-        return
-    yield f"{plural(positions.total, 'row')} taken:" if positions.by_table else "No rows were taken yet."
-    yield from (f"  {table}: {seq:,}" for table, seq in sorted(positions.by_table.items()))
+        yield f"How far its tables are, is not known: {found.positions_unknown}"
+    else:
+        yield f"{plural(positions.total, 'row')} taken:" if positions.by_table else "No rows were taken yet."
+        yield from (f"  {table}: {seq:,}" for table, seq in sorted(positions.by_table.items()))
+    if found.move is not None:
+        yield from move_output.move_lines(found.move)
 
 
-def _verify_lines(move: MoveInfo, found: Comparison) -> Iterator[str]:
+def _verify_lines(verified: MoveComparison) -> Iterator[str]:
+    move, found = verified.move, verified.comparison
     yield from (f"DIFFERENT {each}" for each in found.differences)
     verdict = "are the same" if found.ok else "differ"
     yield (

@@ -7,16 +7,17 @@ import duckdb
 import grpc
 
 from catchment.errors import CatchmentError, InputError, NotSupportedError, StateError
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import sql as text
 from catchment.foundation.settings import Settings
-from catchment.server import messages, shard_messages, wire
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.server import messages, wire
 from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session
 from catchment.server.shard_calls import ShardCalls
 from catchment.server.values import Call
 from catchment.tenants.shard import TenantShard
+from catchment.tenants.transport import shard_messages
 
 ACTIONS = {
     "CreatePreparedStatement": "Prepare a statement. Returns its handle and the schemas of its rows and parameters.",

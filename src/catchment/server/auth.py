@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, SettingsError
+from catchment.flight_protocol.headers import SHARD
 from catchment.foundation import events
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.foundation.settings import Settings
@@ -29,7 +30,6 @@ from catchment.server.users import (
     ANONYMOUS,
     LOCAL,
     PASSWORD_BYTES_MAX,
-    SHARD,
     ServerUser,
     Users,
     hash_of_nobody,

@@ -15,10 +15,11 @@ import grpc
 import pyarrow as pa
 
 from catchment.errors import CancelledError, CatchmentError, LimitError
+from catchment.flight_protocol.headers import ERROR_HEADER
+from catchment.flight_protocol.request_ids import REQUEST_HEADER, request_id
 from catchment.foundation import events
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.server import grpc_status
-from catchment.server.request_ids import REQUEST_HEADER, request_id
 from catchment.server.values import Call
 from catchment.server.watchdog import Watchdog
 
@@ -86,7 +87,7 @@ class Calls:
                 if code is Code.INTERNAL and not isinstance(reason, CatchmentError):
                     text = f"{text} (request {request})"
                 self._say_failed(call, reason, code, self._clock.monotonic_s() - started_s)
-                headers = ((grpc_status.ERROR_HEADER, type(reason).__name__), (REQUEST_HEADER, request))
+                headers = ((ERROR_HEADER, type(reason).__name__), (REQUEST_HEADER, request))
                 context.set_trailing_metadata(headers)
                 raise context.abort(code, text) from error
 

@@ -16,14 +16,14 @@ import grpc
 from google.protobuf.message import Message
 
 from catchment.errors import CatchmentError, InputError, NotSupportedError
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server import messages, metadata, wire
 from catchment.server.actions import ACTIONS, Actions
 from catchment.server.auth import Authenticator
 from catchment.server.calls import CallLimits, Calls
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.registry import SessionRegistry
 from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session

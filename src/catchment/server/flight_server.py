@@ -18,10 +18,10 @@ import grpc
 from catchment.app import App
 from catchment.control import ControlDatabase
 from catchment.errors import MachineError, RetryableError
-from catchment.foundation import events
+from catchment.foundation import events, server_file
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
-from catchment.server import memory, server_file, web_auth
+from catchment.server import memory, web_auth
 from catchment.server.auth import Authenticator, is_loopback, require_safe
 from catchment.server.flight import FlightService
 from catchment.server.registry import SessionRegistry

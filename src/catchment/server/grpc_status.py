@@ -19,9 +19,6 @@ from catchment.foundation import events
 
 Code = grpc.StatusCode
 
-# A trailer that names the error, for Catchment's own clients.
-ERROR_HEADER = "catchment-error"
-
 # The first match counts, so special cases precede general ones.
 _OURS: tuple[tuple[type[CatchmentError], grpc.StatusCode], ...] = (
     (errors.LimitError, Code.RESOURCE_EXHAUSTED),
@@ -106,16 +103,6 @@ def of(error: Exception) -> tuple[grpc.StatusCode, str]:
         text = "".join(traceback.format_exception(error))
         events.emit("call_crashed", level=logging.ERROR, error=type(error).__name__, traceback=text)
     return code, _short(_text(error))
-
-
-def told(error: grpc.RpcError) -> CatchmentError | None:
-    """Return the Catchment error that a server reported; None if it reported none."""
-    names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
-    kind = getattr(errors, names[0], None) if names else None
-    if not (isinstance(kind, type) and issubclass(kind, CatchmentError)):
-        return None
-    # The hint is a part of the text, and the class adds it again.
-    return kind((error.details() or "").removesuffix(f" {kind.default_hint}"))
 
 
 def _streamed(error: Exception) -> Exception:

@@ -13,12 +13,13 @@ import grpc
 import pyarrow as pa
 
 from catchment.errors import BufferHeldError
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.foundation.server_file import RunningServer
 from catchment.foundation.settings import Settings
-from catchment.server import grpc_status, messages, wire
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.server_file import RunningServer
+from catchment.server import messages, wire
 from catchment.server.users import LOCAL
+from catchment.tenants.transport.reported_errors import reported_error
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _AUTHORIZATION = "authorization"
@@ -79,9 +80,9 @@ class LocalClient:
     def _fail(self, error: grpc.RpcError) -> NoReturn:
         """Raise the server's error, as far as it is known."""
         text = error.details() or "no reason was given"
-        told = grpc_status.told(error)
-        if told is not None:
-            raise told from None
+        reported = reported_error(error)
+        if reported is not None:
+            raise reported from None
         raise BufferHeldError(
             f"The server at {self._server.uri} has the buffer open, but cannot be reached: {text}.",
             hint="Try again, or stop the server first.",

@@ -10,8 +10,8 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 
 from catchment.errors import InputError, LimitError, NotSupportedError
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.server.values import IfExists, IngestTarget
 
 M = TypeVar("M", bound=Message)

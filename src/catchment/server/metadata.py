@@ -12,13 +12,13 @@ import duckdb
 import pyarrow as pa
 from google.protobuf.message import Message
 
+from catchment.flight_protocol import flight_sql_pb2 as commands
 from catchment.foundation import sql
 from catchment.foundation.ids import DEFAULT_SCHEMA
 from catchment.foundation.settings import Settings
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server import sql_info, type_info, wire
 from catchment.server.connections import TableResult
-from catchment.server.protocol import flight_sql_pb2 as commands
 from catchment.server.sessions import Session
 from catchment.server.statement_plan import QUEUE
 from catchment.server.values import Call, Result

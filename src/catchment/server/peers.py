@@ -7,7 +7,6 @@ was not sent, it cannot have changed anything, or its outcome is unknown. The la
 CommitUnknownError.
 """
 
-import base64
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -15,39 +14,33 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import duckdb
 import grpc
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from catchment import errors
 from catchment.errors import (
     CancelledError,
     CatchmentError,
     CommitUnknownError,
-    InvariantError,
     NotLoggedInError,
     ShardUnreachableError,
     StaleRouteError,
     StateError,
     TimedOutError,
 )
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol.headers import AUTHORIZATION, ON_BEHALF
+from catchment.flight_protocol.request_ids import carried_on
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server import messages, wire
 from catchment.server.connections import TableResult
-from catchment.server.grpc_status import ERROR_HEADER
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
-from catchment.server.remote import open_channel, was_never_sent
-from catchment.server.request_ids import carried_on
-from catchment.server.users import SHARD
 from catchment.server.values import Call, IfExists, IngestTarget, Principal, StatementOutcome
 from catchment.tenants.model import ShardInfo
+from catchment.tenants.transport.channels import open_channel, shard_login, was_never_sent
+from catchment.tenants.transport.reported_errors import reported_failure
 
-# The user whose statement a shard forwards: a role and a tenant.
-ON_BEHALF = "catchment-on-behalf"
-AUTHORIZATION = "authorization"
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _HANDLES_MAX = 16
 # Timeout of notifications to the other server, for which no answer is awaited.
@@ -125,9 +118,7 @@ class PeerSession:
             message_bytes=settings.server_message_bytes_max,
             kept_bytes=settings.server_result_bytes_max,
         )
-        secret = settings.shard_secret
-        login = "" if secret is None else f"{SHARD}:{secret.get_secret_value()}"
-        self._basic = f"Basic {base64.b64encode(login.encode()).decode()}" if login else None
+        self._login = shard_login(settings)
         self._behalf = (ON_BEHALF, f"{principal.role.name.lower()} {principal.tenant}")
         self._mutex = threading.Lock()
         self._token: str | None = None
@@ -324,9 +315,9 @@ class PeerSession:
         call implies.
         """
         if isinstance(error, grpc.RpcError):
-            told = _told(error)
-            if told is not None:
-                return told
+            reported = reported_failure(error)
+            if reported is not None:
+                return reported
         text = error.details() or "no reason given" if isinstance(error, grpc.RpcError) else "it was cancelled"
         is_unsent = isinstance(error, grpc.RpcError) and was_never_sent(error)
         if may_be_done and not is_unsent:
@@ -365,7 +356,7 @@ class PeerSession:
             return ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf, *carried_on())
 
     def _log_in(self, call: Call) -> str:
-        headers = (self._behalf,) if self._basic is None else ((AUTHORIZATION, self._basic), self._behalf)
+        headers = (*self._login, self._behalf)
         try:
             _, answered = self._act(
                 "GetSessionOptions", flight.GetSessionOptionsRequest().SerializeToString(), call, headers
@@ -456,28 +447,6 @@ class _Sending:
                 self.failure = error
                 raise
         self.is_sent = True
-
-
-def _told(error: grpc.RpcError) -> Exception | None:
-    """Return the error of a server, with its whole text, or None if the server reported none."""
-    names = [str(each.value) for each in error.trailing_metadata() or () if each.key == ERROR_HEADER]
-    if not names:
-        return None
-    text = error.details() or ""
-    for module, base in ((errors, CatchmentError), (duckdb, duckdb.Error), (pa, pa.ArrowException)):
-        kind = getattr(module, names[0], None)
-        if isinstance(kind, type) and issubclass(kind, base):
-            return _without_hint(kind(text))
-    if names[0] in ("OSError", "MemoryError"):
-        return OSError(text) if names[0] == "OSError" else MemoryError(text)
-    return _without_hint(InvariantError(text))
-
-
-def _without_hint(error: Exception) -> Exception:
-    """Remove the hint, which is already part of the text."""
-    if isinstance(error, CatchmentError):
-        error.hint = None
-    return error
 
 
 def _described(command: Message) -> flight.FlightDescriptor:

@@ -14,12 +14,12 @@ from urllib.parse import unquote
 import grpc
 
 from catchment.errors import InputError, NotLoggedInError, StateError
+from catchment.flight_protocol.headers import AUTHORIZATION, ON_BEHALF, SHARD
 from catchment.foundation import events
 from catchment.server.auth import Authenticator
-from catchment.server.peers import AUTHORIZATION, ON_BEHALF
 from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
-from catchment.server.users import ANONYMOUS, SHARD
+from catchment.server.users import ANONYMOUS
 from catchment.server.values import Principal, Role
 from catchment.tenants.model import TenantId
 

@@ -20,6 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, EngineFailedError, LimitError, StateError
+from catchment.flight_protocol.headers import SHARD
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
@@ -35,7 +36,6 @@ from catchment.server.statement_plan import ByName, Plain, Step, plan
 from catchment.server.statements import Statements
 from catchment.server.tenant_isolation import without_ledger
 from catchment.server.transactions import Ended, Transaction
-from catchment.server.users import SHARD
 from catchment.server.values import Call, IngestTarget, Principal, StatementOutcome
 from catchment.tenants.model import TenantId
 

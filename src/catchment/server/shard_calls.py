@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.foundation import events
-from catchment.server import shard_messages as wire
 from catchment.server.values import Principal, Role
 from catchment.tenants.model import TenantId
 from catchment.tenants.shard import TenantShard
 from catchment.tenants.shard_api import Replica, TenantRecord
+from catchment.tenants.transport import shard_messages as wire
 
 _Values = dict[str, Any]
 _Tables = Sequence[pa.Table]

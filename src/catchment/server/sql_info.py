@@ -11,9 +11,9 @@ from importlib import metadata
 import duckdb
 import pyarrow as pa
 
+from catchment.flight_protocol.flight_sql_pb2 import SqlInfo
 from catchment.foundation.settings import Settings
 from catchment.lake import extensions
-from catchment.server.protocol.flight_sql_pb2 import SqlInfo
 
 
 class _Bits(int):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from catchment.errors import StateError
-from catchment.server.server_file import RunningServer
+from catchment.foundation.server_file import RunningServer
 from catchment.server.users import LOCAL
 
 _PATIENCE_S = 30.0

@@ -14,7 +14,6 @@ from catchment.errors import CatchmentError, InputError, SettingsError, StaleRou
 from catchment.foundation import events, sql
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.server.peers import Peers, PeerSession
-from catchment.server.remote import Remotes
 from catchment.server.values import Principal
 from catchment.tenants.control_client import ControlClient
 from catchment.tenants.gateway import TenantGateway
@@ -23,6 +22,7 @@ from catchment.tenants.quota import Quotas, Usage
 from catchment.tenants.records import Residents
 from catchment.tenants.router import EPOCH_UNASSIGNED, Access, TenantRouter
 from catchment.tenants.shard import TenantShard, Waits
+from catchment.tenants.transport.remote_shard import Remotes
 
 
 class Tenancy:

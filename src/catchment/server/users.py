@@ -22,6 +22,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
 from catchment.errors import CorruptInputError, InputError, StateError
+from catchment.flight_protocol.headers import SHARD
 from catchment.foundation import files
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.foundation.settings import Settings
@@ -31,8 +32,6 @@ from catchment.tenants.model import TenantId
 ANONYMOUS = "anonymous"
 # The name under which commands on this machine log in to a running server.
 LOCAL = "local"
-# The name under which shards, and processes that move tenants, log in to each other.
-SHARD = "shard"
 PASSWORD_LETTERS_MIN = 8
 PASSWORD_BYTES_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")

@@ -15,9 +15,9 @@ import grpc
 import pyarrow as pa
 from google.protobuf.message import Message
 
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import MIB, Settings
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.server.flight.expanding_arrays import ENCODINGS, NESTINGS, bombs
 from tests.server.raw_client import Client, descriptor, ingest, server
 

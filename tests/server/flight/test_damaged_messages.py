@@ -22,10 +22,10 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.server import messages
 from catchment.server.actions import ACTIONS
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.server.raw_client import PATIENCE_S, SERVICE, Client, descriptor, ingest
 from tests.server.sql import sandbox_statements
 

@@ -6,8 +6,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import MIB, Settings
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 
 OVER = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -7,9 +7,9 @@ import adbc_driver_flightsql.dbapi as adbc
 import pyarrow as pa
 import pytest
 
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
 from catchment.server.flight_server import FlightServer
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.server.raw_client import Client, server
 
 LAKE = "lake"

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from catchment.errors import InputError, LimitError
+from catchment.flight_protocol.request_ids import REQUEST_HEADER, carried_on, request_id
 from catchment.foundation import events
 from catchment.foundation.events import Event
 from catchment.server.calls import CallLimits, Calls
-from catchment.server.request_ids import REQUEST_HEADER, carried_on, request_id
 
 GIVEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 

@@ -9,12 +9,12 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
 from catchment.server import watchdog
 from catchment.server.calls import STREAMS_PER_SESSION_MAX
 from catchment.server.flight_server import FlightServer
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.values import Call
 from tests.server.raw_client import Client, ingest, put_messages, refused, server
 from tests.server.server_process import wait_until

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
 from catchment.server.flight_server import FlightServer
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.users import Users
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId

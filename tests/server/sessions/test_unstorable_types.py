@@ -8,9 +8,9 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
 from catchment.server.flight_server import FlightServer
-from catchment.server.protocol import flight_sql_pb2 as sql
 from tests.server.raw_client import Client, ingest, refused, server
 
 NS = pa.time64("ns")

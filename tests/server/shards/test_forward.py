@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from catchment.errors import CorruptInputError, NotReadyError, StaleRouteError
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import faults
 from catchment.foundation.settings import Settings
 from catchment.server.flight_server import FlightServer
 from catchment.server.forward import Rewindable, may_change, texts
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.server.statement_plan import plan
 from catchment.server.users import Users
 from catchment.tenants.model import ShardId

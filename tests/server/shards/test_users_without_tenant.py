@@ -8,8 +8,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.clock import SystemClock
-from catchment.server.protocol import flight_sql_pb2 as sql
 from catchment.tenants.model import ShardId
 from catchment.tenants.run_move import run_move
 from tests.server.raw_client import Client, ingest, refused

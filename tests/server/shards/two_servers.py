@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from catchment.app import ShardBackfill
 from catchment.control import ControlDatabase
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
+from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.server.flight_server import FlightServer
-from catchment.server.remote import Remotes
 from catchment.server.tenancy import Tenancy
 from catchment.server.users import Users
 from catchment.server.values import Role
@@ -21,6 +20,7 @@ from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig
 from catchment.tenants.run_move import run_move
+from catchment.tenants.transport.remote_shard import Remotes
 from catchment.testing import InlineRunner
 from tests.server.raw_client import Client
 from tests.shortcuts.made_lakes import put_lake

@@ -16,14 +16,14 @@ from google.protobuf.message import Message
 
 from catchment.app import App
 from catchment.errors import CatchmentError, NotAllowedError, StateError, TableMissingError
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol import flight_sql_pb2 as commands
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.server import functions, metadata
 from catchment.server.actions import Actions
 from catchment.server.auth import Authenticator
 from catchment.server.peers import PeerSession
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.protocol import flight_sql_pb2 as commands
 from catchment.server.registry import SessionRegistry
 from catchment.server.session_lookup import SessionLookup
 from catchment.server.sessions import Session

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from catchment.app import App
-from catchment.cli import move_output
-from catchment.cli.context import AsJson, Home, RunningCommand, Started, started
+from catchment.cli.context import AsJson, Home, Started, started
 from catchment.cli.demo.adbc_client import Client
 from catchment.cli.demo.demo_folder import A, B, DemoPlace
 from catchment.cli.demo.display import viewed
@@ -85,10 +84,9 @@ class Demo:
         with (
             client,
             App(self._place.settings(A), clock=self._clock) as app,
-            move_output.move_context(RunningCommand(app=app, out=self._out), create=True) as desk,
             viewed(self._out, scene, self._clock) as view,
         ):
-            story = Story(self._place, app, desk, servers, client, scene, view)
+            story = Story(self._place, app, servers, client, scene, view)
             try:
                 story.tell()
             finally:

@@ -16,9 +16,9 @@ from catchment.cli.demo.demo_folder import SHARDS, DemoPlace
 from catchment.cli.demo.interrupts import Interrupts
 from catchment.cli.demo.process_file import ProcessMark
 from catchment.errors import MachineError, StateError
+from catchment.foundation import server_file
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import SERVER_PORT, WEB_PORT
-from catchment.server import server_file
 from catchment.tenants.model import ShardId
 
 _HOST = "127.0.0.1"

@@ -13,7 +13,6 @@ from catchment.cli.demo.display import DemoView
 from catchment.cli.demo.scene import DemoCheck, Scene
 from catchment.cli.demo.servers import Servers
 from catchment.cli.demo.writers import DEFAULT_UNIT, TABLE, Writers
-from catchment.cli.move_output import MoveContext
 from catchment.errors import InvariantError, NotReadyError, RetryableError
 from catchment.foundation import files, sql
 from catchment.foundation.ids import TableId
@@ -26,9 +25,8 @@ from catchment.pipeline.plan import plural
 from catchment.schema import LakeEngine, Migrate, TableRow
 from catchment.server.users import Users
 from catchment.tenants.control import ControlPlane
-from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Finalizing, MoveInfo, ShardId, ShardInfo, TenantConfig, TenantId
-from catchment.tenants.run_move import MovePhase, MoveReport, insist, run_move
+from catchment.tenants.run_move import MovePhase, MoveReport
 from catchment.tenants.shard_api import Lag
 
 _SALES = TableId("legacy", "sales")
@@ -65,7 +63,6 @@ class Story:
 
     place: DemoPlace
     app: App
-    desk: MoveContext
     servers: Servers
     client: Client
     scene: Scene
@@ -86,7 +83,7 @@ class Story:
 
     def _serve(self) -> None:
         self.view.begin(acts.SERVERS)
-        store = self.desk.store
+        store = self.app.control_store
         plane = ControlPlane(store, self.app.clock)
         under_way = [move for move in store.moves() if move.finished_at is None]
         before = {shard.id: shard.location for shard in store.shards()}
@@ -200,7 +197,7 @@ class Story:
         for writer in self._writers.each:
             writer.measure_anew()
         before, errors = self._writers.acked, len(self._writers.errors)
-        report = self._drive(self.desk.migration(self._tenant, A, B))
+        report = self._drive(self._tenant, B)
         self.scene.lives_in = B.name
         during, failed = self._writers.acked - before, len(self._writers.errors) - errors
         pause_ms, waited_ms = report.pause_ms or 0.0, self._writers.waited_ms_max
@@ -265,13 +262,13 @@ class Story:
         for move in under_way:
             if is_as_before:
                 self.view.note(f"{move.tenant} was on its way to {move.target} when a demo was stopped: it goes on")
-                self._drive(self.desk.of(move))
+                self._drive(move.tenant, move.target)
             elif not isinstance(move.state, Finalizing):
                 self.view.note(f"{move.tenant} was on its way to {move.target}, which is elsewhere now: it stays")
-                insist(self.desk.of(move).abort, clock=self.app.clock)
+                self.app.tenants.abort(move.tenant)
 
-    def _drive(self, migration: TenantMigration) -> MoveReport:
-        return run_move(migration, clock=self.app.clock, watcher=_Watch(self.view), gc_window_s=0)
+    def _drive(self, tenant: TenantId, target: ShardId) -> MoveReport:
+        return self.app.tenants.move(tenant, target, watcher=_Watch(self.view), gc_window_s=0)
 
     def _migrate(self, model: type[TableRow]) -> tuple[str, float]:
         """Bring the table to the model: generate, rehearse, apply; the statement, and how long the rehearsal took."""
@@ -331,7 +328,7 @@ class Story:
 
     def _earlier(self) -> Iterator[DemoCheck]:
         """What earlier runs wrote is still there: a sensor's rows are numbered from 1 on, without a gap."""
-        for tenant in self.desk.store.tenants():
+        for tenant in self.app.control_store.tenants():
             table = TableId(tenant.id.schema, TABLE)
             with self._lake(tenant.shard) as lake, lake.cursor() as cursor:
                 if tenant.id == self._tenant or lake.find_table(table) is None:

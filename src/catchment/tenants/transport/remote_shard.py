@@ -1,37 +1,27 @@
 """Client for a shard on another server: every call of `ShardNode` is one Flight action."""
 
-import base64
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import grpc
 import pyarrow as pa
 
 from catchment.errors import CommitUnknownError, InputError, ShardUnreachableError
+from catchment.flight_protocol import flight_pb2 as flight
+from catchment.flight_protocol.request_ids import carried_on
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake.erase import Erased
 from catchment.queue.buffer import Ack
 from catchment.queue.replication import LogRows
-from catchment.server import grpc_status
-from catchment.server import shard_messages as wire
-from catchment.server.protocol import flight_pb2 as flight
-from catchment.server.request_ids import carried_on
-from catchment.server.users import SHARD
 from catchment.tenants.model import Positions, ShardId, TenantId
 from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode, TableDigest, TenantRecord
+from catchment.tenants.transport import shard_messages as wire
+from catchment.tenants.transport.channels import open_channel, shard_login, was_never_sent
+from catchment.tenants.transport.reported_errors import reported_error
 
 _DO_ACTION = "/arrow.flight.protocol.FlightService/DoAction"
-_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    # A server that was down is retried within a second or two, not within two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.keepalive_time_ms", 10_000),
-)
 _CALL_S = 10.0
 # A comparison reads all of a tenant's rows, and a drop waits for the lake.
 _LONG_CALL_S = 600.0
@@ -43,9 +33,7 @@ class RemoteShard:
     def __init__(self, shard: ShardId, location: str, settings: Settings) -> None:
         self._id = shard
         self._location = location
-        secret = settings.shard_secret
-        given = "" if secret is None else f"{SHARD}:{secret.get_secret_value()}"
-        self._metadata = (("authorization", f"Basic {base64.b64encode(given.encode()).decode()}"),) if given else ()
+        self._login = shard_login(settings)
         # A write may wait for the write barrier, for room in the queue, and for the replica. A
         # caller that gives up earlier does not know the outcome.
         self._write_s = _CALL_S + sum(
@@ -127,7 +115,7 @@ class RemoteShard:
         body = wire.pack({**values, "tenant": tenant.number}, tables)
         action = flight.Action(type=wire.PREFIX + name, body=body).SerializeToString()
         try:
-            answer = self._act(action, metadata=(*self._metadata, *carried_on()), timeout=seconds)
+            answer = self._act(action, metadata=(*self._login, *carried_on()), timeout=seconds)
         except grpc.RpcError as error:
             self._fail(error, is_write=is_write)
         return wire.unpack(flight.Result.FromString(answer).body)[0]["result"]
@@ -137,9 +125,9 @@ class RemoteShard:
         reached.
         """
         text = error.details() or "no reason given"
-        told = grpc_status.told(error)
-        if told is not None:
-            raise told from None
+        reported = reported_error(error)
+        if reported is not None:
+            raise reported from None
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
             raise InputError(
                 f"The request is too large to be sent to {self._id}: {text}", hint="Send fewer rows at once."
@@ -150,27 +138,6 @@ class RemoteShard:
                 hint="Check whether the rows are there before you write them again.",
             ) from None
         raise ShardUnreachableError(f"Shard {self._id} at {self._location} cannot be reached: {text}") from None
-
-
-def was_never_sent(error: grpc.RpcError) -> bool:
-    """Return whether the call never reached the server: nothing listens there, or it has too many
-    calls already.
-    """
-    text = (error.details() or "").lower()
-    is_unheard = error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text
-    return is_unheard or (error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "concurrent rpc limit" in text)
-
-
-def open_channel(location: str, settings: Settings) -> grpc.Channel:
-    """Open a connection to a shard's server; it is established on first use."""
-    parts = urlsplit(location)
-    options = (*_OPTIONS, ("grpc.max_receive_message_length", settings.server_message_bytes_max))
-    if parts.scheme != "grpc+tls":
-        return grpc.insecure_channel(parts.netloc, options)
-    roots = settings.shard_ca
-    return grpc.secure_channel(
-        parts.netloc, grpc.ssl_channel_credentials(None if roots is None else Path(roots).read_bytes()), options
-    )
 
 
 class Remotes:

@@ -1,3 +1,0 @@
-"""Messages of Arrow Flight and Flight SQL; `make proto` generates the modules from the `.proto`
-files in this folder.
-"""

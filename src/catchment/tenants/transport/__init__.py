@@ -1,0 +1,1 @@
+"""Calls to shards on other servers: the gRPC client and the messages."""
