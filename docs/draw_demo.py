@@ -9,11 +9,11 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from catchment.cli.context import Started
+import catchment
+from catchment.cli.context import RunningCommand
 from catchment.cli.demo.command import Demo
 from catchment.cli.demo.interrupts import Interrupts
 from catchment.cli.output import Output
-from catchment.foundation.settings import load_settings
 
 PICTURE = Path(__file__).parent / "pictures" / "demo.svg"
 # Rich's template fetches a font from another host; use the reader's monospace font instead.
@@ -35,7 +35,8 @@ def main() -> None:
     """Run the demo and draw its output."""
     out = Recorded(as_json=False)
     with tempfile.TemporaryDirectory() as home:
-        Demo(Started(settings=load_settings(Path(home)), out=out, logs_json=False), Interrupts()).run(keep=False)
+        run = RunningCommand(catchment=catchment.open(home), out=out, logs_json=False)
+        Demo(run, Interrupts()).run(keep=False)
     PICTURE.parent.mkdir(exist_ok=True)
     drawn = out.recorder.export_svg(title="catchment demo", theme=MONOKAI, code_format=FORM, unique_id="demo")
     PICTURE.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", encoding="utf-8")

@@ -5,8 +5,9 @@ from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 
+import catchment
+from catchment import TableRow
 from catchment.errors import ScriptError
-from catchment.schema import Migrate, SqliteEngine, TableRow, develop
 
 
 class Customer(TableRow):
@@ -44,29 +45,30 @@ def main(folder: Path) -> None:
     if path.exists():
         sys.exit(f"{path} is there already; name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    with SqliteEngine(path) as engine:
-        develop(Migrate(engine, [Customer, OrderAtFirst]), on_step=lambda step: print("first:", step))
+    with catchment.open(folder / "home") as c:
+        with c.schema.open(path, [Customer, OrderAtFirst]) as migrate:
+            c.schema.develop(migrate, on_step=lambda step: print("first:", step))
         fill(path)
 
-        rebuild = Migrate(engine, [Customer, OrderThen])
-        print(rebuild.check().status())
-        rebuild.generate()
-        print(rebuild.rehearse().report())
-        for script in rebuild.check().pending:
-            rebuild.apply(script)
+        with c.schema.open(path, [Customer, OrderThen]) as rebuild:
+            print(rebuild.check().status())
+            rebuild.generate()
+            print(rebuild.rehearse().report())
+            for script in rebuild.check().pending:
+                rebuild.apply(script)
 
-        rename = Migrate(engine, [Customer, OrderNow])
-        script_path = rename.generate()
-        assert script_path is not None
-        try:
+        with c.schema.open(path, [Customer, OrderNow]) as rename:
+            script_path = rename.generate()
+            assert script_path is not None
+            try:
+                rename.apply(script_path.name)
+            except ScriptError as error:
+                print("refused:", error)
+            decide(script_path)
             rename.apply(script_path.name)
-        except ScriptError as error:
-            print("refused:", error)
-        decide(script_path)
-        rename.apply(script_path.name)
 
-        print("state:", rename.check().state.name)
-        print("backups:", ", ".join(backup.name for backup in rename.backups()))
+            print("state:", rename.check().state.name)
+            print("backups:", ", ".join(backup.name for backup in rename.backups()))
     with closing(connect(path)) as connection:
         rows, total = connection.execute("SELECT count(*), sum(amount) FROM orders").fetchone()
     print("rows in the database:", rows)
@@ -78,7 +80,7 @@ def fill(path: Path) -> None:
         connection.execute("INSERT INTO customers (name) VALUES ('Ada'), ('Grace')")
         orders = [(1 + number % 2, f"{number}.5", None) for number in range(1_000)]
         connection.executemany("INSERT INTO orders (customer, total, note) VALUES (?, ?, ?)", orders)
-        # A default is no value for rows that have NULL: whoever forbids NULL says what they get.
+        # A default does not apply to rows that have NULL: forbidding NULL needs a value for them.
         connection.execute("UPDATE orders SET note = ''")
 
 

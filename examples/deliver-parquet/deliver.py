@@ -5,11 +5,7 @@ from pathlib import Path
 
 import duckdb
 
-from catchment.foundation.ids import TableId
-from catchment.foundation.settings import load_settings
-from catchment.lake import Commit, Lake
-from catchment.lake.commit import CreateTable
-from catchment.pipeline import Deliverer, ParquetFiles, SparkRunner
+import catchment
 
 
 def main(home: Path) -> None:
@@ -18,19 +14,12 @@ def main(home: Path) -> None:
     for n, path in enumerate(files):
         duckdb.sql(f"SELECT {n} AS batch, i AS item FROM range(50) r(i)").write_parquet(str(path))
 
-    settings = load_settings(home)
-    source = ParquetFiles(files, TableId("shop", "items"))
-    with Lake.from_settings(settings) as lake, SparkRunner(settings) as runner:
-        if lake.find_table(source.table) is None:
-            table = CreateTable(table=source.table, columns=source.columns())
-            lake.commit(Commit(message="create shop.items", changes=(table,)))
-        deliverer = Deliverer(lake, runner, settings)
+    with catchment.open(home) as c:
         for attempt in ("first", "again"):
-            report = deliverer.run(source)
+            report = c.lake.deliver("shop.items", files, create=True)
             print(f"{attempt}: {report.delivered} delivered, {report.skipped} there already, {report.rows} rows")
-        with lake.cursor() as cursor:
-            print("rows in the lake:", cursor.execute("SELECT count(*) FROM shop.items").fetchall()[0][0])
-        print("audit:", "clean" if lake.audit().ok else "findings")
+        print("rows in the lake:", c.lake.query("SELECT count(*) AS n FROM shop.items")["n"][0])
+        print("audit:", "clean" if c.audit().ok else "findings")
 
 
 if __name__ == "__main__":

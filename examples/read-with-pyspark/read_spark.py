@@ -3,57 +3,57 @@
 import sys
 from collections import defaultdict
 from functools import reduce
+from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from catchment.app import App
+import catchment
+from catchment import Catchment
 from catchment.errors import NotSupportedError
-from catchment.foundation.ids import TableId
-from catchment.foundation.settings import load_settings
-from catchment.lake import Commit, Lake
-from catchment.lake.commit import CreateTable
-from catchment.lake.snapshot_schema import SnapshotField, SnapshotFile, schema_at
-from catchment.pipeline import ParquetFiles
 
-ITEMS = TableId("shop", "items")
+if TYPE_CHECKING:
+    from catchment.lake.snapshot_schema import SnapshotField, SnapshotFile
+
+ITEMS = "shop.items"
 
 
-def read_table(spark: SparkSession, lake: Lake, table: TableId) -> DataFrame:
-    """The table at the lake's newest snapshot, read by Spark from the files that the catalog names."""
-    (found,) = (each for each in schema_at(lake, table.schema, lake.newest_snapshot()) if each.table.id == table)
+def read_table(c: Catchment, table: str) -> DataFrame:
+    """Return the table at the lake's newest snapshot, read by Spark from the files in the catalog."""
+    found = c.lake.snapshot(table)
     paths_by_names = defaultdict(list)
     for file in found.files:
         paths_by_names[tuple(names_in(file).items())].append(file.path)
     parts = [
-        spark.read.parquet(*paths).select(*(column(field, dict(names).get(field.id)) for field in found.fields))
+        c.spark.read.parquet(*paths).select(*(column(field, dict(names).get(field.id)) for field in found.fields))
         for names, paths in paths_by_names.items()
     ]
     return reduce(DataFrame.unionAll, parts)
 
 
-def names_in(file: SnapshotFile) -> dict[int, str]:
-    """What the columns are called in the file, by the number that stays when one is renamed."""
+def names_in(file: "SnapshotFile") -> dict[int, str]:
+    """Return the columns' names in the file, by field id, which a rename does not change."""
     if file.deletes or file.is_partial:
         raise NotSupportedError(f"{file.path} has rows that are deleted, or of later snapshots: read it with DuckDB.")
     if file.names is not None:
-        # It was registered as it is; the catalog keeps its names.
+        # An adopted file: the catalog has its names.
         return {name.field_id: name.name for name in file.names}
-    # DuckLake wrote it, with the numbers.
+    # Written by DuckLake, with field ids.
     return {int(field.metadata[b"PARQUET:field_id"]): field.name for field in pq.read_schema(file.path)}
 
 
-def column(field: SnapshotField, name: str | None) -> Column:
-    """A column from the file; where the file is older than the column, what such rows read."""
+def column(field: "SnapshotField", name: str | None) -> Column:
+    """Return a column of the file, or its initial value if the file is older than the column."""
     found = f.lit(field.initial) if name is None else f.col(f"`{name}`")
     return found.cast(spark_type(field)).alias(field.name)
 
 
-def spark_type(field: SnapshotField) -> str:
-    """Spark's word for the column's type."""
+def spark_type(field: "SnapshotField") -> str:
+    """Return Spark's name of the column's type."""
     words = {"BIGINT": "bigint", "INTEGER": "int", "VARCHAR": "string", "DOUBLE": "double", "DATE": "date"}
     return words[field.type or ""]
 
@@ -64,26 +64,20 @@ def main(home: Path) -> None:
     for n, path in enumerate(files):
         duckdb.sql(f"SELECT {n} AS batch, i AS item FROM range(50) r(i)").write_parquet(str(path))
 
-    with App(load_settings(home)) as app:
-        source = ParquetFiles(files, ITEMS)
-        if app.lake.find_table(ITEMS) is None:
-            table = CreateTable(table=ITEMS, columns=source.columns())
-            app.lake.commit(Commit(message="create shop.items", changes=(table,)))
-            app.deliverer().run(source)
-            with app.lake.write() as connection:
+    with catchment.open(home) as c:
+        if c.lake.deliver(ITEMS, files, create=True).delivered:
+            with c.lake.write() as connection:
                 connection.execute("ALTER TABLE shop.items RENAME COLUMN batch TO box")
                 connection.execute("ALTER TABLE shop.items ADD COLUMN state VARCHAR DEFAULT 'new'")
                 connection.execute("INSERT INTO shop.items SELECT 19, i, 'sold' FROM range(50) r(i)")
 
-        # Spark as Catchment has started it; in a job of yours it is the session that you have.
-        read = read_table(app.runner.spark, app.lake, ITEMS)
-        by_spark = [tuple(row) for row in read.groupBy("box", "state").agg(f.sum("item")).orderBy("box").collect()]
-        with app.lake.cursor() as cursor:
-            query = "SELECT box, state, sum(item)::BIGINT FROM shop.items GROUP BY ALL ORDER BY box"
-            print("the same as DuckDB reads:", by_spark == cursor.execute(query).fetchall())
+        read = read_table(c, ITEMS)
+        by_spark = [row.asDict() for row in read.groupBy("box", "state").agg(f.sum("item").alias("sum")).collect()]
+        query = "SELECT box, state, sum(item)::BIGINT AS sum FROM shop.items GROUP BY ALL ORDER BY box"
+        print("the same as DuckDB reads:", sorted(by_spark, key=itemgetter("box")) == c.lake.query(query).to_pylist())
         print("columns:", ", ".join(read.columns))
         print("rows in the lake:", read.count())
-        print("audit:", "clean" if app.lake.audit().ok else "findings")
+        print("audit:", "clean" if c.audit().ok else "findings")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,10 @@ class App:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the background flush and close every component."""
         try:
             if self._runtime is not None:
                 self._runtime.stop()
@@ -197,6 +201,11 @@ class App:
         root = self.settings.queue_path
         has_buffer = any((root / name).exists() for name in names[self.settings.queue_layout])
         return self.queue if self._queue is not None or has_buffer else None
+
+    @property
+    def has_open_queue(self) -> bool:
+        """Whether this process has opened the queue."""
+        return self._queue is not None
 
     @property
     def runtime(self) -> QueueRuntime:

@@ -270,7 +270,7 @@ def test_delivering_without_java_says_what_to_install_and_delivers_nothing(
     ended = shell.run("lake", "deliver", "events", *new, "--json", home=delivered.home, **without)
     assert ended.code == 2
     assert ended.json["error"] == "JavaMissingError"
-    assert "Install a Java runtime" in ended.json["hint"]
+    assert "install a Java runtime" in ended.json["hint"]
     assert _rows(delivered.home) == before
 
 
@@ -368,9 +368,9 @@ def test_the_doctor_says_what_to_install_where_there_is_no_java(shell: Shell, fr
     assert ended.code == 2
     failed = {check["name"]: check["hint"] for check in ended.json["checks"] if not check["ok"]}
     assert failed.keys() == {"java", "spark"}
-    assert "Install a Java runtime" in failed["java"]
+    assert "install a Java runtime" in failed["java"]
     assert "FAIL java: Spark needs Java 17 or newer" in ended.err
-    assert "Install a Java runtime" in ended.err
+    assert "install a Java runtime" in ended.err
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["prose", "json"])

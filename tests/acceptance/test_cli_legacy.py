@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from catchment.cli.legacy import parse_keys
 from catchment.errors import InputError
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.pipeline.legacy.import_source import parse_keys
 from catchment.testing.legacy_tree import (
     BLOCKING,
     LegacyHome,
@@ -357,7 +357,7 @@ def test_any_hive_folders_can_be_imported_and_rows_that_are_gone_are_a_mismatch(
         (["--keys", "a"], "say how a --tree is read"),
         (["--tree", "."], "needs to know its keys"),
         (["--tree", ".", "--keys", "a,,b"], "a key without a name"),
-        (["--tree", ".", "--keys", "a", "--table", "x.y"], "'x.y' is no name for a table"),
+        (["--tree", ".", "--keys", "a", "--table", "x.y"], "'x.y' is not a table name"),
         (["--tree", ".", "--keys", "a", "--home", "."], "instead of a Tailpipe home"),
     ],
     ids=["keys", "tree", "syntax", "table", "home"],

@@ -250,7 +250,7 @@ def test_an_audit_finds_rows_that_left_the_buffer_without_reaching_the_lake(shel
     ended = shell.run("queue", "audit", "--json", home=home)
     assert ended.code == 1
     assert [finding["kind"] for finding in ended.json["findings"]] == ["buffer"]
-    assert "has let go of it up to 20" in ended.json["findings"][0]["detail"]
+    assert "has retired it up to 20" in ended.json["findings"][0]["detail"]
 
 
 def test_a_flush_that_fails_exits_with_one_and_keeps_the_rows(shell: Shell, home: Path) -> None:
@@ -318,7 +318,7 @@ def test_an_audit_names_files_that_were_set_aside_and_exits_with_two_until_they_
     assert aside["reason"]
     said = shell.run("queue", "audit", home=home)
     assert said.code == 2
-    assert f"SET ASIDE {aside['path']}: {aside['reason']}" in said.out
+    assert f"QUARANTINED {aside['path']}: {aside['reason']}" in said.out
     shutil.rmtree(home / "duckling_queue" / "set_aside")
     ended = shell.run("queue", "audit", "--json", home=home)
     assert (ended.code, ended.json["ok"], ended.json["set_aside"]) == (0, True, [])
@@ -406,7 +406,7 @@ def test_retrying_after_the_table_is_mended_delivers_the_rows_once(shell: Shell,
 
 def test_retrying_without_saying_which_exits_with_two(shell: Shell, buried: Buried) -> None:
     ended = shell.run("queue", "dead-letters", "retry", "--json", home=buried.queue.home)
-    assert (ended.code, ended.json["hint"]) == (2, "Name ids, or say --all.")
+    assert (ended.code, ended.json["hint"]) == (2, "Give ids, or --all.")
 
 
 def test_dropping_needs_a_yes_and_then_gives_the_rows_up(shell: Shell, buried: Buried) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from catchment import Catchment
 from catchment.cli import status as command
 from catchment.foundation.settings import Settings
 from catchment.server.users import Users
@@ -80,7 +81,7 @@ def test_trouble_and_moves_are_shown_and_no_line_is_wider_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, columns: int
 ) -> None:
     facts = rich_status(NOW).to_json()
-    monkeypatch.setattr(command, "_status", lambda *_: facts)
+    monkeypatch.setattr(Catchment, "status", lambda *_: facts)
     monkeypatch.setenv("COLUMNS", str(columns))
     command.status(home=tmp_path / "home")
     lines = capsys.readouterr().out.splitlines()

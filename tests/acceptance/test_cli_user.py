@@ -56,7 +56,7 @@ def test_a_user_is_added_with_a_password_from_stdin_and_listed(home: Path) -> No
     ended = _run("add", "ada", "--role", "writer", "--password-stdin", "--json", home=home, typed=f"{PASSWORD}\r\n")
     assert ended.code == 0, ended.err
     assert (ended.json["name"], ended.json["role"]) == ("ada", "writer")
-    assert "everybody logs in" in ended.err
+    assert "every client must log in" in ended.err
     user = Users(home / "users.json").find("ada")
     assert user is not None
     assert is_password(user.password_hash, PASSWORD)

@@ -15,7 +15,7 @@ SAID = {
     "read-with-polars": ("the lake says the same: True", "rows in the lake: 1000", "audit: clean"),
     "read-with-pyspark": ("the same as DuckDB reads: True", "rows in the lake: 1000", "audit: clean"),
     "read-your-writes": ("none missed a row, none saw one twice", "rows in the lake: 1000", "audit: clean"),
-    "write-over-flight-sql": ("rows seen before any flush: [(200, 200, 'new')]", "the server ended with 0"),
+    "write-over-flight-sql": ("rows seen before any flush: [(200, 200, 'new')]", "rows in the lake: 200"),
 }
 SAID_OF_A_LAKE = ("audit: clean", "rows in the lake: 1000")
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())

@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_nothing_is_delivered(
     code, error = _json(home, "events", inbox)
     assert (code, error["error"]) == (2, "InputError")
     assert error["message"] == f"{inbox / 'closed' / 'below'} cannot be read: Permission denied."
-    assert error["hint"] == "May this user read it?"
+    assert error["hint"] == "Check that this user may read it."
     with _lake(home) as lake:
         assert rows_of(lake) == []
 
@@ -114,7 +114,7 @@ def test_where_no_file_can_be_read_the_error_names_one_and_quotes_no_statement(h
     code, error = _json(home, "events", path, "--create")
     assert (code, error["error"]) == (2, "CorruptInputError")
     assert str(path) in error["message"]
-    assert error["hint"] == "Are they Parquet files, and written to the end?"
+    assert error["hint"] == "Check that they are Parquet files, and completely written."
     assert "read_parquet" not in error["message"]
     assert not home.exists()
 
@@ -231,8 +231,8 @@ def test_a_table_cannot_be_made_from_a_folder_without_files(home: Path, tmp_path
 @pytest.mark.parametrize(
     ("path", "said", "hint"),
     [
-        ("/nowhere/a.parquet", "/nowhere/a.parquet cannot be read: No such file or directory.", "Is the path right?"),
-        ("/nowhere/*.parquet", "/nowhere/*.parquet cannot be read", "nothing for the pattern"),
+        ("/nowhere/a.parquet", "/nowhere/a.parquet cannot be read: No such file or directory.", "Check the path."),
+        ("/nowhere/*.parquet", "/nowhere/*.parquet cannot be read", "no match for the pattern"),
         ("s3://bucket/a.parquet", "s3:// storage is not supported", "Use a local path"),
         ("", "A path is empty.", "Name a file"),
     ],

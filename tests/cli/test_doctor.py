@@ -86,5 +86,5 @@ def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaMissingError) as raised:
         find_java()
-    assert raised.value.message.endswith(f"JAVA_HOME is {tmp_path}, where there is no Java.")
+    assert raised.value.message.endswith(f"JAVA_HOME is {tmp_path}, which has no Java.")
     assert "unset it" in str(raised.value.hint)

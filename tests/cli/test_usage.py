@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from catchment.cli.context import started
+from catchment.cli.context import command
 from catchment.cli.main import app, main
 from catchment.errors import EXIT_STOPPED
 
@@ -39,7 +39,7 @@ def test_a_wrong_use_is_one_json_value_where_json_is_asked_for(arguments: list[s
 def test_ctrl_c_is_one_error_also_in_the_midst_of_a_statement_of_duckdb(
     raised: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as ended, started(tmp_path, as_json=True):
+    with pytest.raises(typer.Exit) as ended, command(tmp_path, as_json=True):
         raise raised
     assert ended.value.exit_code == EXIT_STOPPED
     shown = json.loads(capsys.readouterr().out)

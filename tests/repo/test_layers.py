@@ -1,13 +1,19 @@
 """Imports go down only, and some names are imported or used in one place only."""
 
 import ast
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
+from importlib import import_module
 
+import catchment
 from tests.repo.source_tree import Module, imports, modules
 
 # From the top down; packages on one line do not import each other.
 LAYERS: tuple[frozenset[str], ...] = (
-    # A command may ask the server that runs beside it.
     frozenset({"cli"}),
+    # The front door. It asks the server that runs on the same home, if there is one.
+    frozenset({"api"}),
     frozenset({"server"}),
     # Served beside the server, which tells it who calls.
     frozenset({"web"}),
@@ -24,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "pyspark": ("pipeline",),
+    "pyspark": ("pipeline", "api.front_door"),
     "py4j": ("pipeline",),
     "pyarrow.flight": (),
     "grpc": ("server", "tenants.transport"),
@@ -42,6 +48,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pydantic_settings": ("foundation.settings",),
 }
 
+# What a command may import wholly; of all else, values only.
+FOR_COMMANDS = ("catchment.api", "catchment.cli", "catchment.errors", "catchment.foundation")
+
 CALLS_ONLY_IN: dict[str, tuple[str, ...]] = {
     "os.environ": ("foundation.settings",),
     "os.getenv": ("foundation.settings",),
@@ -58,6 +67,8 @@ CALLS_ONLY_IN: dict[str, tuple[str, ...]] = {
 
 def _level(name: str) -> int:
     top = name.partition(".")[0]
+    # `from catchment import …` is the front door.
+    top = "api" if top in catchment.__all__ else top
     found = [level for level, names in enumerate(LAYERS) if top in names]
     assert found, f"{name} is in no layer: say in this test where it belongs"
     return found[0]
@@ -76,7 +87,7 @@ def _may_import(module: str, other: str) -> bool:
         return True
     below = _level(other) > _level(module)
     foundation = _level(other) == _level(module) == len(LAYERS) - 1
-    composition = _level(other) == _level(module) == 3
+    composition = _level(other) == _level(module) == _level("app")
     return below or foundation or composition
 
 
@@ -124,3 +135,32 @@ def test_the_foundation_has_no_import_cycle() -> None:
         ready = {name for name in graph.keys() - done if not (graph[name] & graph.keys()) - done - {name}}
         assert ready, f"a cycle among {sorted(graph.keys() - done)}"
         done |= ready
+
+
+def test_the_command_line_uses_the_front_door_errors_and_values_only() -> None:
+    """Product logic is in `catchment.open(…)`; below it, a command may name values of reports."""
+    astray = [
+        f"{module.name} imports {name} from {source}"
+        for module in modules()
+        if _is_in(module.name, ("cli",)) and not _is_in(module.name, ("cli.demo",))
+        for source, name in _imported_at_run_time(module.tree)
+        if source != "catchment" and not _is_in(source, FOR_COMMANDS) and not _is_value(source, name)
+    ]
+    assert astray == []
+
+
+def _imported_at_run_time(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Names of the product that a module imports, with where from; those for type checkers do not count."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "catchment":
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        yield from _imported_at_run_time(node)
+
+
+def _is_value(source: str, name: str) -> bool:
+    """Whether it is a frozen fact, an enumeration, a contract or a constant."""
+    found = getattr(import_module(source), name, None)
+    is_plain = isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum))
+    return is_plain or getattr(found, "_is_protocol", False) or name.isupper()

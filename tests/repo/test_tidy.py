@@ -76,7 +76,8 @@ def test_no_two_public_classes_have_the_same_name() -> None:
 
 def test_an_init_file_only_lists_what_is_public() -> None:
     allowed = (ast.Expr, ast.ImportFrom, ast.Assign)
-    inits = [module for module in modules() if module.path.name == "__init__.py"]
+    # Every process imports the package itself, which therefore imports its values on demand.
+    inits = [module for module in modules() if module.path.name == "__init__.py" and module.path.parent != SOURCE]
     assert [each.path for each in inits if not all(isinstance(node, allowed) for node in each.tree.body)] == []
 
 

@@ -104,7 +104,7 @@ def test_what_is_no_table_of_a_model_is_not_seen() -> None:
         ("team Team_ID", "team Team_ID NOT NULL", "User.team: may be NULL in the model"),
         ("REFERENCES Team (id)", "", "User.team: refers to nothing, in the model to Team"),
         ("REFERENCES Team (id)", "REFERENCES User", "User.team: refers to User, in the model to Team"),
-        ("INTEGER PRIMARY KEY", "INTEGER", "User.id: the primary key is another one"),
+        ("INTEGER PRIMARY KEY", "INTEGER", "User.id: the primary key is different"),
         ("age INTEGER NOT NULL DEFAULT 0,", "", "User.age: the column is missing"),
         ("age INTEGER", "size INTEGER, age INTEGER", "User.size: the column is in no model"),
     ],

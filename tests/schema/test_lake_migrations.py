@@ -534,7 +534,7 @@ def test_a_table_of_others_is_left_alone_and_named(here: LakeScene) -> None:
     here.run("CREATE TABLE events (a INTEGER)", "INSERT INTO events VALUES (1)")
     result = here.check()
     assert (result.state, result.unmanaged) == (State.CURRENT, ["events"])
-    assert "1 left alone, in no model and of no script: events" in result.status()
+    assert "1 left alone, in no model and in no script: events" in result.status()
     text = here.become(USERS, model("posts", {"title": str}))
     assert "events" not in text
     assert here.rows("SELECT a FROM events") == [(1,)]

@@ -1,35 +1,34 @@
-"""`catchment lake`: deliver into the lake, prove it, keep it in shape."""
+"""`catchment lake`: deliver files, audit, maintain."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
+from catchment.api.lake import FileDelivery
 from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output
 from catchment.errors import EXIT_FAILED, InputError
-from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.ids import TableId
+from catchment.foundation.text import plural
 from catchment.lake import AuditReport, MaintenanceReport
-from catchment.lake.commit import CreateTable, refuse_ledger
-from catchment.pipeline import DeliveryReport, Mode, ParquetFiles, Plan, Retirement, target_table
-from catchment.pipeline.parquet_source import find_files, hive_keys
-from catchment.pipeline.plan import plural
+from catchment.lake.commit import CreateTable
+from catchment.pipeline import DeliveryReport, Mode, Plan, Retirement
 
-group = typer.Typer(help="Deliver into the lake, audit it, keep it in shape.", no_args_is_help=True)
+group = typer.Typer(help="Deliver files into the lake; audit and maintain it.", no_args_is_help=True)
 
 
 @group.command()
 def deliver(
     table: Annotated[str, typer.Argument(help="`table` or `schema.table`.")],
-    paths: Annotated[list[str], typer.Argument(help="Parquet files, or folders that hold some.")],
+    paths: Annotated[list[str], typer.Argument(help="Parquet files, or folders that contain some.")],
     *,
     mode: Annotated[
-        Mode, typer.Option(help="Adopt files as they are, rewrite them, insert their rows, or judge.")
+        Mode, typer.Option(help="Adopt files as they are, rewrite them, insert their rows, or choose per file.")
     ] = Mode.AUTO,
-    retire: Annotated[Retirement, typer.Option(help="What becomes of a delivered file.")] = Retirement.KEEP,
+    retire: Annotated[Retirement, typer.Option(help="What to do with a delivered file.")] = Retirement.KEEP,
     create: Annotated[bool, typer.Option("--create", help="Create the table from the files if it is missing.")] = False,
-    partition_by: Annotated[str, typer.Option(help="With --create: columns to partition by, with commas.")] = "",
+    partition_by: Annotated[str, typer.Option(help="With --create: partition columns, separated by commas.")] = "",
     digests: Annotated[bool, typer.Option("--digests", help="Read adopted files to the end and digest them.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")] = False,
     home: Home = None,
@@ -37,32 +36,21 @@ def deliver(
 ) -> None:
     """Deliver Parquet files into a table, each exactly once, however often this is run."""
     with command(home, as_json) as run:
-        files, wanted, keys = find_files(paths), TableId.parse(table), _names(partition_by)
-        refuse_ledger(wanted)
-        _remark(run.out, files)
-        lake = run.app.find_lake()
-        found = None if lake is None else target_table.find_table(lake, wanted)
-        if found is not None:
-            target_table.require_partitioning(found, keys)
-        else:
-            change = _draft(wanted, files, keys, create=create)
-            # Planned before it is made: what the plan refuses leaves no table behind.
-            drafted = target_table.drafted(change, encrypted=lake is not None and lake.is_encrypted())
-            plan = run.app.planner().plan_new(ParquetFiles(files, wanted), drafted, mode)
-            if dry_run:
-                _show_new(run.out, change, plan)
-                return
-            found = target_table.make_table(run.app.lake, change)
-        source = ParquetFiles(files, found.id, retirement=retire)
-        # Preparing a lake that another program made would be a change.
-        deliverer = run.app.planner() if dry_run else run.app.deliverer()
-        plan = deliverer.plan(source, mode)
+        delivery = run.catchment.lake.delivery(
+            TableId.parse(table), paths, mode=mode, retire=retire, create=create, partition_by=_names(partition_by)
+        )
+        _remark(run.out, delivery)
         if dry_run:
-            run.out.value(_plan_facts(plan), plan.explain())
+            plan, change = delivery.preview()
+            facts, lines = ({}, []) if change is None else _new_table(change)
+            run.out.value({**facts, **_plan_facts(plan)}, [*lines, *plan.explain()])
             return
-        for line in plan.explain():
-            run.out.say(line)
-        report = deliverer.deliver(plan, source.retire, digests=digests)
+
+        def show(plan: Plan) -> None:
+            for line in plan.explain():
+                run.out.say(line)
+
+        report = delivery.run(digests=digests, on_plan=show)
         run.out.value(report, report_lines(report))
         if not report.ok:
             raise typer.Exit(EXIT_FAILED)
@@ -76,7 +64,7 @@ def audit(
 ) -> None:
     """Prove that every unit was delivered exactly once; exit 1 on a finding."""
     with command(home, as_json) as run:
-        report = run.app.audit(None if producer is None else ProducerId.parse(producer))
+        report = run.catchment.lake.audit(producer)
         run.out.table(
             "Producers",
             ["producer", "epoch", "seq", "units", "rows", "tables"],
@@ -94,16 +82,16 @@ def maintain(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small files, expire old snapshots, delete what nothing refers to; safe beside running deliveries."""
+    """Merge small files, expire old snapshots, delete unreferenced files; safe beside running deliveries."""
     with command(home, as_json) as run:
-        report = run.app.maintain(dry_run=dry_run)
-        run.out.value(report, _upkeep_lines(report))
+        report = run.catchment.lake.maintain(dry_run=dry_run)
+        run.out.value(report, _maintenance_lines(report))
         if not report.ok:
             raise typer.Exit(EXIT_FAILED)
 
 
 def report_lines(report: DeliveryReport) -> Iterator[str]:
-    """A delivery's report, for a person."""
+    """Describe a delivery's report."""
     yield (
         f"Delivered {plural(report.delivered, 'unit')}, {plural(report.rows, 'row')}, in "
         f"{plural(report.files, 'file')} ({report.bytes / 1e6:,.1f} MB) to {report.table}; "
@@ -116,7 +104,7 @@ def report_lines(report: DeliveryReport) -> Iterator[str]:
 
 
 def audit_lines(report: AuditReport) -> Iterator[str]:
-    """An audit's result, for a person."""
+    """Describe an audit's result."""
     for finding in report.findings:
         yield f"FINDING {finding.kind}: {finding.producer}: {finding.detail}"
     for note in report.notes:
@@ -131,7 +119,7 @@ def _fields(report: AuditReport) -> dict[str, object]:
     return {"producers": report.producers, "findings": report.findings, "notes": report.notes}
 
 
-def _upkeep_lines(report: MaintenanceReport) -> Iterator[str]:
+def _maintenance_lines(report: MaintenanceReport) -> Iterator[str]:
     for step in report.steps:
         yield f"{step.name:8} {step.subject:24} {step.count:6} {step.unit}"
         if step.error is not None:
@@ -147,10 +135,10 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _remark(out: Output, files: Sequence[Path]) -> None:
-    if not files:
+def _remark(out: Output, delivery: FileDelivery) -> None:
+    if not delivery.files:
         out.say("There is no Parquet file at the paths given.")
-    keys = hive_keys(files)
+    keys = delivery.hive_keys
     if keys:
         out.say(
             f"Folders such as `{keys[0]}=…` are not read as columns. "
@@ -158,26 +146,13 @@ def _remark(out: Output, files: Sequence[Path]) -> None:
         )
 
 
-def _draft(wanted: TableId, files: Sequence[Path], keys: tuple[str, ...], *, create: bool) -> CreateTable:
-    if not create:
-        raise InputError(f"The lake has no table {wanted}.", hint="Add --create to make it from the files.")
-    if not files:
-        raise InputError(
-            f"The lake has no table {wanted}, and there is no Parquet file to make it from.",
-            hint="Name files, or folders that hold some.",
-        )
-    return target_table.draft(ParquetFiles(files, wanted), keys)
-
-
-def _show_new(out: Output, change: CreateTable, plan: Plan) -> None:
-    """The plan of a delivery into a table that is not there yet."""
+def _new_table(change: CreateTable) -> tuple[dict[str, object], list[str]]:
+    """Describe the table that a delivery would create first."""
     columns = [f"{column.name} {column.type}" for column in change.columns]
     keys = [key.column for key in change.partition_by]
     split = f", partitioned by {', '.join(keys)}" if keys else ""
-    out.value(
-        {"create": columns, "partition_by": keys, **_plan_facts(plan)},
-        [f"Table {change.table} would be created: {', '.join(columns)}{split}.", *plan.explain()],
-    )
+    line = f"Table {change.table} would be created: {', '.join(columns)}{split}."
+    return {"create": columns, "partition_by": keys}, [line]
 
 
 def _plan_facts(plan: Plan) -> dict[str, object]:
@@ -190,8 +165,8 @@ def _plan_facts(plan: Plan) -> dict[str, object]:
         "bytes": sum(unit.bytes for batch in plan.batches for unit in batch.units),
         "commits": len(plan.batches),
         "tasks": [
-            {"mode": stint.mode, "files": len(stint.parts), "bytes": stint.bytes}
+            {"mode": task.mode, "files": len(task.parts), "bytes": task.bytes}
             for batch in plan.batches
-            for stint in batch.stints
+            for task in batch.stints
         ],
     }

@@ -1,42 +1,40 @@
-"""`catchment legacy`: a tree of Parquet in hive folders becomes tables of the lake, and then a backup.
+"""`catchment legacy`: import a tree of Parquet in hive folders into tables of the lake.
 
-Two homes meet here. `--home` is the one that is imported from, as Tailpipe's own command has it; the lake's home, which
-other commands call `--home`, is `--lake-home`.
+Two homes meet here. `--home` is the one to import from, as in Tailpipe's own command; the lake's
+home, which other commands call `--home`, is `--lake-home`.
 """
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from catchment import Catchment
 from catchment.cli.context import (
     AsJson,
     RunningCommand,
     agree,
     command,
     named_folder,
+    reporting_spark,
     stopping_gently,
-    telling_of_spark,
 )
 from catchment.cli.progress import showing_progress
-from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError, InputError, StateError
-from catchment.foundation import sql
+from catchment.cli.shared_options import takes
+from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, CatchmentError, StateError
 from catchment.foundation.ids import DEFAULT_SCHEMA
-from catchment.lake import types
-from catchment.lake.types import Column
+from catchment.foundation.text import plural
 from catchment.pipeline import Mode
 from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
-from catchment.pipeline.legacy.import_plan import ImportOptions, LegacyPlan, TablePlan, leaves_counted
-from catchment.pipeline.legacy.job import LegacyImport
+from catchment.pipeline.legacy.import_plan import LegacyPlan, TablePlan
 from catchment.pipeline.legacy.report import ImportStatus, LeafFailure, LegacyReport, Verification
-from catchment.pipeline.legacy.tree import TAILPIPE_KEYS
-from catchment.pipeline.plan import plural
 
-TAILPIPE_HOME = Path("~/.tailpipe")
+if TYPE_CHECKING:
+    from catchment.pipeline.legacy.job import LegacyImport
+
 _EXIT_CODES = (
     "Exit codes: 0 done, or nothing to do; 1 failed, or leaves are left, or a mismatch; 2 needs something from you, "
     "such as --yes; 130 stopped by Ctrl-C, and `catchment legacy run` goes on."
@@ -47,156 +45,134 @@ group = typer.Typer(
     no_args_is_help=True,
 )
 
-Home = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        parser=named_folder,
-        metavar="PATH",
-        help="Tailpipe's home; default ~/.tailpipe. The lake's own home is --lake-home.",
-    ),
-]
-Workspace = Annotated[
-    str | None, typer.Option(help="The workspace in `data/`; needed only where there are several.", show_default=False)
-]
-TreeFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--tree",
-        parser=named_folder,
-        metavar="PATH",
-        help="Any folder of hive folders, instead of a Tailpipe home; needs --keys.",
-    ),
-]
-Keys = Annotated[
-    str | None, typer.Option(help="With --tree: the folders' keys from the top, such as `region,day:DATE`.")
-]
-TableName = Annotated[str | None, typer.Option(help="With --tree: the table; default the folder's name.")]
-Schema = Annotated[str, typer.Option(help="Schema of the lake that the tables are in.")]
-LakeHome = Annotated[
-    Path | None,
-    typer.Option(
-        "--lake-home",
-        parser=named_folder,
-        metavar="PATH",
-        help="Folder that holds everything of Catchment; default CATCHMENT_HOME.",
-    ),
-]
-ModeOption = Annotated[
-    Mode,
-    typer.Option("--mode", help="Adopt files as they are, rewrite them, insert their rows, or judge."),
-]
-PartitionBy = Annotated[
-    str | None, typer.Option(help="Columns to partition new tables by, with commas; default the keys, '' for none.")
-]
-Quarantine = Annotated[
-    bool,
-    typer.Option("--quarantine", help="Set unreadable files aside in the backup and import the rest of their leaf."),
-]
-Digests = Annotated[
-    bool, typer.Option("--digests/--no-digests", help="Read adopted files to the end and record their digest.")
-]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; needed where there is no terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; required without a terminal.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """What is imported from where, into which schema; `words` are the options that say so in the next command."""
+class SourceOptions:
+    """Options of every command here: what to import, and into which lake."""
 
-    place: ImportFolders
-    keys: tuple[Column, ...]
-    table: str | None
-    schema: str
-    words: str
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home",
+            parser=named_folder,
+            metavar="PATH",
+            help="Tailpipe's home; default ~/.tailpipe. The lake's own home is --lake-home.",
+        ),
+    ] = None
+    workspace: Annotated[
+        str | None, typer.Option(help="The workspace in `data/`; needed only if there are several.", show_default=False)
+    ] = None
+    tree: Annotated[
+        Path | None,
+        typer.Option(
+            "--tree",
+            parser=named_folder,
+            metavar="PATH",
+            help="Any folder of hive folders, instead of a Tailpipe home; needs --keys.",
+        ),
+    ] = None
+    keys: Annotated[
+        str | None, typer.Option(help="With --tree: the folders' keys from the top, such as `region,day:DATE`.")
+    ] = None
+    table: Annotated[str | None, typer.Option(help="With --tree: the table; default the folder's name.")] = None
+    schema: Annotated[str, typer.Option(help="Schema of the lake that gets the tables.")] = DEFAULT_SCHEMA
+    lake_home: Annotated[
+        Path | None,
+        typer.Option(
+            "--lake-home", parser=named_folder, metavar="PATH", help="Catchment's data folder; default CATCHMENT_HOME."
+        ),
+    ] = None
+    as_json: AsJson = False
 
-    def options(self, choice: "_Choice | None" = None) -> ImportOptions:
-        chosen = {} if choice is None else asdict(choice)
-        return ImportOptions(keys=self.keys, table=self.table, schema=self.schema, **chosen)
+    def target(self, catchment: Catchment) -> "_Target":
+        """Return the import that the options name."""
+        return _Target(job=catchment.legacy.job(**self._source()), options=self)
 
     def next(self, name: str) -> str:
-        """A command to run next, with the options that lead to the same place."""
-        return f"catchment legacy {name}{self.words}"
+        """Return a command to run next, with the options that lead to the same place."""
+        given = {f"--{field.name.replace('_', '-')}": getattr(self, field.name) for field in fields(SourceOptions)}
+        given["--schema"] = None if self.schema == DEFAULT_SCHEMA else self.schema
+        del given["--as-json"]
+        words = "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+        return f"catchment legacy {name}{words}"
+
+    def _source(self) -> dict[str, Any]:
+        names = ("home", "workspace", "tree", "keys", "table", "schema")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """How to import; only commands that do, or show what they would do, take it."""
+class ImportOptionsGiven(SourceOptions):
+    """Options of commands that import, or show what they would do."""
 
-    mode: Mode
-    partition_by: tuple[str, ...] | None
-    quarantine: bool
-    digests: bool
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="Adopt files as they are, rewrite them, insert their rows, or choose.")
+    ] = Mode.AUTO
+    partition_by: Annotated[
+        str | None,
+        typer.Option(help="Partition columns of new tables, separated by commas; default the keys, '' for none."),
+    ] = None
+    quarantine: Annotated[
+        bool,
+        typer.Option("--quarantine", help="Move unreadable files to the backup and import the rest of their leaf."),
+    ] = False
+    digests: Annotated[
+        bool, typer.Option("--digests/--no-digests", help="Read adopted files to the end and record their digest.")
+    ] = True
+
+    def _source(self) -> dict[str, Any]:
+        columns = None if self.partition_by is None else _columns(self.partition_by)
+        chosen = {"mode": self.mode, "quarantine": self.quarantine, "digests": self.digests}
+        return {**super(ImportOptionsGiven, self)._source(), **chosen, "partition_by": columns}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """An import, and the options that named it."""
+
+    job: "LegacyImport"
+    options: SourceOptions
+
+    @property
+    def place(self) -> ImportFolders:
+        return self.job.place
+
+    def next(self, name: str) -> str:
+        """Return a command to run next, with the options that lead to the same place."""
+        return self.options.next(name)
 
 
 @group.command()
-def detect(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say whether there is something to import, or an import to go on with; exit 2 where both places hold data."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        phase = run.app.legacy_import(target.place, target.options()).detect()
+@takes(SourceOptions)
+def detect(options: SourceOptions) -> None:
+    """Show whether there is something to import or an import to resume; exit 2 if both places contain data."""
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        phase = target.job.detect()
         facts = {"phase": phase, "data": target.place.data, "migration": target.place.migration}
         run.out.value({**facts, "next": _next(target, phase)}, _where(target, phase))
 
 
 @group.command()
-def plan(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    mode: ModeOption = Mode.AUTO,
-    partition_by: PartitionBy = None,
-    quarantine: Quarantine = False,
-    digests: Digests = True,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
+@takes(ImportOptionsGiven)
+def plan(options: ImportOptionsGiven) -> None:
     """Show tables, leaves, files, bytes, disk, time and every problem; change nothing; exit 2 if `run` would refuse."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        choice = _Choice(mode=mode, partition_by=_columns(partition_by), quarantine=quarantine, digests=digests)
-        _show_plan(run, target, run.app.legacy_import(target.place, target.options(choice)))
+    with command(options.lake_home, options.as_json) as run:
+        _show_plan(run, options.target(run.catchment))
 
 
 @group.command(name="run")
-def run_import(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    mode: ModeOption = Mode.AUTO,
-    partition_by: PartitionBy = None,
-    quarantine: Quarantine = False,
-    digests: Digests = True,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
-    """Import, or go on with an import that was stopped; exit 1 when leaves are left, 130 when stopped by Ctrl-C."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        choice = _Choice(mode=mode, partition_by=_columns(partition_by), quarantine=quarantine, digests=digests)
-        job = run.app.legacy_import(target.place, target.options(choice))
+@takes(ImportOptionsGiven)
+def run_import(options: ImportOptionsGiven, *, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Import, or resume an interrupted import; exit 1 if leaves are left, 130 if stopped by Ctrl-C."""
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        job = target.job
         if dry_run:
-            _show_plan(run, target, job)
+            _show_plan(run, target)
             return
         phase = job.detect()
         if phase is ImportPhase.NOTHING or job.is_finished:
@@ -211,71 +187,39 @@ def run_import(
                 run.out.say(line)
         if planned is None or not planned.refusals:
             agree(run, f"Move {target.place.data} away and import it?", yes=yes)
-        _import(run, target, job, planned)
+        _import(run, target, planned)
 
 
 @group.command()
-def status(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
+@takes(SourceOptions)
+def status(options: SourceOptions) -> None:
     """Show how far the import has come, what failed and why, and what to do next."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        found = run.app.legacy_import(target.place, target.options()).status()
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        found = target.job.status()
         run.out.value({**asdict(found), "next": _next(target, found.phase)}, _status_lines(target, found))
 
 
 @group.command()
-def retry(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    mode: ModeOption = Mode.AUTO,
-    partition_by: PartitionBy = None,
-    quarantine: Quarantine = False,
-    digests: Digests = True,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
-    """Go on with what is left of an import, without asking; exit 1 when leaves are left, 2 where none is under way."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        choice = _Choice(mode=mode, partition_by=_columns(partition_by), quarantine=quarantine, digests=digests)
-        job = run.app.legacy_import(target.place, target.options(choice))
+@takes(ImportOptionsGiven)
+def retry(options: ImportOptionsGiven) -> None:
+    """Resume an import without asking; exit 1 if leaves are left, 2 if no import is in progress."""
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        job = target.job
         half_moved = job.is_half_moved
         if job.detect() is not ImportPhase.IMPORTING and not half_moved:
             raise StateError("No import is under way.", hint=f"`{target.next('status')}` says what there is.")
-        _import(run, target, job, None if half_moved else job.plan())
+        _import(run, target, None if half_moved else job.plan())
 
 
 @group.command()
-def verify(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
+@takes(SourceOptions)
+def verify(options: SourceOptions) -> None:
     """Prove again that backup, ledger and lake have the same rows, by reading them all; exit 1 on a mismatch."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        job = run.app.legacy_import(target.place, target.options())
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        job = target.job
         if job.detect() is ImportPhase.UNDOING or not target.place.migrated.exists():
             raise StateError("Nothing is imported.", hint=f"`{target.next('status')}` says what there is.")
         found = job.verify()
@@ -285,23 +229,12 @@ def verify(
 
 
 @group.command()
-def undo(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
-    """Drop the imported tables and put the tree back; exit 2 where something else has written to them."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        job = run.app.legacy_import(target.place, target.options())
+@takes(SourceOptions)
+def undo(options: SourceOptions, *, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Drop the imported tables and put the tree back; exit 2 if anything else has written to them."""
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        job = target.job
         if dry_run or job.detect() in (ImportPhase.NOTHING, ImportPhase.READY):
             tables = job.plan_undo()
             run.out.value({"dropped": tables, "done": False}, _undo_lines(target, tables, done=False))
@@ -316,21 +249,12 @@ def undo(
 
 
 @group.command()
-def report(
-    *,
-    home: Home = None,
-    workspace: Workspace = None,
-    tree: TreeFolder = None,
-    keys: Keys = None,
-    table: TableName = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    lake_home: LakeHome = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the report of the last run again; exit 2 where there is none."""
-    with command(lake_home, as_json) as run:
-        target = _target(home, workspace, tree=tree, keys=keys, table=table, schema=schema, lake_home=lake_home)
-        last = run.app.legacy_import(target.place, target.options()).last_report()
+@takes(SourceOptions)
+def report(options: SourceOptions) -> None:
+    """Show the report of the last run again; exit 2 if there is none."""
+    with command(options.lake_home, options.as_json) as run:
+        target = options.target(run.catchment)
+        last = target.job.last_report()
         if not last:
             raise StateError(
                 f"There is no report in {target.place.migration}.",
@@ -339,76 +263,12 @@ def report(
         run.out.value(last, _report_lines(target, LegacyReport.from_facts(last)))
 
 
-def _target(
-    home: Path | None,
-    workspace: str | None,
-    *,
-    tree: Path | None,
-    keys: str | None,
-    table: str | None,
-    schema: str,
-    lake_home: Path | None,
-) -> _Target:
-    """What the options name, checked for what they say together."""
-    given = {
-        "--home": home,
-        "--workspace": workspace,
-        "--tree": tree,
-        "--keys": keys,
-        "--table": table,
-        "--schema": None if schema == DEFAULT_SCHEMA else schema,
-        "--lake-home": lake_home,
-    }
-    words = "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
-    if tree is None:
-        if keys is not None or table is not None:
-            raise InputError("--keys and --table say how a --tree is read.", hint="Add --tree DIR, or leave them out.")
-        place = ImportFolders.tailpipe(home or TAILPIPE_HOME, workspace)
-        return _Target(place=place, keys=TAILPIPE_KEYS, table=None, schema=schema, words=words)
-    if home is not None or workspace is not None:
-        raise InputError("--tree is imported instead of a Tailpipe home.", hint="Leave --home and --workspace out.")
-    if keys is None:
-        raise InputError(
-            "--tree needs to know its keys.", hint="Name its folders from the top, such as --keys region,day:DATE."
-        )
-    place = ImportFolders.tree(tree)
-    if not place.data.is_dir() and not place.migration.is_dir():
-        raise InputError(f"There is no folder {place.data}.", hint="Name the folder that holds the hive folders.")
-    name = _table_name(table or place.data.name)
-    return _Target(place=place, keys=parse_keys(keys), table=name, schema=schema, words=words)
+def _columns(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
-def parse_keys(text: str) -> tuple[Column, ...]:
-    """Read `a,b:DATE,c`: names of folders from the top, each with a type, VARCHAR where none is given."""
-    # A comma in parentheses belongs to a type, such as DECIMAL(10,2).
-    found = [each.partition(":") for each in re.split(r",(?![^(]*\))", text)]
-    keys = tuple(Column(name=name.strip(), type=_key_type(kind) if colon else "VARCHAR") for name, colon, kind in found)
-    if any(not key.name or set("=/") & set(key.name) for key in keys):
-        raise InputError(f"--keys {text!r} has a key without a name.", hint="Write --keys region,day:DATE.")
-    if len({sql.fold(key.name) for key in keys}) < len(keys):
-        raise InputError(f"--keys {text!r} names a key twice.", hint="Name every level of folders once.")
-    return keys
-
-
-def _key_type(text: str) -> str:
-    try:
-        return types.normal(text)
-    except InputError as error:
-        raise InputError(error.message, hint="Write a type of DuckDB, such as --keys region,day:DATE.") from None
-
-
-def _table_name(text: str) -> str:
-    if not text or "." in text:
-        raise InputError(f"{text!r} is no name for a table.", hint="Say --table NAME, and --schema for its schema.")
-    return text
-
-
-def _columns(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(each.strip() for each in text.split(",") if each.strip())
-
-
-def _show_plan(run: RunningCommand, target: _Target, job: LegacyImport) -> None:
-    planned = job.plan()
+def _show_plan(run: RunningCommand, target: _Target) -> None:
+    planned = target.job.plan()
     if planned.phase in (ImportPhase.NOTHING, ImportPhase.DONE):
         lines = [*_where(target, planned.phase)]
     else:
@@ -418,16 +278,16 @@ def _show_plan(run: RunningCommand, target: _Target, job: LegacyImport) -> None:
         raise typer.Exit(EXIT_NEEDS_YOU)
 
 
-def _import(run: RunningCommand, target: _Target, job: LegacyImport, planned: LegacyPlan | None) -> None:
-    """Run the job, telling how it goes, and end with the exit code that its report deserves."""
+def _import(run: RunningCommand, target: _Target, planned: LegacyPlan | None) -> None:
+    """Run the import with its progress on stderr, and exit by its report."""
     answer = "Stopping once the current commit is done."
     try:
         with (
-            telling_of_spark(run.out),
-            showing_progress(run.out, planned, run.app.clock),
+            reporting_spark(run.out),
+            showing_progress(run.out, planned, run.catchment.app.clock),
             stopping_gently(run.out, answer) as stop,
         ):
-            report = job.run(planned, stop=stop)
+            report = target.job.run(planned, stop=stop)
     except KeyboardInterrupt:
         run.out.say(f"Stopped. What is committed stays, and nothing is doubled: `{target.next('run')}` goes on.")
         raise typer.Exit(EXIT_STOPPED) from None
@@ -441,7 +301,7 @@ def _import(run: RunningCommand, target: _Target, job: LegacyImport, planned: Le
 
 
 def _next(target: _Target, phase: ImportPhase) -> str | None:
-    """The command to run next, where there is one."""
+    """Return the command to run next, or None if there is none."""
     names = {
         ImportPhase.READY: "run",
         ImportPhase.IMPORTING: "retry",
@@ -452,7 +312,7 @@ def _next(target: _Target, phase: ImportPhase) -> str | None:
 
 
 def _where(target: _Target, phase: ImportPhase, *, left_out: int = 0) -> Iterator[str]:
-    """A phase in sentences; `left_out` are Parquet files of a finished import that are in the backup only."""
+    """Describe a phase; `left_out` counts Parquet files of a finished import that are only in the backup."""
     place = target.place
     match phase:
         case ImportPhase.NOTHING:
@@ -528,8 +388,8 @@ def _status_lines(target: _Target, found: ImportStatus) -> Iterator[str]:
     if found.running:
         yield "A process is at work on it now."
     if found.phase in (ImportPhase.IMPORTING, ImportPhase.DONE):
-        left = f"{leaves_counted(found.leaves_left)} left ({found.bytes_left / 1e6:,.1f} MB)"
-        yield f"{leaves_counted(found.leaves_imported)} imported, {left}."
+        left = f"{plural(found.leaves_left, 'leaf', 'leaves')} left ({found.bytes_left / 1e6:,.1f} MB)"
+        yield f"{plural(found.leaves_imported, 'leaf', 'leaves')} imported, {left}."
     if found.tables_made:
         yield f"Tables made: {', '.join(found.tables_made)}."
     yield from (f"Set aside: {path}" for path in found.quarantined)
@@ -549,12 +409,12 @@ def _report_lines(target: _Target, report: LegacyReport) -> Iterator[str]:
     files = sum(table.files for table in report.tables)
     size = sum(table.bytes for table in report.tables) / 1e6
     yield (
-        f"Imported {leaves_counted(report.leaves)}, {plural(report.rows, 'row')}, in {plural(files, 'file')} "
+        f"Imported {plural(report.leaves, 'leaf', 'leaves')}, {plural(report.rows, 'row')}, in {plural(files, 'file')} "
         f"({size:,.1f} MB), in {report.seconds:,.1f} s."
     )
     for table in report.tables:
-        already = f"; {leaves_counted(table.already)} there already" if table.already else ""
-        yield f"  {table.table}: {leaves_counted(table.leaves)}, {plural(table.rows, 'row')}{already}"
+        already = f"; {plural(table.already, 'leaf', 'leaves')} there already" if table.already else ""
+        yield f"  {table.table}: {plural(table.leaves, 'leaf', 'leaves')}, {plural(table.rows, 'row')}{already}"
     yield from (f"Set aside: {path}" for path in report.quarantined)
     if report.strays:
         yield f"{plural(len(report.strays), 'stray')} in the backup, not imported: {target.next('report')} --json"
@@ -570,7 +430,7 @@ def _verify_lines(target: _Target, found: Verification) -> Iterator[str]:
     for each in found.mismatches:
         yield f"MISMATCH {each.table}{f' {each.leaf}' if each.leaf else ''}: {each.reason}"
     verdict = "backup, ledger and lake agree" if found.ok else "they do not agree"
-    yield f"{leaves_counted(found.leaves)}, {plural(found.rows, 'row')} compared: {verdict}."
+    yield f"{plural(found.leaves, 'leaf', 'leaves')}, {plural(found.rows, 'row')} compared: {verdict}."
     if not found.ok:
         yield f"What was imported when: {target.place.log}. The backup is untouched in {target.place.migrated}."
 

@@ -16,9 +16,9 @@ from catchment.cli.output import Output, give_up_stdout, is_of_output
 from catchment.errors import EXIT_NEEDS_YOU, InputError, StorageFailedError
 from catchment.foundation.settings import FILE_NAME, SettingInfo, declared
 
-# Each is a module beside this one, imported when it is asked for: `catchment schema` needs no pipeline.
+# Modules beside this one, imported on demand: `catchment schema` needs no pipeline.
 _PARTS = ("demo", "status", "lake", "queue", "legacy", "schema", "serve", "user", "tenant", "shard")
-# The key under which a context knows whether stdout is to hold JSON.
+# Key of a context: whether stdout gets JSON.
 _AS_JSON = "catchment.as_json"
 _STYLE: dict[str, Any] = {
     "add_completion": False,
@@ -28,8 +28,8 @@ _STYLE: dict[str, Any] = {
 
 
 @contextmanager
-def _usage_told(*, as_json: bool) -> Iterator[None]:
-    """With `as_json`, have stdout hold a wrong use of the command line too; else it is shown with the usage."""
+def _usage_errors(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, print a usage error as JSON too; otherwise it is shown with the usage."""
     try:
         yield
     except TyperException as error:
@@ -37,16 +37,16 @@ def _usage_told(*, as_json: bool) -> Iterator[None]:
             raise
         context = getattr(error, "ctx", None)
         called = "catchment" if context is None else context.command_path
-        told = InputError(error.format_message(), hint=f"`{called} --help` shows how it is called.")
-        Output(as_json=True).error(told)
+        reported = InputError(error.format_message(), hint=f"`{called} --help` shows how it is called.")
+        Output(as_json=True).error(reported)
         raise typer.Exit(error.exit_code) from None
 
 
 class CommandLine(TyperGroup):
-    """The commands; those of other modules are there once they are asked for."""
+    """The commands; those of other modules are imported on demand."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; None where there is none, and then all are there to suggest one of."""
+        """Return the command of that name, or None after importing all, so that one can be suggested."""
         if cmd_name in _PARTS:
             self._load(cmd_name)
         elif cmd_name not in self.commands:
@@ -59,16 +59,16 @@ class CommandLine(TyperGroup):
             self._load(part)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Read what stands before the command's name; a wrong use is told as every other error is."""
+        """Parse the arguments before the command's name; report a usage error like every other error."""
         as_json = "--json" in args
-        with _usage_told(as_json=as_json):
+        with _usage_errors(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_AS_JSON] = as_json
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the rest, and run the command."""
-        with _usage_told(as_json=ctx.meta[_AS_JSON]):
+        """Parse the rest, and run the command."""
+        with _usage_errors(as_json=ctx.meta[_AS_JSON]):
             return super().invoke(ctx)
 
     def _load(self, part: str) -> None:
@@ -76,7 +76,7 @@ class CommandLine(TyperGroup):
             self.commands[part] = _load(part)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all, in the order of `--help`."""
+        """Return all names, in the order of `--help`."""
         own = [name for name in self.commands if name not in _PARTS]
         return [*own, *_PARTS]
 
@@ -94,18 +94,18 @@ app = typer.Typer(
 def doctor(
     *,
     prepare: Annotated[
-        bool, typer.Option("--prepare", help="Have Spark start in half the time here: some 70 MB beside the packages.")
+        bool,
+        typer.Option(
+            "--prepare", help="Halve Spark's start time on this machine; needs about 70 MB beside the packages."
+        ),
     ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that this machine has what Catchment needs; exit 2 when something is missing."""
-    # Imported here, because it brings the pipelines along.
-    from catchment.doctor import examine
-
+    """Check that this machine has what Catchment needs; exit 2 if something is missing."""
     with command(home, as_json) as run:
         checks = []
-        for check in examine(run.app.settings, prepare=prepare):
+        for check in run.catchment.doctor(prepare=prepare):
             checks.append(check)
             run.out.say(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.detail}")
             if check.hint and not check.ok:
@@ -145,7 +145,7 @@ def version_option(
 
 
 def command_line() -> CommandLine:
-    """The whole of it, with every part imported: for whoever describes it."""
+    """Return the whole command line with every part imported, for generated documentation."""
     root = get_command(app)
     assert isinstance(root, CommandLine)
     root.load_all()
@@ -160,12 +160,12 @@ def main() -> None:
         if not is_of_output(error):
             raise
         give_up_stdout()
-        told = StorageFailedError(
+        reported = StorageFailedError(
             f"The output cannot be written: {error.strerror}.",
-            hint="Is there room where stdout goes? Then run it again.",
+            hint="Check the space where stdout goes, then run it again.",
         )
-        Output(as_json=False).error(told)
-        raise SystemExit(told.exit_code) from None
+        Output(as_json=False).error(reported)
+        raise SystemExit(reported.exit_code) from None
 
 
 def _setting_line(setting: SettingInfo) -> str:
@@ -174,7 +174,7 @@ def _setting_line(setting: SettingInfo) -> str:
 
 
 def _load(part: str) -> TyperCommand | TyperGroup:
-    """The commands of a module: those of its `group`, or the one function that is called as the module is."""
+    """Return a module's commands: its `group`, or the function named like the module."""
     module = import_module(f"catchment.cli.{part}")
     alone = typer.Typer(**_STYLE)
     group = vars(module).get("group")

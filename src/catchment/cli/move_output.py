@@ -3,23 +3,26 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from catchment.cli.context import RunningCommand, stopping_gently, telling_of_spark
+from catchment.cli.context import RunningCommand, reporting_spark, stopping_gently
 from catchment.cli.output import Output
 from catchment.errors import EXIT_STOPPED, CatchmentError, RetryableError
 from catchment.foundation.clock import Clock
+from catchment.foundation.text import plural
 from catchment.lake.erase import Erased
-from catchment.pipeline.plan import plural
 from catchment.tenants.drain import DrainMove
 from catchment.tenants.migration import Preflight
-from catchment.tenants.model import Complete, Finalizing, MigrationState, ShardId, TenantId
+from catchment.tenants.model import Complete, Finalizing, ShardId, TenantId
 from catchment.tenants.reports import MoveStatus
 from catchment.tenants.run_move import MovePhase, MoveReport
 from catchment.tenants.shard_api import Lag
+
+if TYPE_CHECKING:
+    from catchment.tenants.model import MigrationState
 
 _SAY_AGAIN_S = 5.0
 _SHOWN: dict[MovePhase, tuple[str, str]] = {
@@ -39,10 +42,10 @@ def shown_moves(run: RunningCommand, resume: str) -> Iterator[tuple["Display", C
 
     Ctrl-C stops after the current step, a second one at once. `resume` is the command that goes on.
     """
-    display = Display(run.out, run.app.clock, resume)
+    display = Display(run.out, run.catchment.app.clock, resume)
     try:
         with (
-            telling_of_spark(run.out),
+            reporting_spark(run.out),
             display.shown(),
             stopping_gently(run.out, "Stopping once the current step is done.") as stop,
         ):
@@ -303,6 +306,6 @@ def move_lines(status: MoveStatus) -> Iterator[str]:
     yield from (f"Next: {each}" for each in next_commands(move.tenant, move.target, move.state.name))
 
 
-def _pause_lines(state: MigrationState) -> Iterator[str]:
+def _pause_lines(state: "MigrationState") -> Iterator[str]:
     if isinstance(state, Finalizing | Complete) and state.pause_ms:
         yield f"Writes waited for {state.pause_ms:,.1f} ms at the switch."

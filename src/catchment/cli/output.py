@@ -21,7 +21,7 @@ from catchment.errors import CatchmentError
 
 
 class Output:
-    """Where a command puts what it has to say. With `as_json`, stdout holds exactly one JSON value."""
+    """A command's output. With `as_json`, stdout gets exactly one JSON value."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -29,7 +29,7 @@ class Output:
         self._talk = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
     def value(self, value: Any, lines: Iterable[str]) -> None:
-        """The command's result: `value` as JSON, or the same in lines for a person."""
+        """Print the command's result: `value` as JSON, or `lines` for a person."""
         if self.as_json:
             self._json(value)
         else:
@@ -37,7 +37,7 @@ class Output:
                 self._data.print(escape(line))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for a person; never part of JSON output."""
+        """Print a table for a person; never part of JSON output."""
         if not self.as_json:
             table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
             for column in columns:
@@ -47,38 +47,38 @@ class Output:
             self._data.print(table)
 
     def say(self, text: str) -> None:
-        """Progress and remarks."""
+        """Print progress or a remark on stderr."""
         self._talk.print(escape(text))
 
     def step(self, text: str) -> None:
-        """A heading in a longer story."""
+        """Print a heading of a longer run on stderr."""
         self._talk.print(f"[bold cyan]▸[/] {escape(text)}")
 
     @property
     def screen(self) -> Console | None:
-        """Stderr to draw on, where a person looks at it; None where it is a file or a pipe."""
+        """Stderr to draw on if it is a terminal; None if it is a file or a pipe."""
         return self._talk if self._talk.is_terminal else None
 
     @property
     def is_colourful(self) -> bool:
-        """Whether stderr shows colours, and nobody has asked for none."""
+        """Whether stderr shows colours, and they are not disabled."""
         return self._talk.is_terminal and self._talk.color_system is not None and not self._talk.no_color
 
     def ask(self, question: str) -> bool | None:
-        """A person's yes or no; None where there is nobody to ask. Anything but a yes is a no."""
+        """Ask for yes or no; None without a terminal. Anything but a yes is a no."""
         if self.screen is None or not sys.stdin.isatty():
             return None
         self._talk.print(f"[bold]{escape(question)}[/] {escape('[y/N]')} ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def ask_unseen(self, question: str) -> str | None:
-        """What a person types, without showing it; None where there is nobody to ask."""
+        """Ask for a text without showing it; None without a terminal."""
         if self.screen is None or not sys.stdin.isatty():
             return None
         return getpass.getpass(question, stream=sys.stderr)
 
     def error(self, error: CatchmentError) -> None:
-        """Why the command failed, and what to do."""
+        """Print why the command failed, and what to do."""
         if self.as_json:
             shown = {"error": type(error).__name__, "message": error.message, "hint": error.hint, **plain(error.facts)}
             self._json(shown)
@@ -88,23 +88,23 @@ class Output:
 
     def _json(self, value: object) -> None:
         sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
-        # Whoever waits for it may wait for a command that goes on.
+        # A reader may wait for it while the command goes on.
         sys.stdout.flush()
 
 
 def is_of_output(error: OSError) -> bool:
-    """Whether it says that stdout takes no more: files have names, and their errors are told as ours."""
+    """Return whether stdout is full: an error without a file name that speaks of space."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def give_up_stdout() -> None:
-    """Drop what stdout holds: the interpreter would fail at it once more when it ends."""
+    """Discard buffered stdout: the interpreter would fail on it again at exit."""
     with suppress(OSError), Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """Return a value in a form that JSON has."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if type(value).__str__ is not object.__str__:
             return str(value)
@@ -113,7 +113,7 @@ def plain(value: Any) -> Any:
         case dict():
             return {str(key): plain(each) for key, each in value.items()}
         case set() | frozenset():
-            # The same every time, because others compare it.
+            # Sorted, so that outputs can be compared.
             return sorted((plain(each) for each in value), key=str)
         case list() | tuple():
             return [plain(each) for each in value]

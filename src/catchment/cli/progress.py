@@ -1,4 +1,4 @@
-"""How far an import has come, on stderr: a bar for each table on a terminal, plain lines elsewhere."""
+"""Progress of an import on stderr: a bar per table on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from catchment.cli.output import Output
 from catchment.foundation import events
 from catchment.foundation.clock import Clock
 from catchment.foundation.events import Event
-from catchment.pipeline.legacy.import_plan import LegacyPlan, TablePlan, leaves_counted
-from catchment.pipeline.plan import plural
+from catchment.foundation.text import plural
+from catchment.pipeline.legacy.import_plan import LegacyPlan, TablePlan
 
 
 @dataclass(slots=True)
 class _Row:
-    """One table's share of the display."""
+    """One table's line of the display."""
 
     plan: TablePlan
     task: TaskID
@@ -28,25 +28,25 @@ class _Row:
 
 @contextmanager
 def showing_progress(out: Output, plan: LegacyPlan | None, clock: Clock) -> Iterator[None]:
-    """Tell on stderr how an import goes; without a plan, or without a terminal, in a line for each commit."""
+    """Show an import's progress; without a plan or a terminal, as one line for each commit."""
     if out.screen is None or plan is None:
-        with events.listening(lambda event: _tell(out, event)):
+        with events.listening(lambda event: _report(out, event)):
             yield
         return
     bars = _Bars(out.screen, plan.tables, clock, seconds_expected=plan.seconds)
-    with bars.progress, events.listening(bars.hear):
+    with bars.progress, events.listening(bars.on_event):
         yield
 
 
 def eta_s(*, rows_done: int, rows_total: int, elapsed_s: float, seconds_expected: float) -> float:
-    """How much longer it takes: by the rows so far, and by the plan's estimate as long as there are none."""
+    """Return the remaining seconds: extrapolated from the rows so far, or from the plan's estimate."""
     if not rows_done:
         return max(seconds_expected - elapsed_s, 0.0)
     return elapsed_s * (rows_total - rows_done) / rows_done
 
 
 class _Bars:
-    """A bar for each table that moves when a leaf is in the lake and in the backup."""
+    """A bar for each table; it moves when a leaf is in the lake and in the backup."""
 
     def __init__(self, screen: Console, tables: Sequence[TablePlan], clock: Clock, *, seconds_expected: float) -> None:
         self.progress = Progress(
@@ -67,7 +67,7 @@ class _Bars:
         self._rows_total = sum(table.row_count for table in shown)
         self._show()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Move the bar of the leaf's table."""
         row = self._by_leaf.get(event.facts["leaf"]) if event.verb == "legacy_leaf_imported" else None
         if row is not None:
@@ -92,11 +92,11 @@ class _Bars:
             self.progress.update(row.task, completed=row.leaves, pace=pace)
 
 
-def _tell(out: Output, event: Event) -> None:
+def _report(out: Output, event: Event) -> None:
     match event.verb:
         case "legacy_moved":
             out.say(f"  The tree has moved to {event.facts['to']}.")
         case "delivered":
             units, rows, files = (event.facts[name] for name in ("units", "rows", "files"))
-            done = f"{leaves_counted(units)}, {plural(rows, 'row')} in {plural(files, 'file')}"
+            done = f"{plural(units, 'leaf', 'leaves')}, {plural(rows, 'row')} in {plural(files, 'file')}"
             out.say(f"  {event.facts['table']}: {done}")

@@ -1,25 +1,28 @@
-"""`catchment schema`: where a database stands between its scripts and its models, and every step from there."""
+"""`catchment schema`: check, generate, rehearse, apply and restore migrations of a database."""
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from catchment.cli.context import AsJson, Home, Started, started
+from catchment.api.schema import SchemaApi
+from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output
+from catchment.cli.shared_options import takes
 from catchment.errors import EXIT_NEEDS_YOU, CorruptInputError, InputError, StateError
-from catchment.foundation.ids import DEFAULT_SCHEMA
-from catchment.lake import Lake
-from catchment.schema import CheckResult, LakeEngine, Migrate, Rehearsal, SqliteEngine, State, develop
+from catchment.foundation.text import plural
+from catchment.schema import CheckResult, Rehearsal, State
 from catchment.schema.backups import KEEP
 from catchment.schema.migratable import Backup, Database
 from catchment.schema.migrate import Preview
-from catchment.schema.project_config import Project, find_project, is_lake, load_models
-from catchment.schema.scripts import ScriptName, undecided_in
+from catchment.schema.scripts import ScriptName
+
+if TYPE_CHECKING:
+    from catchment.schema import Migrate
 
 EXIT_DIVERGED = 3
 _EXIT_OF = {
@@ -43,95 +46,87 @@ group = typer.Typer(
     no_args_is_help=True,
 )
 
-Db = Annotated[
-    str | None,
-    typer.Argument(
-        help="Path of a SQLite file, or `lake` or `lake:SCHEMA` for tables of the lake.", show_default=False
-    ),
-]
-Models = Annotated[
-    str | None, typer.Option(help="Module that defines the models, or `pkg.module:LIST`.", show_default=False)
-]
-Scripts = Annotated[
-    Path | None, typer.Option(help="Folder of the scripts; default `DB.migrations`.", show_default=False)
-]
 BackupsKeep = Annotated[
     int | None, typer.Option(help=f"Backups to keep of each kind; default {KEEP}.", min=1, show_default=False)
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """What the command line says; the project fills in the rest."""
+class DatabaseOptions:
+    """Options of every command here: the database and its models."""
 
-    db: str | None
-    models: str | None
-    scripts: Path | None = None
-    backups_keep: int | None = None
+    db: Annotated[
+        str | None,
+        typer.Argument(
+            help="Path of a SQLite file, or `lake` or `lake:SCHEMA` for tables of the lake.", show_default=False
+        ),
+    ] = None
+    models: Annotated[
+        str | None, typer.Option(help="Module that defines the models, or `pkg.module:LIST`.", show_default=False)
+    ] = None
+    home: Home = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOptions(DatabaseOptions):
+    """Options of commands that read the scripts."""
+
+    scripts: Annotated[
+        Path | None, typer.Option(help="Folder of the scripts; default `DB.migrations`.", show_default=False)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """A database, what it is to become, and where to tell about it."""
+    """An open database, and where to print."""
 
     out: Output
-    database: Database
-    migrate: Migrate
+    migrate: "Migrate"
+    schema: SchemaApi
+
+    @property
+    def database(self) -> Database:
+        return self.migrate.database
 
 
 @group.command()
-def status(
-    *,
-    db: Db = None,
-    models: Models = None,
-    scripts: Scripts = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say how things stand; change nothing. Exit 0 CURRENT, 2 DRIFT or PENDING, 3 DIVERGED or ERROR."""
-    with _begun(_Given(db=db, models=models, scripts=scripts), home, as_json) as work:
+@takes(ScriptOptions)
+def status(options: ScriptOptions) -> None:
+    """Show the state; change nothing. Exit 0 CURRENT, 2 DRIFT or PENDING, 3 DIVERGED or ERROR."""
+    with _opened(options) as work:
         _conclude(work, work.migrate.look())
 
 
 @group.command()
-def check(
-    *,
-    db: Db = None,
-    models: Models = None,
-    scripts: Scripts = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say how things stand, and put deleted scripts back and warnings into diverged ones. Exits as status."""
-    with _begun(_Given(db=db, models=models, scripts=scripts), home, as_json) as work:
+@takes(ScriptOptions)
+def check(options: ScriptOptions) -> None:
+    """Show the state, restore deleted scripts and put warnings into diverged ones. Exits as status."""
+    with _opened(options) as work:
         _conclude(work, work.migrate.check())
 
 
 @group.command()
+@takes(ScriptOptions)
 def generate(
+    options: ScriptOptions,
     *,
-    db: Db = None,
-    models: Models = None,
-    scripts: Scripts = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write nothing.")] = False,
-    home: Home = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Write the next script, from what differs between the models and the database; only in DRIFT, none in CURRENT."""
-    with _begun(_Given(db=db, models=models, scripts=scripts), home, as_json) as work:
-        script = work.migrate.preview() if dry_run else work.migrate.generate()
+    """Write the next script from the difference between models and database; only in DRIFT, none in CURRENT."""
+    with _opened(options) as work:
+        script = work.migrate.preview() if dry_run else _written(work.migrate.generate())
         result = work.migrate.look()
         for table in result.unmanaged:
             work.out.say(f"Left alone: {table} is in no model, and no script made it. To drop it, write a script.")
         if script is None and result.state is State.CURRENT:
             nothing = {"path": None, "written": False, "undecided": (), "text": ""}
-            work.out.value(nothing, ["Nothing to generate: the database is what the models say."])
+            work.out.value(nothing, ["Nothing to generate: the database matches the models."])
             return
         if script is None:
-            raise InputError("What differs cannot be said in a script.", hint="Change the database or the models.")
-        text = script.text if isinstance(script, Preview) else script.read_text(encoding="utf-8")
-        path = work.database.scripts / (script.filename if isinstance(script, Preview) else script.name)
-        undecided = undecided_in(text)
+            raise InputError("The difference cannot be written as a script.", hint="Change the database or the models.")
+        path, text = work.database.scripts / script.filename, script.text
+        undecided = script.undecided
         for subject in undecided:
             work.out.say(f"It leaves something to decide: {subject}.")
         if dry_run:
@@ -142,27 +137,23 @@ def generate(
 
 
 @group.command()
+@takes(ScriptOptions)
 def apply(
+    options: ScriptOptions,
     *,
-    db: Db = None,
     filename: Annotated[
         str | None, typer.Argument(help="The script, which must be the next one.", show_default=False)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Apply all that are pending, not only the next.")] = False,
-    models: Models = None,
-    scripts: Scripts = None,
     backups_keep: BackupsKeep = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Rehearse instead; change nothing.")] = False,
-    home: Home = None,
-    as_json: AsJson = False,
 ) -> None:
     """Run the next script: backup first, then script and record in one transaction; only in PENDING."""
-    if filename is None and db is not None and ScriptName.parse(db):
-        db, filename = None, db
-    given = _Given(db=db, models=models, scripts=scripts, backups_keep=backups_keep)
-    with _begun(given, home, as_json) as work:
+    if filename is None and options.db is not None and ScriptName.parse(options.db):
+        options, filename = replace(options, db=None), options.db
+    with _opened(options, backups_keep) as work:
         if filename is not None and every:
-            raise InputError(f"{filename} and --all do not go together.", hint="Name a script, or say --all.")
+            raise InputError(f"{filename} and --all do not go together.", hint="Name a script, or use --all.")
         if every and work.migrate.look().state is State.CURRENT:
             pending: list[str] = []
         else:
@@ -180,38 +171,28 @@ def apply(
 
 
 @group.command()
-def rehearse(
-    *,
-    db: Db = None,
-    models: Models = None,
-    scripts: Scripts = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Try all scripts that are pending on a copy; exit 2 where one fails. Shows effects, time and what may go wrong."""
-    with _begun(_Given(db=db, models=models, scripts=scripts), home, as_json) as work:
+@takes(ScriptOptions)
+def rehearse(options: ScriptOptions) -> None:
+    """Try all pending scripts on a copy; exit 2 if one fails. Shows effects, time and risks."""
+    with _opened(options) as work:
         _show_rehearsal(work.out, work.migrate.rehearse())
 
 
 @group.command()
+@takes(ScriptOptions)
 def restore(
+    options: ScriptOptions,
     *,
-    db: Db = None,
     name: Annotated[
         str | None, typer.Argument(help="A backup, as `backups` shows it; default the reference.", show_default=False)
     ] = None,
-    models: Models = None,
-    scripts: Scripts = None,
     backups_keep: BackupsKeep = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be replaced; change nothing.")] = False,
-    home: Home = None,
-    as_json: AsJson = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be replaced; change nothing.")] = False,
 ) -> None:
-    """Put the reference back, or a backup, in whatever state; what was there is kept as a backup."""
-    if name is None and db is not None and _BACKUP_NAME.fullmatch(db):
-        db, name = None, db
-    given = _Given(db=db, models=models, scripts=scripts, backups_keep=backups_keep)
-    with _begun(given, home, as_json, needs_models=False) as work:
+    """Restore the reference or a backup, in any state; the replaced database is kept as a backup."""
+    if name is None and options.db is not None and _BACKUP_NAME.fullmatch(options.db):
+        options, name = replace(options, db=None), options.db
+    with _opened(options, backups_keep, needs_models=False) as work:
         source = work.migrate.preview_restore(name)
         replaced = _rows_of(work.database)
         if not dry_run:
@@ -221,19 +202,17 @@ def restore(
 
 
 @group.command()
+@takes(DatabaseOptions)
 def backup(
+    options: DatabaseOptions,
     *,
-    db: Db = None,
-    models: Models = None,
     backups_keep: BackupsKeep = None,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Of the lake: make what it is now the reference, instead.")
+        bool, typer.Option("--reference", help="For the lake: make its current state the reference instead.")
     ] = False,
-    home: Home = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Make a backup now, whatever the state."""
-    with _begun(_Given(db=db, models=models, backups_keep=backups_keep), home, as_json, needs_models=False) as work:
+    """Make a backup now, in any state."""
+    with _opened(options, backups_keep, needs_models=False) as work:
         if reference:
             _mark_reference(work)
             return
@@ -242,9 +221,10 @@ def backup(
 
 
 @group.command()
-def backups(*, db: Db = None, models: Models = None, home: Home = None, as_json: AsJson = False) -> None:
+@takes(DatabaseOptions)
+def backups(options: DatabaseOptions) -> None:
     """List the backups that can be restored, newest first."""
-    with _begun(_Given(db=db, models=models), home, as_json, needs_models=False) as work:
+    with _opened(options, needs_models=False) as work:
         found = work.migrate.backups()
         rows = [(each.name, f"{each.made_at:%Y-%m-%d %H:%M:%S}", f"{each.bytes:,}", each.kind) for each in found]
         if rows:
@@ -253,22 +233,18 @@ def backups(*, db: Db = None, models: Models = None, home: Home = None, as_json:
 
 
 @group.command()
+@takes(ScriptOptions)
 def dev(
+    options: ScriptOptions,
     *,
-    db: Db = None,
-    models: Models = None,
-    scripts: Scripts = None,
     backups_keep: BackupsKeep = None,
     allow_drops: Annotated[
         bool, typer.Option("--allow-drops", help="Drop tables and columns that are in no model, even with rows.")
     ] = False,
-    home: Home = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Restore, apply and generate until the database is what the models say; for development. Exits as status."""
-    given = _Given(db=db, models=models, scripts=scripts, backups_keep=backups_keep)
-    with _begun(given, home, as_json) as work:
-        done = develop(work.migrate, allow_drops=allow_drops, on_step=lambda step: work.out.say(f"{step}."))
+    """Restore, apply and generate until the database matches the models; for development. Exits as status."""
+    with _opened(options, backups_keep) as work:
+        done = work.schema.develop(work.migrate, allow_drops=allow_drops, on_step=lambda step: work.out.say(f"{step}."))
         steps = [{"act": step.act, "subject": step.subject, "why": step.why} for step in done.steps]
         lines = [*_lines(work, done.result), *([f"Stopped: {done.stopped}"] if done.stopped else [])]
         work.out.value({"steps": steps, "stopped": done.stopped, **_facts(done.result)}, lines)
@@ -276,49 +252,29 @@ def dev(
 
 
 @contextmanager
-def _begun(given: _Given, home: Path | None, as_json: bool, *, needs_models: bool = True) -> Iterator[_Work]:
-    with started(home, as_json) as run:
-        here = Path.cwd()
-        project = find_project(here)
-        name = given.models or project.models
-        if name is None and needs_models:
-            raise InputError("Which models?", hint="Say `--models pkg.module`, or set `models` in the project's file.")
-        folders = dict.fromkeys([here, project.folder or here])
-        models = load_models(name, path=folders) if name and needs_models else []
-        with _database(run, given, project) as database:
+def _opened(options: DatabaseOptions, backups_keep: int | None = None, *, needs_models: bool = True) -> Iterator[_Work]:
+    with command(options.home, options.as_json) as run:
+        scripts = options.scripts if isinstance(options, ScriptOptions) else None
+        schema = run.catchment.schema
+        opened = schema.open(
+            options.db, options.models, scripts=scripts, backups_keep=backups_keep, needs_models=needs_models
+        )
+        with opened as migrate:
             try:
-                yield _Work(out=run.out, database=database, migrate=Migrate(database, models))
+                yield _Work(out=run.out, migrate=migrate, schema=schema)
             except StateError as error:
                 run.out.error(error)
                 raise typer.Exit(_EXIT_OF[State(error.facts["state"])] or EXIT_NEEDS_YOU) from None
 
 
-@contextmanager
-def _database(run: Started, given: _Given, project: Project) -> Iterator[Database]:
-    db = given.db or project.db
-    if db is None:
-        raise InputError("Which database?", hint="Say its path, or set `db` in [tool.catchment.schema].")
-    keep = given.backups_keep or project.backups_keep or KEEP
-    # What the project says of its own database's scripts is not true of another one's.
-    is_own = project.db is not None and (db == project.db or Path(db).absolute() == Path(project.db).absolute())
-    scripts = given.scripts or (project.scripts if is_own else None)
-    if is_lake(db):
-        schema = db.partition(":")[2] or DEFAULT_SCHEMA
-        folder = Path() if project.folder in (None, Path.cwd()) else project.folder
-        # Not entered, which would make a lake: only a script does.
-        with closing(Lake.from_settings(run.settings)) as lake:
-            yield LakeEngine(lake, schema=schema, folder=folder, scripts=scripts, backups_keep=keep)
-    else:
-        with SqliteEngine(db, scripts=scripts, backups_keep=keep) as engine:
-            yield engine
+def _written(path: Path | None) -> Preview | None:
+    name = None if path is None else ScriptName.parse(path.name)
+    if path is None or name is None:
+        return None
+    return Preview(number=name.number, filename=path.name, text=path.read_text(encoding="utf-8"))
 
 
 def _mark_reference(work: _Work) -> None:
-    if not isinstance(work.database, LakeEngine):
-        raise InputError(
-            "The reference of a SQLite file is a copy of the production database.",
-            hint=f"Copy it to {work.database.name}.ref.",
-        )
     snapshot = work.database.mark_reference()
     facts = {"reference": work.database.reference, "snapshot": snapshot}
     work.out.value(facts, [f"{work.database.reference} names snapshot {snapshot}, which `restore` goes back to."])
@@ -363,7 +319,7 @@ def _without(value: Any, name: str) -> dict[str, Any]:
 
 
 def _rows_of(database: Database) -> dict[str, int] | None:
-    """The rows of every table; None where the database is damaged, which a restore puts right."""
+    """Return the row count of every table; None if the database is damaged, which a restore repairs."""
     try:
         return database.row_counts()
     except CorruptInputError:
@@ -372,7 +328,7 @@ def _rows_of(database: Database) -> dict[str, int] | None:
 
 def _restore_lines(work: _Work, source: Backup | None, replaced: dict[str, int] | None, dry_run: bool) -> Sequence[str]:
     what = "its reference" if source is None else f"{source.name}, made {source.made_at:%Y-%m-%d %H:%M:%S} UTC"
-    said = [f"{table} ({count:,} {'row' if count == 1 else 'rows'})" for table, count in (replaced or {}).items()]
+    said = [f"{table} ({plural(count, 'row')})" for table, count in (replaced or {}).items()]
     tables = "what cannot be read" if replaced is None else ", ".join(said) or "no table"
     if dry_run:
         return [

@@ -1,4 +1,4 @@
-"""`catchment serve`: the Flight SQL server, from its first line to its last signal."""
+"""`catchment serve`: start the Flight SQL server, and stop it by a signal."""
 
 import logging
 import os
@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchment.cli.context import AsJson, Home, Started, started, telling_of_spark
+from catchment.cli.context import AsJson, Home, RunningCommand, command, reporting_spark
 from catchment.errors import EXIT_STOPPED
 from catchment.foundation import events
 from catchment.foundation.events import Event
-from catchment.foundation.pandas_probe import skip_pandas_probe
-from catchment.foundation.settings import default_variable
 
 if TYPE_CHECKING:
     from catchment.server.flight_server import FlightServer
@@ -28,15 +26,15 @@ if TYPE_CHECKING:
 def serve(
     *,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; one that others reach needs users and TLS.")
+        str | None, typer.Option(help="Address to listen on; other than loopback it requires users and TLS.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 is any that is free.", min=0, max=65_535)] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 is any free one.", min=0, max=65_535)] = None,
     web_port: Annotated[
-        str | None, typer.Option(help="Port of metrics and status; 0 is any that is free, `off` is none; default 4215.")
+        str | None, typer.Option(help="Port of metrics and status; 0 is any free one, `off` is none; default 4215.")
     ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
-    shard: Annotated[str | None, typer.Option(help="Name under which it is a shard, in which tenants live.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Name of this server as a shard for tenants.")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,49 +47,44 @@ def serve(
         "server_tls_key": tls_key,
         "shard_name": shard,
     }
-    with _signalled() as wait_for_signal, started(home, as_json, **options) as run, _telling(run):
-        # Read when gRPC is imported: it would tell stderr, in a form of its own, of every stranger's failed handshake.
-        default_variable("GRPC_VERBOSITY", "NONE")
-        from catchment.server.flight_server import FlightServer
-
-        skip_pandas_probe()
-        server = FlightServer(run.settings)
+    with _signalled() as wait_for_signal, command(home, as_json, **options) as run, _reporting(run):
+        server = run.catchment.server()
         server.start()
         _say_ready(run, server)
         wait_for_signal()
-        _say(run, "Stopping: calls under way may finish, then what is buffered is flushed …")
+        _say(run, "Stopping: running calls may finish, then buffered rows are flushed …")
         if not server.stop():
-            _say(run, "The last flush takes longer: its rows are on the disk, and the next start goes on with them.")
-            # Closing would wait for it.
+            _say(run, "The last flush takes longer: its rows are on disk, and the next start flushes them.")
+            # Closing would wait for that flush.
             os._exit(0)
         _say(run, "Stopped.")
 
 
-def _say(run: Started, text: str) -> None:
-    """Tell a person; where programs read stderr line by line, events say the same."""
+def _say(run: RunningCommand, text: str) -> None:
+    """Print for a person; if stderr is a log for programs, events say the same."""
     if not run.logs_json:
         run.out.say(text)
 
 
-def _say_ready(run: Started, server: "FlightServer") -> None:
-    settings = run.settings
+def _say_ready(run: RunningCommand, server: "FlightServer") -> None:
+    settings = run.catchment.settings
     login, tls = server.authenticator.login_required, settings.server_tls_certificate is not None
     facts = {"uri": server.uri, "pid": os.getpid(), "login": login, "tls": tls, "home": settings.home.absolute()}
     if settings.shard_name is not None:
         facts["shard"] = settings.shard_name
     line = " ".join(f"{name}={_word(value)}" for name, value in facts.items() if name != "uri")
-    # First for those who read it, so that whoever waits for the ready line finds the rest there already.
+    # Before the ready line, so that a program that waits for it finds the rest printed.
     for each in _welcome(server.uri, settings.server_tls_certificate, login=login):
         _say(run, each)
     web = server.web_address
     if web is not None:
-        _say(run, f"How it is doing: `catchment status`, {web}/status.json, and {web}/metrics for Prometheus.")
+        _say(run, f"Health: `catchment status`, {web}/status.json, and {web}/metrics for Prometheus.")
     lines = [f"ready {server.uri} {line}", *([] if web is None else [f"web {web}"])]
     run.out.value({"ready": True, **facts, "web": web}, lines)
 
 
 def _welcome(uri: str, certificate: Path | None, *, login: bool) -> Iterator[str]:
-    who = "users log in" if login else "without login, for everybody on this machine"
+    who = "users log in" if login else "without login, for every user of this machine"
     yield f"Catchment serves Arrow Flight SQL at {uri}, {who}. Ctrl-C stops it."
     yield "From Python, with `pip install adbc-driver-flightsql pyarrow`:"
     yield ""
@@ -105,7 +98,7 @@ def _welcome(uri: str, certificate: Path | None, *, login: bool) -> Iterator[str
     ]
     more = f"{{{', '.join(options)}}}, " if options else ""
     yield "    import adbc_driver_flightsql.dbapi as flight"
-    # Nobody connects to a wildcard, and a certificate is made out to a name.
+    # A client cannot connect to a wildcard address, and a certificate names a host.
     reached = uri.replace("//0.0.0.0:", "//HOST:").replace("//[::]:", "//HOST:")
     yield f'    with flight.connect("{reached}", {more}autocommit=True) as connection, connection.cursor() as cursor:'
     yield '        print(cursor.execute("SELECT 42 AS answer").fetchall())'
@@ -117,15 +110,15 @@ def _word(value: object) -> str:
 
 
 @contextmanager
-def _telling(run: Started) -> Iterator[None]:
-    """Say what a start did on the way, and when Spark starts."""
+def _reporting(run: RunningCommand) -> Iterator[None]:
+    """Report what the start did, and when Spark starts."""
     out = run.out
     if run.logs_json:
         with _in_one_form():
             yield
         return
 
-    def tell(event: Event) -> None:
+    def report(event: Event) -> None:
         facts = event.facts
         match event.verb:
             case "control_backed_up":
@@ -135,16 +128,16 @@ def _telling(run: Started) -> Iterator[None]:
                 )
             case "lake_away":
                 out.say(f"The lake cannot be reached: {facts['reason']}")
-                out.say("Writes to tables that the queue knows are taken, and flushed once it is back.")
+                out.say("Writes to tables that the queue knows are accepted, and flushed once it is back.")
 
-    with telling_of_spark(out), events.listening(tell):
+    with reporting_spark(out), events.listening(report):
         yield
 
 
 @contextmanager
 def _in_one_form() -> Iterator[None]:
-    """Have Python itself say on stderr nothing but lines of the log."""
-    before, threading.excepthook = threading.excepthook, _say_died
+    """Send Python's own warnings and thread errors to the log instead of stderr."""
+    before, threading.excepthook = threading.excepthook, _log_died
     logging.captureWarnings(True)
     try:
         yield
@@ -153,7 +146,7 @@ def _in_one_form() -> Iterator[None]:
         threading.excepthook = before
 
 
-def _say_died(died: threading.ExceptHookArgs) -> None:
+def _log_died(died: threading.ExceptHookArgs) -> None:
     error = died.exc_value
     text = "" if error is None else "".join(traceback.format_exception(error))
     thread = "" if died.thread is None else died.thread.name
@@ -162,19 +155,21 @@ def _say_died(died: threading.ExceptHookArgs) -> None:
 
 @contextmanager
 def _signalled() -> Iterator[Callable[[], object]]:
-    """What waits for the first SIGTERM or Ctrl-C. A second one ends the process: what is acknowledged is durable."""
-    # A handler must not take a lock, which it may have interrupted its own thread in; this queue has none.
+    """Yield a function that waits for the first SIGTERM or Ctrl-C. A second one ends the process at
+    once: acknowledged rows are durable.
+    """
+    # A handler must not take a lock that its own thread may hold; this queue takes none.
     heard: SimpleQueue[int] = SimpleQueue()
     is_asked = False
 
-    def hear(number: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal is_asked
         if is_asked:
             os._exit(EXIT_STOPPED)
         is_asked = True
         heard.put(number)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield heard.get
     finally:

@@ -10,7 +10,7 @@ import typer
 from catchment.cli import move_output
 from catchment.cli.context import AsJson, Home, agree, command, named_folder
 from catchment.errors import EXIT_FAILED, EXIT_STOPPED
-from catchment.pipeline.plan import plural
+from catchment.foundation.text import plural
 from catchment.tenants.drain import DrainPlan, DrainReport, LeftTenant
 from catchment.tenants.model import ShardInfo
 from catchment.tenants.reports import AddedShard, ShardStatus
@@ -47,7 +47,7 @@ def add(
 ) -> None:
     """Take a shard in, or say that it is at another location now. Start its server with `serve --shard` first."""
     with command(home, as_json) as run:
-        added = run.app.tenants.add_shard(name, location=location, region=region)
+        added = run.catchment.tenants.add_shard(name, location=location, region=region)
         if added.unreachable is not None:
             run.out.say(f"{added.unreachable} It is added all the same.")
         facts = {**_shard_facts(added.shard), "control": added.control, "is_new": added.is_new}
@@ -58,7 +58,7 @@ def add(
 def list_shards(home: Home = None, as_json: AsJson = False) -> None:
     """List the shards: where they are, how they are, how many tenants live there."""
     with command(home, as_json) as run:
-        found, now = run.app.tenants.shards(), run.app.clock.now()
+        found, now = run.catchment.tenants.shards(), run.catchment.app.clock.now()
         shown = [
             {
                 **_shard_facts(each.shard),
@@ -97,7 +97,7 @@ def drain(
 ) -> None:
     """Move every tenant away, each to where its hash puts it, and let none come; exit 1 when some are left."""
     with command(home, as_json) as run:
-        tenants = run.app.tenants
+        tenants = run.catchment.tenants
         if undo:
             is_draining = tenants.shard(name).is_draining
             if not dry_run:

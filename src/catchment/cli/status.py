@@ -1,4 +1,4 @@
-"""`catchment status`: how everything stands, from the server that runs on the home, or without one."""
+"""`catchment status`: the health of every part, from the running server or without one."""
 
 import textwrap
 from collections.abc import Iterator
@@ -7,20 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from catchment.app import App
 from catchment.cli.context import AsJson, Home, command
 from catchment.cli.listing import Listing
-from catchment.cli.output import Output
-from catchment.errors import BufferHeldError, StateError
-from catchment.foundation import server_file
-from catchment.pipeline.plan import plural
-from catchment.queue import QueueStatus
-from catchment.status import StatusReader
+from catchment.foundation.text import plural
 
 _LAST_MAX = 5
 _TROUBLE = "  ! "
 _INDENT = " " * 10
-# Schemas of which there is nothing to say: nothing is pending, or nobody here knows.
+# Schemas that need no line: nothing is pending, or the models are not known here.
 _CALM = ("CURRENT", "APPLIED")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -28,9 +22,9 @@ Facts = dict[str, Any]
 
 
 def status(home: Home = None, as_json: AsJson = False) -> None:
-    """Show how everything stands: queue, lake, imports, schemas, tenants, sessions, and what needs somebody."""
+    """Show the health of queue, lake, imports, schemas, tenants and sessions, and what needs attention."""
     with command(home, as_json) as run:
-        facts = _status(run.app, run.out)
+        facts = run.catchment.status(lambda reason: run.out.say(f"{reason} Without it:"))
         width = Console().width
         run.out.value(facts, (part for line in _lines(facts) for part in _wrapped(line, width)))
         for listing in _listings(facts):
@@ -40,34 +34,8 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
                 run.out.table(shown.title, shown.columns, shown.rows)
 
 
-def _status(app: App, out: Output) -> Facts:
-    server = server_file.find(app.settings)
-    if server is not None:
-        # Imported here, because it brings gRPC along.
-        from catchment.server.status_client import fetch_status
-
-        try:
-            return fetch_status(server)
-        except StateError as error:
-            out.say(f"{error.message} What can be found without it:")
-    with StatusReader(app, queue=lambda: _queue(app)) as reader:
-        return reader.status().to_json()
-
-
-def _queue(app: App) -> QueueStatus:
-    try:
-        found = app.find_queue() if app.settings.queue_enable else None
-    except BufferHeldError as error:
-        from catchment.cli import running_server
-
-        return running_server.status(app, error)
-    if found is None:
-        raise StateError("There is no buffer yet.")
-    return found.status()
-
-
 def _wrapped(line: str, width: int) -> list[str]:
-    """A line as several that are no wider, but for a word that is: a path can still be copied."""
+    """Wrap a line; a longer word stays whole, so that a path can be copied."""
     indent = " " * len(_TROUBLE) if line.startswith(_TROUBLE) else _INDENT
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 

@@ -8,7 +8,7 @@ import typer
 from catchment.cli import move_output
 from catchment.cli.context import AsJson, Home, agree, command
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED
-from catchment.pipeline.plan import plural
+from catchment.foundation.text import plural
 from catchment.tenants.model import MoveInfo, TenantConfig, TenantInfo
 from catchment.tenants.reports import MoveComparison, MovePlan, TenantDetails, TenantEntry, UndoneMove
 from catchment.tenants.service import GC_WINDOW_S
@@ -47,7 +47,7 @@ def create(
 ) -> None:
     """Take a tenant in; it can write at once."""
     with command(home, as_json) as run:
-        tenants = run.app.tenants
+        tenants = run.catchment.tenants
         config = TenantConfig(
             rows_per_second_max=rows_per_second,
             tables_max=tables,
@@ -65,7 +65,7 @@ def create(
 def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
     """List the tenants, their homes, limits and moves."""
     with command(home, as_json) as run:
-        found = run.app.tenants.tenants()
+        found = run.catchment.tenants.tenants()
         if found:
             columns = ["tenant", "name", "home", "epoch", "limits", "move"]
             run.out.table("Tenants", columns, [_row(each) for each in found])
@@ -77,7 +77,7 @@ def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
 def show(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Show a tenant: limits, home, epoch, how far its tables are, and its move."""
     with command(home, as_json) as run:
-        found = run.app.tenants.show(tenant)
+        found = run.catchment.tenants.show(tenant)
         facts = {
             **_tenant_facts(found.tenant),
             "seqno": None if found.positions is None else found.positions.total,
@@ -111,7 +111,7 @@ def move(
 ) -> None:
     """Move a tenant while it keeps writing, or go on with a move that was stopped; exit 130 when stopped by Ctrl-C."""
     with command(home, as_json) as run:
-        tenants = run.app.tenants
+        tenants = run.catchment.tenants
         request = tenants.request_move(tenant, to)
         number, source, target = request.tenant.id, request.source, request.target
         if request.is_fulfilled:
@@ -142,7 +142,7 @@ def move(
 def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Show the tenant's move: its state, how far the copy is, and the pause at the switch."""
     with command(home, as_json) as run:
-        status = run.app.tenants.status(tenant)
+        status = run.catchment.tenants.status(tenant)
         found = status.tenant
         facts = {"tenant": str(found.id), "shard": str(found.shard), "epoch": found.epoch}
         if status.move is None:
@@ -161,7 +161,7 @@ def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Undo a move that has not switched: the tenant stays where it is, and the target forgets it."""
     with command(home, as_json) as run:
-        undone = run.app.tenants.abort(tenant)
+        undone = run.catchment.tenants.abort(tenant)
         run.out.value(_undone_facts(undone), _undone_lines(undone))
 
 
@@ -169,7 +169,7 @@ def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Bring a tenant back after the switch, with all that was written since; the target forgets it."""
     with command(home, as_json) as run:
-        undone = run.app.tenants.reverse(tenant)
+        undone = run.catchment.tenants.reverse(tenant)
         run.out.value(_undone_facts(undone), _undone_lines(undone))
 
 
@@ -177,7 +177,7 @@ def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 def verify(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
     """Compare source and target of a move, table by table, by reading them all; exit 1 when they differ."""
     with command(home, as_json) as run:
-        verified = run.app.tenants.verify(tenant)
+        verified = run.catchment.tenants.verify(tenant)
         move, found = verified.move, verified.comparison
         facts = {"ok": found.ok, "tenant": str(move.tenant), "source": str(move.source), "target": str(move.target)}
         shown = {"tables": found.tables, "rows": found.rows, "seqno": found.at.total, "at": found.at.to_json()}
@@ -201,7 +201,7 @@ def gc(
 ) -> None:
     """Delete the tenant and its files from the source of its move, for good; exit 1 while the window has not passed."""
     with command(home, as_json) as run:
-        tenants = run.app.tenants
+        tenants = run.catchment.tenants
         if wait:
             with move_output.shown_moves(run, f"catchment tenant gc {tenant} --wait") as (display, stop):
                 collected = tenants.gc(tenant, window_s=window, wait=True, watcher=display, stop=stop)

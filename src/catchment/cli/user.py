@@ -1,4 +1,4 @@
-"""`catchment user`: who may log in to the server, and as what. A password is never an argument, and never printed."""
+"""`catchment user`: users of the server and their roles. A password is never an argument or printed."""
 
 import sys
 from enum import StrEnum
@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from catchment.cli.context import AsJson, Home, Started, started
+from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output
 from catchment.errors import InputError
-from catchment.server.users import PASSWORD_BYTES_MAX, ServerUser, Users
+from catchment.server.users import PASSWORD_BYTES_MAX, ServerUser
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 
-group = typer.Typer(help="Who may log in to the server, and as what.", no_args_is_help=True)
+group = typer.Typer(help="Manage the users of the server and their roles.", no_args_is_help=True)
 
 
 class RoleName(StrEnum):
-    """Roles, as they are written."""
+    """Roles as written on the command line."""
 
     READER = "reader"
     WRITER = "writer"
@@ -29,7 +29,7 @@ FromStdin = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from stdin, one line, instead of asking for it.")
 ]
 _NO_TENANT = "none"
-_ROLES = "A reader reads; a writer also writes and changes tables; an admin also looks after the queue and the server."
+_ROLES = "A reader reads; a writer also writes and changes tables; an admin also manages the queue and the server."
 
 
 @group.command()
@@ -37,29 +37,27 @@ def add(
     name: Name,
     *,
     role: Annotated[RoleName, typer.Option(help=_ROLES)],
-    tenant: Annotated[
-        str | None, typer.Option(help="The tenant, `t7` say, whose tables are all that there is for the user.")
-    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant such as `t7`: the user sees only its tables.")] = None,
     password_stdin: FromStdin = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a user, who can log in at once; a server that runs need not be started again."""
-    with started(home, as_json) as run:
-        users = _users(run)
+    """Add a user, who can log in at once; a running server need not be restarted."""
+    with command(home, as_json) as run:
+        users = run.catchment.users
         first = not users.all()
         belongs = None if tenant is None else TenantId.parse(tenant)
         user = users.add(name, Role[role.name], _password(run.out, from_stdin=password_stdin), tenant=belongs)
         run.out.value(_facts(user), [f"Added {user.name}, {role}{_of_tenant(user)}."])
-        if first and run.settings.server_auth is None:
-            run.out.say("This is the first user: from now on, everybody logs in.")
+        if first and run.catchment.settings.server_auth is None:
+            run.out.say("This is the first user: from now on, every client must log in.")
 
 
 @group.command(name="list")
 def list_users(home: Home = None, as_json: AsJson = False) -> None:
     """List the users, their roles and tenants."""
-    with started(home, as_json) as run:
-        users = _users(run)
+    with command(home, as_json) as run:
+        users = run.catchment.users
         found = users.all()
         if found:
             rows = [
@@ -72,22 +70,22 @@ def list_users(home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def remove(name: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Remove a user, who cannot log in any more; sessions that are open go on until they end."""
-    with started(home, as_json) as run:
-        user = _users(run).remove(name)
+    """Remove a user, who cannot log in any more; open sessions of the user end."""
+    with command(home, as_json) as run:
+        user = run.catchment.users.remove(name)
         run.out.value(_facts(user), [f"Removed {user.name}."])
 
 
 @group.command()
 def password(name: Name, password_stdin: FromStdin = False, home: Home = None, as_json: AsJson = False) -> None:
-    """Give a user another password."""
-    with started(home, as_json) as run:
-        users = _users(run)
-        # Nobody shall type a password twice to learn that there is no such user.
+    """Change a user's password."""
+    with command(home, as_json) as run:
+        users = run.catchment.users
+        # Checked before asking for a password twice.
         if users.find(name) is None:
             raise InputError(f"There is no user {name}.", hint="`catchment user list` shows them.")
         user = users.set_password(name, _password(run.out, from_stdin=password_stdin))
-        run.out.value(_facts(user), [f"{user.name} has another password."])
+        run.out.value(_facts(user), [f"{user.name} has a new password."])
 
 
 @group.command()
@@ -97,27 +95,23 @@ def role(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a user another role; open sessions of the user end."""
-    with started(home, as_json) as run:
-        user = _users(run).set_role(name, Role[role.name])
+    """Change a user's role; open sessions of the user end."""
+    with command(home, as_json) as run:
+        user = run.catchment.users.set_role(name, Role[role.name])
         run.out.value(_facts(user), [f"{user.name} is {role} now."])
 
 
 @group.command()
 def tenant(
     name: Name,
-    tenant: Annotated[str, typer.Argument(help="The tenant, `t7` say; or `none`.", metavar="TENANT|none")],
+    tenant: Annotated[str, typer.Argument(help="Tenant such as `t7`, or `none`.", metavar="TENANT|none")],
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a user belong to a tenant, or to none: there are no other tables for the user. Open sessions end."""
-    with started(home, as_json) as run:
-        user = _users(run).set_tenant(name, None if tenant == _NO_TENANT else TenantId.parse(tenant))
+    """Assign a user to a tenant, whose tables are all it sees, or to none. Open sessions of the user end."""
+    with command(home, as_json) as run:
+        user = run.catchment.users.set_tenant(name, None if tenant == _NO_TENANT else TenantId.parse(tenant))
         run.out.value(_facts(user), [f"{user.name} is {_role(user)}{_of_tenant(user) or ' of no tenant'} now."])
-
-
-def _users(run: Started) -> Users:
-    return Users.from_settings(run.settings)
 
 
 def _role(user: ServerUser) -> RoleName:
@@ -138,7 +132,7 @@ def _facts(user: ServerUser) -> dict[str, object]:
 
 def _password(out: Output, *, from_stdin: bool) -> str:
     if from_stdin:
-        # One more than is allowed, so that a longer one is refused and not cut; and the end of the line.
+        # More than is allowed, so that a longer one is refused and not cut.
         line = sys.stdin.buffer.readline(PASSWORD_BYTES_MAX + 3)
         try:
             return line.decode().removesuffix("\n").removesuffix("\r")
@@ -146,7 +140,7 @@ def _password(out: Output, *, from_stdin: bool) -> str:
             raise InputError("The password is not UTF-8.") from None
     first = out.ask_unseen("Password: ")
     if first is None:
-        raise InputError("There is nobody to ask for a password.", hint="Pipe it in, with --password-stdin.")
-    if out.ask_unseen("The same again: ") != first:
+        raise InputError("There is no terminal to ask for a password on.", hint="Pipe it in with --password-stdin.")
+    if out.ask_unseen("Repeat the password: ") != first:
         raise InputError("The two passwords differ; nothing was changed.")
     return first

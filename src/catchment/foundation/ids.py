@@ -29,6 +29,11 @@ class TableId:
             raise InputError(f"{text!r} is not a table name.", hint="Write `table` or `schema.table`.")
         return cls(schema or DEFAULT_SCHEMA, name)
 
+    @classmethod
+    def of(cls, table: "str | TableId") -> "TableId":
+        """Return the table, parsed if it is a text."""
+        return cls.parse(table) if isinstance(table, str) else table
+
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 

@@ -101,6 +101,15 @@ class Database(Protocol):
         """The folder of its scripts; it need not exist."""
         ...
 
+    @property
+    def reference(self) -> Path:
+        """The file that is, or names, the state that `restore` returns to by default."""
+        ...
+
+    def mark_reference(self) -> int:
+        """Make the current state the reference and return its snapshot; InputError if unsupported."""
+        ...
+
     def expected(self, models: Sequence[type[TableRow]]) -> Structure:
         """What the models are in this database's types. Touches nothing."""
         ...

@@ -17,7 +17,7 @@ from catchment.schema.diff import diff
 from catchment.schema.migratable import Backup, BackupKind, Database, Observed, Replaceable
 from catchment.schema.models import TableRow
 from catchment.schema.rehearse import Rehearsal, rehearse
-from catchment.schema.scripts import Folder, Script, ScriptName, read_folder
+from catchment.schema.scripts import Folder, Script, ScriptName, read_folder, undecided_in
 
 ALLOWED: dict[State, tuple[str, ...]] = {
     State.ERROR: ("restore",),
@@ -35,6 +35,11 @@ class Preview:
     number: int
     filename: str
     text: str
+
+    @property
+    def undecided(self) -> list[str]:
+        """Subjects that the script leaves for a person to decide."""
+        return undecided_in(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,11 @@ class Migrate:
         self._models = tuple(models)
         self._edits_scripts = edits_scripts
         self._clock = clock or SystemClock()
+
+    @property
+    def database(self) -> Database:
+        """The database that is migrated."""
+        return self._database
 
     def look(self) -> CheckResult:
         """How things stand, without any effect: deleted scripts are only told of."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from catchment.errors import BackupMissingError, CorruptInputError, RetryableError
+from catchment.errors import BackupMissingError, CorruptInputError, InputError, RetryableError
 from catchment.foundation import faults, files, sql
 from catchment.foundation.backoff import Backoff
 from catchment.foundation.clock import Clock, SystemClock
@@ -150,6 +150,12 @@ class SqliteEngine:
         except RetryableError:
             return False
         return False
+
+    def mark_reference(self) -> int:
+        raise InputError(
+            "The reference of a SQLite file is a copy of the production database.",
+            hint=f"Copy it to {self.reference}.",
+        )
 
     def has_reference(self) -> bool:
         return self.reference.exists()

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from catchment.app import App
-from catchment.cli.legacy import _failure_lines, _status_lines, _Target, _target
+from catchment.cli.legacy import SourceOptions, _failure_lines, _status_lines, _Target
 from catchment.errors import InputError
 from catchment.foundation import faults
 from catchment.foundation.settings import Settings
@@ -233,7 +233,7 @@ def test_a_status_is_degraded_while_the_backup_has_a_table_that_was_left_out(mak
 
 
 def _target_of(scene: Scene) -> _Target:
-    return _target(scene.home.home, None, tree=None, keys=None, table=None, schema="main", lake_home=None)
+    return _Target(job=scene.job(), options=SourceOptions(home=scene.home.home))
 
 
 def test_a_report_of_an_earlier_version_is_still_read(make: MakeScene) -> None:

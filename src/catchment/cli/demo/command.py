@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from catchment.app import App
-from catchment.cli.context import AsJson, Home, Started, started
+from catchment import Catchment
+from catchment.cli.context import AsJson, Home, RunningCommand, command
 from catchment.cli.demo.adbc_client import Client
 from catchment.cli.demo.demo_folder import A, B, DemoPlace
 from catchment.cli.demo.display import viewed
@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Watch it at work: two servers, two writers, an import, a schema change, a tenant that moves, and the proof."""
     interrupts = Interrupts()
-    with started(home, as_json) as run, interrupts.heard():
+    with command(home, as_json) as run, interrupts.heard():
         try:
             Demo(run, interrupts).run(keep=keep)
         except BaseException:
@@ -42,12 +42,12 @@ def demo(
 class Demo:
     """One run of the command."""
 
-    def __init__(self, run: Started, interrupts: Interrupts) -> None:
+    def __init__(self, run: RunningCommand, interrupts: Interrupts) -> None:
         self._run = run
         self._out = run.out
         self._interrupts = interrupts
         self._clock = SystemClock()
-        self._place = DemoPlace.in_home(run.settings.home)
+        self._place = DemoPlace.in_home(run.catchment.settings.home)
         self._started_s = self._clock.monotonic_s()
 
     def run(self, *, keep: bool) -> None:
@@ -83,10 +83,10 @@ class Demo:
             client = Client()
         with (
             client,
-            App(self._place.settings(A), clock=self._clock) as app,
+            Catchment(self._place.settings(A)) as opened,
             viewed(self._out, scene, self._clock) as view,
         ):
-            story = Story(self._place, app, servers, client, scene, view)
+            story = Story(self._place, opened.app, servers, client, scene, view)
             try:
                 story.tell()
             finally:

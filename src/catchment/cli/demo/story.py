@@ -16,12 +16,12 @@ from catchment.cli.demo.writers import DEFAULT_UNIT, TABLE, Writers
 from catchment.errors import InvariantError, NotReadyError, RetryableError
 from catchment.foundation import files, sql
 from catchment.foundation.ids import TableId
+from catchment.foundation.text import plural
 from catchment.lake import Lake, extensions
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.folders import ImportPhase as LegacyPhase
 from catchment.pipeline.legacy.import_plan import ImportOptions
-from catchment.pipeline.plan import plural
 from catchment.schema import LakeEngine, Migrate, TableRow
 from catchment.server.users import Users
 from catchment.tenants.control import ControlPlane
