@@ -58,7 +58,7 @@ def staged(
     app = application(
         lambda: stage.show(clock.now()),
         stage.house,
-        desk=Desk(),
+        dead_letters=Desk(),
         hosts=("127.0.0.1",),
         live=Live(clock=clock, listeners_max=listeners_max, interval_s=INTERVAL_S, retry_ms=RETRY_MS),
     )

@@ -149,20 +149,20 @@ def test_of_too_many_logins_the_oldest_ends() -> None:
         browser.cookies[COOKIE] = reception.login(browser.request("/login"), "rob", PASSWORD)
     with pytest.raises(NotLoggedInError):
         reception.admit(browsers[0].request("/"))
-    assert [reception.admit(each.request("/")).visitor.name for each in browsers[1:]] == ["rob", "rob"]
+    assert [reception.admit(each.request("/")).identity.name for each in browsers[1:]] == ["rob", "rob"]
 
 
 def test_a_user_stands_otherwise_once_anything_about_them_is_another(tmp_path: Path) -> None:
     users = Users.from_settings(Settings(home=tmp_path))
     door = WebAuth(Authenticator(users, required=None))
-    seen = [door.standing("rob")]
+    seen = [door.credential_version("rob")]
     users.add("rob", Role.READER, "correct horse")
-    seen.append(door.standing("rob"))
-    assert door.standing("rob") == seen[-1]
+    seen.append(door.credential_version("rob"))
+    assert door.credential_version("rob") == seen[-1]
     users.set_role("rob", Role.WRITER)
-    seen.append(door.standing("rob"))
+    seen.append(door.credential_version("rob"))
     users.set_password("rob", "another horse")
-    seen.append(door.standing("rob"))
+    seen.append(door.credential_version("rob"))
     assert len(set(seen)) == 4
     assert seen[0] is None
 

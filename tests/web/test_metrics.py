@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.meters import OTHER, Counter, Distribution, Histogram, Labelled, Meters
-from catchment.server.statement_log import SLOW_MAX, TEXT_LETTERS_MAX, StatementLog
+from catchment.server.statement_log import SLOW_MAX, TEXT_CHARACTERS_MAX, StatementLog
 from catchment.server.values import Principal, Role
 from catchment.testing import FakeClock
 from catchment.web.metric_catalogue import METRICS
@@ -116,12 +116,12 @@ def test_slow_statements_are_bounded_in_number_and_length_and_the_newest_are_kep
     clock, meters = FakeClock(), Meters()
     log = StatementLog(meters, slow_seconds=0.0, clock=clock)
     for number in range(SLOW_MAX + 10):
-        with log.running("x", ANN, f"{number} " + "x" * 2 * TEXT_LETTERS_MAX):
+        with log.running("x", ANN, f"{number} " + "x" * 2 * TEXT_CHARACTERS_MAX):
             pass
     found = log.slow()
     assert len(found) == SLOW_MAX
     assert found[0].text.startswith(f"{SLOW_MAX + 9} ")
-    assert all(len(each.text) == TEXT_LETTERS_MAX for each in found)
+    assert all(len(each.text) == TEXT_CHARACTERS_MAX for each in found)
     assert meters.statement_seconds.read().count == SLOW_MAX + 10
 
 

@@ -141,7 +141,7 @@ class House:
     )
     hashes: int = 0
 
-    def visitor(self, authorization: str, host: str) -> Identity:
+    def identify(self, authorization: str, host: str) -> Identity:
         if not authorization:
             if self.is_open:
                 return Identity(name="anonymous", role="admin")
@@ -152,7 +152,7 @@ class House:
             raise NotLoggedInError("The user or the password is wrong.")
         return self.users[name]
 
-    def standing(self, name: str) -> str | None:
+    def credential_version(self, name: str) -> str | None:
         return repr(self.users.get(name))
 
 
@@ -336,7 +336,12 @@ def web_app(
 ) -> Starlette:
     """The web, with users unless its house is open."""
     return application(
-        status, house or House(), desk=desk or Letters(), clock=clock or FakeClock(), live=live, hosts=("127.0.0.1",)
+        status,
+        house or House(),
+        dead_letters=desk or Letters(),
+        clock=clock or FakeClock(),
+        live=live,
+        hosts=("127.0.0.1",),
     )
 
 

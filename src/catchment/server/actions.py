@@ -31,7 +31,7 @@ ACTIONS = {
     "SetSessionOptions": "Set the session's catalog or schema.",
     "CloseSession": "End the session.",
 }
-_NAME_LETTERS_MAX = 100
+_NAME_CHARACTERS_MAX = 100
 _CATALOG = "catalog"
 _SCHEMA = "schema"
 
@@ -39,8 +39,8 @@ _SCHEMA = "schema"
 class Actions:
     """Runs actions. Each returns the body of its single result."""
 
-    def __init__(self, entrance: SessionLookup, settings: Settings, shard: TenantShard | None = None) -> None:
-        self._entrance = entrance
+    def __init__(self, lookup: SessionLookup, settings: Settings, shard: TenantShard | None = None) -> None:
+        self._lookup = lookup
         self._shard_calls = ShardCalls(shard)
         self._settings = settings
         self._known: dict[str, Callable[[bytes, grpc.ServicerContext, Call], bytes]] = {
@@ -58,10 +58,10 @@ class Actions:
 
     def do(self, action: flight.Action, context: grpc.ServicerContext, call: Call) -> bytes:
         """Run the action and return its result's body, which may be empty."""
-        call.name = action.type[:_NAME_LETTERS_MAX]
+        call.name = action.type[:_NAME_CHARACTERS_MAX]
         if action.type.startswith(shard_messages.PREFIX):
             name = action.type.removeprefix(shard_messages.PREFIX)
-            return self._shard_calls.do(name, action.body, self._entrance.principal(context))
+            return self._shard_calls.do(name, action.body, self._lookup.principal(context))
         known = self._known.get(action.type)
         if known is None:
             raise NotSupportedError(f"The action {call.name} is not supported.")
@@ -70,7 +70,7 @@ class Actions:
     def _prepare(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         request = messages.body(sql.ActionCreatePreparedStatementRequest, body)
         statement = call.text = messages.text_in(request, self._settings.server_statement_bytes_max)
-        with self._entrance.session(context, request.transaction_id) as session:
+        with self._lookup.session(context, request.transaction_id) as session:
             prepared = session.prepare(statement, transaction=messages.transaction_in(request))
             result = sql.ActionCreatePreparedStatementResult(
                 prepared_statement_handle=prepared.handle,
@@ -85,13 +85,13 @@ class Actions:
     def _close_prepared(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
         handle = messages.body(sql.ActionClosePreparedStatementRequest, body).prepared_statement_handle
         # A session that has ended has closed it already.
-        with suppress(StateError), self._entrance.session(context, handle) as session:
+        with suppress(StateError), self._lookup.session(context, handle) as session:
             session.close_prepared(handle)
         return b""
 
     def _begin(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
         messages.body(sql.ActionBeginTransactionRequest, body)
-        with self._entrance.session(context) as session:
+        with self._lookup.session(context) as session:
             return messages.pack(sql.ActionBeginTransactionResult(transaction_id=session.begin()))
 
     def _end(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
@@ -102,7 +102,7 @@ class Actions:
         # A session that has ended was rolled back. Drivers that get an error for a rollback never
         # open a transaction again.
         forgiven: tuple[type[StateError], ...] = () if is_commit else (StateError,)
-        with suppress(*forgiven), self._entrance.session(context, request.transaction_id) as session:
+        with suppress(*forgiven), self._lookup.session(context, request.transaction_id) as session:
             session.end(request.transaction_id, commit=is_commit, call=call)
         return b""
 
@@ -121,7 +121,7 @@ class Actions:
 
     def _cancel_request(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
         """Cancel a statement that still runs, so that it has no FlightInfo yet."""
-        with self._entrance.session(context) as session:
+        with self._lookup.session(context) as session:
             is_cancelled = session.calls.cancel_request(body.decode("ascii", "replace"))
         status = flight.CANCEL_STATUS_CANCELLED if is_cancelled else flight.CANCEL_STATUS_NOT_CANCELLABLE
         return flight.CancelFlightInfoResult(status=status).SerializeToString()
@@ -132,13 +132,13 @@ class Actions:
         handles = [ticket.statement_handle for ticket in tickets if isinstance(ticket, sql.TicketStatementQuery)]
         if not handles:
             return False
-        with self._entrance.session(context, handles[0]) as session:
+        with self._lookup.session(context, handles[0]) as session:
             cancelled = [session.cancel(handle) for handle in handles]
         return any(cancelled)
 
     def _get_options(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         messages.body(flight.GetSessionOptionsRequest, body)
-        with self._entrance.session(context) as session:
+        with self._lookup.session(context) as session:
             result = flight.GetSessionOptionsResult()
             result.session_options[_CATALOG].string_value = self._settings.lake_name
             result.session_options[_SCHEMA].string_value = _current_schema(session, call)
@@ -147,7 +147,7 @@ class Actions:
     def _set_options(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         request = messages.body(flight.SetSessionOptionsRequest, body)
         result = flight.SetSessionOptionsResult()
-        with self._entrance.session(context) as session:
+        with self._lookup.session(context) as session:
             for name, value in request.session_options.items():
                 problem = self._set_option(name, value, session, call)
                 if problem is not None:
@@ -172,14 +172,14 @@ class Actions:
 
     def _close_session(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
         messages.body(flight.CloseSessionRequest, body)
-        with self._entrance.session(context) as session:
-            self._entrance.leave(session)
+        with self._lookup.session(context) as session:
+            self._lookup.close(session)
         return flight.CloseSessionResult(status=flight.CloseSessionResult.CLOSED).SerializeToString()
 
 
 def _current_schema(session: Session, call: Call) -> str:
-    if session.island is not None:
-        return session.island.schema
+    if session.scope is not None:
+        return session.scope.schema
     outcome = session.execute("SELECT current_schema()", call, transaction=None)
     rows = [value for batch in outcome.result.batches(call) for value in batch.column(0).to_pylist()]
     return str(rows[0])

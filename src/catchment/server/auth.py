@@ -32,17 +32,17 @@ from catchment.server.users import (
     PASSWORD_BYTES_MAX,
     ServerUser,
     Users,
-    hash_of_nobody,
     is_password,
+    unmatchable_hash,
 )
 from catchment.server.values import Principal, Role
 
 FAILURES_FREE = 5
 WAIT_S_MAX = 60.0
 FAILURES_KEPT_MAX = 10_000
-HEADER_LETTERS_MAX = 8_192
-_HASHES_AT_ONCE_MAX = 4
-_TURN_S_MAX = 10.0
+HEADER_CHARACTERS_MAX = 8_192
+_HASHES_MAX = 4
+_HASHING_WAIT_S_MAX = 10.0
 _WRONG = "The user or the password is wrong."
 
 
@@ -53,7 +53,7 @@ class Failures:
     count: int
     until_s: float
 
-    def plus_one(self, now_s: float) -> "Failures":
+    def after_failure(self, now_s: float) -> "Failures":
         """Return the state after another failure: the first few are free, then the wait doubles."""
         count = self.count + 1
         over = count - FAILURES_FREE
@@ -75,9 +75,9 @@ class Authenticator:
         self._shard_secret = shard_secret
         self._required = required
         self._clock = clock or SystemClock()
-        self._nobody = hash_of_nobody()
+        self._unmatchable_hash = unmatchable_hash()
         # Each hash takes 19 MiB.
-        self._hashing = threading.BoundedSemaphore(_HASHES_AT_ONCE_MAX)
+        self._hashing = threading.BoundedSemaphore(_HASHES_MAX)
         self._mutex = threading.Lock()
         self._failures: OrderedDict[tuple[str, str], Failures] = OrderedDict()
 
@@ -97,7 +97,7 @@ class Authenticator:
         if self._required is None:
             # Evaluated for every call of a client that has not logged in.
             with _readable():
-                if self.users.are_there:
+                if self.users.exist:
                     self._required = True
         return bool(self._required)
 
@@ -120,11 +120,11 @@ class Authenticator:
             raise NotLoggedInError(_WRONG)
         key = (name, peer_host)
         self._refuse_early(key)
-        with self._turn():
+        with self._hashing_slot():
             # Callers that waited together for their turn may have failed together by now.
             self._refuse_early(key)
             principal = self._verified(name, password)
-            self._note(key, failed=principal is None)
+            self._record_attempt(key, failed=principal is None)
         if principal is None:
             events.emit("login_failed", level=logging.WARNING, user=name, host=peer_host)
             raise NotLoggedInError(_WRONG)
@@ -134,40 +134,40 @@ class Authenticator:
         """Log in by an `authorization: Basic …` header."""
         return self.login(*parse_basic(header), peer_host)
 
-    def standing(self, name: str) -> str | None:
+    def credential_version(self, name: str) -> str | None:
         """Return a digest of the user's password, role and tenant; None if the user is unknown."""
         with _readable():
             user = self.users.find(name)
-        return None if user is None else _standing(user)
+        return None if user is None else _credential_version(user)
 
     def admits(self, principal: Principal) -> bool:
         """Whether a principal may continue: False if its user has changed since the log-in.
 
         While the file of users cannot be read, log-in is impossible, and logged-in users continue.
         """
-        if principal.standing is None:
+        if principal.credential_version is None:
             return True
         try:
             user = self.users.find(principal.name)
         except CatchmentError:
             return True
-        return user is not None and principal.standing == _standing(user)
+        return user is not None and principal.credential_version == _credential_version(user)
 
     def _verified(self, name: str, password: str) -> Principal | None:
         with _readable():
             user = self.users.find(name)
-        if not is_password(user.password_hash if user else self._nobody, password) or user is None:
+        if not is_password(user.password_hash if user else self._unmatchable_hash, password) or user is None:
             return None
         try:
             user = self.users.hash_again(user, password)
         except CatchmentError as error:
             # The old hash is as good for verifying.
             events.emit("hash_kept", level=logging.WARNING, user=name, reason=error.message)
-        return Principal(user.name, user.role, user.tenant, _standing(user))
+        return Principal(user.name, user.role, user.tenant, _credential_version(user))
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._hashing.acquire(timeout=_TURN_S_MAX):
+    def _hashing_slot(self) -> Iterator[None]:
+        if not self._hashing.acquire(timeout=_HASHING_WAIT_S_MAX):
             raise LimitError("Too many clients are logging in at the same time.", hint="Try again in a moment.")
         try:
             yield
@@ -181,17 +181,17 @@ class Authenticator:
         if left_s > 0:
             raise NotLoggedInError(f"Too many failed log-ins; try again in {max(1, round(left_s))} s.")
 
-    def _note(self, key: tuple[str, str], *, failed: bool) -> None:
+    def _record_attempt(self, key: tuple[str, str], *, failed: bool) -> None:
         with self._mutex:
             known = self._failures.pop(key, Failures(0, 0.0))
             if failed:
-                self._failures[key] = known.plus_one(self._clock.monotonic_s())
+                self._failures[key] = known.after_failure(self._clock.monotonic_s())
                 if len(self._failures) > FAILURES_KEPT_MAX:
                     self._failures.popitem(last=False)
 
 
 @lru_cache(maxsize=1_000)
-def _standing(user: ServerUser) -> str:
+def _credential_version(user: ServerUser) -> str:
     return hashlib.sha256(f"{user.password_hash}\0{user.role}\0{user.tenant}".encode()).hexdigest()
 
 
@@ -204,8 +204,8 @@ def _login_by(secret: str, given: str, name: str) -> Principal:
 
 def parse_basic(header: str) -> tuple[str, str]:
     """Return user and password of an `authorization: Basic …` header. Go clients omit padding."""
-    scheme, _, encoded = header[:HEADER_LETTERS_MAX].strip().partition(" ")
-    if scheme.lower() != "basic" or len(header) > HEADER_LETTERS_MAX:
+    scheme, _, encoded = header[:HEADER_CHARACTERS_MAX].strip().partition(" ")
+    if scheme.lower() != "basic" or len(header) > HEADER_CHARACTERS_MAX:
         raise NotLoggedInError("The header `authorization` is not of the form `Basic …`.")
     bare = encoded.strip().rstrip("=")
     try:

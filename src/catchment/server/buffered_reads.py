@@ -25,13 +25,13 @@ def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table 
             hint=f"Read the table itself, or {FRESH}.<table> to include the buffered rows.",
         )
     # The policy sees the statement as the client wrote it; the subqueries put into it are trusted.
-    with session.autocommit_link() as link:
-        statement, verdict = statements.examined(step, link)
+    with session.autocommit_connection() as connection:
+        statement, permission = statements.authorized(step, connection)
     require_row(bound)
     if bound is not None and bound.num_rows > 1:
         raise NotSupportedError("A fresh read accepts one row of parameters.")
     with ExitStack() as cleanup:
-        cleanup.enter_context(session.reading_lake(verdict.touched))
+        cleanup.enter_context(session.reading_lake(permission.touched))
         spelled = {table: statements.spelled(table) for table in step.tables}
         places = dict.fromkeys((spelled[table], own) for table, own in zip(step.tables, step.own, strict=True))
         origin = engine.lake.origin()
@@ -42,13 +42,13 @@ def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table 
                 session=session.queue_name,
             )
         )
-        link = engine.wrap(fresh.connection, origin)
-        if session.island is not None:
-            link.run(session.island.set_path, call)
-        text = step.over(lambda table, is_own: (fresh.own if is_own else fresh.queries)[spelled[table]])
+        connection = engine.wrap(fresh.connection, origin)
+        if session.scope is not None:
+            connection.run(session.scope.set_path, call)
+        text = step.with_sources(lambda table, is_own: (fresh.own if is_own else fresh.queries)[spelled[table]])
         keep_open = cleanup.pop_all()
         try:
-            result = link.stream(
+            result = connection.stream(
                 text, call, None if bound is None else parameter_row(statement, bound, 0), on_close=keep_open.close
             )
         except BaseException:

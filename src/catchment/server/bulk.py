@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _ROWS = "catchment_stream"
 _SPILL = "files"
-_TOGETHER_MAX = 16
+_STREAMS_PER_COMMIT_MAX = 16
 # Half of DuckDB's default row group keeps encoded buffers below 8 MiB, from which on its allocator
 # requests every buffer from the system again. With several writing threads, that saves a seventh of
 # the CPU.
@@ -65,16 +65,16 @@ class FileWriter:
     writing.
     """
 
-    def __init__(self, wall: Sandbox, address: LakeAddress, *, threads_max: int, meters: Meters) -> None:
+    def __init__(self, sandbox: Sandbox, address: LakeAddress, *, threads_max: int, meters: Meters) -> None:
         # Two instances must not spill into the same folder.
-        self._wall = replace(wall, spill_path=wall.spill_path / _SPILL)
+        self._sandbox = replace(sandbox, spill_path=sandbox.spill_path / _SPILL)
         self._address = address
         self._threads_max = threads_max
         self.instance = Instance("files", self._connect, failures=meters.engines_replaced)
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         instance = extensions.connect(threads=self._threads_max or None)
-        self._wall.apply(instance, self._address)
+        self._sandbox.apply(instance, self._address)
         return instance
 
 
@@ -104,12 +104,12 @@ class Registrar:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._line = GroupCommit[BulkFiles, None](self._commit, items_max=_TOGETHER_MAX)
+        self._commits = GroupCommit[BulkFiles, None](self._commit, items_max=_STREAMS_PER_COMMIT_MAX)
 
     def register(self, written: BulkFiles) -> None:
         """Register the files, in one transaction with those of all waiting streams."""
         try:
-            self._line.submit(written)
+            self._commits.submit(written)
         except PreconditionError:
             raise ConflictError(
                 f"The table {written.table.id} changed while its rows were received.", hint="Send them again."
@@ -131,7 +131,7 @@ class Registrar:
         return [None] * len(streams)
 
 
-def fitting(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
+def direct_target(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None:
     """Return the table if it accepts rows of the schema unchanged, in any order; otherwise None."""
     found = lake.find_shape(table)
     if found is None or found.partition_by or found.sort_by or found.insert_reason is not None:
@@ -170,20 +170,20 @@ def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder:
     files.make_folder(folder)
     engine = session.engine
     origin = engine.files.instance.origin()
-    with closing(engine.files.instance.cursor()) as connection:
-        link = engine.wrap(connection, origin)
+    with closing(engine.files.instance.cursor()) as raw:
+        connection = engine.wrap(raw, origin)
         # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
-        with link.registered(_ROWS, rows.__arrow_c_stream__(), call), link.interruptible(call):
+        with connection.registered(_ROWS, rows.__arrow_c_stream__(), call), connection.interruptible(call):
             columns = sql.identifiers(column.name for column in table.columns)
             outputs = copy(
-                connection,
+                raw,
                 f"SELECT {columns} FROM {_ROWS}",
                 table.columns,
                 folder,
                 file_bytes=session.lake.limits.target_file_bytes,
                 group_rows=_GROUP_ROWS,
             )
-            name = wrongly_null(connection, outputs, table.columns)
+            name = wrongly_null(raw, outputs, table.columns)
     if name is not None:
         raise InputError(f"NOT NULL constraint failed: {table.id.name}.{name}")
     call.refuse_stopped()

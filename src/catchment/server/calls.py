@@ -26,13 +26,13 @@ from catchment.server.watchdog import Watchdog
 # A burst of short statements passes within this time; if not, the server is overloaded.
 _WAIT_S = 1.0
 # How often a call that waits for a slot checks whether it was cancelled.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 STREAMS_PER_SESSION_MAX = 8
 Code = grpc.StatusCode
 # Codes that are, or may be, the server's fault; all others concern the client's statement.
-_TROUBLES = (Code.INTERNAL, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED, Code.UNKNOWN)
+_SERVER_FAULTS = (Code.INTERNAL, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED, Code.UNKNOWN)
 # How DuckDB's messages about files, the network or memory begin.
-_TROUBLE_TEXT = re.compile(r"(?:IO|HTTP|Connection|Out of Memory) Error: ")
+_SERVER_FAULT_TEXT = re.compile(r"(?:IO|HTTP|Connection|Out of Memory) Error: ")
 # Queries that DuckDB sent to a catalog, which contain values; a part of the client's statement is
 # on lines of its own.
 _STATEMENT = re.compile(r"\b((?:query|COPY) \")(?:.*(?=\": )|.*(?=\")|.*)", re.DOTALL)
@@ -86,7 +86,7 @@ class Calls:
                 code, text = grpc_status.of(reason)
                 if code is Code.INTERNAL and not isinstance(reason, CatchmentError):
                     text = f"{text} (request {request})"
-                self._say_failed(call, reason, code, self._clock.monotonic_s() - started_s)
+                self._log_failure(call, reason, code, self._clock.monotonic_s() - started_s)
                 headers = ((ERROR_HEADER, type(reason).__name__), (REQUEST_HEADER, request))
                 context.set_trailing_metadata(headers)
                 raise context.abort(code, text) from error
@@ -110,7 +110,7 @@ class Calls:
         """
         with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
             while True:
-                with self._turn(call):
+                with self._read_slot(call):
                     message = next(messages, None)
                 if message is None:
                     return
@@ -164,9 +164,9 @@ class Calls:
                     del self._streams[session_id]
 
     @contextmanager
-    def _turn(self, call: Call) -> Iterator[None]:
+    def _read_slot(self, call: Call) -> Iterator[None]:
         """Hold a slot for a result that is being read; wait as long as the call may run."""
-        while not self._reads.acquire(timeout=_LOOK_S):
+        while not self._reads.acquire(timeout=_POLL_S):
             call.refuse_stopped()
         try:
             call.refuse_stopped()
@@ -178,8 +178,8 @@ class Calls:
         """Stop the watchdog; no call may be running."""
         self._watchdog.close()
 
-    def _say_failed(self, call: Call, reason: Exception, code: grpc.StatusCode, seconds: float) -> None:
-        is_trouble = code in _TROUBLES
+    def _log_failure(self, call: Call, reason: Exception, code: grpc.StatusCode, seconds: float) -> None:
+        is_server_fault = code in _SERVER_FAULTS
         facts = {
             "call": call.name,
             "error": type(reason).__name__,
@@ -187,12 +187,12 @@ class Calls:
             "seconds": round(seconds, 4),
         }
         # Errors about a statement repeat parts of it; those about the server do not.
-        said = str(reason) if self._log_sql else _without_statement(reason) if is_trouble else None
-        if said is not None:
-            facts["reason"] = said
+        shown = str(reason) if self._log_sql else _without_statement(reason) if is_server_fault else None
+        if shown is not None:
+            facts["reason"] = shown
         if self._log_sql and call.text is not None:
             facts["sql"] = call.text
-        level = logging.WARNING if is_trouble else logging.INFO
+        level = logging.WARNING if is_server_fault else logging.INFO
         if call.name in _STATEMENTS:
             events.emit("statement_failed", level=level, **facts)
         else:
@@ -204,7 +204,7 @@ def _without_statement(reason: Exception) -> str | None:
     if isinstance(reason, CatchmentError):
         return str(reason)
     # A DuckDB error, or Arrow's wrapping of one while rows were read: then only the text tells.
-    if not isinstance(reason, duckdb.Error | pa.ArrowException | OSError) or not _TROUBLE_TEXT.match(str(reason)):
+    if not isinstance(reason, duckdb.Error | pa.ArrowException | OSError) or not _SERVER_FAULT_TEXT.match(str(reason)):
         return None
     return _STATEMENT.sub(r"\1…", str(reason)).partition("\n")[0]
 

@@ -25,22 +25,22 @@ from catchment.server.statement_plan import BOUND, Bulk, Capture
 from catchment.server.values import Call
 
 # Returns if a statement is allowed, raises if not.
-Admit = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
+Authorize = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
 # The target's name in DuckDB's messages.
 _SHAPE_PREFIX = "duckling_queue."
 
 
-def _shape(table: TableId, columns: tuple[Column, ...], link: Connection, call: Call) -> str:
+def _shape(table: TableId, columns: tuple[Column, ...], connection: Connection, call: Call) -> str:
     """Return the name of a temporary table with these columns; create it if necessary."""
     name = sql.qualified("temp", "main", f"{_SHAPE_PREFIX}{table.schema}.{table.name}")
-    if link.shapes.get(table) != columns:
+    if connection.shapes.get(table) != columns:
         listed = ", ".join(column.definition for column in columns)
-        link.run(f"CREATE OR REPLACE TEMP TABLE {name} ({listed})", call)
-        link.shapes[table] = columns
+        connection.run(f"CREATE OR REPLACE TEMP TABLE {name} ({listed})", call)
+        connection.shapes[table] = columns
     return name
 
 
-def given(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table | None:
+def bound_rows(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table | None:
     """Return bound rows as rows for the target; None if the statement does more than that."""
     if bulk.plain_columns is None or rows.num_columns != bulk.parameters:
         return None
@@ -71,8 +71,8 @@ def _as_whole_numbers(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
 def inserted(
     step: Capture,
     queue: DqCoordinator,
-    link: Connection,
-    admit: Admit,
+    connection: Connection,
+    authorize: Authorize,
     call: Call,
     *,
     bound: pa.Table | None,
@@ -85,15 +85,15 @@ def inserted(
         if not step.columns and step.source[:6].casefold() == "values":
             # The columns of a new table would have no names.
             raise
-        return _selected(step, link, admit, call)
+        return _selected(step, connection, authorize, call)
     try:
-        rows = _insert(step, columns, link, admit, call, bound, in_transaction=in_transaction)
+        rows = _insert(step, columns, connection, authorize, call, bound, in_transaction=in_transaction)
     except (duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
         # The table may have changed since its columns were read.
         asked = queue.columns(step.table, ask=True)
         if asked == columns:
             raise
-        columns, rows = asked, _insert(step, asked, link, admit, call, bound, in_transaction=in_transaction)
+        columns, rows = asked, _insert(step, asked, connection, authorize, call, bound, in_transaction=in_transaction)
     if queue.columns(step.table) != columns:
         # The rows have the names of columns that may mean others by now. An INSERT into the table
         # fails in this case as well.
@@ -104,92 +104,94 @@ def inserted(
 def _insert(
     step: Capture,
     columns: tuple[Column, ...],
-    link: Connection,
-    admit: Admit,
+    connection: Connection,
+    authorize: Authorize,
     call: Call,
     bound: pa.Table | None,
     *,
     in_transaction: bool,
 ) -> pa.Table:
-    shape = _shape(step.table, columns, link, call)
+    shape = _shape(step.table, columns, connection, call)
     is_bulk = bound is not None and step.bulk is not None and step.bulk.parameters == bound.num_columns
-    _judge(step.into(shape, bulk=is_bulk), link, admit)
-    text = step.into(shape, bulk=is_bulk, returning=_carried(columns))
+    _check(step.into(shape, bulk=is_bulk), connection, authorize)
+    text = step.into(shape, bulk=is_bulk, returning=_lossless(columns))
     if not in_transaction:
-        link.run("BEGIN", call)
+        connection.run("BEGIN", call)
     try:
-        return incoming.restored(_run(text, link, call, bound, is_bulk=is_bulk), columns)
+        return incoming.restored(_run(text, connection, call, bound, is_bulk=is_bulk), columns)
     finally:
         # Leave no rows in the shape, however the statement ended.
         with suppress(duckdb.Error):
             # If this fails, the transaction has failed, and its rows are gone with it.
-            link.connection.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
+            connection.raw.execute(f"DELETE FROM {shape}" if in_transaction else "ROLLBACK")
 
 
-def _run(text: str, link: Connection, call: Call, bound: pa.Table | None, *, is_bulk: bool) -> pa.Table:
+def _run(text: str, connection: Connection, call: Call, bound: pa.Table | None, *, is_bulk: bool) -> pa.Table:
     if bound is None:
-        return link.table(text, call)
+        return connection.table(text, call)
     if is_bulk:
-        with link.registered(BOUND, numbered(bound), call):
-            return link.table(text, call)
-    names = link.connection.extract_statements(text)[-1].named_parameters
+        with connection.registered(BOUND, numbered(bound), call):
+            return connection.table(text, call)
+    names = connection.raw.extract_statements(text)[-1].named_parameters
     rows = [by_place_or_name(names, bound.column_names, row) for row in rows_of(bound)]
-    return pa.concat_tables([link.table(text, call, row) for row in rows])
+    return pa.concat_tables([connection.table(text, call, row) for row in rows])
 
 
-def _carried(columns: Sequence[Column]) -> str:
+def _lossless(columns: Sequence[Column]) -> str:
     """Return a select list without loss: Arrow cannot represent every type of a lake."""
-    return ", ".join(_carried_as(sql.identifier(column.name), column) for column in columns)
+    return ", ".join(_lossless_as(sql.identifier(column.name), column) for column in columns)
 
 
-def _carried_as(expression: str, column: Column) -> str:
+def _lossless_as(expression: str, column: Column) -> str:
     carrier, name = types.normal(types.carrier(column.type)), sql.identifier(column.name)
     return f"{expression} AS {name}" if carrier == column.type else f"CAST({expression} AS {carrier}) AS {name}"
 
 
-def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], link: Connection, call: Call) -> pa.Table:
+def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], connection: Connection, call: Call) -> pa.Table:
     """Cast rows to the columns' types, like an INSERT BY NAME. The caller holds the lock."""
-    shape = _shape(table, columns, link, call)
-    with link.registered(BOUND, rows, call):
-        text = f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING {_carried(columns)}"
-        inserted_rows = link.table(text, call)
-        link.run(f"DELETE FROM {shape}", call)
+    shape = _shape(table, columns, connection, call)
+    with connection.registered(BOUND, rows, call):
+        text = f"INSERT INTO {shape} BY NAME FROM temp.main.{BOUND} RETURNING {_lossless(columns)}"
+        inserted_rows = connection.table(text, call)
+        connection.run(f"DELETE FROM {shape}", call)
     return incoming.restored(inserted_rows, columns)
 
 
-def _selected(step: Capture, link: Connection, admit: Admit, call: Call) -> pa.Table:
+def _selected(step: Capture, connection: Connection, authorize: Authorize, call: Call) -> pa.Table:
     """Return the rows for a table that does not exist yet, with the source's names."""
-    rows, _ = selected(step.source, link, admit, call)
+    rows, _ = selected(step.source, connection, authorize, call)
     if step.columns and len(step.columns) != rows.num_columns:
         raise InputError(f"{len(step.columns)} columns are listed, but there are {rows.num_columns} values.")
     return rows.rename_columns(list(step.columns)) if step.columns else rows
 
 
 def selected(
-    source: str, link: Connection, admit: Admit, call: Call, bound: pa.Table | None = None
+    source: str, connection: Connection, authorize: Authorize, call: Call, bound: pa.Table | None = None
 ) -> tuple[pa.Table, tuple[Column, ...]]:
     """Return the rows of a query, without loss, and its columns. The caller holds the lock.
 
     `bound` is one row of parameters.
     """
     text = f"SELECT * FROM ({source}\n)"
-    _judge(text, link, admit)
-    columns = described(f"DESCRIBE {text}", link, call, bound)
+    _check(text, connection, authorize)
+    columns = described(f"DESCRIBE {text}", connection, call, bound)
     places = [f"column_{at}" for at in range(len(columns))]
-    chosen = ", ".join(_carried_as(place, column) for place, column in zip(places, columns, strict=True))
-    rows = _run(f"SELECT {chosen} FROM ({source}\n) AS given({', '.join(places)})", link, call, bound, is_bulk=False)
+    chosen = ", ".join(_lossless_as(place, column) for place, column in zip(places, columns, strict=True))
+    rows = _run(
+        f"SELECT {chosen} FROM ({source}\n) AS given({', '.join(places)})", connection, call, bound, is_bulk=False
+    )
     return incoming.restored(rows, columns), columns
 
 
-def described(text: str, link: Connection, call: Call, bound: pa.Table | None = None) -> tuple[Column, ...]:
+def described(text: str, connection: Connection, call: Call, bound: pa.Table | None = None) -> tuple[Column, ...]:
     """Return the columns that a DESCRIBE lists."""
-    found = _run(text, link, call, bound, is_bulk=False)
+    found = _run(text, connection, call, bound, is_bulk=False)
     kinds = zip(found.column("column_name").to_pylist(), found.column("column_type").to_pylist(), strict=True)
     return tuple(Column(name=name, type=types.normal(kind)) for name, kind in kinds)
 
 
-def _judge(text: str, link: Connection, admit: Admit) -> None:
-    admit(link.connection.extract_statements(text)[-1], text, scanner.read(text.encode()))
+def _check(text: str, connection: Connection, authorize: Authorize) -> None:
+    authorize(connection.raw.extract_statements(text)[-1], text, scanner.read(text.encode()))
 
 
 def numbered(rows: pa.Table) -> pa.Table:

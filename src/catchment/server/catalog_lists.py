@@ -40,7 +40,7 @@ _EVERYTHING = frozenset({"show", "describe", "desc"})
 _SCHEMAS = frozenset({"information_schema", "pg_catalog"})
 _SYSTEM = frozenset({"system", "temp", "main", "pg_catalog"})
 _TEXTS_MAX = 500
-_LETTERS_MAX = 2_000
+_CACHED_CHARACTERS_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,18 @@ def is_list(parts: tuple[str, ...]) -> bool:
     return _view(parts) is not None
 
 
-def cut(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
+def limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
     """Return the query with every list in it limited to the rows that the reader may see."""
-    look = _remembered if len(text) <= _LETTERS_MAX else _cut
-    return look(text, tokens, reader)
+    compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _limit_lists
+    return compute(text, tokens, reader)
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
-def _remembered(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
-    return _cut(text, tokens, reader)
+def _cached(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
+    return _limit_lists(text, tokens, reader)
 
 
-def _cut(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
+def _limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
     tree = duckdb_tree(explained(text, tokens).text)
     if tree is None or any(_view((str(each["key"]),)) for node in nodes(tree) for each in _ctes(node)):
         raise NotSupportedError("Catalog lists can be read only by plain queries.", hint="PIVOT … ON … IN (…)")
@@ -230,7 +230,7 @@ def _view(parts: tuple[str, ...]) -> tuple[str, str] | None:
 @lru_cache(maxsize=_TEXTS_MAX)
 def _definition(view: tuple[str, str], reader: Reader) -> str:
     text = _definitions()[view]
-    return _cut(text, read(text.encode()), reader)
+    return _limit_lists(text, read(text.encode()), reader)
 
 
 @cache

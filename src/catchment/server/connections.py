@@ -19,7 +19,7 @@ from catchment.lake.types import Column
 from catchment.server.values import Call
 
 # Errors that DuckDB raises if a table's lake is unavailable, or was when the connection was made.
-_NAMELESS = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
+_NOT_FOUND = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
 # Errors of statements that did not start to run.
 _NOT_BEGUN = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
 # Binder errors concern names of every kind; those with this prefix are about a catalog.
@@ -72,7 +72,7 @@ class Connection:
 
     def __init__(
         self,
-        connection: duckdb.DuckDBPyConnection,
+        raw: duckdb.DuckDBPyConnection,
         *,
         origin: Origin,
         result_bytes_max: int,
@@ -82,7 +82,7 @@ class Connection:
         if the lake is the cause.
         """
         self._require_lake = require_lake
-        self.connection = connection
+        self.raw = raw
         self.origin = origin
         # Whether a new connection would lack something: USE, variables, temporary tables.
         self.has_state = False
@@ -96,21 +96,19 @@ class Connection:
         # those made in its transaction.
         self.shapes: dict[TableId, tuple[Column, ...]] = {}
         # The schemas in which unqualified names are looked up.
-        self.path: tuple[str, ...] = (DEFAULT_SCHEMA,)
+        self.search_path: tuple[str, ...] = (DEFAULT_SCHEMA,)
 
     def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
         """Run a statement to its first row. The caller holds the lock."""
-        self.settle(call)
+        self.park_result(call)
         with self.interruptible(call):
-            return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+            return self.raw.execute(statement, parameters) if parameters else self.raw.execute(statement)
 
     def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
         """Run a statement and return its whole result. The caller holds the lock."""
-        self.settle(call)
+        self.park_result(call)
         with self.interruptible(call):
-            executed = (
-                self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
-            )
+            executed = self.raw.execute(statement, parameters) if parameters else self.raw.execute(statement)
             return executed.to_arrow_table()
 
     def stream(
@@ -124,20 +122,20 @@ class Connection:
         """Run a query whose rows are read later; `on_close` is called once they are."""
         with self.lock:
             self.run(statement, call, parameters)
-            self._live = LiveResult(self, self.connection.to_arrow_reader(_BATCH_ROWS), on_close)
+            self._live = LiveResult(self, self.raw.to_arrow_reader(_BATCH_ROWS), on_close)
             return self._live
 
     @contextmanager
     def registered(self, name: str, rows: object, call: Call) -> Iterator[None]:
         """Register rows as a temporary view while the block runs. The caller holds the lock."""
-        self.settle(call)
-        self.connection.register(name, rows)
+        self.park_result(call)
+        self.raw.register(name, rows)
         try:
             yield
         finally:
-            self.connection.unregister(name)
+            self.raw.unregister(name)
 
-    def settle(self, call: Call) -> None:
+    def park_result(self, call: Call) -> None:
         """Read the rest of the open result into memory, to free the connection."""
         if self._live is None:
             return
@@ -161,20 +159,20 @@ class Connection:
         """Close the connection once no other thread uses it."""
         with self.lock:
             self.abandon("The session has ended.")
-            self.connection.close()
+            self.raw.close()
 
     def close_when_read(self) -> None:
         """Close the connection once its open result is read; immediately if it has none."""
         with self.lock:
             if self._live is None:
-                self.connection.close()
+                self.raw.close()
             else:
-                self._live.and_then(self.connection.close)
+                self._live.and_then(self.raw.close)
 
     def roll_back(self) -> None:
         """Roll back the connection's transaction, if it has one. The caller holds the lock."""
         try:
-            self.connection.execute("ROLLBACK")
+            self.raw.execute("ROLLBACK")
         except duckdb.Error as error:
             # DuckDB fails if there is nothing to roll back.
             self.origin.note(error)
@@ -195,7 +193,7 @@ class Connection:
                 live, self._live = self._live, None
                 live.give_up(EngineFailedError())
             with suppress(duckdb.Error):
-                self.connection.close()
+                self.raw.close()
         finally:
             self.lock.release()
         return True
@@ -204,7 +202,7 @@ class Connection:
         """Interrupt the running statement."""
         with suppress(duckdb.ConnectionException):
             # It was closed at this very moment: nothing runs on it.
-            self.connection.interrupt()
+            self.raw.interrupt()
 
     @contextmanager
     def interruptible(self, call: Call) -> Iterator[None]:
@@ -220,7 +218,7 @@ class Connection:
             except (duckdb.InternalException, duckdb.FatalException) as error:
                 self.origin.note(error)
                 raise
-            except _NAMELESS as error:
+            except _NOT_FOUND as error:
                 self.has_failed = self.has_failed or not isinstance(error, _NOT_BEGUN)
                 if not isinstance(error, duckdb.BinderException) or str(error).startswith(_BINDING_CATALOG):
                     self._require_lake()
@@ -233,9 +231,11 @@ class Connection:
 class LiveResult:
     """The rows of a query, streamed by DuckDB. Can be read once."""
 
-    def __init__(self, link: Connection, reader: pa.RecordBatchReader, on_close: Callable[[], None] | None) -> None:
+    def __init__(
+        self, connection: Connection, reader: pa.RecordBatchReader, on_close: Callable[[], None] | None
+    ) -> None:
         self.schema: pa.Schema = reader.schema
-        self._link = link
+        self._connection = connection
         self._reader: pa.RecordBatchReader | None = reader
         self._parked: list[pa.RecordBatch] = []
         self._failure: Exception | None = None
@@ -260,14 +260,14 @@ class LiveResult:
             self.close()
 
     def _next(self, call: Call) -> pa.RecordBatch | None:
-        with self._link.lock:
+        with self._connection.lock:
             if self._parked:
                 return self._parked.pop(0)
             if self._failure is not None:
                 raise self._failure
             if self._reader is None:
                 return None
-            with call.interruptible(self._link.interrupt):
+            with call.interruptible(self._connection.interrupt):
                 try:
                     return self._reader.read_next_batch()
                 except StopIteration:
@@ -275,11 +275,11 @@ class LiveResult:
                     return None
                 except (duckdb.Error, pa.ArrowException, OSError) as error:
                     self._end()
-                    self._link.has_failed = True
-                    self._link.origin.note(error)
+                    self._connection.has_failed = True
+                    self._connection.origin.note(error)
                     if "INTERRUPT" in str(error):
                         call.refuse_stopped()
-                        self._link.origin.refuse_lost()
+                        self._connection.origin.refuse_lost()
                         raise CancelledError from None
                     raise
 
@@ -302,8 +302,8 @@ class LiveResult:
                     break
                 self._parked.append(batch)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            self._link.has_failed = True
-            self._link.origin.note(error)
+            self._connection.has_failed = True
+            self._connection.origin.note(error)
             self._failure = error
         finally:
             self._cleanup.close()
@@ -315,14 +315,14 @@ class LiveResult:
 
     def close(self) -> None:
         """Discard unread rows."""
-        with self._link.lock:
+        with self._connection.lock:
             self._parked = []
             self._end()
 
     def _end(self) -> None:
         if self._reader is not None:
             self._reader = None
-            self._link.forget(self)
+            self._connection.forget(self)
         self._cleanup.close()
 
 

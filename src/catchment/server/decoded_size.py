@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 
 # Positions are int64 and count elements; sizes are float64, which do not wrap around if they are
 # absurdly large.
-Before = Callable[[pa.Array], pa.Array]
+SizeBefore = Callable[[pa.Array], pa.Array]
 
 _BLOCK_ELEMENTS = 64 * 1024
 _OFFSET_BYTES = 4
 _VIEW_BYTES = 16
 _LIST_VIEW_BYTES = 8
 # Types without bytes have some once they are decoded: DuckDB stores them as a small number.
-_NOTHING_BYTES = 4
+_EMPTY_BYTES = 4
 # Most columns have these types, and most writes are small.
 _PLAIN = frozenset(
     kind.id
@@ -40,12 +40,12 @@ _PLAIN = frozenset(
 _VIEW_WORDS = 4
 
 
-def unfolds(kind: pa.DataType, *, nested: bool = False) -> bool:
+def expands(kind: pa.DataType, *, nested: bool = False) -> bool:
     """Whether decoded values of the type may be larger than their encoding."""
     if kind.id in _PLAIN:
         return False
     if isinstance(kind, pa.BaseExtensionType):
-        return unfolds(kind.storage_type, nested=nested)
+        return expands(kind.storage_type, nested=nested)
     types = pa.types
     refers = (
         types.is_dictionary(kind)
@@ -57,57 +57,57 @@ def unfolds(kind: pa.DataType, *, nested: bool = False) -> bool:
         or types.is_union(kind)
     )
     # A list may contain any number of elements that take no bytes.
-    is_nothing = (
+    is_empty = (
         types.is_null(kind)
         or (types.is_fixed_size_binary(kind) and kind.byte_width == 0)
         or (types.is_struct(kind) and kind.num_fields == 0)
     )
     inner = (kind.field(at).type for at in range(kind.num_fields))
-    return refers or (nested and is_nothing) or any(unfolds(each, nested=True) for each in inner)
+    return refers or (nested and is_empty) or any(expands(each, nested=True) for each in inner)
 
 
 def size_of(rows: pa.RecordBatch | pa.Table) -> int:
     """Return the decoded size of the rows, in bytes. The rows must be fully validated."""
-    if not any(unfolds(field.type) for field in rows.schema):
+    if not any(expands(field.type) for field in rows.schema):
         return int(rows.nbytes)
     if isinstance(rows, pa.Table):
         return sum(size_of(batch) for batch in rows.to_batches())
-    return sum(_total(column) if unfolds(column.type) else int(column.nbytes) for column in rows.columns)
+    return sum(_total(column) if expands(column.type) else int(column.nbytes) for column in rows.columns)
 
 
 def _total(array: pa.Array) -> int:
     # Cap it: no machine has more bytes than this.
-    return int(min(before(array)(_places([len(array)]))[0].as_py(), 2.0**62))
+    return int(min(size_before(array)(_places([len(array)]))[0].as_py(), 2.0**62))
 
 
-def before(array: pa.Array) -> Before:
+def size_before(array: pa.Array) -> SizeBefore:
     """Return a function from ascending positions to the total size of the elements before each."""
     kind, types = array.type, pa.types
     if not len(array):
         # An empty array may lack its buffers.
         return _each(0)
     if isinstance(kind, pa.BaseExtensionType):
-        return before(array.storage)
+        return size_before(array.storage)
     for is_kind, make in _MAKERS:
         if is_kind(kind):
             return make(array)
     if types.is_null(kind):
-        return _each(_NOTHING_BYTES)
-    return _each(kind.bit_width // 8 or (1 if kind.bit_width else _NOTHING_BYTES))
+        return _each(_EMPTY_BYTES)
+    return _each(kind.bit_width // 8 or (1 if kind.bit_width else _EMPTY_BYTES))
 
 
-def _each(size: int) -> Before:
+def _each(size: int) -> SizeBefore:
     return lambda places: pc.multiply(_sizes(places), float(size))
 
 
-def _text(array: pa.Array) -> Before:
+def _text(array: pa.Array) -> SizeBefore:
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     count = array.offset + len(array) + 1
     offsets = pa.Array.from_buffers(pa.int64() if wide else pa.int32(), count, [None, array.buffers()[1]])
     return _between(offsets.slice(array.offset), _each(1))
 
 
-def _between(offsets: pa.Array, inner: Before) -> Before:
+def _between(offsets: pa.Array, inner: SizeBefore) -> SizeBefore:
     """For elements that each reach from one offset to the next."""
 
     # Once for all positions: with nested lists, each level would query the next one twice.
@@ -120,7 +120,7 @@ def _between(offsets: pa.Array, inner: Before) -> Before:
     return found
 
 
-def _view(array: pa.Array) -> Before:
+def _view(array: pa.Array) -> SizeBefore:
     count = array.offset + len(array)
     words = pa.Array.from_buffers(pa.int32(), count * _VIEW_WORDS, [None, array.buffers()[1]])
     views = pa.Array.from_buffers(
@@ -134,14 +134,14 @@ def _view(array: pa.Array) -> Before:
     return _by_element(len(array), sizes)
 
 
-def _dictionary(array: pa.DictionaryArray) -> Before:
+def _dictionary(array: pa.DictionaryArray) -> SizeBefore:
     values, indices = _element_sizes(array.dictionary), array.indices
     return _by_element(
         len(array), lambda start, stop: pc.fill_null(values.take(indices.slice(start, stop - start)), 0.0)
     )
 
 
-def _runs(array: pa.RunEndEncodedArray) -> Before:
+def _runs(array: pa.RunEndEncodedArray) -> SizeBefore:
     values, ends = _element_sizes(array.values), array.run_ends.cast(pa.int64())
     starts = pa.concat_arrays([_places([0]), ends.slice(0, len(ends) - 1)])
     of_runs = pc.multiply(values, _sizes(pc.subtract(ends, starts)))
@@ -157,21 +157,21 @@ def _runs(array: pa.RunEndEncodedArray) -> Before:
     return lambda places: pc.subtract(sizes(pc.add(places, offset)), first)
 
 
-def _map(array: pa.MapArray) -> Before:
-    return _between(array.offsets, _sum([before(array.keys), before(array.items)]))
+def _map(array: pa.MapArray) -> SizeBefore:
+    return _between(array.offsets, _sum([size_before(array.keys), size_before(array.items)]))
 
 
-def _fixed_list(array: pa.FixedSizeListArray) -> Before:
+def _fixed_list(array: pa.FixedSizeListArray) -> SizeBefore:
     count = array.type.list_size
     if not count:
-        return _each(_NOTHING_BYTES)
-    inner, offset = before(array.values), array.offset
+        return _each(_EMPTY_BYTES)
+    inner, offset = size_before(array.values), array.offset
     first = inner(_places([offset * count]))[0]
     return lambda places: pc.subtract(inner(pc.multiply(pc.add(places, offset), count)), first)
 
 
-def _list_view(array: pa.Array) -> Before:
-    inner, valid = before(array.values), array.is_valid()
+def _list_view(array: pa.Array) -> SizeBefore:
+    inner, valid = size_before(array.values), array.is_valid()
 
     def sizes(start: int, stop: int) -> pa.Array:
         cut, count = slice(start, stop), stop - start
@@ -185,15 +185,15 @@ def _list_view(array: pa.Array) -> Before:
     return _by_element(len(array), sizes, block=max(1, len(array)))
 
 
-def _struct(array: pa.StructArray) -> Before:
-    fields = [before(array.field(at)) for at in range(array.type.num_fields)]
-    return _sum(fields) if fields else _each(_NOTHING_BYTES)
+def _struct(array: pa.StructArray) -> SizeBefore:
+    fields = [size_before(array.field(at)) for at in range(array.type.num_fields)]
+    return _sum(fields) if fields else _each(_EMPTY_BYTES)
 
 
-def _union(array: pa.UnionArray) -> Before:
+def _union(array: pa.UnionArray) -> SizeBefore:
     children = [array.field(at) for at in range(array.type.num_fields)]
     if array.type.mode == "sparse":
-        return _sum([_each(1), *(before(child) for child in children)])
+        return _sum([_each(1), *(size_before(child) for child in children)])
     known = list(zip(array.type.type_codes, (_element_sizes(child) for child in children), strict=True))
 
     def sizes(start: int, stop: int) -> pa.Array:
@@ -207,11 +207,11 @@ def _union(array: pa.UnionArray) -> Before:
     return _by_element(len(array), sizes)
 
 
-def _sum(parts: list[Before]) -> Before:
+def _sum(parts: list[SizeBefore]) -> SizeBefore:
     return lambda places: reduce(pc.add, (part(places) for part in parts))
 
 
-def _by_element(length: int, sizes: Callable[[int, int], pa.Array], *, block: int = _BLOCK_ELEMENTS) -> Before:
+def _by_element(length: int, sizes: Callable[[int, int], pa.Array], *, block: int = _BLOCK_ELEMENTS) -> SizeBefore:
     """For elements with known sizes, `sizes(start, stop)`, computed in blocks to save memory."""
 
     def found(places: pa.Array) -> pa.Array:
@@ -230,11 +230,11 @@ def _by_element(length: int, sizes: Callable[[int, int], pa.Array], *, block: in
 
 def _element_sizes(array: pa.Array) -> pa.Array:
     """Return the size of each element; for arrays that are no longer than their encoding."""
-    ends = before(array)(pa.arange(0, len(array) + 1))
+    ends = size_before(array)(pa.arange(0, len(array) + 1))
     return pc.subtract(ends.slice(1), ends.slice(0, len(array)))
 
 
-def _unordered(inner: Before, places: pa.Array) -> pa.Array:
+def _unordered(inner: SizeBefore, places: pa.Array) -> pa.Array:
     """Apply `inner` to positions in any order."""
     order = pc.sort_indices(places)
     return inner(places.take(order)).take(pc.sort_indices(order))
@@ -248,7 +248,7 @@ def _sizes(places: pa.Array) -> pa.Array:
     return places.cast(pa.float64(), safe=False)
 
 
-_MAKERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], Before]], ...] = (
+_MAKERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], SizeBefore]], ...] = (
     (pa.types.is_dictionary, _dictionary),
     (pa.types.is_run_end_encoded, _runs),
     (lambda kind: pa.types.is_string_view(kind) or pa.types.is_binary_view(kind), _view),
@@ -257,7 +257,7 @@ _MAKERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], Before]
     (pa.types.is_fixed_size_list, _fixed_list),
     (
         lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
-        lambda array: _between(array.offsets, before(array.values)),
+        lambda array: _between(array.offsets, size_before(array.values)),
     ),
     (pa.types.is_struct, _struct),
     (pa.types.is_union, _union),

@@ -52,8 +52,8 @@ class TenantRouting(Protocol):
     def owner(self, schema: str) -> TenantId | None:
         """Return the tenant whose tables are in the schema; None if it belongs to no tenant."""
 
-    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
-        """Return the shard of the tenant's primary, None if it is this one; `anew` skips the cache."""
+    def remote_primary(self, tenant: TenantId, *, refresh: bool = False) -> ShardInfo | None:
+        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips the cache."""
 
     def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
         """Return a session of a tenant's user on another shard's server."""
@@ -76,11 +76,11 @@ class Engine:
         self.registrar = Registrar(self.lake)
         # Without it, every tenant has its primary here.
         self.tenants: TenantRouting | None = None
-        self._links: WeakSet[Connection] = WeakSet()
-        self._links_mutex = threading.Lock()
+        self._connections: WeakSet[Connection] = WeakSet()
+        self._connections_mutex = threading.Lock()
         self.views = Views(self.lake, self.clock)
 
-    def island(self, tenant: TenantId | None) -> TenantScope | None:
+    def scope(self, tenant: TenantId | None) -> TenantScope | None:
         """Return the part of the lake that a tenant's user may see; None if that is all of it."""
         return None if tenant is None else TenantScope(tenant, self.lake.name)
 
@@ -115,22 +115,22 @@ class Engine:
         try:
             held.enter_context(self.tenants.reading(tenant))
         except StaleRouteError:
-            home = self.tenants.elsewhere(tenant, anew=True)
-            if home is None:
+            primary = self.tenants.remote_primary(tenant, refresh=True)
+            if primary is None:
                 raise NotReadyError(f"{tenant} is moving to this shard.", hint="Try again.") from None
             raise StateError(
-                f"{tenant} has its primary on shard {home.id}, at {home.location}. Read and change its tables there; "
-                "this shard's copy is outdated or incomplete.",
+                f"{tenant} has its primary on shard {primary.id}, at {primary.location}. Read and change its tables "
+                "there; this shard's copy is outdated or incomplete.",
                 hint="Connect there. Users of the tenant (`catchment user add --tenant`) can connect to any shard.",
-                shard=str(home.id),
-                location=home.location,
+                shard=str(primary.id),
+                location=primary.location,
             ) from None
 
     def changing(self, tenant: TenantId | None) -> AbstractContextManager[None]:
         """Hold while the lake is changed."""
         return nullcontext() if tenant is None or self.tenants is None else self.tenants.changing(tenant)
 
-    def link(self, island: TenantScope | None = None) -> Connection:
+    def connect(self, scope: TenantScope | None = None) -> Connection:
         """Return a connection with the lake as its default catalog, unless the lake is unavailable.
 
         With a scope, unqualified names are looked up in the tenant's schema.
@@ -138,69 +138,69 @@ class Engine:
         origin, require_lake = self.lake.origin(), self.require_lake
         try:
             self.lake.open()
-            connection = self.lake.cursor()
-            if island is not None:
-                self._confine(connection, island)
+            raw = self.lake.cursor()
+            if scope is not None:
+                self._set_search_path(raw, scope)
         except LakeUnavailableError as error:
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
             # Rows for the queue can still be computed and accepted.
             lakeless = Instance("lakeless", self._lakeless)
             origin, require_lake = lakeless.origin(), partial(_refuse, error.message)
-            connection = lakeless.cursor()
-        return self.wrap(connection, origin, require_lake=require_lake)
+            raw = lakeless.cursor()
+        return self.wrap(raw, origin, require_lake=require_lake)
 
     def wrap(
         self,
-        connection: duckdb.DuckDBPyConnection,
+        raw: duckdb.DuckDBPyConnection,
         origin: Origin,
         *,
         require_lake: Callable[[], None] | None = None,
     ) -> Connection:
         """Wrap a DuckDB connection; `origin` must have been read before it was opened."""
-        link = Connection(
-            connection,
+        connection = Connection(
+            raw,
             origin=origin,
             result_bytes_max=self.settings.server_result_bytes_max,
             require_lake=require_lake or self.require_lake,
         )
-        with self._links_mutex:
-            self._links.add(link)
-        return link
+        with self._connections_mutex:
+            self._connections.add(connection)
+        return connection
 
-    def is_current(self, link: Connection) -> bool:
+    def is_current(self, connection: Connection) -> bool:
         """Whether the connection belongs to the DuckDB instance that has the lake open now."""
-        return link.origin == self.lake.origin()
+        return connection.origin == self.lake.origin()
 
-    def end_lost(self) -> bool:
+    def close_lost(self) -> bool:
         """Close connections to instances that failed internally, and interrupt their statements.
 
         Returns whether all of them are closed.
         """
-        with self._links_mutex:
-            lost = [link for link in self._links if link.origin.is_lost]
-        closed = [link for link in lost if link.close_if_idle()]
-        with self._links_mutex:
-            self._links.difference_update(closed)
+        with self._connections_mutex:
+            lost = [connection for connection in self._connections if connection.origin.is_lost]
+        closed = [connection for connection in lost if connection.close_if_idle()]
+        with self._connections_mutex:
+            self._connections.difference_update(closed)
         return len(closed) == len(lost)
 
     def _lakeless(self) -> duckdb.DuckDBPyConnection:
-        connection = extensions.connect()
-        self.app.wall.apply(connection)
-        return connection
+        raw = extensions.connect()
+        self.app.wall.apply(raw)
+        return raw
 
     def require_lake(self) -> None:
         """Run a minimal query on the catalog; LakeUnavailableError if it fails."""
         self.lake.newest_snapshot()
 
-    def _confine(self, connection: duckdb.DuckDBPyConnection, island: TenantScope) -> None:
+    def _set_search_path(self, raw: duckdb.DuckDBPyConnection, scope: TenantScope) -> None:
         try:
-            connection.execute(island.set_path)
+            raw.execute(scope.set_path)
         except duckdb.CatalogException:
             # The tenant has no schema here yet. Nothing is created if its primary is elsewhere. An
             # empty schema needs no log entry.
-            with self.reading(island.tenant), self.lake.write() as writing:
-                writing.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(island.lake, island.schema)}")
-            connection.execute(island.set_path)
+            with self.reading(scope.tenant), self.lake.write() as writing:
+                writing.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(scope.lake, scope.schema)}")
+            raw.execute(scope.set_path)
 
 
 def _refuse(reason: str) -> None:

@@ -55,7 +55,7 @@ class FlightService(grpc.GenericRpcHandler):
             clock=registry.engine.clock,
             log_sql=settings.log_sql,
         )
-        self._entrance = SessionLookup(registry, authenticator)
+        self._lookup = SessionLookup(registry, authenticator)
         self._calls = Calls(
             CallLimits(
                 statements_max=settings.server_statements_max,
@@ -66,7 +66,7 @@ class FlightService(grpc.GenericRpcHandler):
             clock=clock,
             log_sql=settings.log_sql,
         )
-        self._actions = Actions(self._entrance, settings, shard)
+        self._actions = Actions(self._lookup, settings, shard)
         self._limits = wire.Limits(
             batch_rows=settings.server_batch_rows_max,
             message_bytes=settings.server_message_bytes_max,
@@ -100,9 +100,9 @@ class FlightService(grpc.GenericRpcHandler):
             payload = messages.parse(flight.HandshakeRequest, first).payload
             if payload:
                 given = messages.parse(flight.BasicAuth, payload)
-                token = self._entrance.log_in(context, given.username, given.password)
+                token = self._lookup.log_in(context, given.username, given.password)
             else:
-                token = self._entrance.log_in_by_header(context)
+                token = self._lookup.log_in_by_header(context)
             yield flight.HandshakeResponse(payload=token.encode()).SerializeToString()
 
     def _get_flight_info(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -110,11 +110,11 @@ class FlightService(grpc.GenericRpcHandler):
             descriptor = messages.parse(flight.FlightDescriptor, request)
             command = messages.described(descriptor)
             if isinstance(command, metadata.COMMANDS):
-                with self._entrance.session(context):
+                with self._lookup.session(context):
                     return _flight_info(descriptor, wire.encode_schema(metadata.schema_of(command)), descriptor.cmd)
             with (
                 self._calls.slot(writes=not messages.may_read(command)),
-                self._entrance.session(context, messages.handle_in(command)) as session,
+                self._lookup.session(context, messages.handle_in(command)) as session,
                 session.calls.running(call),
             ):
                 outcome = self._query(command, session, call)
@@ -144,7 +144,7 @@ class FlightService(grpc.GenericRpcHandler):
     def _get_schema(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._calls.answering(context, "GetSchema"):
             command = messages.described(messages.parse(flight.FlightDescriptor, request))
-            with self._entrance.session(context, messages.handle_in(command)) as session:
+            with self._lookup.session(context, messages.handle_in(command)) as session:
                 match command:
                     case sql.CommandStatementQuery():
                         text = messages.text_in(command, self._settings.server_statement_bytes_max)
@@ -163,7 +163,7 @@ class FlightService(grpc.GenericRpcHandler):
         with self._calls.answering(context, "DoGet") as call:
             ticket = messages.command(messages.parse(flight.Ticket, request).ticket)
             with (
-                self._entrance.session(context, messages.handle_in(ticket)) as session,
+                self._lookup.session(context, messages.handle_in(ticket)) as session,
                 self._calls.stream(session.id),
             ):
                 if isinstance(ticket, metadata.COMMANDS):
@@ -186,7 +186,7 @@ class FlightService(grpc.GenericRpcHandler):
             command = messages.described(messages.parse(flight.FlightDescriptor, bytes(first.descriptor)))
             with (
                 self._calls.slot(writes=True),
-                self._entrance.session(context, messages.handle_in(command)) as session,
+                self._lookup.session(context, messages.handle_in(command)) as session,
                 session.calls.running(call),
             ):
                 upload = wire.Upload(first, arrivals, self._limits)
@@ -229,7 +229,7 @@ class FlightService(grpc.GenericRpcHandler):
             return flight.Result(body=self._actions.do(action, context, call)).SerializeToString()
 
     def _list_actions(self, _request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._calls.answering(context, "ListActions"), self._entrance.session(context):
+        with self._calls.answering(context, "ListActions"), self._lookup.session(context):
             for name, text in ACTIONS.items():
                 yield flight.ActionType(type=name, description=text).SerializeToString()
 

@@ -55,7 +55,7 @@ class FlightServer:
         self._grpc: grpc.Server | None = None
         self._sessions: SessionRegistry | None = None
         self._status: StatusReader | None = None
-        self._desk: LakeDeadLetterService | None = None
+        self._dead_letters: LakeDeadLetterService | None = None
         self._web: WebServer | None = None
         self.port = 0
 
@@ -118,10 +118,10 @@ class FlightServer:
         if self._grpc is not None:
             # Refuses new calls immediately, and cancels running ones when the time is up.
             self._grpc.stop(seconds).wait()
-        winding_up = threading.Thread(target=self._wind_up, name="catchment-end", daemon=True)
-        winding_up.start()
-        winding_up.join(max(_CLOSE_S_MIN, until_s - clock.monotonic_s()))
-        if winding_up.is_alive():
+        shutting_down = threading.Thread(target=self._shut_down, name="catchment-end", daemon=True)
+        shutting_down.start()
+        shutting_down.join(max(_CLOSE_S_MIN, until_s - clock.monotonic_s()))
+        if shutting_down.is_alive():
             events.emit("last_flush_left", level=logging.WARNING, uri=self.uri)
             return False
         self._opened.close()
@@ -135,13 +135,13 @@ class FlightServer:
             return None
         status = self._status = StatusReader(self.app, sessions=lambda: web_auth.sessions(sessions, log, settings))
         opened.callback(status.close)
-        desk = self._desk = LakeDeadLetterService(self.app)
-        opened.callback(desk.close)
+        dead_letters = self._dead_letters = LakeDeadLetterService(self.app)
+        opened.callback(dead_letters.close)
         web = WebServer(
             application(
                 status.status,
                 web_auth.WebAuth(self.authenticator),
-                desk=desk,
+                dead_letters=dead_letters,
                 hosts=LOOPBACK_HOSTS if is_loopback(settings.server_host) else ("*",),
                 clock=self.app.clock,
             ),
@@ -154,7 +154,7 @@ class FlightServer:
         status.start()
         return web
 
-    def _wind_up(self) -> None:
+    def _shut_down(self) -> None:
         if self._web is not None:
             self._web.stop()
         if self._sessions is not None:
@@ -162,8 +162,8 @@ class FlightServer:
         if self._settings.queue_enable:
             self.app.runtime.stop(flush=True)
         # Readers last: a source that hangs must not delay the last flush.
-        if self._desk is not None:
-            self._desk.close()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
         if self._status is not None:
             self._status.close()
 

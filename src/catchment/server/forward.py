@@ -17,7 +17,7 @@ from catchment.foundation.clock import Clock
 from catchment.server import sql_tokens
 from catchment.server.engine import TenantRouting
 from catchment.server.peers import PeerSession
-from catchment.server.statement_plan import ByName, Capture, Making, Plain, Step
+from catchment.server.statement_plan import Capture, CreateThroughQueue, NamedStatement, Plain, Step
 from catchment.server.values import Call, Principal
 from catchment.tenants.model import ShardId, ShardInfo, TenantId
 
@@ -48,7 +48,7 @@ class Forwarding:
 
     def run(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
         """Do the one or the other; both raise StaleRouteError only where nothing was done."""
-        elsewhere = self._desk.elsewhere(self._tenant)
+        elsewhere = self._desk.remote_primary(self._tenant)
         attempt = 1
         while True:
             call.refuse_stopped()
@@ -60,9 +60,9 @@ class Forwarding:
                 if attempt > 1:
                     # The shard that is the home by now has not heard of it yet.
                     self._clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)
-                elsewhere = self._desk.elsewhere(self._tenant, anew=True)
+                elsewhere = self._desk.remote_primary(self._tenant, refresh=True)
             except ShardUnreachableError:
-                known, elsewhere = elsewhere, self._desk.elsewhere(self._tenant, anew=True)
+                known, elsewhere = elsewhere, self._desk.remote_primary(self._tenant, refresh=True)
                 if elsewhere == known or attempt >= _POLICY.attempts_max:
                     raise
             attempt += 1
@@ -80,7 +80,7 @@ class Forwarding:
 
     def _refuse(self, _peer: PeerSession) -> NoReturn:
         """Say where the tenant's transactions are."""
-        home = self._desk.elsewhere(self._tenant, anew=True)
+        home = self._desk.remote_primary(self._tenant, refresh=True)
         if home is None:
             raise StaleRouteError(f"{self._tenant} lives here by now.")
         raise StateError(
@@ -153,7 +153,7 @@ def may_change(step: Step) -> bool:
     """Whether a statement of which no answer came may have changed something."""
     if isinstance(step, Plain):
         return step.tokens[0].text not in _READS
-    return isinstance(step, Capture | Making | ByName)
+    return isinstance(step, Capture | CreateThroughQueue | NamedStatement)
 
 
 def begins(step: Step) -> bool:

@@ -95,25 +95,25 @@ def _deliver(
         and target.if_exists is IfExists.APPEND
         and not _is_temporary(target)
     ):
-        fitting = bulk.fitting(session.lake, TableId(schema, target.table), rows.schema)
-        if fitting is not None:
-            return bulk.deliver(session, fitting, ahead.rows(), call)
+        direct_target = bulk.direct_target(session.lake, TableId(schema, target.table), rows.schema)
+        if direct_target is not None:
+            return bulk.deliver(session, direct_target, ahead.rows(), call)
     ahead.read(_AHEAD_BYTES)
-    with statements.link(joined) as link:
+    with statements.connection(joined) as connection:
         session.has_state()
-        link.has_state = link.has_state or _is_temporary(target)
+        connection.has_state = connection.has_state or _is_temporary(target)
         if joined is not None:
             joined.prepare_write(call)
-            return _write(session, target, schema, ahead.rows(), link, call)
-        with statements.committing(link, call):
-            return _write(session, target, schema, ahead.rows(), link, call)
+            return _write(session, target, schema, ahead.rows(), connection, call)
+        with statements.autocommit_write(connection, call):
+            return _write(session, target, schema, ahead.rows(), connection, call)
 
 
 def _schema(session: "Session", target: IngestTarget) -> str:
     """Return the schema that the rows are written to; the queue is not a schema."""
     given = None if sql.fold(target.schema or "") in ("", QUEUE) else target.schema
-    if session.island is not None:
-        return session.island.own_schema(given, target.table)
+    if session.scope is not None:
+        return session.scope.own_schema(given, target.table)
     return given or DEFAULT_SCHEMA
 
 
@@ -123,8 +123,8 @@ def _enqueue(statements: Statements, table: TableId, gathered: pa.Table, call: C
     except TypeConflictError:
         # An INSERT casts more than the queue does.
         columns = statements.queue().columns(table)
-        with statements.link(joined) as link:
-            gathered = capture.cast(table, gathered, columns, link, call)
+        with statements.connection(joined) as connection:
+            gathered = capture.cast(table, gathered, columns, connection, call)
         statements.enqueue(table, gathered, joined)
     return int(gathered.num_rows)
 
@@ -177,22 +177,27 @@ class _Ahead:
 
 
 def _write(
-    session: "Session", target: IngestTarget, schema: str, rows: pa.RecordBatchReader, link: Connection, call: Call
+    session: "Session",
+    target: IngestTarget,
+    schema: str,
+    rows: pa.RecordBatchReader,
+    connection: Connection,
+    call: Call,
 ) -> int:
     is_temporary = _is_temporary(target)
     catalog = "temp" if is_temporary else session.lake.name
     name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
-    exists = queue_ddl.is_in_lake(link, catalog, TableId("main" if is_temporary else schema, target.table), call)
+    exists = queue_ddl.is_in_lake(connection, catalog, TableId("main" if is_temporary else schema, target.table), call)
     if exists and target.if_exists is IfExists.FAIL:
         raise AlreadyExistsError(f"The table {target.table} already exists.")
     if not exists and not target.create:
         raise TableMissingError(f"There is no table {target.table}.")
     # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
-    with link.registered(_ROWS, rows.__arrow_c_stream__(), call):
+    with connection.registered(_ROWS, rows.__arrow_c_stream__(), call):
         source = f"FROM {sql.qualified('temp', 'main', _ROWS)}"
         if exists and target.if_exists is IfExists.APPEND:
             try:
-                result = link.table(f"INSERT INTO {name} BY NAME {source}", call)
+                result = connection.table(f"INSERT INTO {name} BY NAME {source}", call)
             except duckdb.BinderException as error:
                 if not target.create:
                     raise
@@ -202,8 +207,8 @@ def _write(
                 ) from None
         else:
             if exists:
-                link.run(f"DROP TABLE {name}", call)
-            result = link.table(f"CREATE {'TEMP ' if is_temporary else ''}TABLE {name} AS {source}", call)
+                connection.run(f"DROP TABLE {name}", call)
+            result = connection.table(f"CREATE {'TEMP ' if is_temporary else ''}TABLE {name} AS {source}", call)
     return int(result.column(0)[0].as_py())
 
 

@@ -40,9 +40,11 @@ class LocalClient:
         login = base64.b64encode(f"{LOCAL}:{server.token}".encode()).decode()
         self._authorization = f"Basic {login}"
         self._channel = channel = _channel(server)
-        self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{_SERVICE}DoAction")
-        self._ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{_SERVICE}GetFlightInfo")
-        self._get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{_SERVICE}DoGet")
+        self._do_action: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{_SERVICE}DoAction")
+        self._get_flight_info: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"{_SERVICE}GetFlightInfo"
+        )
+        self._do_get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{_SERVICE}DoGet")
 
     def __enter__(self) -> "LocalClient":
         return self
@@ -53,17 +55,17 @@ class LocalClient:
         # If this fails, the session expires.
         with self._channel, suppress(grpc.RpcError):
             action = flight.Action(type="CloseSession", body=flight.CloseSessionRequest().SerializeToString())
-            self._act(action.SerializeToString(), metadata=self._metadata(), timeout=_CONNECT_S_MAX)
+            self._do_action(action.SerializeToString(), metadata=self._metadata(), timeout=_CONNECT_S_MAX)
 
     def query(self, statement: str) -> pa.Table:
         """Run a statement and return its rows."""
         command = messages.pack(sql.CommandStatementQuery(query=statement))
         descriptor = flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=command)
         try:
-            found, call = self._ask.with_call(descriptor.SerializeToString(), metadata=self._metadata())
-            self._remember(call)
+            found, call = self._get_flight_info.with_call(descriptor.SerializeToString(), metadata=self._metadata())
+            self._keep_token(call)
             ticket = flight.FlightInfo.FromString(found).endpoint[0].ticket
-            parts = self._get(ticket.SerializeToString(), metadata=self._metadata())
+            parts = self._do_get(ticket.SerializeToString(), metadata=self._metadata())
             return wire.Upload(wire.parse(next(parts)), parts, self._limits).table()
         except grpc.RpcError as error:
             self._fail(error)
@@ -71,7 +73,7 @@ class LocalClient:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return ((_AUTHORIZATION, self._authorization),)
 
-    def _remember(self, call: grpc.Call) -> None:
+    def _keep_token(self, call: grpc.Call) -> None:
         """Use the session's token from now on."""
         for key, value in call.initial_metadata():
             if key == _AUTHORIZATION:

@@ -51,7 +51,7 @@ _CREATE = {
 # First words of queries, after whitespace and parentheses.
 _READING = ("select", "from", "with", "values", "describe", "show", "summarize", "explain", "pivot", "unpivot", "table")
 _BEFORE_WORDS = " \t\r\n\f("
-_WORD_LETTERS_MAX = 256
+_WORD_CHARACTERS_MAX = 256
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -122,7 +122,7 @@ def may_read(message: Message) -> bool:
     """Return whether a query reads, judging by its first word; a prepared query is assumed to read."""
     if not isinstance(message, sql.CommandStatementQuery):
         return True
-    return message.query[:_WORD_LETTERS_MAX].lstrip(_BEFORE_WORDS).casefold().startswith(_READING)
+    return message.query[:_WORD_CHARACTERS_MAX].lstrip(_BEFORE_WORDS).casefold().startswith(_READING)
 
 
 def transaction_in(message: WithText | sql.CommandStatementIngest) -> bytes | None:

@@ -116,7 +116,7 @@ def result(command: Message, session: Session, settings: Settings, call: Call) -
         with session.reading_lake():
             return TableResult(answer(command, session, settings))
 
-    return session.at_home(here, lambda peer: peer.describe(command, schema_of(command), call), call)
+    return session.at_primary(here, lambda peer: peer.describe(command, schema_of(command), call), call)
 
 
 def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
@@ -250,15 +250,15 @@ def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict
 
 def _own(session: Session) -> str | None:
     """Return the only schema that the caller can see, or None if the caller sees all."""
-    return None if session.island is None else session.island.schema
+    return None if session.scope is None else session.scope.schema
 
 
 def _away(session: Session) -> frozenset[str]:
     """Return the schemas of tenants whose primary is another shard; their local tables are not
     listed.
     """
-    desk = session.engine.tenants
-    return frozenset() if desk is None or session.island is not None else desk.residents().away
+    routing = session.engine.tenants
+    return frozenset() if routing is None or session.scope is not None else routing.residents().away
 
 
 def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | None) -> bool:

@@ -18,7 +18,16 @@ from catchment.server import queue_results
 from catchment.server.connections import Connection, Parameters, by_place_or_name
 from catchment.server.peers import StatementFacts
 from catchment.server.sql_policy import StatementKind
-from catchment.server.statement_plan import Bulk, ByName, Capture, FreshRead, Making, Plain, QueueCommand, Step
+from catchment.server.statement_plan import (
+    Bulk,
+    Capture,
+    CreateThroughQueue,
+    FreshRead,
+    NamedStatement,
+    Plain,
+    QueueCommand,
+    Step,
+)
 from catchment.server.statements import Statements
 from catchment.server.syntax import nodes
 from catchment.server.values import Call, StatementOutcome
@@ -114,16 +123,16 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
             return queue_results.FLUSHED, none, False
         case QueueCommand.STATUS:
             return queue_results.STATUS, none, False
-        case ByName(verb="execute"):
-            schema, _, is_update = _facts(session, Statements(session).kept(step), transaction)
+        case NamedStatement(verb="execute"):
+            schema, _, is_update = _facts(session, Statements(session).stored(step), transaction)
             return schema, none, is_update
-        case ByName():
+        case NamedStatement():
             return none, none, True
         case Capture():
             return none, _captured_parameters(session, step), True
-        case Making():
-            with session.autocommit_link() as link:
-                made = link.connection.extract_statements(step.named("catchment_target"))[-1]
+        case CreateThroughQueue():
+            with session.autocommit_connection() as connection:
+                made = connection.raw.extract_statements(step.named("catchment_target"))[-1]
             return none, _unknown(len(made.named_parameters)), True
         case FreshRead():
             return _fresh_facts(session, step)
@@ -133,51 +142,53 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
 
 
 def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bool:
-    if isinstance(step, ByName):
-        return step.verb == "execute" and _gives_rows(session, Statements(session).kept(step), transaction)
+    if isinstance(step, NamedStatement):
+        return step.verb == "execute" and _gives_rows(session, Statements(session).stored(step), transaction)
     if not isinstance(step, Plain):
-        return not isinstance(step, Capture | Making)
+        return not isinstance(step, Capture | CreateThroughQueue)
     statements = Statements(session)
-    with statements.link(session.find(transaction)) as link:
-        return statements.examined(step, link)[1].kind is StatementKind.READ
+    with statements.connection(session.find(transaction)) as connection:
+        return statements.authorized(step, connection)[1].kind is StatementKind.READ
 
 
 def _only_read(session: "Session", steps: tuple[Step, ...], transaction: bytes | None) -> bool:
     """Return whether no statement changes the result of those after it."""
-    return all(not isinstance(step, ByName) and _gives_rows(session, step, transaction) for step in steps)
+    return all(not isinstance(step, NamedStatement) and _gives_rows(session, step, transaction) for step in steps)
 
 
 def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
     statements = Statements(session)
-    with statements.link(session.find(transaction)) as link:
-        statement, verdict = statements.examined(step, link)
+    with statements.connection(session.find(transaction)) as connection:
+        statement, permission = statements.authorized(step, connection)
         names = statement.named_parameters
         count = len(names)
-        if verdict.kind is not StatementKind.READ:
+        if permission.kind is not StatementKind.READ:
             schema = _COUNT if step.returns else pa.schema([])
-            return schema, _parameters(step.text, link, count), not step.returns
+            return schema, _parameters(step.text, connection, count), not step.returns
         schema = _result_schema(
-            statements.readable(step, verdict).text, link, by_place_or_name(names, sorted(names), [None] * count)
+            statements.readable(step, permission).text,
+            connection,
+            by_place_or_name(names, sorted(names), [None] * count),
         )
-        return schema, _parameters(step.text, link, count), False
+        return schema, _parameters(step.text, connection, count), False
 
 
-def _result_schema(text: str, link: Connection, parameters: Parameters) -> pa.Schema:
+def _result_schema(text: str, connection: Connection, parameters: Parameters) -> pa.Schema:
     """Return the columns of a query's result without running it."""
     body = text.rstrip().rstrip(";")
     try:
-        empty = link.table(f"SELECT * FROM ({body}\n) LIMIT 0", Call(), parameters)
+        empty = connection.table(f"SELECT * FROM ({body}\n) LIMIT 0", Call(), parameters)
     except duckdb.Error:
         # Not every statement that returns rows can be put in parentheses; SHOW and EXPLAIN cannot.
-        live = link.stream(text, Call(), parameters)
+        live = connection.stream(text, Call(), parameters)
         live.close()
         return live.schema
     return empty.schema
 
 
 def _fresh_facts(session: "Session", step: FreshRead) -> tuple[pa.Schema, pa.Schema, bool]:
-    with session.autocommit_link() as link:
-        names = link.connection.extract_statements(step.text)[-1].named_parameters
+    with session.autocommit_connection() as connection:
+        names = connection.raw.extract_statements(step.text)[-1].named_parameters
     nothing = pa.table({name: pa.nulls(1) for name in names}) if names else None
     outcome = Statements(session).run(step, Call(), None, nothing)
     outcome.result.close()
@@ -187,14 +198,14 @@ def _fresh_facts(session: "Session", step: FreshRead) -> tuple[pa.Schema, pa.Sch
 def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
     if not {"?", "$"}.intersection(step.before + step.after):
         return pa.schema([])
-    with session.autocommit_link() as link:
-        statement = link.connection.extract_statements(step.into("catchment_target"))[-1]
+    with session.autocommit_connection() as connection:
+        statement = connection.raw.extract_statements(step.into("catchment_target"))[-1]
     count = len(statement.named_parameters)
     queue = session.queue
     if not count or queue is None or step.bulk is None or step.bulk.plain_columns is None:
         return _unknown(count)
     try:
-        columns = queue.columns(step.table if session.island is None else session.island.own(step.table))
+        columns = queue.columns(step.table if session.scope is None else session.scope.own(step.table))
     except CatchmentError:
         return _unknown(count)
     return _by_columns(step.bulk, columns) or _unknown(count)
@@ -213,14 +224,14 @@ def _unknown(count: int) -> pa.Schema:
     return pa.schema([pa.field(str(at + 1), pa.string()) for at in range(count)])
 
 
-def _parameters(text: str, link: Connection, count: int) -> pa.Schema:
+def _parameters(text: str, connection: Connection, count: int) -> pa.Schema:
     """Return the types that DuckDB assigns to parameters, as far as its plan shows them."""
     if not count:
         return pa.schema([])
     found: dict[str, str] = {}
     # A plan that is nested too deeply shows no types either.
     with suppress(duckdb.Error, RecursionError):
-        plan_of = link.table("SELECT json_serialize_plan(?, optimize := false) AS plan", Call(), [text])
+        plan_of = connection.table("SELECT json_serialize_plan(?, optimize := false) AS plan", Call(), [text])
         for node in nodes(json.loads(plan_of.column(0)[0].as_py())):
             if node.get("type") == "VALUE_PARAMETER":
                 found[str(node["identifier"])] = _type_name(node["return_type"])

@@ -17,7 +17,7 @@ from catchment.lake.commit import refuse_ledger
 from catchment.queue import incoming
 from catchment.server import capture
 from catchment.server.connections import Connection, require_row
-from catchment.server.statement_plan import Making
+from catchment.server.statement_plan import CreateThroughQueue
 from catchment.server.transactions import Transaction
 from catchment.server.values import Call, IfExists, IngestTarget, Role
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def create(
-    statements: "Statements", step: Making, call: Call, joined: Transaction | None, bound: pa.Table | None
+    statements: "Statements", step: CreateThroughQueue, call: Call, joined: Transaction | None, bound: pa.Table | None
 ) -> int | None:
     """Create the table and return the number of rows enqueued, or None if the statement has no
     query.
@@ -37,19 +37,19 @@ def create(
     if bound is not None and bound.num_rows > 1:
         raise NotSupportedError("CREATE TABLE takes one row of parameters.")
     session, rows = statements.session, None
-    table = step.table if session.island is None else session.island.own(step.table)
+    table = step.table if session.scope is None else session.scope.own(step.table)
     refuse_ledger(table)
     text = step.named(sql.qualified(session.lake.name, table.schema, table.name))
-    with statements.link(joined) as link, session.reading_lake(statements.owner(table.schema)):
-        exists = is_in_lake(link, session.lake.name, table, call)
+    with statements.connection(joined) as connection, session.reading_lake(statements.owner(table.schema)):
+        exists = is_in_lake(connection, session.lake.name, table, call)
         if not exists:
             _require_allowed(statements, table)
             if step.has_rows:
-                rows = _computed(statements, step, link, call, bound)
+                rows = _computed(statements, step, connection, call, bound)
     if exists and step.if_not_exists:
         return None if step.source is None else 0
     try:
-        statements.make(table, text, call, joined, bound)
+        statements.create_table(table, text, call, joined, bound)
     except duckdb.CatalogException:
         # Another session may have created it after this one checked.
         if step.if_not_exists and _is_by_now(statements, table, call, joined):
@@ -73,8 +73,8 @@ def prepare(
     """
     refuse_ledger(table)
     lake = statements.session.lake.name
-    with statements.link(joined) as link:
-        if is_in_lake(link, lake, table, call):
+    with statements.connection(joined) as connection:
+        if is_in_lake(connection, lake, table, call):
             if target.if_exists is IfExists.FAIL:
                 raise AlreadyExistsError(f"The table {table} already exists.")
             return False
@@ -83,15 +83,15 @@ def prepare(
     incoming.require_values(rows, columns)
     listed = ", ".join(column.definition for column in columns)
     place = sql.qualified(lake, table.schema, table.name)
-    statements.make(table, f"CREATE TABLE {place} ({listed})", call, joined)
+    statements.create_table(table, f"CREATE TABLE {place} ({listed})", call, joined)
     return True
 
 
 def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Transaction | None) -> None:
     """Enqueue the rows of a table that was created for them: at COMMIT if a transaction created it."""
     if joined is not None:
-        with statements.link(joined):
-            # The queue cannot see the table before COMMIT; `make` has checked that it can take such
+        with statements.connection(joined):
+            # The queue cannot see the table before COMMIT; `create_table` has checked that it can take such
             # rows.
             joined.keep(table, rows)
         return
@@ -103,13 +103,13 @@ def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Tr
         raise
 
 
-def is_in_lake(link: Connection, lake: str, table: TableId, call: Call) -> bool:
+def is_in_lake(connection: Connection, lake: str, table: TableId, call: Call) -> bool:
     """Return whether the lake, or `temp`, has the table as the connection sees it. The caller holds
     the connection's lock.
     """
     # Do not use DuckDB's list of tables: DuckLake counts the rows of every table for it. The list
     # of columns also contains views.
-    found = link.table(
+    found = connection.table(
         "SELECT 1 FROM duckdb_columns() WHERE database_name = $1 AND lower(schema_name) = lower($2) "
         "AND lower(table_name) = lower($3) AND NOT EXISTS (FROM duckdb_views() WHERE database_name = $1 "
         "AND lower(schema_name) = lower($2) AND lower(view_name) = lower($3)) LIMIT 1",
@@ -120,18 +120,20 @@ def is_in_lake(link: Connection, lake: str, table: TableId, call: Call) -> bool:
 
 
 def _is_by_now(statements: "Statements", table: TableId, call: Call, joined: Transaction | None) -> bool:
-    with statements.link(joined) as link:
-        return is_in_lake(link, statements.session.lake.name, table, call)
+    with statements.connection(joined) as connection:
+        return is_in_lake(connection, statements.session.lake.name, table, call)
 
 
-def _computed(statements: "Statements", step: Making, link: Connection, call: Call, bound: pa.Table | None) -> pa.Table:
+def _computed(
+    statements: "Statements", step: CreateThroughQueue, connection: Connection, call: Call, bound: pa.Table | None
+) -> pa.Table:
     """Compute the rows of the query, check that the queue can take them, and name their columns as
     the table does.
     """
     rows, columns = capture.selected(
         step.source or "",
-        link,
-        lambda statement, text, tokens: statements.admitted(statement, text, tokens, link),
+        connection,
+        lambda statement, text, tokens: statements.permission_for(statement, text, tokens, connection),
         call,
         bound,
     )

@@ -40,7 +40,7 @@ class SessionRegistry:
         self._ids: dict[str, str] = {}
         self._tokens: dict[str, str] = {}
         # Digests of tokens of anonymous sessions that have ended, oldest first.
-        self._left: OrderedDict[str, None] = OrderedDict()
+        self._ended_tokens: OrderedDict[str, None] = OrderedDict()
         self._stopping = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="catchment-sessions", daemon=True)
         self._sweeper.start()
@@ -50,10 +50,10 @@ class SessionRegistry:
         session = Session(secrets.token_hex(8), principal, self.engine)
         with self._mutex:
             forgotten = self._admit(session, secrets.token_urlsafe(32))
-        self._have_opened(session, forgotten)
+        self._announce(session, forgotten)
         return session
 
-    def open_again(self, token: str, principal: Principal) -> Session | None:
+    def reopen(self, token: str, principal: Principal) -> Session | None:
         """Open a new session under the token of one that has ended; None if no such token was
         issued.
 
@@ -65,17 +65,17 @@ class SessionRegistry:
         session.is_kept = session.is_replaceable = True
         session.is_logged_in = False
         with self._mutex:
-            if digest not in self._left:
+            if digest not in self._ended_tokens:
                 # Another call of the client was faster, or the token was never issued.
                 return self._by_id.get(self._ids.get(digest, ""))
-            del self._left[digest]
+            del self._ended_tokens[digest]
             try:
                 forgotten = self._admit(session, token)
             except LimitError:
                 # The client may try again, and is then recognized by the token.
-                self._left[digest] = None
+                self._ended_tokens[digest] = None
                 raise
-        self._have_opened(session, forgotten)
+        self._announce(session, forgotten)
         return session
 
     def _admit(self, session: Session, token: str) -> list[Session]:
@@ -105,7 +105,7 @@ class SessionRegistry:
         self._tokens[session.id] = token
         return forgotten
 
-    def _have_opened(self, session: Session, forgotten: Sequence[Session]) -> None:
+    def _announce(self, session: Session, forgotten: Sequence[Session]) -> None:
         for each in forgotten:
             # A failure to end another session does not concern the client that opens this one.
             with suppress(CatchmentError):
@@ -137,11 +137,11 @@ class SessionRegistry:
 
     def _admitted(self, session: Session) -> Session:
         if not self._admits(session.principal):
-            self._turn_out(session)
+            self._evict(session)
             raise NotLoggedInError("The user was changed or removed after the login.", hint="Log in again.")
         return session
 
-    def _turn_out(self, session: Session) -> None:
+    def _evict(self, session: Session) -> None:
         """End the session of a changed user: cancel its running calls, and close it once none is
         left.
         """
@@ -168,9 +168,9 @@ class SessionRegistry:
         if token is not None:
             self._ids.pop(_digest(token), None)
             if session.principal.name == ANONYMOUS:
-                self._left[_digest(token)] = None
-                if len(self._left) > _UNCLAIMED_MAX:
-                    self._left.popitem(last=False)
+                self._ended_tokens[_digest(token)] = None
+                if len(self._ended_tokens) > _UNCLAIMED_MAX:
+                    self._ended_tokens.popitem(last=False)
         return self._by_id.pop(session.id, None) is not None
 
     @staticmethod
@@ -206,10 +206,10 @@ class SessionRegistry:
         sessions = self.sessions()
         for session in sessions:
             session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
-        is_done = self.engine.end_lost()
+        is_done = self.engine.close_lost()
         for session in sessions:
             if not self._admits(session.principal):
-                self._turn_out(session)
+                self._evict(session)
                 continue
             idle_s = now_s - session.touched_s
             if idle_s > self._settings.server_session_idle_seconds and not session.is_used:

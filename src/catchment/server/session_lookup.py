@@ -40,7 +40,7 @@ class SessionLookup:
         """Return the session of a call, whose message may hold a handle; it does not expire while
         the block runs.
         """
-        session = self._taken(context, handle)
+        session = self._in_use(context, handle)
         events.identify(session=session.shown_id, user=session.principal.name)
         try:
             yield session
@@ -54,20 +54,20 @@ class SessionLookup:
                 else:
                     session.release()
 
-    def _taken(self, context: grpc.ServicerContext, handle: bytes) -> Session:
+    def _in_use(self, context: grpc.ServicerContext, handle: bytes) -> Session:
         """Return the session of a call, marked as in use."""
-        session = self._found(context, handle)
+        session = self._find(context, handle)
         try:
             session.begin_use()
         except StateError:
             if not session.is_replaceable:
                 raise
             # The session was dropped at this very moment: open it again.
-            session = self._found(context, handle)
+            session = self._find(context, handle)
             session.begin_use()
         return session
 
-    def _found(self, context: grpc.ServicerContext, handle: bytes) -> Session:
+    def _find(self, context: grpc.ServicerContext, handle: bytes) -> Session:
         header = _authorization(context)
         found = self._by_token(header, handle, is_forwarded=_behalf(context) is not None)
         return found or self._by_principal(header, handle, context)
@@ -87,7 +87,7 @@ class SessionLookup:
         events.identify(user=principal.name)
         return principal
 
-    def leave(self, session: Session) -> None:
+    def close(self, session: Session) -> None:
         """Close the session at the client's request."""
         self._registry.close(session)
 
@@ -102,7 +102,7 @@ class SessionLookup:
                 raise
             # If no login is required, an expired token is not a reason to reject a client. If there
             # is a handle, the handle counts.
-            return None if handle else self._registry.open_again(token, self._authenticator.anonymous())
+            return None if handle else self._registry.reopen(token, self._authenticator.anonymous())
         if not session.is_logged_in:
             try:
                 self._authenticator.anonymous()

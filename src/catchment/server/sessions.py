@@ -32,10 +32,10 @@ from catchment.server.peers import PeerSession
 from catchment.server.prepared import PreparedStatement
 from catchment.server.running_calls import RunningCalls
 from catchment.server.statement_log import shown_session
-from catchment.server.statement_plan import ByName, Plain, Step, plan
+from catchment.server.statement_plan import NamedStatement, Plain, Step, plan
 from catchment.server.statements import Statements
-from catchment.server.tenant_isolation import without_ledger
-from catchment.server.transactions import Ended, Transaction
+from catchment.server.tenant_isolation import hide_internal_tables
+from catchment.server.transactions import RolledBackTransactions, Transaction
 from catchment.server.values import Call, IngestTarget, Principal, StatementOutcome
 from catchment.tenants.model import TenantId
 
@@ -58,7 +58,7 @@ class Session:
         # Enough to tell it from others in displays, too little to call with.
         self.shown_id = shown_session(session_id)
         self.principal = principal
-        self.island = engine.island(principal.tenant)
+        self.scope = engine.scope(principal.tenant)
         self.touched_s = engine.clock.monotonic_s()
         # Whether the client knows its token; if so, the session outlives the call that opened it.
         self.is_kept = False
@@ -71,11 +71,11 @@ class Session:
         self._own: Connection | None = None
         self._transactions: dict[bytes, Transaction] = {}
         # Transactions that were rolled back for idling, or with their DuckDB instance.
-        self._expired = Ended(_TRANSACTIONS_MAX)
+        self._expired = RolledBackTransactions(_TRANSACTIONS_MAX)
         self._by_sql: bytes | None = None
         self._prepared: dict[bytes, PreparedStatement] = {}
         # Statements that were prepared by SQL, by name.
-        self.by_name: dict[str, str] = {}
+        self.named_statements: dict[str, str] = {}
         self._waiting: dict[bytes, StatementOutcome] = {}
         self.calls = RunningCalls()
         self._forwarding: Forwarding | None = None
@@ -133,7 +133,7 @@ class Session:
 
         With `is_update`, the caller reads only the number of changed rows.
         """
-        with self._told():
+        with self._redacted_errors():
             steps = self.plan(text)
         if parameters is not None and len(steps) > 1:
             raise StateError("Parameters can be used only with a single statement.")
@@ -162,7 +162,7 @@ class Session:
         """Run one statement: locally if it is in a transaction, otherwise on the tenant's primary."""
 
         def here() -> StatementOutcome:
-            with self._told():
+            with self._redacted_errors():
                 return Statements(self).run(step, call, transaction, parameters)
 
         forwarding = self._forwards()
@@ -173,14 +173,14 @@ class Session:
 
         def there(peer: PeerSession) -> StatementOutcome:
             may_change = forward.may_change(step)
-            if may_change and isinstance(step, Plain | ByName):
+            if may_change and isinstance(step, Plain | NamedStatement):
                 # It may leave state in the connection there, as it may here.
                 self.has_state()
             return peer.execute(text, call, parameters=parameters, is_update=is_update, may_change=may_change)
 
         return forwarding.run(here, there, call)
 
-    def at_home(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
+    def at_primary(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
         """Run one operation or the other, depending on where the session's tenant has its primary."""
         forwarding = self._forwards()
         return here() if forwarding is None else forwarding.run(here, there, call)
@@ -189,13 +189,13 @@ class Session:
         """Return the forwarding to the tenant's primary; None if the session has no tenant, or was
         forwarded itself.
         """
-        desk, tenant = self._engine.tenants, self.principal.tenant
-        if desk is None or tenant is None or self.principal.name == SHARD:
+        routing, tenant = self._engine.tenants, self.principal.tenant
+        if routing is None or tenant is None or self.principal.name == SHARD:
             return None
         with self._mutex:
             self._refuse_closed()
             if self._forwarding is None:
-                self._forwarding = Forwarding(desk, tenant, self.principal, self._engine.clock)
+                self._forwarding = Forwarding(routing, tenant, self.principal, self._engine.clock)
             return self._forwarding
 
     def prepare(self, text: str, *, transaction: bytes | None = None) -> PreparedStatement:
@@ -208,14 +208,14 @@ class Session:
         handle = self._new_handle()
 
         def here() -> PreparedStatement:
-            with self.reading_lake(), self._told():
+            with self.reading_lake(), self._redacted_errors():
                 return PreparedStatement.of(self, handle, text, transaction)
 
         if transaction is not None or self._by_sql is not None:
             prepared = here()
         else:
             call = Call()
-            prepared = self.at_home(
+            prepared = self.at_primary(
                 here, lambda peer: PreparedStatement.known(self, handle, text, peer.prepare(text, call)), call
             )
         with self._mutex:
@@ -243,11 +243,11 @@ class Session:
 
     def _open(self, call: Call, handle: bytes | None = None) -> bytes:
         with self.reading_lake():
-            own = self.own_link()
+            own = self.own_connection()
             with own.lock:
                 if self._is_free(own):
                     return self._begin(own, call, handle)
-            other = self._engine.link(self.island)
+            other = self._engine.connect(self.scope)
         with other.lock:
             try:
                 return self._begin(other, call, handle)
@@ -255,10 +255,10 @@ class Session:
                 other.close()
                 raise
 
-    def _begin(self, link: Connection, call: Call, handle: bytes | None) -> bytes:
+    def _begin(self, connection: Connection, call: Call, handle: bytes | None) -> bytes:
         opened = Transaction(
             handle or self._new_handle(),
-            link,
+            connection,
             self._engine.lake,
             bytes_max=self._engine.settings.server_write_bytes_max,
             now_s=self._engine.clock.monotonic_s(),
@@ -289,12 +289,12 @@ class Session:
                 raise self._expired.reason(transaction)
             # It stays registered until it has ended: nothing else may run on its connection before.
             ended.is_ending = True
-        with self._told():
+        with self._redacted_errors():
             self._finish(ended, commit=commit, call=call or Call())
 
     def _finish(self, ended: Transaction, *, commit: bool, call: Call) -> None:
         """End a transaction that no other caller can end any more."""
-        with ended.link.lock:
+        with ended.connection.lock:
             try:
                 if commit:
                     # If its tenant has moved away, the rows it has read may be outdated, and the
@@ -311,8 +311,8 @@ class Session:
                     self._transactions.pop(ended.handle, None)
                     if self._by_sql == ended.handle and ended.handle not in self._expired:
                         self._by_sql = None
-                if ended.link is not self._own:
-                    ended.link.close()
+                if ended.connection is not self._own:
+                    ended.connection.close()
 
     def ingest(
         self, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, *, transaction: bytes | None = None
@@ -320,7 +320,7 @@ class Session:
         """Write a stream of rows to a table, or to the queue; all of them, or none."""
 
         def here(given: pa.RecordBatchReader) -> int:
-            with self.reading_lake(), self._told():
+            with self.reading_lake(), self._redacted_errors():
                 return ingest.ingest(self, target, given, call, transaction)
 
         forwarding = self._forwards()
@@ -393,7 +393,7 @@ class Session:
 
     def plan(self, text: str) -> tuple[Step, ...]:
         """Plan the steps of a text; Catchment's names without a schema are in the session's schema."""
-        return plan(text) if self.island is None else plan(text, self.island.schema)
+        return plan(text) if self.scope is None else plan(text, self.scope.schema)
 
     def enqueue(self, table: TableId, rows: pa.Table) -> None:
         """Pass rows to the queue; every write of this session to the queue uses this method."""
@@ -409,18 +409,18 @@ class Session:
         """Hold while the lake is changed."""
         return self._engine.changing(self.principal.tenant)
 
-    def _told(self) -> AbstractContextManager[None]:
+    def _redacted_errors(self) -> AbstractContextManager[None]:
         """Remove from errors what the session's user may not see."""
-        return without_ledger() if self.island is None else self.island.told()
+        return hide_internal_tables() if self.scope is None else self.scope.redact_errors()
 
-    def own_link(self) -> Connection:
+    def own_connection(self) -> Connection:
         """Return the session's own connection, opened again if its DuckDB instance was abandoned."""
         with self._mutex:
             self._refuse_closed()
             own = self._own
             if own is not None and (self._engine.is_current(own) or self._is_in_transaction(own)):
                 return own
-        made = self._engine.link(self.island)
+        made = self._engine.connect(self.scope)
         with self._mutex:
             is_first = self._own is own and not self._is_closed
             if is_first:
@@ -513,29 +513,29 @@ class Session:
         self._has_state = True
 
     @contextmanager
-    def autocommit_link(self) -> Iterator[Connection]:
+    def autocommit_connection(self) -> Iterator[Connection]:
         """Return a connection for a statement outside of transactions: the session's own, unless a
         transaction uses it.
         """
-        own = self.own_link()
+        own = self.own_connection()
         with own.lock:
             if self._is_free(own):
                 yield own
                 return
-        other = self._engine.link(self.island)
+        other = self._engine.connect(self.scope)
         with other.lock:
             try:
                 yield other
             finally:
                 other.close_when_read()
 
-    def _is_free(self, link: Connection) -> bool:
+    def _is_free(self, connection: Connection) -> bool:
         """Return whether a statement outside of transactions may run on it; call with its lock."""
         with self._mutex:
-            return link is self._own and not self._is_in_transaction(link)
+            return connection is self._own and not self._is_in_transaction(connection)
 
-    def _is_in_transaction(self, link: Connection) -> bool:
-        return any(each.link is link for each in self._transactions.values())
+    def _is_in_transaction(self, connection: Connection) -> bool:
+        return any(each.connection is connection for each in self._transactions.values())
 
     def _new_handle(self) -> bytes:
         return f"{self.id}.{secrets.token_hex(16)}".encode()
@@ -550,7 +550,7 @@ class Session:
         """
         with self._mutex:
             found = [each for each in self._transactions.values() if not each.is_ending]
-            lost = [each for each in found if each.link.origin.is_lost and each.link.lock_or_interrupt()]
+            lost = [each for each in found if each.connection.origin.is_lost and each.connection.lock_or_interrupt()]
             idle = [] if self._used else [each for each in found if each.is_used and each.touched_s < before_s]
             over = list(dict.fromkeys((*lost, *idle)))
             for each in over:
@@ -563,7 +563,7 @@ class Session:
                     self._finish(each, commit=False, call=Call())
             finally:
                 if each in lost:
-                    each.link.lock.release()
+                    each.connection.lock.release()
         return len(over)
 
     def release(self) -> None:

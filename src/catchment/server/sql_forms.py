@@ -37,7 +37,7 @@ OBJECT_REASONS = {
 SETTINGS_LOCKED = "The server's settings are locked."
 FILES = "would be read as a file"
 LISTS_IN_QUERIES = "Catalog lists can be read only by queries."
-OF_SCHEMAS = "A tenant's users can create, change and drop only tables, views and macros."
+SCHEMAS_REFUSED = "A tenant's users can create, change and drop only tables, views and macros."
 
 
 def reason(word: str) -> str:
@@ -175,7 +175,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "Tables, views and macros": (
         Form("CREATE OR REPLACE TABLE made AS FROM t; DROP TABLE made", _W),
         Form("CREATE OR REPLACE VIEW seen AS FROM t; DROP VIEW seen", _W),
-        Form("CREATE SCHEMA IF NOT EXISTS other; DROP SCHEMA other", _W, OF_SCHEMAS, tenants=False),
+        Form("CREATE SCHEMA IF NOT EXISTS other; DROP SCHEMA other", _W, SCHEMAS_REFUSED, tenants=False),
         Form("CREATE OR REPLACE MACRO plus(x) AS x + 1; SELECT plus(1); DROP MACRO plus", _W),
         Form(
             "CREATE OR REPLACE MACRO low(n) AS TABLE SELECT * FROM t WHERE a < n; FROM low(1); DROP MACRO TABLE low", _W

@@ -53,9 +53,9 @@ _CREATABLE = frozenset({"table", "view", "schema", "macro", "function"})
 _MACROS = frozenset({"macro", "function"})
 _BEFORE_DROPPED = frozenset({"table", "if", "exists"})
 _CREATE_HOW = frozenset({"or", "replace", "temp", "temporary", "local", "global", "recursive", "persistent"})
-_VERDICTS_MAX = 2_000
+_PERMISSIONS_MAX = 2_000
 # Longer texts are not cached: a cached one takes many times its length.
-_REMEMBERED_LETTERS_MAX = 2_000
+_CACHED_CHARACTERS_MAX = 2_000
 _PLAIN_NAME = re.compile(r"\w+(\.\w+){0,2}")
 _CURRENT_SETTING = "current_setting"
 _WORDS_REFUSED = frozenset({"pragma", "call", "checkpoint", "import", "force"})
@@ -123,26 +123,26 @@ _TRANSACTIONS = {
 
 def authorize(statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], principal: Principal) -> Permission:
     """Return the statement's permission; NotAllowedError if the caller may not run it."""
-    look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _judge
-    verdict = look(statement.type, text, tokens)
-    if principal.role < verdict.role:
+    compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _permit
+    permission = compute(statement.type, text, tokens)
+    if principal.role < permission.role:
         raise NotAllowedError(f"{principal.name} may only read.", hint="The role `writer` is required.")
-    names = {token.text for token in tokens if token.is_name}.union(*verdict.tables)
+    names = {token.text for token in tokens if token.is_name}.union(*permission.tables)
     if LEDGER_SCHEMA in map(str.casefold, names) and (
-        verdict.kind is not StatementKind.READ or principal.role < Role.ADMIN
+        permission.kind is not StatementKind.READ or principal.role < Role.ADMIN
     ):
         raise NotAllowedError(f"{LEDGER_SCHEMA} is reserved for Catchment.", hint="`catchment lake audit` reads it.")
-    if verdict.lists and verdict.kind is not StatementKind.READ and principal.role < Role.ADMIN:
+    if permission.lists and permission.kind is not StatementKind.READ and principal.role < Role.ADMIN:
         raise NotAllowedError(sql_forms.LISTS_IN_QUERIES, hint="SELECT from them.")
-    return verdict
+    return permission
 
 
-@lru_cache(maxsize=_VERDICTS_MAX)
-def _remembered(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permission:
-    return _judge(kind, text, tokens)
+@lru_cache(maxsize=_PERMISSIONS_MAX)
+def _cached(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permission:
+    return _permit(kind, text, tokens)
 
 
-def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permission:
+def _permit(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permission:
     first = tokens[0].text if tokens else ""
     if kind == StatementType.TRANSACTION:
         if first not in _TRANSACTIONS:
@@ -150,30 +150,30 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permiss
             raise NotSupportedError("A PIVOT inside a statement must list its values.", hint="PIVOT … ON … IN (…)")
         return Permission(_TRANSACTIONS[first], Role.READER)
     if kind == StatementType.EXPLAIN:
-        return _judge_explained(explained(text, tokens))
+        return _permit_explained(explained(text, tokens))
     if kind == StatementType.CALL and _is_commit_message(tokens):
         return Permission(StatementKind.WRITE, Role.WRITER, in_transaction=True)
     if kind == StatementType.VACUUM and first == "analyze" and len(tokens) == 1:
         return Permission(StatementKind.SESSION, Role.READER)
-    verdict = _KINDS.get(kind)
+    permission = _KINDS.get(kind)
     # DuckDB's parser returns the statement that a PRAGMA stands for, often a SELECT.
-    if verdict is None or first in _WORDS_REFUSED:
+    if permission is None or first in _WORDS_REFUSED:
         raise NotAllowedError(sql_forms.reason(first))
     _refuse_metadata(tokens)
     if kind == StatementType.SELECT:
-        return _judge_query(text, tokens, verdict)
+        return _permit_query(text, tokens, permission)
     if kind == StatementType.SET and not session_settings.is_variable(tokens):
         session_settings.require_harmless(text, tokens)
-        return verdict
+        return permission
     if kind in (StatementType.CREATE, StatementType.DROP):
         _require_creatable(tokens)
     macro = macro_of(kind, tokens)
     if macro is not None:
-        return _judge_macro(text, macro)
+        return _permit_macro(text, macro)
     refuse_calls(tokens, functions.refused())
     if names_only_its_target(kind, tokens):
         _refuse_table(target(kind, tokens))
-        return verdict
+        return permission
     refuse_texts_as_tables(text, tokens)
     refuse_calls(tokens, functions.refused_short())
     tables, called = _in_sqlglot_tree(text)
@@ -183,11 +183,11 @@ def _judge(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permiss
         if function not in TABLE_FUNCTIONS:
             raise NotAllowedError(functions.refusal(function))
     lists = any(is_list(table) for table in tables) or any(each in LISTS for each in called) or _shows(tokens)
-    return replace(verdict, lists=lists)
+    return replace(permission, lists=lists)
 
 
-def _judge_explained(about: Explained) -> Permission:
-    inner = _judge(about.kind, about.text, about.tokens)
+def _permit_explained(about: Explained) -> Permission:
+    inner = _permit(about.kind, about.text, about.tokens)
     if inner.kind is StatementKind.READ:
         return inner
     if inner.kind is not StatementKind.WRITE or about.is_run:
@@ -197,7 +197,7 @@ def _judge_explained(about: Explained) -> Permission:
     return replace(inner, kind=StatementKind.READ, counts=False, in_transaction=False)
 
 
-def _judge_query(text: str, tokens: tuple[Token, ...], verdict: Permission) -> Permission:
+def _permit_query(text: str, tokens: tuple[Token, ...], permission: Permission) -> Permission:
     tree = query_tree(text, tokens)
     if tree is None:
         raise NotSupportedError("The server cannot check a query of this form.", hint="PIVOT … ON … IN (…)")
@@ -215,15 +215,15 @@ def _judge_query(text: str, tokens: tuple[Token, ...], verdict: Permission) -> P
             "The server's settings are not available to clients.",
             hint="Clients can read those of their session: TimeZone, …",
         )
-    judged = {called.name for called in found.table_functions} | {_CURRENT_SETTING}
-    refuse_calls(tokens, functions.refused() - judged)
+    checked = {called.name for called in found.table_functions} | {_CURRENT_SETTING}
+    refuse_calls(tokens, functions.refused() - checked)
     lists = any(is_list(parts) for parts in found.tables) or any(show in LISTED_SHOWS for show in found.shows)
     lists |= any(called.name in LISTS for called in found.table_functions)
     macros = frozenset(called.name for called in found.table_functions if called.name not in functions.known())
-    return replace(verdict, lists=lists, tables=tuple(by_text), macros=macros)
+    return replace(permission, lists=lists, tables=tuple(by_text), macros=macros)
 
 
-def _judge_macro(text: str, macro: Macro) -> Permission:
+def _permit_macro(text: str, macro: Macro) -> Permission:
     """Authorize a macro as the query that it stands for: its parameters can only be values."""
     _refuse_table(macro.name)
     name = macro.name[-1]
@@ -232,7 +232,7 @@ def _judge_macro(text: str, macro: Macro) -> Permission:
         raise NotAllowedError(f"DuckDB already has a function {name}.", hint="Give the macro another name.")
     if not macro.has_plain_parameters:
         raise NotAllowedError("The defaults of a macro's parameters must be constants.")
-    return _judge_query(*macro.query(text), Permission(StatementKind.WRITE, Role.WRITER))
+    return _permit_query(*macro.query(text), Permission(StatementKind.WRITE, Role.WRITER))
 
 
 def tables_of(called: Called) -> list[tuple[str, ...]]:

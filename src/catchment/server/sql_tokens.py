@@ -66,7 +66,11 @@ def require_short_signs(source: bytes) -> None:
 
 def _require_plain_spaces(text: str, tokens: tuple[Token, ...]) -> None:
     """Refuse Unicode spaces outside of quotes, which are letters to DuckDB's scanner only."""
-    spaces = {ord(letter) for letter in set(text) if not letter.isascii() and unicodedata.category(letter) in _SPACES}
+    spaces = {
+        ord(character)
+        for character in set(text)
+        if not character.isascii() and unicodedata.category(character) in _SPACES
+    }
     if not spaces:
         return
     # As many bytes as before, so that positions stay the same.

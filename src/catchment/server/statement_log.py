@@ -14,8 +14,8 @@ from catchment.server.values import Principal
 from catchment.status.model import StatementStatus
 
 SLOW_MAX = 50
-TEXT_LETTERS_MAX = 2_000
-_SESSION_LETTERS = 6
+TEXT_CHARACTERS_MAX = 2_000
+_SESSION_CHARACTERS = 6
 
 
 class StatementLog:
@@ -74,7 +74,7 @@ class StatementLog:
             session=shown_session(statement.session),
             user=statement.user,
             seconds=round(seconds, 3),
-            text=statement.text[:TEXT_LETTERS_MAX],
+            text=statement.text[:TEXT_CHARACTERS_MAX],
         )
 
 
@@ -104,4 +104,4 @@ def shown_session(session: str) -> str:
     """Return the part of a session's id that may be shown: it identifies the session, but cannot be
     used as a handle.
     """
-    return session[:_SESSION_LETTERS]
+    return session[:_SESSION_CHARACTERS]

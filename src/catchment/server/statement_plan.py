@@ -28,11 +28,11 @@ BOUND = "catchment_bound"
 _PLANS_MAX = 2_000
 _DIGITS_MAX = 6
 # Longer texts are not cached: a cached one takes many times its length.
-_REMEMBERED_LETTERS_MAX = 2_000
+_CACHED_CHARACTERS_MAX = 2_000
 # An INSERT of constants into the queue. Such statements differ only in their constants, each of
 # which is one token; so the plan of one statement is valid for all with the same beginning.
-_BLANK_LETTERS = " \t\n\r\f"
-_BLANKS = rf"[{_BLANK_LETTERS}]*+"
+_BLANK_CHARACTERS = " \t\n\r\f"
+_BLANKS = rf"[{_BLANK_CHARACTERS}]*+"
 _CONSTANT = rf"{_BLANKS}(?:NULL|TRUE|FALSE|'(?:[^'\0\ud800-\udfff]++|'')*+'|-?\d++(?:\.\d++)?){_BLANKS}"
 _ROW = rf"{_BLANKS}\({_CONSTANT}(?:,{_CONSTANT})*+\){_BLANKS}"
 _ROWS = re.compile(rf"(VALUES{_ROW}(?:,{_ROW})*+);?+{_BLANKS}", re.I | re.A)
@@ -43,10 +43,10 @@ _READS_TABLES = frozenset({"select", "from", "table", "with", "returning", "conf
 
 _SHOWS = frozenset({"describe", "desc", "show", "summarize"})
 _IF_NOT_EXISTS = ["if", "not", "exists"]
-_MADE_HOW = frozenset({"or", "replace", "temp", "temporary"})
+_CREATE_MODIFIERS = frozenset({"or", "replace", "temp", "temporary"})
 _DATA_CLAUSES = (["with", "no", "data"], ["with", "data"])
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-_BY_NAME = frozenset({"prepare", "execute", "deallocate"})
+_NAMED_VERBS = frozenset({"prepare", "execute", "deallocate"})
 _PRAGMAS: dict[tuple[str, ...], str] = {
     ("show_tables",): "SHOW TABLES",
     ("show_tables_expanded",): "SHOW ALL TABLES",
@@ -143,7 +143,7 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class CreateThroughQueue:
     """A table that is created through the queue.
 
     `definition` is the statement's text between the table's name and AS, `columns` are the names in
@@ -179,7 +179,7 @@ class FreshRead:
     aliases: tuple[str | None, ...]
     own: tuple[bool, ...]
 
-    def over(self, source: Callable[[TableId, bool], str]) -> str:
+    def with_sources(self, source: Callable[[TableId, bool], str]) -> str:
         """Return the query with each table replaced by `source(table, is_own)`."""
         out = self.parts[0]
         for table, alias, is_own, part in zip(self.tables, self.aliases, self.own, self.parts[1:], strict=True):
@@ -189,7 +189,7 @@ class FreshRead:
 
 
 @dataclass(frozen=True, slots=True)
-class ByName:
+class NamedStatement:
     """A statement that a session stores by name: PREPARE, EXECUTE or DEALLOCATE.
 
     `text` is the statement to store, or a SELECT of the arguments of an execution.
@@ -200,37 +200,37 @@ class ByName:
     text: str = ""
 
 
-Step = Plain | Capture | Making | FreshRead | QueueCommand | ByName | RescueCommand
+Step = Plain | Capture | CreateThroughQueue | FreshRead | QueueCommand | NamedStatement | RescueCommand
 
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
     """Return the steps of a text, one per statement; the queue's tables are in `schema` by default."""
-    constants = _constants(text, schema)
+    constants = _plan_constants(text, schema)
     if constants is not None:
         return (constants,)
-    return _remembered(text, schema) if len(text) <= _REMEMBERED_LETTERS_MAX else _plan(text, schema)
+    return _cached(text, schema) if len(text) <= _CACHED_CHARACTERS_MAX else _plan(text, schema)
 
 
-def _constants(text: str, schema: str) -> Capture | None:
+def _plan_constants(text: str, schema: str) -> Capture | None:
     """Plan an INSERT of only constants into the queue like an earlier one with the same beginning;
     None for any other statement.
     """
     beginning = _BEGINNING.match(text)
-    if beginning is None or beginning.end() > _REMEMBERED_LETTERS_MAX:
+    if beginning is None or beginning.end() > _CACHED_CHARACTERS_MAX:
         return None
     rows = _ROWS.fullmatch(text, beginning.end())
     if rows is None:
         return None
     scanner.require_short_signs(text.encode())
-    step = _remembered(beginning[0] + _SAMPLE, schema)[0]
+    step = _cached(beginning[0] + _SAMPLE, schema)[0]
     if not isinstance(step, Capture) or step.source != _SAMPLE:
         return None
-    values = rows[1].rstrip(_BLANK_LETTERS)
+    values = rows[1].rstrip(_BLANK_CHARACTERS)
     return replace(step, source=values, after=step.after.removesuffix(_SAMPLE) + values)
 
 
 @lru_cache(maxsize=_PLANS_MAX)
-def _remembered(text: str, schema: str) -> tuple[Step, ...]:
+def _cached(text: str, schema: str) -> tuple[Step, ...]:
     return _plan(text, schema)
 
 
@@ -249,8 +249,8 @@ def _plan(text: str, schema: str) -> tuple[Step, ...]:
 
 
 def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
-    if tokens[0].text in _BY_NAME:
-        return _by_name(text, tokens)
+    if tokens[0].text in _NAMED_VERBS:
+        return _named_statement(text, tokens)
     if tokens[0].text == "pragma" and (said := _pragma(text, tokens)) is not None:
         return Plain(said, scanner.read(said.encode()))
     named = {token.text for token in tokens if token.is_name}
@@ -263,7 +263,7 @@ def _step(text: str, tokens: tuple[Token, ...], schema: str) -> Step:
         return _rescue(rescue)
     if _is_plain_insert(tokens):
         return _capture(text, tokens, schema)
-    found = _making(text, tokens, schema) or _shown(text, tokens, schema)
+    found = _create_through_queue(text, tokens, schema) or _shown(text, tokens, schema)
     return found or _parsed(text, tokens, schema)
 
 
@@ -287,7 +287,7 @@ def _pragma(text: str, tokens: tuple[Token, ...]) -> str | None:
     return _PRAGMAS.get(words)
 
 
-def _by_name(text: str, tokens: tuple[Token, ...]) -> ByName:
+def _named_statement(text: str, tokens: tuple[Token, ...]) -> NamedStatement:
     """Parse a PREPARE, EXECUTE or DEALLOCATE."""
     source, verb = text.encode(), tokens[0].text
     at = 2 if verb == "deallocate" and len(tokens) > 2 and tokens[1].text == "prepare" else 1
@@ -298,12 +298,12 @@ def _by_name(text: str, tokens: tuple[Token, ...]) -> ByName:
         begin = next((i for i, token in enumerate(rest) if token.text == "as" and not token.is_quoted), len(rest)) + 1
         if begin >= len(rest):
             raise InputError("PREPARE … AS requires a statement.")
-        return ByName(verb, name, source[rest[begin].start :].decode())
+        return NamedStatement(verb, name, source[rest[begin].start :].decode())
     if verb == "execute" and rest:
-        return ByName(verb, name, _arguments(source, rest))
+        return NamedStatement(verb, name, _arguments(source, rest))
     if rest:
         raise InputError(f"{verb.upper()} accepts nothing after the name.")
-    return ByName(verb, name)
+    return NamedStatement(verb, name)
 
 
 def _arguments(source: bytes, tokens: tuple[Token, ...]) -> str:
@@ -406,14 +406,14 @@ def _fresh(text: str, tokens: tuple[Token, ...], tables: list[exp.Table], schema
     )
 
 
-def _making(text: str, tokens: tuple[Token, ...], schema: str) -> Making | None:
+def _create_through_queue(text: str, tokens: tuple[Token, ...], schema: str) -> CreateThroughQueue | None:
     """Parse a CREATE TABLE duckling_queue.t; None for any other statement."""
     words = ["" if token.is_quoted else token.text for token in tokens]
     at = words.index("table") + 1 if words[0] == "create" and "table" in words else len(words)
     how = words[1 : at - 1]
     if_not_exists = words[at : at + 3] == _IF_NOT_EXISTS
     at += len(_IF_NOT_EXISTS) if if_not_exists else 0
-    if at >= len(words) or tokens[at].text != QUEUE or not _MADE_HOW.issuperset(how):
+    if at >= len(words) or tokens[at].text != QUEUE or not _CREATE_MODIFIERS.issuperset(how):
         return None
     if how:
         raise NotSupportedError(
@@ -429,7 +429,7 @@ def _making(text: str, tokens: tuple[Token, ...], schema: str) -> Making | None:
     query_at = _query_at(rest)
     clause = next((each for each in _DATA_CLAUSES if words[-len(each) :] == each), [])
     until = tokens[-len(clause)].start if clause else len(source)
-    return Making(
+    return CreateThroughQueue(
         table=_table_id([_spelled(source, tokens, i) for i in names[1:]], schema),
         definition=" " + source[start:query_at].decode(),
         columns=_columns(source, rest, 0)[0],

@@ -34,7 +34,7 @@ from catchment.server import (
     unstorable_types,
 )
 from catchment.server import sql_tokens as scanner
-from catchment.server.catalog_lists import Reader, cut
+from catchment.server.catalog_lists import Reader, limit_lists
 from catchment.server.connections import Connection, TableResult, parameter_row, require_row
 from catchment.server.session_settings import is_path, require_harmless_path, session_statement
 from catchment.server.sql_policy import Permission, StatementKind, authorize
@@ -43,10 +43,10 @@ from catchment.server.statement_plan import (
     BOUND,
     FRESH,
     QUEUE,
-    ByName,
     Capture,
+    CreateThroughQueue,
     FreshRead,
-    Making,
+    NamedStatement,
     Plain,
     QueueCommand,
     Rescue,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # Tokens of statements that create something in their connection only.
 _TEMPORARY = frozenset({"temp", "temporary"})
-_KEPT_MAX = 100
+_STORED_MAX = 100
 # Schemas that a fresh read names, but reads from elsewhere.
 _READ_ELSEWHERE = frozenset({FRESH, QUEUE})
 _NOTHING = pa.table({"Count": pa.array([], pa.int64())})
@@ -83,13 +83,13 @@ class Statements:
                 return self._rescue(step)
             case Capture():
                 return self._capture(step, call, self.session.find(transaction), bound)
-            case Making():
+            case CreateThroughQueue():
                 rows = queue_ddl.create(self, step, call, self.session.find(transaction), bound)
                 return StatementOutcome(rows or 0, TableResult(_NOTHING if rows is None else _count(rows)))
             case FreshRead():
                 return buffered_reads.read(self, step, call, bound)
-            case ByName():
-                return self._by_name(step, call, transaction, bound)
+            case NamedStatement():
+                return self._named_statement(step, call, transaction, bound)
             case Plain():
                 return self._plain(step, call, transaction, bound)
 
@@ -104,9 +104,9 @@ class Statements:
 
     def spelled(self, table: TableId) -> TableId:
         """Return the table as the lake spells it: DuckDB's names are not case-sensitive."""
-        queue, island = self.queue(), self.session.island
-        if island is not None:
-            table = island.own(table)
+        queue, scope = self.queue(), self.session.scope
+        if scope is not None:
+            table = scope.own(table)
         try:
             queue.columns(table)
         except TableMissingError:
@@ -151,7 +151,7 @@ class Statements:
 
     def _require_operator(self) -> None:
         self.require(Role.ADMIN, "Queue commands")
-        if self.session.island is not None:
+        if self.session.scope is not None:
             raise NotAllowedError("Queue commands are not available to users of a tenant.")
 
     def _capture(
@@ -165,16 +165,16 @@ class Statements:
         if bound is not None and not bound.num_rows:
             return StatementOutcome(0, TableResult(_count(0)))
         if transaction is not None:
-            with self.link(transaction):
+            with self.connection(transaction):
                 transaction.refuse_changed(table, call)
-        rows = self._given(step, queue, bound)
+        rows = self._listed_rows(step, queue, bound)
         if rows is None:
-            with self.link(transaction) as link, self.session.reading_lake():
+            with self.connection(transaction) as connection, self.session.reading_lake():
                 rows = capture.inserted(
                     step,
                     queue,
-                    link,
-                    lambda statement, text, tokens: self.admitted(statement, text, tokens, link),
+                    connection,
+                    lambda statement, text, tokens: self.permission_for(statement, text, tokens, connection),
                     call,
                     bound=bound,
                     in_transaction=transaction is not None,
@@ -183,7 +183,7 @@ class Statements:
         return StatementOutcome(rows.num_rows, TableResult(_count(rows.num_rows)))
 
     @staticmethod
-    def _given(step: Capture, queue: DqCoordinator, bound: pa.Table | None) -> pa.Table | None:
+    def _listed_rows(step: Capture, queue: DqCoordinator, bound: pa.Table | None) -> pa.Table | None:
         """Return the rows if the statement only lists them; otherwise None."""
         if bound is not None and (step.bulk is None or step.bulk.plain_columns is None):
             return None
@@ -199,7 +199,7 @@ class Statements:
                 for column in columns
             )
             return None if is_null else found
-        return None if step.bulk is None else capture.given(step.bulk, bound, columns)
+        return None if step.bulk is None else capture.bound_rows(step.bulk, bound, columns)
 
     def enqueue(self, table: TableId, rows: pa.Table, transaction: Transaction | None) -> None:
         """Write rows to the queue, now or at COMMIT."""
@@ -210,9 +210,9 @@ class Statements:
         if transaction is None:
             session.enqueue(table, rows)
         else:
-            with self.link(transaction):
+            with self.connection(transaction):
                 transaction.refuse_changed(table, Call())
-                self._require_made(table, transaction)
+                self._require_existing(table, transaction)
                 queue.examine(table, rows, session=session.queue_name)
                 transaction.keep(table, rows)
 
@@ -225,14 +225,14 @@ class Statements:
                 hint="Write fewer at a time, or write directly to the table.",
             )
 
-    def make(
+    def create_table(
         self, table: TableId, text: str, call: Call, transaction: Transaction | None, bound: pa.Table | None = None
     ) -> None:
         """Run a CREATE TABLE in the lake for a table that the queue must accept rows for."""
         step = Plain(text, scanner.read(text.encode()), queued=table)
         self._plain(step, call, None if transaction is None else transaction.handle, bound)
 
-    def _require_made(self, table: TableId, transaction: Transaction) -> None:
+    def _require_existing(self, table: TableId, transaction: Transaction) -> None:
         """Refuse rows whose table would have to be created while the transaction blocks that."""
         if transaction.has_written:
             try:
@@ -242,40 +242,42 @@ class Statements:
 
     # Statements stored by name.
 
-    def _by_name(self, step: ByName, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
+    def _named_statement(
+        self, step: NamedStatement, call: Call, transaction: bytes | None, bound: pa.Table | None
+    ) -> StatementOutcome:
         """Store a statement, run a stored one, or forget it. Each run is authorized again."""
         if step.verb == "execute":
-            inner = self.kept(step)
+            inner = self.stored(step)
             if step.text:
                 arguments = self.run(self.session.plan(step.text)[0], call, transaction, bound).result
                 bound = pa.Table.from_batches(arguments.batches(call), arguments.schema)
             return self.run(inner, call, transaction, bound)
-        kept = self.session.by_name
+        stored = self.session.named_statements
         if step.verb == "deallocate":
-            self.kept(step)
-            kept.pop(step.name, None)
+            self.stored(step)
+            stored.pop(step.name, None)
             return StatementOutcome(0, TableResult(_NOTHING))
-        self._require_keepable(step, transaction)
-        if step.name not in kept and len(kept) >= _KEPT_MAX:
-            raise LimitError(f"The session has {_KEPT_MAX} prepared statements.", hint="DEALLOCATE one.")
-        kept[step.name] = step.text
+        self._require_storable(step, transaction)
+        if step.name not in stored and len(stored) >= _STORED_MAX:
+            raise LimitError(f"The session has {_STORED_MAX} prepared statements.", hint="DEALLOCATE one.")
+        stored[step.name] = step.text
         self.session.has_state()
         return StatementOutcome(0, TableResult(_NOTHING))
 
-    def kept(self, step: ByName) -> Step:
+    def stored(self, step: NamedStatement) -> Step:
         """Return the statement that is stored under that name."""
-        text = self.session.by_name.get(step.name)
+        text = self.session.named_statements.get(step.name)
         if text is None:
             raise StateError(f"There is no prepared statement {step.name}.", hint="PREPARE creates one.")
         return self.session.plan(text)[0]
 
-    def _require_keepable(self, step: ByName, transaction: bytes | None) -> None:
+    def _require_storable(self, step: NamedStatement, transaction: bytes | None) -> None:
         inner = self.session.plan(step.text)[0]
-        if isinstance(inner, QueueCommand | ByName):
+        if isinstance(inner, QueueCommand | NamedStatement):
             raise NotSupportedError("PREPARE supports only queries and statements that change rows.")
         if isinstance(inner, Plain):
-            with self.link(self.session.find(transaction)) as link:
-                kind = self.examined(inner, link)[1].kind
+            with self.connection(self.session.find(transaction)) as connection:
+                kind = self.authorized(inner, connection)[1].kind
             if kind not in (StatementKind.READ, StatementKind.WRITE):
                 raise NotSupportedError("PREPARE supports only queries and statements that change rows.")
 
@@ -284,71 +286,73 @@ class Statements:
     def _plain(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         session = self.session
         joined = session.find(transaction)
-        with self.link(joined) as link:
-            statement, verdict = self.examined(step, link)
-            match verdict.kind:
+        with self.connection(joined) as connection:
+            statement, permission = self.authorized(step, connection)
+            match permission.kind:
                 case StatementKind.READ:
                     if joined is not None:
                         joined.refuse_failed()
-                    return self._read(self.readable(step, verdict), statement, verdict, link, call, bound)
+                    return self._read(self.readable(step, permission), statement, permission, connection, call, bound)
                 case StatementKind.WRITE:
-                    if session.island is not None:
-                        step = replace(step, text=session.island.qualify_created(step.text, step.tokens))
-                    if verdict.in_transaction and joined is None:
+                    if session.scope is not None:
+                        step = replace(step, text=session.scope.qualify_created(step.text, step.tokens))
+                    if permission.in_transaction and joined is None:
                         raise StateError("The statement has an effect only in a transaction.", hint="BEGIN opens one.")
-                    return self._write(step, verdict, link, call, joined, bound)
+                    return self._write(step, permission, connection, call, joined, bound)
                 case StatementKind.SESSION:
-                    self._set(step, link, call)
+                    self._set(step, connection, call)
                     session.has_state()
         # These acquire connections themselves.
-        if verdict.kind is StatementKind.BEGIN:
+        if permission.kind is StatementKind.BEGIN:
             if joined is not None and transaction is not None and not joined.has_changes:
                 # A driver opened it without its client's knowledge.
                 return StatementOutcome(0, TableResult(_NOTHING))
             if joined is not None:
                 raise StateError("A transaction is already open.", hint="COMMIT or ROLLBACK it first.")
             session.begin_by_sql(call)
-        elif verdict.kind is not StatementKind.SESSION:
-            session.end_by_sql(transaction, commit=verdict.kind is StatementKind.COMMIT, call=call)
+        elif permission.kind is not StatementKind.SESSION:
+            session.end_by_sql(transaction, commit=permission.kind is StatementKind.COMMIT, call=call)
         return StatementOutcome(0, TableResult(_NOTHING))
 
-    def _set(self, step: Plain, link: Connection, call: Call) -> None:
+    def _set(self, step: Plain, connection: Connection, call: Call) -> None:
         """Change the search path; restore it and refuse the statement if it leaves the lake."""
-        island = self.session.island
-        if island is not None and island.allows_search_path(step.text, step.tokens):
+        scope = self.session.scope
+        if scope is not None and scope.allows_search_path(step.text, step.tokens):
             return
-        link.has_state = True
+        connection.has_state = True
         own = session_statement(step.text, step.tokens)
         if own is None and step.tokens[0].text == "reset" and is_path(step.tokens):
             own = f"USE {sql.identifier(self.session.lake.name)}"
-        link.run(own or step.text, call)
-        if island is not None:
+        connection.run(own or step.text, call)
+        if scope is not None:
             return
-        path = link.table("SELECT current_setting('search_path')", call).column(0)[0].as_py()
+        path = connection.table("SELECT current_setting('search_path')", call).column(0)[0].as_py()
         try:
             require_harmless_path(path)
         except NotAllowedError:
-            link.run(f"USE {sql.identifier(self.session.lake.name)}", call)
-            link.path = (DEFAULT_SCHEMA,)
+            connection.run(f"USE {sql.identifier(self.session.lake.name)}", call)
+            connection.search_path = (DEFAULT_SCHEMA,)
             raise
-        link.path = tuple(sql.fold(each.rpartition(".")[2].strip('" ')) for each in path.split(","))
+        connection.search_path = tuple(sql.fold(each.rpartition(".")[2].strip('" ')) for each in path.split(","))
 
-    def examined(self, step: Plain | FreshRead, link: Connection) -> tuple[duckdb.Statement, Permission]:
+    def authorized(self, step: Plain | FreshRead, connection: Connection) -> tuple[duckdb.Statement, Permission]:
         """Return the statement as DuckDB parses it, and its permission."""
-        statement = link.connection.extract_statements(step.text)[-1]
+        statement = connection.raw.extract_statements(step.text)[-1]
         fresh = _READ_ELSEWHERE if isinstance(step, FreshRead) else None
-        verdict = self.admitted(statement, step.text, step.tokens, link, fresh=fresh, is_cut=isinstance(step, Plain))
-        self._require_macros(verdict.macros, link)
-        return statement, verdict
+        permission = self.permission_for(
+            statement, step.text, step.tokens, connection, fresh=fresh, lists_limited=isinstance(step, Plain)
+        )
+        self._require_macros(permission.macros, connection)
+        return statement, permission
 
-    def _require_macros(self, names: frozenset[str], link: Connection) -> None:
+    def _require_macros(self, names: frozenset[str], connection: Connection) -> None:
         """Check that table functions that are not DuckDB's are macros of lake or session."""
         if not names:
             return
-        island = self.session.island
-        own = "true" if island is None else f"(database_name = 'temp' OR schema_name = {sql.literal(island.schema)})"
+        scope = self.session.scope
+        own = "true" if scope is None else f"(database_name = 'temp' OR schema_name = {sql.literal(scope.schema)})"
         listed = ", ".join(sql.literal(name) for name in sorted(names))
-        found = link.table(
+        found = connection.table(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'table_macro' "
             f"AND NOT internal AND {own} AND lower(function_name) IN ({listed})",
             Call(),
@@ -357,66 +361,66 @@ class Statements:
         if missing:
             raise duckdb.CatalogException(f"Catalog Error: Table Function with name {min(missing)} does not exist!")
 
-    def admitted(
+    def permission_for(
         self,
         statement: duckdb.Statement,
         text: str,
         tokens: tuple[Token, ...],
-        link: Connection,
+        connection: Connection,
         *,
         fresh: frozenset[str] | None = None,
-        is_cut: bool = False,
+        lists_limited: bool = False,
     ) -> Permission:
         """Return the statement's permission; a tenant's user may name only the tenant's tables.
 
         For a user without a tenant, all tenants whose tables are named must have their primary
-        here. With `is_cut`, the statement runs as `readable` returns it, and its macros are looked
+        here. With `lists_limited`, the statement runs as `readable` returns it, and its macros are looked
         up.
         """
-        verdict = authorize(statement, text, tokens, self.session.principal)
-        sees_all = self.session.island is None and self.session.principal.role >= Role.ADMIN
-        if not is_cut and ((verdict.lists and not sees_all) or verdict.macros):
+        permission = authorize(statement, text, tokens, self.session.principal)
+        sees_all = self.session.scope is None and self.session.principal.role >= Role.ADMIN
+        if not lists_limited and ((permission.lists and not sees_all) or permission.macros):
             raise NotAllowedError("Catalog lists and table macros can be read only by separate queries.")
-        if self.session.island is not None:
-            self.session.island.examine(statement.type, text, tokens, fresh=fresh)
-        elif touched := self._touched(statement, text, tokens, link):
+        if self.session.scope is not None:
+            self.session.scope.examine(statement.type, text, tokens, fresh=fresh)
+        elif touched := self._touched(statement, text, tokens, connection):
             with self.session.reading_lake(touched):
-                return replace(verdict, touched=touched)
-        return verdict
+                return replace(permission, touched=touched)
+        return permission
 
     def owner(self, schema: str) -> frozenset[TenantId]:
         """Return the tenant that owns the schema, if the user has none and the shard knows it."""
-        desk = self.session.engine.tenants
-        if desk is None or self.session.island is not None:
+        routing = self.session.engine.tenants
+        if routing is None or self.session.scope is not None:
             return frozenset()
-        return touched_tenants.owner(desk.residents(), schema)
+        return touched_tenants.owner(routing.residents(), schema)
 
     def _touched(
-        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], link: Connection
+        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], connection: Connection
     ) -> frozenset[TenantId]:
         """Return the tenants whose tables a statement names; none for a tenant's user."""
         engine = self.session.engine
-        if engine.tenants is None or self.session.island is not None:
+        if engine.tenants is None or self.session.scope is not None:
             return frozenset()
         found = engine.tenants.residents()
-        return touched_tenants.touched(found, engine.views, statement.type, text, tokens, link)
+        return touched_tenants.touched(found, engine.views, statement.type, text, tokens, connection)
 
-    def readable(self, step: Plain, verdict: Permission) -> Plain:
+    def readable(self, step: Plain, permission: Permission) -> Plain:
         """Return the query as this session may run it, with catalog lists limited."""
-        island = self.session.island
-        if island is not None and step.tokens[0].text == "explain":
-            step = replace(step, text=island.qualify_created(step.text, step.tokens))
-        if not verdict.lists:
+        scope = self.session.scope
+        if scope is not None and step.tokens[0].text == "explain":
+            step = replace(step, text=scope.qualify_created(step.text, step.tokens))
+        if not permission.lists:
             return step
-        reader = Reader(self.session.lake.name, None if island is None else island.schema)
-        return replace(step, text=cut(step.text, step.tokens, reader))
+        reader = Reader(self.session.lake.name, None if scope is None else scope.schema)
+        return replace(step, text=limit_lists(step.text, step.tokens, reader))
 
     def _read(
         self,
         step: Plain,
         statement: duckdb.Statement,
-        verdict: Permission,
-        link: Connection,
+        permission: Permission,
+        connection: Connection,
         call: Call,
         bound: pa.Table | None,
     ) -> StatementOutcome:
@@ -424,14 +428,14 @@ class Statements:
         if bound is None or bound.num_rows == 1:
             row = None if bound is None else parameter_row(statement, bound, 0)
             with ExitStack() as held:
-                held.enter_context(self.session.reading_lake(verdict.touched))
-                result = link.stream(step.text, call, row)
+                held.enter_context(self.session.reading_lake(permission.touched))
+                result = connection.stream(step.text, call, row)
                 result.and_then(held.pop_all().close)
             return StatementOutcome(None, result)
         limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
-        with self.session.reading_lake(verdict.touched):
+        with self.session.reading_lake(permission.touched):
             for at in range(bound.num_rows):
-                parts.append(link.table(step.text, call, parameter_row(statement, bound, at)))
+                parts.append(connection.table(step.text, call, parameter_row(statement, bound, at)))
                 size += parts[-1].nbytes
                 if size > limit:
                     raise LimitError(f"The results of all parameter rows have more than {limit:,} bytes.")
@@ -440,113 +444,113 @@ class Statements:
     def _write(
         self,
         step: Plain,
-        verdict: Permission,
-        link: Connection,
+        permission: Permission,
+        connection: Connection,
         call: Call,
         transaction: Transaction | None,
         bound: pa.Table | None,
     ) -> StatementOutcome:
         self.session.has_state()
-        link.has_state = link.has_state or any(token.text in _TEMPORARY for token in step.tokens)
+        connection.has_state = connection.has_state or any(token.text in _TEMPORARY for token in step.tokens)
         if transaction is not None:
             transaction.prepare_write(call)
-            transaction.touched |= verdict.touched
-            return self._changed(step, verdict, link, call, bound, on_half=transaction.fail)
-        with self.session.reading_lake(verdict.touched), self.committing(link, call):
-            return self._changed(step, verdict, link, call, bound)
+            transaction.touched |= permission.touched
+            return self._changed(step, permission, connection, call, bound, on_partial=transaction.fail)
+        with self.session.reading_lake(permission.touched), self.autocommit_write(connection, call):
+            return self._changed(step, permission, connection, call, bound)
 
     @contextmanager
-    def committing(self, link: Connection, call: Call) -> Iterator[None]:
+    def autocommit_write(self, connection: Connection, call: Call) -> Iterator[None]:
         """Run one statement in a write transaction of its own."""
-        with self.session.changing_lake(), self.alone(link, call):
+        with self.session.changing_lake(), self.write_transaction(connection, call):
             yield
 
     @contextmanager
-    def alone(self, link: Connection, call: Call) -> Iterator[None]:
+    def write_transaction(self, connection: Connection, call: Call) -> Iterator[None]:
         """Open a write transaction under the lake's commit lock."""
         lake, engine = self.session.lake, self.session.engine
-        if not engine.is_current(link):
+        if not engine.is_current(connection):
             raise LakeUnavailableError("The lake is unavailable.")
         with exclusive(lake, call):
-            if not engine.is_current(link):
+            if not engine.is_current(connection):
                 raise ConflictError("The lake was opened again while the statement waited.", hint="Run it again.")
-            link.run("BEGIN", call)
+            connection.run("BEGIN", call)
             try:
                 yield
                 call.refuse_stopped()
-                link.origin.refuse_lost()
+                connection.origin.refuse_lost()
             except BaseException:
-                link.abandon("The statement failed.")
-                link.roll_back()
+                connection.abandon("The statement failed.")
+                connection.roll_back()
                 raise
-            lake.commit_on(link.connection, link.origin)
+            lake.commit_on(connection.raw, connection.origin)
 
     def _changed(
         self,
         step: Plain,
-        verdict: Permission,
-        link: Connection,
+        permission: Permission,
+        connection: Connection,
         call: Call,
         bound: pa.Table | None,
         *,
-        on_half: Callable[[], None] | None = None,
+        on_partial: Callable[[], None] | None = None,
     ) -> StatementOutcome:
-        """Run a statement that changes something, for each bound row; `on_half` is called if only
+        """Run a statement that changes something, for each bound row; `on_partial` is called if only
         some succeeded.
         """
         limit = self.session.engine.settings.server_result_bytes_max
         parts: list[pa.Table] = []
         try:
-            for part in self._each(step, link, call, bound):
+            for part in self._each(step, connection, call, bound):
                 parts.append(part)
                 if sum(each.nbytes for each in parts) > limit:
                     raise LimitError(f"The rows that the statement returns have more than {limit:,} bytes.")
-            unstorable_types.require_made(step, link, self.session.lake.name, call)
+            unstorable_types.require_storable_table(step, connection, self.session.lake.name, call)
             if step.queued is not None:
                 place = sql.qualified(self.session.lake.name, step.queued.schema, step.queued.name)
-                incoming.require_queueable(capture.described(f"DESCRIBE {place}", link, call))
+                incoming.require_queueable(capture.described(f"DESCRIBE {place}", connection, call))
         except BaseException:
-            if parts and on_half is not None:
-                on_half()
+            if parts and on_partial is not None:
+                on_partial()
             raise
         # An upload without rows runs the statement zero times.
-        return _outcome(pa.concat_tables(parts) if parts else _NOTHING, verdict, step)
+        return _outcome(pa.concat_tables(parts) if parts else _NOTHING, permission, step)
 
     @staticmethod
-    def _each(step: Plain, link: Connection, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
+    def _each(step: Plain, connection: Connection, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
         if bound is None:
-            unstorable_types.require_source(step, link, call)
-            yield link.table(step.text, call)
+            unstorable_types.require_storable_query(step, connection, call)
+            yield connection.table(step.text, call)
         elif step.bulk is not None and step.bulk.parameters == bound.num_columns:
-            with link.registered(BOUND, capture.numbered(bound), call):
-                yield link.table(step.bulk.text, call)
+            with connection.registered(BOUND, capture.numbered(bound), call):
+                yield connection.table(step.bulk.text, call)
         else:
-            statement = link.connection.extract_statements(step.text)[-1]
+            statement = connection.raw.extract_statements(step.text)[-1]
             # Convert all rows before any is run: one that has no value in Python must fail before
             # the first.
             for row in [parameter_row(statement, bound, at) for at in range(bound.num_rows)]:
-                unstorable_types.require_source(step, link, call, row)
-                yield link.table(step.text, call, row)
+                unstorable_types.require_storable_query(step, connection, call, row)
+                yield connection.table(step.text, call, row)
 
     @contextmanager
-    def link(self, transaction: Transaction | None) -> Iterator[Connection]:
+    def connection(self, transaction: Transaction | None) -> Iterator[Connection]:
         """Yield the connection of the transaction, or of no transaction; its lock is held."""
         if transaction is None:
-            with self.session.autocommit_link() as link:
-                yield link
+            with self.session.autocommit_connection() as connection:
+                yield connection
         else:
-            with transaction.link.lock:
+            with transaction.connection.lock:
                 transaction.refuse_ended()
                 try:
-                    yield transaction.link
+                    yield transaction.connection
                 finally:
                     transaction.touched_s = self.session.engine.clock.monotonic_s()
 
 
-def _outcome(result: pa.Table, verdict: Permission, step: Plain) -> StatementOutcome:
+def _outcome(result: pa.Table, permission: Permission, step: Plain) -> StatementOutcome:
     if step.returns:
         return StatementOutcome(result.num_rows, TableResult(result))
-    if verdict.counts and result.num_columns == 1 and result.num_rows:
+    if permission.counts and result.num_columns == 1 and result.num_rows:
         rows = sum(result.column(0).to_pylist())
         return StatementOutcome(rows, TableResult(_count(rows)))
     return StatementOutcome(0, TableResult(_NOTHING))

@@ -12,7 +12,7 @@ from catchment.errors import StateError
 from catchment.foundation.server_file import RunningServer
 from catchment.server.users import LOCAL
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 def fetch_status(server: RunningServer) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def fetch_status(server: RunningServer) -> dict[str, Any]:
     if server.certificate is not None:
         handlers.append(urllib.request.HTTPSHandler(context=_trusting(Path(server.certificate))))
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=_PATIENCE_S) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as answer:
             found: dict[str, Any] = json.load(answer)
     except (OSError, HTTPException, ValueError) as error:
         raise StateError(f"The server at {server.web} cannot be reached: {error}.") from None

@@ -335,7 +335,7 @@ def _require_agreement(text: str, words: list[sqlglot.Token]) -> None:
 
 def _places(text: str) -> list[int]:
     """Return, for each byte, the index of its character."""
-    return [at for at, letter in enumerate(f"{text} ") for _ in letter.encode()]
+    return [at for at, character in enumerate(f"{text} ") for _ in character.encode()]
 
 
 @dataclass(frozen=True, slots=True)

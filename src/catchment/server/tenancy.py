@@ -39,7 +39,7 @@ class Tenancy:
         self._store = app.control_store
         self._remotes = Remotes(settings)
         self._peers = Peers(settings, clock)
-        self._decisions = ControlClient(self._store)
+        self._control = ControlClient(self._store)
         self._router = TenantRouter.from_settings(self._store, settings, clock=clock)
         self._gateway = TenantGateway(self._router, self._remotes.connect, clock=clock)
         self._quotas = Quotas(self._usage, usage_seconds_max=settings.tenant_usage_seconds_max, clock=clock)
@@ -47,7 +47,7 @@ class Tenancy:
             shard,
             app.queue,
             home=settings.home,
-            decisions=self._decisions,
+            decisions=self._control,
             connect=self._remotes.connect,
             clock=clock,
             admission=self,
@@ -80,7 +80,7 @@ class Tenancy:
     @contextmanager
     def reading(self, tenant: TenantId) -> Iterator[None]:
         """Hold while a result is read; StaleRouteError if the tenant's primary is elsewhere."""
-        with self._living_here(self.shard.reading, tenant):
+        with self._at_primary(self.shard.reading, tenant):
             record = self.shard.record(tenant)
             is_closed = record is not None and record.closed_for is not None
             # If the write barrier is closed, another shard may already be the primary, and have
@@ -94,7 +94,7 @@ class Tenancy:
         """Hold while the tenant's tables in this lake change; StaleRouteError if its primary is
         elsewhere.
         """
-        with self._living_here(self.shard.changing, tenant):
+        with self._at_primary(self.shard.changing, tenant):
             yield
 
     def residents(self) -> Residents:
@@ -117,11 +117,11 @@ class Tenancy:
             is_known = self._store.placement(tenant).tenant is not None
         return tenant if is_known else None
 
-    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
-        """Return the shard of the tenant's primary, None if it is this one; `anew` skips the cache."""
+    def remote_primary(self, tenant: TenantId, *, refresh: bool = False) -> ShardInfo | None:
+        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips the cache."""
         # A cached route is enough while the control database is unavailable: a shard that is not
         # the primary refuses the call.
-        routed = self._router.refresh(tenant) if anew else self._router.routed(tenant, Access.WRITE)
+        routed = self._router.refresh(tenant) if refresh else self._router.routed(tenant, Access.WRITE)
         if routed.route.epoch == EPOCH_UNASSIGNED:
             routed = self._router.refresh(tenant)
         if routed.route.epoch == EPOCH_UNASSIGNED:
@@ -133,26 +133,24 @@ class Tenancy:
         return self._peers.session(shard, principal)
 
     @contextmanager
-    def _living_here(
-        self, hold: Callable[[TenantId], AbstractContextManager[None]], tenant: TenantId
-    ) -> Iterator[None]:
+    def _at_primary(self, hold: Callable[[TenantId], AbstractContextManager[None]], tenant: TenantId) -> Iterator[None]:
         """Call `hold` for a tenant with its primary here, even if the shard has yet to learn so."""
         with ExitStack() as held:
             try:
                 held.enter_context(hold(tenant))
             except StaleRouteError:
-                if not self._has_learned(tenant):
+                if not self._learn_primary(tenant):
                     raise
                 held.enter_context(hold(tenant))
             yield
 
-    def _has_learned(self, tenant: TenantId) -> bool:
+    def _learn_primary(self, tenant: TenantId) -> bool:
         """Check with the control database whether this shard has become the tenant's primary: the
         process that decided so may have died before it reported.
         """
         if self._router.refresh(tenant).home.id != self.shard.id:
             return False
-        decided = self._decisions.decided(tenant, self.shard.id)
+        decided = self._control.decided(tenant, self.shard.id)
         if decided is None:
             return False
         self.shard.settle(decided)

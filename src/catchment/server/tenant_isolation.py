@@ -27,14 +27,14 @@ from catchment.lake.tables import LEDGER_SCHEMA, metadata_of
 from catchment.server import functions, session_settings
 from catchment.server.catalog_lists import LISTED_SHOWS, LISTS, is_list
 from catchment.server.functions import TENANT_TABLE_FUNCTIONS
-from catchment.server.sql_forms import OF_SCHEMAS
+from catchment.server.sql_forms import SCHEMAS_REFUSED
 from catchment.server.sql_policy import names_only_its_target, refuse_calls
 from catchment.server.sql_tokens import Token, qualified_calls
 from catchment.server.syntax import Called, explained, function_name, macro_of, named, parse, query_tree
 from catchment.tenants.model import TenantId
 
-_REMEMBERED_MAX = 2_000
-_REMEMBERED_LETTERS_MAX = 2_000
+_CACHED_MAX = 2_000
+_CACHED_CHARACTERS_MAX = 2_000
 _TEMP = "temp"
 _OF_ONE_TABLE = frozenset({"table_changes", "table_insertions", "table_deletions"})
 _LISTS = frozenset({"information_schema", "pg_catalog"})
@@ -100,8 +100,8 @@ class TenantScope:
 
         Names in `fresh` are replaced before it runs.
         """
-        look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _examine
-        look(self, kind, text, tokens, fresh)
+        compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _examine
+        compute(self, kind, text, tokens, fresh)
 
     def allows_search_path(self, text: str, tokens: tuple[Token, ...]) -> bool:
         """Whether a SET changes the search path to the tenant's schema; refuses any other path."""
@@ -123,7 +123,7 @@ class TenantScope:
     def qualify_created(self, text: str, tokens: tuple[Token, ...]) -> str:
         """Return the statement with the tenant's schema before the created name, if it has none."""
         tokens = explained(text, tokens).tokens
-        at = _made_at(tokens)
+        at = _created_name_at(tokens)
         if at is None or (at + 1 < len(tokens) and tokens[at + 1].text == "."):
             return text
         source, start = text.encode(), tokens[at].start
@@ -145,7 +145,7 @@ class TenantScope:
                 )
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def redact_errors(self) -> Iterator[None]:
         """Remove other tenants' tables from error messages."""
         try:
             yield
@@ -161,13 +161,13 @@ class TenantScope:
                 error.hint = _HINT
             raise
 
-    def require(self, parts: tuple[str, ...], fresh: Names | None = None, *, is_cut: bool = False) -> None:
+    def require(self, parts: tuple[str, ...], fresh: Names | None = None, *, lists_limited: bool = False) -> None:
         """Check that a name, in its parts, can only denote a table of the scope or a temporary one.
 
-        With `is_cut`, catalog lists are limited before they are read.
+        With `lists_limited`, catalog lists are limited before they are read.
         """
         *where, name = (sql.fold(part) for part in parts)
-        if is_list(parts) and not is_cut:
+        if is_list(parts) and not lists_limited:
             raise NotAllowedError(f"{'.'.join(parts)} can be read by users of a tenant only in a query.", hint=_HINT)
         if is_list(parts):
             return
@@ -187,7 +187,7 @@ class TenantScope:
 
 
 @contextmanager
-def without_ledger() -> Iterator[None]:
+def hide_internal_tables() -> Iterator[None]:
     """Remove DuckDB's suggestions from errors if internal tables are among them."""
     try:
         yield
@@ -199,23 +199,21 @@ def without_ledger() -> Iterator[None]:
         raise type(error)(kept) from None
 
 
-@lru_cache(maxsize=_REMEMBERED_MAX)
-def _remembered(
-    island: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None
-) -> None:
-    _examine(island, kind, text, tokens, fresh)
+@lru_cache(maxsize=_CACHED_MAX)
+def _cached(scope: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None) -> None:
+    _examine(scope, kind, text, tokens, fresh)
 
 
 def _examine(
-    island: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None
+    scope: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None
 ) -> None:
     if kind == StatementType.TRANSACTION:
         return
     if kind == StatementType.EXPLAIN:
         about = explained(text, tokens)
-        _examine(island, about.kind, about.text, about.tokens, fresh)
+        _examine(scope, about.kind, about.text, about.tokens, fresh)
         return
-    island.require_calls(tokens)
+    scope.require_calls(tokens)
     if kind == StatementType.CALL:
         # The SQL policy allows one that names no table.
         return
@@ -224,52 +222,52 @@ def _examine(
     refused = functions.refused_to_tenants() - ({"current_setting"} if tree is not None else set())
     refuse_calls(tokens, refused, "users of a tenant")
     if tree is not None:
-        _examine_tree(island, tree, fresh)
+        _examine_tree(scope, tree, fresh)
         return
     macro = macro_of(kind, tokens)
     if macro is not None:
-        island.require(macro.name)
+        scope.require(macro.name)
         query, words = macro.query(text)
         # Catalog lists in a macro would not be limited: they are refused, as in a fresh read.
-        _examine(island, StatementType.SELECT, query, words, fresh or frozenset())
+        _examine(scope, StatementType.SELECT, query, words, fresh or frozenset())
         return
     # Two independent checks, because DuckDB has no tree for these: by tokens, and by sqlglot.
     _refuse_schemas(kind, tokens)
-    for parts in by_words(tokens):
-        island.require(parts, fresh)
+    for parts in names_by_tokens(tokens):
+        scope.require(parts, fresh)
     is_setting = kind == StatementType.SET and not session_settings.is_variable(tokens)
     if not is_setting and not names_only_its_target(kind, tokens):
         _refuse_shows(tokens)
-        _examine_sqlglot(island, text, fresh)
+        _examine_sqlglot(scope, text, fresh)
 
 
-def _examine_tree(island: TenantScope, tree: Any, fresh: Names | None) -> None:
+def _examine_tree(scope: TenantScope, tree: Any, fresh: Names | None) -> None:
     found = named(tree)
     for parts in found.tables:
-        island.require(parts, fresh, is_cut=fresh is None)
+        scope.require(parts, fresh, lists_limited=fresh is None)
     for called in found.table_functions:
         if fresh is not None and called.name in LISTS:
             raise NotAllowedError(f"Users of a tenant can read {called.name} only by a separate query.", hint=_HINT)
-        _require_table_function(island, called)
+        _require_table_function(scope, called)
     for show in found.shows:
         is_listed = show in LISTED_SHOWS and fresh is None
-        is_own = show in (('"tables"',), ('"variables"',), (island.lake, island.schema))
+        is_own = show in (('"tables"',), ('"variables"',), (scope.lake, scope.schema))
         if not is_listed and not is_own:
             raise NotAllowedError("The statement would show objects outside the tenant's schema.", hint=_HINT)
 
 
-def _require_table_function(island: TenantScope, called: Called) -> None:
+def _require_table_function(scope: TenantScope, called: Called) -> None:
     """Check that a table function reads tables of the scope, or limited catalog lists."""
     short = functions.of_lake(called.name)
     if called.name in functions.TABLE_READERS:
         for given in called.arguments[:1]:
             for name in given if isinstance(given, tuple) else (given,):
-                island.require(tuple(str(name).split(".")))
+                scope.require(tuple(str(name).split(".")))
     elif short is not None:
         if called.name != short:
             # By its long name, its arguments are the lake, the schema and the table.
-            schema = called.arguments[1:2] if short in _OF_ONE_TABLE else (island.schema,)
-            if called.where or tuple(map(str.casefold, map(str, schema))) != (island.schema,):
+            schema = called.arguments[1:2] if short in _OF_ONE_TABLE else (scope.schema,)
+            if called.where or tuple(map(str.casefold, map(str, schema))) != (scope.schema,):
                 raise NotAllowedError(f"{called.name} can read only tables of the tenant.", hint=_HINT)
     elif called.name in LISTS or called.name not in functions.known():
         # A list is limited; `require_calls` has checked any other function.
@@ -278,13 +276,13 @@ def _require_table_function(island: TenantScope, called: Called) -> None:
         raise NotAllowedError(f"The table function {called.name} is not available to users of a tenant.", hint=_HINT)
 
 
-def _examine_sqlglot(island: TenantScope, text: str, fresh: Names | None) -> None:
+def _examine_sqlglot(scope: TenantScope, text: str, fresh: Names | None) -> None:
     for tree in parse(text):
         for node in tree.walk():
             if isinstance(node, exp.Table) and isinstance(node.this, exp.Func):
                 _require_function(function_name(node.this), node.db)
             elif isinstance(node, exp.Table):
-                island.require(tuple(part.name for part in node.parts) or ("",), fresh)
+                scope.require(tuple(part.name for part in node.parts) or ("",), fresh)
             elif isinstance(node, exp.Lateral):
                 for each in node.this.find_all(exp.Func, bfs=False):
                     _require_function(function_name(each), None)
@@ -298,13 +296,13 @@ def _require_function(name: str, schema: str | None) -> None:
 def _refuse_schemas(kind: StatementType, tokens: tuple[Token, ...]) -> None:
     """Refuse to create, drop or alter schemas: a tenant has one, created and dropped with it."""
     words = [token.text for token in tokens[:8] if not token.is_quoted]
-    makes = kind in (StatementType.CREATE, StatementType.DROP) and "schema" in words[: _made_of(words) + 1]
+    makes = kind in (StatementType.CREATE, StatementType.DROP) and "schema" in words[: _object_word_at(words) + 1]
     alters = kind == StatementType.ALTER and words[1:2] not in (["table"], ["view"]) and words[:1] != ["comment"]
     if makes or alters:
-        raise NotAllowedError(OF_SCHEMAS)
+        raise NotAllowedError(SCHEMAS_REFUSED)
 
 
-def _made_of(words: list[str]) -> int:
+def _object_word_at(words: list[str]) -> int:
     """Return the position of the word for the kind of object that is created or dropped."""
     found = (at for at, word in enumerate(words) if word in ("table", "view", "schema"))
     return next(found, 0)
@@ -318,7 +316,7 @@ def _refuse_shows(tokens: tuple[Token, ...]) -> None:
             )
 
 
-def by_words(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
+def names_by_tokens(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the names at all positions where a table is possible, and at some where it is not."""
     if [token.text for token in tokens[:3]] == ["comment", "on", "column"]:
         yield _chain(tokens, 3)[:-1] or ("",)
@@ -349,14 +347,14 @@ def _table_places(tokens: tuple[Token, ...]) -> Iterator[int]:
             if is_table and token.is_name:
                 place = at
                 yield at
-            is_table = word in _TABLE_WORDS and not (word == "from" and _is_no_clause(tokens, at, openings[-1]))
+            is_table = word in _TABLE_WORDS and not (word == "from" and _is_inside_expression(tokens, at, openings[-1]))
             if is_table and word in _LIST_WORDS:
                 lists[-1] = True
             elif word in _LIST_ENDS:
                 lists[-1] = False
 
 
-def _is_no_clause(tokens: tuple[Token, ...], at: int, opening: int) -> bool:
+def _is_inside_expression(tokens: tuple[Token, ...], at: int, opening: int) -> bool:
     """Whether a FROM belongs to a function such as `extract(… FROM …)`, or to IS DISTINCT FROM."""
     before = [token.text for token in tokens[max(0, at - 2) : at]]
     if before in (["is", "distinct"], ["not", "distinct"]):
@@ -374,7 +372,7 @@ def _chain(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
     return tuple(token.text for token in tokens[at:end:2])
 
 
-def _made_at(tokens: tuple[Token, ...]) -> int | None:
+def _created_name_at(tokens: tuple[Token, ...]) -> int | None:
     """Return the position of the name that a CREATE creates, unless it is temporary."""
     if tokens[0].text != "create":
         return None

@@ -27,14 +27,14 @@ from catchment.server.sql_policy import names_only_its_target, tables_of
 from catchment.server.sql_tokens import Token
 from catchment.server.statement_plan import FRESH, QUEUE
 from catchment.server.syntax import explained, macro_of, named, parse, query_tree
-from catchment.server.tenant_isolation import by_words
+from catchment.server.tenant_isolation import names_by_tokens
 from catchment.server.values import Call
 from catchment.tenants.model import DEFAULT_TENANT, TenantId
 from catchment.tenants.records import Residents
 
 Name = tuple[str, ...]
-_REMEMBERED_MAX = 2_000
-_REMEMBERED_LETTERS_MAX = 2_000
+_CACHED_MAX = 2_000
+_CACHED_CHARACTERS_MAX = 2_000
 _TEMP = "temp"
 # Functions that name a table by a string.
 _BY_TEXT = frozenset({*TABLE_READERS, *LAKE_FUNCTIONS, *(DUCKLAKE + name for name in LAKE_FUNCTIONS)})
@@ -65,22 +65,22 @@ class Views:
         self._clock = clock
         self._known: tuple[Residents, float, dict[Name, str]] | None = None
 
-    def of(self, residents: Residents, link: Connection) -> dict[Name, str]:
+    def of(self, residents: Residents, connection: Connection) -> dict[Name, str]:
         """Return the text of each view, by schema and name; temporary ones are in `temp`.
 
         The caller holds the connection's lock.
         """
         known, now_s = self._known, self._clock.monotonic_s()
         is_new = known is not None and known[0] is residents and now_s - known[1] < _VIEWS_SECONDS_MAX
-        if known is not None and is_new and not link.has_state:
+        if known is not None and is_new and not connection.has_state:
             return known[2]
-        found = link.table(_VIEWS, Call(), [self.lake]).to_pylist()
+        found = connection.table(_VIEWS, Call(), [self.lake]).to_pylist()
         views: dict[Name, str] = {}
         for view in found:
             place = (_place(view), sql.fold(view["view_name"]))
             # A macro may have several definitions, and the name of a view.
             views[place] = f"{views.get(place, '')} {view['sql']} ;"
-        if link.origin == self._lake.origin():
+        if connection.origin == self._lake.origin():
             # Otherwise the connection may be older than the lake's availability, and see none of
             # its views.
             lakes = {place: text for place, text in views.items() if place[0] != _TEMP}
@@ -93,24 +93,24 @@ def _place(view: Mapping[str, Any]) -> str:
 
 
 def touched(
-    residents: Residents, views: Views, kind: StatementType, text: str, words: tuple[Token, ...], link: Connection
+    residents: Residents, views: Views, kind: StatementType, text: str, words: tuple[Token, ...], connection: Connection
 ) -> frozenset[TenantId]:
     """Return the tenants whose tables are named by the statement, or by views in it.
 
     The caller holds the connection's lock.
     """
     known = residents.known
-    is_near = not known.isdisjoint(link.path) or any(
+    is_near = not known.isdisjoint(connection.search_path) or any(
         word.text in known or word.text in _BY_TEXT for word in words if word.is_name
     )
     # Only a view can lead to a schema that the statement does not name, which matters only for a
     # tenant whose primary is elsewhere.
     if kind == StatementType.TRANSACTION or not (is_near or residents.away):
         return frozenset()
-    look = _remembered if len(text) <= _REMEMBERED_LETTERS_MAX else _names
-    names = look(kind, text, words)
-    seen = views.of(residents, link) if names and residents.away else {}
-    schemas = _schemas(names, views.lake, link.path, seen)
+    compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _names
+    names = compute(kind, text, words)
+    seen = views.of(residents, connection) if names and residents.away else {}
+    schemas = _schemas(names, views.lake, connection.search_path, seen)
     return frozenset(_tenant(schema) for schema in schemas & known)
 
 
@@ -139,7 +139,7 @@ def _schemas(names: frozenset[Name], lake: str, path: tuple[str, ...], views: di
                 # An unqualified name in a view is in the view's own schema.
                 own = (DEFAULT_SCHEMA,) if schema == _TEMP else (schema,)
                 words = scanner.read(views[place].encode())
-                waiting += [(each, own) for each in (*by_words(words), *_called(words))]
+                waiting += [(each, own) for each in (*names_by_tokens(words), *_called(words))]
     return found
 
 
@@ -165,8 +165,8 @@ def _called(words: tuple[Token, ...]) -> Iterator[Name]:
             yield name
 
 
-@lru_cache(maxsize=_REMEMBERED_MAX)
-def _remembered(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
+@lru_cache(maxsize=_CACHED_MAX)
+def _cached(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
     return _names(kind, text, words)
 
 
@@ -185,7 +185,7 @@ def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozense
         tree = query_tree(text, words)
         if tree is not None:
             return frozenset(_in_tree(tree))
-    found = {*by_words(words), *_dropped(words)}
+    found = {*names_by_tokens(words), *_dropped(words)}
     if kind != StatementType.SET and not names_only_its_target(kind, words):
         found.update(_in_sqlglot_tree(text))
     return frozenset(found)

@@ -28,7 +28,7 @@ from catchment.server.values import Call
 from catchment.tenants.model import TenantId
 
 # How often a call that waits for the lake checks whether it was cancelled.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 # The columns by which rows are interpreted. DESCRIBE would fail for a missing table, and the
 # transaction with it.
 _SHAPE = (
@@ -47,7 +47,7 @@ def exclusive(lake: Lake, call: Call) -> Iterator[None]:
         while True:
             call.refuse_stopped()
             try:
-                held.enter_context(lake.exclusive(_LOOK_S))
+                held.enter_context(lake.exclusive(_POLL_S))
                 break
             except LockTimeoutError:
                 if lake.clock.monotonic_s() >= end_s:
@@ -62,17 +62,17 @@ def no_such_transaction() -> StateError:
     return StateError("There is no such transaction.", hint="It may have been rolled back for idling.")
 
 
-class Ended:
+class RolledBackTransactions:
     """The most recent transactions that the server rolled back on its own, and why."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
         self._lost: dict[bytes, bool] = {}
 
     def add(self, transaction: "Transaction") -> None:
         """Remember a transaction."""
-        self._lost[transaction.handle] = transaction.link.origin.is_lost
-        while len(self._lost) > self._most:
+        self._lost[transaction.handle] = transaction.connection.origin.is_lost
+        while len(self._lost) > self._count_max:
             del self._lost[next(iter(self._lost))]
 
     def __contains__(self, handle: bytes) -> bool:
@@ -93,7 +93,7 @@ class Transaction:
     def __init__(
         self,
         handle: bytes,
-        link: Connection,
+        connection: Connection,
         lake: Lake,
         *,
         bytes_max: int,
@@ -102,7 +102,7 @@ class Transaction:
     ) -> None:
         """`changing` is held from the first change of the lake to the end."""
         self.handle = handle
-        self.link = link
+        self.connection = connection
         self.touched_s = now_s
         # Whether a statement has run in it: clients with autocommit off always have one open.
         self.is_used = False
@@ -128,8 +128,8 @@ class Transaction:
 
     def begin(self, call: Call) -> None:
         """Begin the transaction."""
-        self.link.has_failed = False
-        self.link.run("BEGIN", call)
+        self.connection.has_failed = False
+        self.connection.run("BEGIN", call)
 
     def prepare_write(self, call: Call) -> None:
         """Acquire the commit lock, so that nothing else changes the lake until the end."""
@@ -145,23 +145,23 @@ class Transaction:
             self.has_written = True
 
     def _refuse_old(self) -> None:
-        if self.link.origin != self._lake.origin():
+        if self.connection.origin != self._lake.origin():
             raise ConflictError("The lake was reopened after the transaction began.", hint="Roll back and retry.")
 
     def refuse_ended(self) -> None:
         """Refuse a statement that waited for the connection while the transaction ended."""
-        self.link.origin.refuse_lost()
+        self.connection.origin.refuse_lost()
         if self.is_ending:
             raise no_such_transaction()
 
     def refuse_failed(self) -> None:
         """Refuse a further statement after one that failed, as DuckDB does."""
-        if self.link.has_failed:
+        if self.connection.has_failed:
             raise duckdb.TransactionException(_ABORTED)
 
     def fail(self) -> None:
         """Mark a statement as executed in part: the transaction can only be rolled back."""
-        self.link.has_failed = True
+        self.connection.has_failed = True
 
     def keep(self, table: TableId, rows: pa.Table) -> None:
         """Keep rows for the queue until COMMIT."""
@@ -192,15 +192,15 @@ class Transaction:
 
     def _shape(self, table: TableId, call: Call) -> list[tuple[object, ...]]:
         """Return the table's columns as the transaction sees them; empty if it does not exist."""
-        return [tuple(row.values()) for row in self.link.table(_SHAPE, call, self._place(table)).to_pylist()]
+        return [tuple(row.values()) for row in self.connection.table(_SHAPE, call, self._place(table)).to_pylist()]
 
     def _place(self, table: TableId) -> list[str]:
         return [self._lake.name, table.schema, table.name]
 
     def commit(self, enqueue: Callable[[TableId, pa.Table], None], call: Call) -> None:
         """Commit the changes of the lake; then enqueue the rows for the queue."""
-        self.link.settle(call)
-        if self.link.has_failed:
+        self.connection.park_result(call)
+        if self.connection.has_failed:
             # The transaction may contain half of the statement's changes.
             raise ConflictError(
                 "A statement of the transaction failed, so nothing was committed.", hint="Repeat the whole transaction."
@@ -212,7 +212,7 @@ class Transaction:
                     hint="COMMIT between the two, or write directly to the table.",
                 )
         try:
-            self._lake.commit_on(self.link.connection, self.link.origin)
+            self._lake.commit_on(self.connection.raw, self.connection.origin)
         finally:
             self._lock.close()
         self._enqueue(enqueue)
@@ -238,9 +238,9 @@ class Transaction:
     def roll_back(self) -> None:
         """Roll back; discard its changes and its rows for the queue."""
         try:
-            self.link.abandon("The transaction was rolled back.")
-            self.link.roll_back()
+            self.connection.abandon("The transaction was rolled back.")
+            self.connection.roll_back()
         finally:
             self._kept = {}
-            self.link.shapes.clear()
+            self.connection.shapes.clear()
             self._lock.close()

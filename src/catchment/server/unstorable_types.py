@@ -42,7 +42,7 @@ class InMicroseconds:
         fields = [field.with_type(_in_microseconds(field.type)) for field in rows.schema]
         self._schema = pa.schema(fields, rows.schema.metadata)
         for field in self._schema:
-            if _holds_nanoseconds(field.type):
+            if _has_nanoseconds(field.type):
                 raise refusal(field.name)
 
     def rows(self) -> pa.RecordBatchReader:
@@ -64,7 +64,9 @@ class InMicroseconds:
             raise self.failure from None
 
 
-def require_source(step: Plain, link: Connection, call: Call, parameters: Parameters | None = None) -> None:
+def require_storable_query(
+    step: Plain, connection: Connection, call: Call, parameters: Parameters | None = None
+) -> None:
     """Refuse a CREATE TABLE … AS that returns unstorable values. The caller holds the lock."""
     source = _source(step)
     if source is None:
@@ -72,13 +74,13 @@ def require_source(step: Plain, link: Connection, call: Call, parameters: Parame
     found: pa.Schema | None = None
     with suppress(duckdb.Error):
         # An invalid statement reports its error when it runs.
-        found = link.table(f"SELECT * FROM ({source}\n) LIMIT 0", call, parameters).schema
+        found = connection.table(f"SELECT * FROM ({source}\n) LIMIT 0", call, parameters).schema
     for field in found or ():
-        if _holds_nanoseconds(field.type):
+        if _has_nanoseconds(field.type):
             raise refusal(field.name)
 
 
-def require_made(step: Plain, link: Connection, lake_name: str, call: Call) -> None:
+def require_storable_table(step: Plain, connection: Connection, lake_name: str, call: Call) -> None:
     """Refuse a table that was created with unstorable columns; called before COMMIT, under the
     lock.
     """
@@ -89,7 +91,7 @@ def require_made(step: Plain, link: Connection, lake_name: str, call: Call) -> N
         "SELECT table_name, column_name, data_type FROM duckdb_columns() "
         "WHERE database_name = $1 AND contains(data_type, 'TIME_NS')"
     )
-    for row in link.table(query, call, [lake_name]).to_pylist():
+    for row in connection.table(query, call, [lake_name]).to_pylist():
         if sql.fold(row["table_name"]) in words and _is_nanoseconds(row["data_type"]):
             raise refusal(row["column_name"])
 
@@ -121,12 +123,12 @@ def _source(step: Plain) -> str | None:
     return None
 
 
-def _holds_nanoseconds(kind: pa.DataType) -> bool:
+def _has_nanoseconds(kind: pa.DataType) -> bool:
     if pa.types.is_time64(kind):
         return bool(kind.unit == "ns")
     inner = kind.value_type if pa.types.is_dictionary(kind) else None
-    return (inner is not None and _holds_nanoseconds(inner)) or any(
-        _holds_nanoseconds(kind.field(at).type) for at in range(kind.num_fields)
+    return (inner is not None and _has_nanoseconds(inner)) or any(
+        _has_nanoseconds(kind.field(at).type) for at in range(kind.num_fields)
     )
 
 
@@ -134,7 +136,7 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     """Replace nanoseconds by microseconds, at any depth that Arrow can cast."""
     if pa.types.is_time64(kind):
         return pa.time64("us")
-    if not _holds_nanoseconds(kind):
+    if not _has_nanoseconds(kind):
         return kind
     if pa.types.is_dictionary(kind):
         return _in_microseconds(kind.value_type)

@@ -32,7 +32,7 @@ from catchment.tenants.model import TenantId
 ANONYMOUS = "anonymous"
 # The name under which commands on this machine log in to a running server.
 LOCAL = "local"
-PASSWORD_LETTERS_MIN = 8
+PASSWORD_CHARACTERS_MIN = 8
 PASSWORD_BYTES_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _VERSION = 1
@@ -75,7 +75,7 @@ class Users:
         return tuple(sorted(self._users().values(), key=lambda user: user.name))
 
     @property
-    def are_there(self) -> bool:
+    def exist(self) -> bool:
         """Whether there are any users."""
         return bool(self._users())
 
@@ -174,7 +174,7 @@ def hash_password(password: str) -> str:
     return _HASHER.hash(password)
 
 
-def hash_of_nobody() -> str:
+def unmatchable_hash() -> str:
     """Return a hash that matches no password; verifying against it takes as long as any."""
     lengths = (_HASHER.salt_len, _HASHER.hash_len)
     salt, digest = (base64.b64encode(secrets.token_bytes(each)).decode().rstrip("=") for each in lengths)
@@ -209,8 +209,8 @@ def _require_no_admin(user: ServerUser) -> None:
 
 
 def _require_password(password: str) -> None:
-    if len(password) < PASSWORD_LETTERS_MIN:
-        raise InputError("The password is too short.", hint=f"Use at least {PASSWORD_LETTERS_MIN} characters.")
+    if len(password) < PASSWORD_CHARACTERS_MIN:
+        raise InputError("The password is too short.", hint=f"Use at least {PASSWORD_CHARACTERS_MIN} characters.")
     if not files.is_text(password) or len(password.encode()) > PASSWORD_BYTES_MAX:
         raise InputError(
             "The password is too long, or not text.", hint=f"Use at most {PASSWORD_BYTES_MAX} bytes of UTF-8."

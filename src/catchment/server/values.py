@@ -25,14 +25,14 @@ class Role(IntEnum):
 class Principal:
     """An authenticated caller; a tenant's user can see only the tenant's tables.
 
-    `standing` is a digest that changes with the user's password, role or tenant; None for callers
+    `credential_version` is a digest that changes with the user's password, role or tenant; None for callers
     that are not in the file of users.
     """
 
     name: str
     role: Role
     tenant: TenantId | None = None
-    standing: str | None = field(default=None, compare=False, repr=False)
+    credential_version: str | None = field(default=None, compare=False, repr=False)
 
 
 class IfExists(StrEnum):

@@ -26,16 +26,16 @@ class _Watch:
 class Pace:
     """A call that waits for its client now and then, each time for a limited time."""
 
-    __slots__ = ("_dog", "_seconds_max", "_watch")
+    __slots__ = ("_seconds_max", "_watch", "_watchdog")
 
-    def __init__(self, dog: "Watchdog", watch: _Watch, seconds_max: float) -> None:
-        self._dog = dog
+    def __init__(self, watchdog: "Watchdog", watch: _Watch, seconds_max: float) -> None:
+        self._watchdog = watchdog
         self._watch = watch
         self._seconds_max = seconds_max
 
     def begin(self) -> None:
         """Mark the beginning of a wait."""
-        self._dog.arm(self._watch, self._seconds_max)
+        self._watchdog.arm(self._watch, self._seconds_max)
 
     def end(self) -> None:
         """Mark the end of a wait."""

@@ -17,7 +17,7 @@ class WebAuth:
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
-    def visitor(self, authorization: str, host: str) -> Identity:
+    def identify(self, authorization: str, host: str) -> Identity:
         """Authenticate a request by its header and its host."""
         if authorization:
             principal = self._authenticator.login_basic(authorization, host)
@@ -26,9 +26,9 @@ class WebAuth:
         tenant = None if principal.tenant is None else str(principal.tenant)
         return Identity(name=principal.name, role=principal.role.name.lower(), tenant=tenant)
 
-    def standing(self, name: str) -> str | None:
+    def credential_version(self, name: str) -> str | None:
         """Return a value that changes whenever the user does."""
-        return self._authenticator.standing(name)
+        return self._authenticator.credential_version(name)
 
 
 def sessions(registry: SessionRegistry, log: StatementLog, settings: Settings) -> Sessions:

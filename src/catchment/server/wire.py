@@ -86,11 +86,11 @@ class Upload:
         return pa.Table.from_batches(batches, reader.schema)
 
     def _batches(self, stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        unfolds = any(decoded_size.unfolds(field.type) for field in stream.schema)
+        expands = any(decoded_size.expands(field.type) for field in stream.schema)
         try:
             for batch in stream:
                 batch.validate(full=True)
-                if unfolds:
+                if expands:
                     self._refuse_large(decoded_size.size_of(batch))
                 yield batch
         except CatchmentError as error:
@@ -151,7 +151,7 @@ class _Feed:
         self._limits = limits
         self._chunks: list[memoryview] = []
         if first.header:
-            self._take(first)
+            self._accept(first)
 
     def advance(self) -> bool:
         """Make the next message readable; False if there is none."""
@@ -162,7 +162,7 @@ class _Feed:
             data = parse(message)
             # A message without a header contains only application metadata.
             if data.header:
-                self._take(data)
+                self._accept(data)
         return True
 
     def read(self, size: int = -1) -> memoryview:
@@ -182,7 +182,7 @@ class _Feed:
     def close(self) -> None:
         """Do nothing: the call owns the messages."""
 
-    def _take(self, data: FlightData) -> None:
+    def _accept(self, data: FlightData) -> None:
         header = ipc.read_header(data.header, data.body)
         if header.rows > self._limits.batch_rows:
             raise LimitError(
@@ -279,7 +279,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type without dictionaries, at any depth; the same object if there are none."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
-    if not pa.types.is_nested(kind) or not _holds_dictionary(kind):
+    if not pa.types.is_nested(kind) or not _has_dictionary(kind):
         return kind
     fields = [_plain_field(kind.field(index)) for index in range(kind.num_fields)]
     if pa.types.is_struct(kind):
@@ -295,9 +295,9 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _holds_dictionary(kind: pa.DataType) -> bool:
+def _has_dictionary(kind: pa.DataType) -> bool:
     children = (kind.field(index).type for index in range(kind.num_fields))
-    return any(pa.types.is_dictionary(child) or _holds_dictionary(child) for child in children)
+    return any(pa.types.is_dictionary(child) or _has_dictionary(child) for child in children)
 
 
 def _require_text(fields: Iterable[pa.Field]) -> None:
@@ -312,19 +312,19 @@ def _refuse_negative_scales(schema: pa.Schema) -> None:
     reads others as smaller numbers.
     """
     for field in schema:
-        if _holds_negative_scale(field.type):
+        if _has_negative_scale(field.type):
             raise InputError(
                 f"Column {field.name!r} has decimals with a negative scale, which DuckDB does not support.",
                 hint="Cast it to a decimal with scale 0.",
             )
 
 
-def _holds_negative_scale(kind: pa.DataType) -> bool:
+def _has_negative_scale(kind: pa.DataType) -> bool:
     if pa.types.is_decimal(kind):
         return bool(kind.scale < 0)
     inner = [kind.value_type] if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else []
     inner += [kind.field(index).type for index in range(kind.num_fields)]
-    return any(_holds_negative_scale(each) for each in inner)
+    return any(_has_negative_scale(each) for each in inner)
 
 
 def _damaged(error: Exception) -> InputError:

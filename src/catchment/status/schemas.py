@@ -15,8 +15,8 @@ from catchment.schema.scripts import Folder, Script, read_folder
 from catchment.status.model import SchemaDatabase, ScriptFacts
 
 UNCLEAR = "UNCLEAR"
-TEXT_LETTERS_MAX = 8_000
-_SUMMARY_LETTERS_MAX = 200
+TEXT_CHARACTERS_MAX = 8_000
+_SUMMARY_CHARACTERS_MAX = 200
 _APPLIED = "APPLIED"
 # Comments that are meant for programs.
 _MARKS = ("catchment-check:", "keeps-rows:", "undecided:")
@@ -98,7 +98,7 @@ def _facts(script: Script, *, kind: str, text: str) -> ScriptFacts:
         kind=kind,
         summary=_summary(script.text),
         statements=len(script.statements()),
-        text=text if len(text) <= TEXT_LETTERS_MAX else f"{text[:TEXT_LETTERS_MAX]}…",
+        text=text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}…",
     )
 
 
@@ -111,4 +111,4 @@ def _summary(text: str) -> str:
             break
         said.append(words)
     summary = " ".join(said)
-    return summary if len(summary) <= _SUMMARY_LETTERS_MAX else f"{summary[: _SUMMARY_LETTERS_MAX - 1]}…"
+    return summary if len(summary) <= _SUMMARY_CHARACTERS_MAX else f"{summary[: _SUMMARY_CHARACTERS_MAX - 1]}…"

@@ -26,7 +26,7 @@ LOGINS_MAX = 1_000
 IDLE_S_MAX = 3_600.0
 LOGIN_S_MAX = 12 * 3_600.0
 _KEY_BYTES = 32
-_KEY_LETTERS_MAX = 64
+_KEY_CHARACTERS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class Identity:
 class UserDirectory(Protocol):
     """Identifies callers."""
 
-    def visitor(self, authorization: str, host: str) -> Identity:
+    def identify(self, authorization: str, host: str) -> Identity:
         """Identify the sender of that header from that host; NotLoggedInError if it is unknown."""
         ...
 
-    def standing(self, name: str) -> str | None:
+    def credential_version(self, name: str) -> str | None:
         """A value that changes when the user's password or rights change, or when the user is
         removed.
         """
@@ -56,18 +56,18 @@ class UserDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedIn:
-    """An identified caller: `key` is its cookie, `standing` its credential version at login."""
+    """An identified caller: `key` is its cookie, `credential_version` its credential version at login."""
 
-    visitor: Identity
+    identity: Identity
     key: str
-    standing: str | None
+    credential_version: str | None
     by_cookie: bool = False
     by_header: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Login:
-    guest: LoggedIn
+    caller: LoggedIn
     opened_s: float
     used_s: float
 
@@ -78,8 +78,8 @@ class _Login:
 class LoginSessions:
     """Admits callers and remembers logins. Safe for concurrent use."""
 
-    def __init__(self, doorkeeper: UserDirectory, clock: Clock, *, logins_max: int = LOGINS_MAX) -> None:
-        self._doorkeeper = doorkeeper
+    def __init__(self, directory: UserDirectory, clock: Clock, *, logins_max: int = LOGINS_MAX) -> None:
+        self._directory = directory
         self._clock = clock
         self._logins_max = logins_max
         self._secret = secrets.token_bytes(_KEY_BYTES)
@@ -95,20 +95,20 @@ class LoginSessions:
         known = None if header else self._known(key)
         if known is not None:
             return known
-        visitor = self._visitor(header, _host(request))
-        standing = self._doorkeeper.standing(visitor.name)
-        return LoggedIn(visitor=visitor, key=key, standing=standing, by_header=bool(header))
+        identity = self._identify(header, _host(request))
+        credential_version = self._directory.credential_version(identity.name)
+        return LoggedIn(identity=identity, key=key, credential_version=credential_version, by_header=bool(header))
 
-    def is_still(self, guest: LoggedIn) -> bool:
+    def is_still(self, caller: LoggedIn) -> bool:
         """Whether a caller admitted earlier would be admitted now, without checking the password
         again.
         """
         try:
-            if guest.by_cookie:
-                return self._known(guest.key) is not None
-            if guest.by_header:
-                return self._doorkeeper.standing(guest.visitor.name) == guest.standing
-            return self._doorkeeper.visitor("", "") == guest.visitor
+            if caller.by_cookie:
+                return self._known(caller.key) is not None
+            if caller.by_header:
+                return self._directory.credential_version(caller.identity.name) == caller.credential_version
+            return self._directory.identify("", "") == caller.identity
         except NotLoggedInError:
             return False
 
@@ -117,17 +117,20 @@ class LoginSessions:
         if not name or ":" in name:
             raise NotLoggedInError("The user or the password is wrong.")
         header = "Basic " + base64.b64encode(f"{name}:{password}".encode(errors="replace")).decode()
-        visitor = self._visitor(header, _host(request))
+        identity = self._identify(header, _host(request))
         self.forget(cookie_of(request))
-        guest = LoggedIn(
-            visitor=visitor, key=new_key(), standing=self._doorkeeper.standing(visitor.name), by_cookie=True
+        caller = LoggedIn(
+            identity=identity,
+            key=new_key(),
+            credential_version=self._directory.credential_version(identity.name),
+            by_cookie=True,
         )
         now_s = self._clock.monotonic_s()
         with self._mutex:
-            self._logins[_hashed(guest.key)] = _Login(guest, now_s, now_s)
+            self._logins[_hashed(caller.key)] = _Login(caller, now_s, now_s)
             while len(self._logins) > self._logins_max:
                 self._logins.popitem(last=False)
-        return guest.key
+        return caller.key
 
     def forget(self, key: str) -> None:
         """Log out."""
@@ -150,11 +153,11 @@ class LoginSessions:
                 hint="Load the page again, then try again.",
             )
 
-    def _visitor(self, header: str, host: str) -> Identity:
-        visitor = self._doorkeeper.visitor(header, host)
-        if visitor.tenant is not None:
+    def _identify(self, header: str, host: str) -> Identity:
+        identity = self._directory.identify(header, host)
+        if identity.tenant is not None:
             raise NotAllowedError("This is not for users of a tenant.")
-        return visitor
+        return identity
 
     def _known(self, key: str) -> LoggedIn | None:
         now_s, hashed = self._clock.monotonic_s(), _hashed(key)
@@ -162,14 +165,17 @@ class LoginSessions:
             login = self._logins.get(hashed)
         if login is None:
             return None
-        guest = login.guest
-        is_over = login.is_over(now_s) or self._doorkeeper.standing(guest.visitor.name) != guest.standing
+        caller = login.caller
+        is_over = (
+            login.is_over(now_s)
+            or self._directory.credential_version(caller.identity.name) != caller.credential_version
+        )
         with self._mutex:
             # A logout may have happened in between.
             if self._logins.pop(hashed, None) is None or is_over:
                 return None
             self._logins[hashed] = replace(login, used_s=now_s)
-        return guest
+        return caller
 
 
 def new_key() -> str:
@@ -180,7 +186,7 @@ def new_key() -> str:
 def cookie_of(request: Request) -> str:
     """The key in the browser's cookie, or an empty text."""
     key = request.cookies.get(_cookie_name(request), "")
-    return key if key.isascii() and len(key) <= _KEY_LETTERS_MAX else ""
+    return key if key.isascii() and len(key) <= _KEY_CHARACTERS_MAX else ""
 
 
 def give_cookie(request: Request, response: Response, key: str) -> None:

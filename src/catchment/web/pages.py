@@ -129,7 +129,7 @@ class PageView:
     """
 
     status: Status
-    visitor: Identity
+    identity: Identity
     token: str
     letters: StatusPart[tuple[ShownDeadLetter, ...]] | None = None
     notice: str | None = None
@@ -138,7 +138,7 @@ class PageView:
     @property
     def is_admin(self) -> bool:
         """Whether buttons are shown."""
-        return self.visitor.role == ADMIN
+        return self.identity.role == ADMIN
 
 
 def page(found: Page, view: PageView) -> str:

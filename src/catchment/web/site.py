@@ -73,17 +73,17 @@ _STATIC_CACHE = "public, max-age=31536000, immutable"
 
 def application(
     status: Callable[[], Status],
-    doorkeeper: UserDirectory,
+    directory: UserDirectory,
     *,
-    desk: DeadLetterService | None = None,
+    dead_letters: DeadLetterService | None = None,
     hosts: tuple[str, ...] = ("*",),
     clock: Clock | None = None,
     live: Live | None = None,
 ) -> Starlette:
-    """Build the application; `hosts` are the allowed host names, `desk` serves dead letters."""
+    """Build the application; `hosts` are the allowed host names, `dead_letters` serves dead letters."""
     clock = clock or SystemClock()
     live = live or Live(clock=clock)
-    site = Site(status, LoginSessions(doorkeeper, clock), Shared(status, clock), live, desk)
+    site = Site(status, LoginSessions(directory, clock), Shared(status, clock), live, dead_letters)
     app = Starlette(
         routes=[
             Route("/metrics", site.metrics),
@@ -110,26 +110,26 @@ class Site:
     def __init__(
         self,
         status: Callable[[], Status],
-        reception: LoginSessions,
+        logins: LoginSessions,
         shared: Shared,
         live: Live,
-        desk: DeadLetterService | None,
+        dead_letters: DeadLetterService | None,
     ) -> None:
         self._status = status
-        self._reception = reception
+        self._logins = logins
         self._shared = shared
         self._live = live
-        self._desk = desk
+        self._dead_letters = dead_letters
 
     def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
-        role = self._reception.admit(request).visitor.role
+        role = self._logins.admit(request).identity.role
         text, content_type = exposition(METRICS, self._status().for_role(role), request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
     def status_json(self, request: Request) -> Response:
         """Status for programs."""
-        role = self._reception.admit(request).visitor.role
+        role = self._logins.admit(request).identity.role
         return JSONResponse(self._status().for_role(role).to_json())
 
     def healthz(self, _request: Request) -> Response:
@@ -138,25 +138,25 @@ class Site:
 
     def page(self, request: Request) -> Response:
         """Render one of the pages."""
-        guest = self._reception.admit(request)
-        key = guest.key or new_key()
+        caller = self._logins.admit(request)
+        key = caller.key or new_key()
         found = pages.BY_PATH[request.url.path]
-        answer = HTMLResponse(pages.page(found, self._view(found, guest, key, notice=_notice(request))))
-        if key != guest.key:
+        answer = HTMLResponse(pages.page(found, self._view(found, caller, key, notice=_notice(request))))
+        if key != caller.key:
             give_cookie(request, answer, key)
         return answer
 
     async def events(self, request: Request) -> Response:
         """Stream changes of an open page."""
-        guest = await run_in_threadpool(self._reception.admit, request)
+        caller = await run_in_threadpool(self._logins.admit, request)
         found = pages.BY_NAME.get(request.query_params.get("page", ""))
         if found is None:
             raise InputError("There is no such page.", hint=f"One of: {', '.join(pages.BY_NAME)}.")
 
         def parts() -> dict[str, str] | None:
-            if not self._reception.is_still(guest):
+            if not self._logins.is_still(caller):
                 return None
-            return pages.parts(found, self._view(found, guest, guest.key))
+            return pages.parts(found, self._view(found, caller, caller.key))
 
         return self._live.listen(parts)
 
@@ -172,7 +172,7 @@ class Site:
         """Show the form; a caller that is logged in is redirected."""
         after = _after(request.query_params.get("after", ""))
         try:
-            self._reception.admit(request)
+            self._logins.admit(request)
         except NotLoggedInError:
             return self._form(request, after)
         return RedirectResponse(after, 303)
@@ -180,10 +180,10 @@ class Site:
     async def login(self, request: Request) -> Response:
         """Check user and password, and set a cookie."""
         form = await _form_of(request)
-        self._reception.require_own_form(request, form.get("token", ""))
+        self._logins.require_own_form(request, form.get("token", ""))
         after, name = _after(form.get("after", "")), form.get("name", "")
         try:
-            key = await run_in_threadpool(self._reception.login, request, name, form.get("password", ""))
+            key = await run_in_threadpool(self._logins.login, request, name, form.get("password", ""))
         except (NotLoggedInError, NotAllowedError, LimitError) as error:
             return self._form(request, after, error=error, name=name)
         answer = RedirectResponse(after, 303)
@@ -193,8 +193,8 @@ class Site:
     async def logout(self, request: Request) -> Response:
         """Log out."""
         form = await _form_of(request)
-        self._reception.require_own_form(request, form.get("token", ""))
-        self._reception.forget(cookie_of(request))
+        self._logins.require_own_form(request, form.get("token", ""))
+        self._logins.forget(cookie_of(request))
         answer = RedirectResponse("/login", 303)
         take_cookie(request, answer)
         return answer
@@ -202,19 +202,19 @@ class Site:
     async def retry(self, request: Request) -> Response:
         """Retry the named dead letter, or all."""
         form = await _form_of(request)
-        guest = await run_in_threadpool(self._reception.admit, request)
-        self._reception.require_own_form(request, form.get("token", ""))
-        if guest.visitor.role != ADMIN or self._desk is None:
+        caller = await run_in_threadpool(self._logins.admit, request)
+        self._logins.require_own_form(request, form.get("token", ""))
+        if caller.identity.role != ADMIN or self._dead_letters is None:
             raise NotAllowedError("Only admins may do that.")
         letter = form.get("letter", "")
         if not letter:
             raise InputError("Which dead letter?")
-        desk, ids = self._desk, None if letter == "all" else [letter]
+        dead_letters, ids = self._dead_letters, None if letter == "all" else [letter]
 
         def retry() -> Retried:
             # The log records the user.
-            with events.context(user=guest.visitor.name):
-                return desk.retry(ids)
+            with events.context(user=caller.identity.name):
+                return dead_letters.retry(ids)
 
         done = await run_in_threadpool(retry)
         return RedirectResponse(f"/queue?delivered={len(done.delivered)}&refused={len(done.refused)}", 303)
@@ -222,22 +222,22 @@ class Site:
     def _form(self, request: Request, after: str, *, error: CatchmentError | None = None, name: str = "") -> Response:
         key = cookie_of(request) or new_key()
         message = None if error is None else error.message
-        text = pages.login(token=self._reception.token(key), after=after, message=message, name=name)
+        text = pages.login(token=self._logins.token(key), after=after, message=message, name=name)
         answer = HTMLResponse(text, status_code=200 if error is None else _code(error))
         give_cookie(request, answer, key)
         return answer
 
-    def _view(self, found: pages.Page, guest: LoggedIn, key: str, *, notice: str | None = None) -> pages.PageView:
-        status = self._shared.status().for_role(guest.visitor.role)
+    def _view(self, found: pages.Page, caller: LoggedIn, key: str, *, notice: str | None = None) -> pages.PageView:
+        status = self._shared.status().for_role(caller.identity.role)
         has_letters = status.lake.value is not None and status.lake.value.dead_letters > 0
-        wanted = found.name == "queue" and guest.visitor.role == ADMIN and has_letters
+        wanted = found.name == "queue" and caller.identity.role == ADMIN and has_letters
         return pages.PageView(
             status=status,
-            visitor=guest.visitor,
-            token=self._reception.token(key),
-            letters=self._desk.letters() if self._desk is not None and wanted else None,
+            identity=caller.identity,
+            token=self._logins.token(key),
+            letters=self._dead_letters.letters() if self._dead_letters is not None and wanted else None,
             notice=notice,
-            can_log_out=guest.by_cookie,
+            can_log_out=caller.by_cookie,
         )
 
 

@@ -106,7 +106,7 @@ def test_when_the_wait_is_over_the_right_password_is_taken_and_all_is_forgotten(
 def test_the_wait_doubles_up_to_a_minute() -> None:
     failures, waits = Failures(0, 0.0), []
     for _ in range(auth.FAILURES_FREE + 2_000):
-        failures = failures.plus_one(0.0)
+        failures = failures.after_failure(0.0)
         waits.append(failures.until_s)
     assert waits[: auth.FAILURES_FREE + 7] == [0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert max(waits) == 60
@@ -143,7 +143,7 @@ def test_guesses_that_come_together_are_not_all_verified(door: Authenticator, mo
         guess.start()
     for guess in guesses:
         guess.join()
-    assert auth.FAILURES_FREE <= len(verified) < auth.FAILURES_FREE + auth._HASHES_AT_ONCE_MAX
+    assert auth.FAILURES_FREE <= len(verified) < auth.FAILURES_FREE + auth._HASHES_MAX
 
 
 def test_a_user_who_is_added_removed_or_changed_needs_no_new_server(door: Authenticator, ada: Users) -> None:

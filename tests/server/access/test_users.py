@@ -11,7 +11,7 @@ from argon2 import PasswordHasher
 
 from catchment.errors import CorruptInputError, InputError, StateError
 from catchment.foundation.settings import Settings
-from catchment.server.users import Users, hash_of_nobody, is_password
+from catchment.server.users import Users, is_password, unmatchable_hash
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from catchment.testing import FakeClock
@@ -54,7 +54,7 @@ def test_a_user_is_found_again_by_whoever_reads_the_file(users: Users) -> None:
 
 def test_the_hash_of_nobody_is_like_any_other_and_fits_no_password(users: Users) -> None:
     user = users.add("ada", Role.ADMIN, PASSWORD)
-    hashes = (hash_of_nobody(), hash_of_nobody(), user.password_hash)
+    hashes = (unmatchable_hash(), unmatchable_hash(), user.password_hash)
     assert len({tuple(each.split("$")[:4]) for each in hashes}) == 1
     assert len({tuple(map(len, each.split("$"))) for each in hashes}) == 1
     assert len(set(hashes)) == 3

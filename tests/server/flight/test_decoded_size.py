@@ -28,7 +28,7 @@ def wire_bytes(array: pa.Array) -> int:
 def test_what_unfolds_to_much_is_known_to_and_costs_little_to_know(name: str) -> None:
     array = BOMBS[name]
     pool = pa.default_memory_pool()
-    assert decoded_size.unfolds(array.type)
+    assert decoded_size.expands(array.type)
     peak, held = pool.max_memory(), pool.bytes_allocated()
     assert decoded_size.size_of(pa.record_batch([array], names=["a"])) >= UNFOLDED_BYTES_MIN
     assert pool.max_memory() <= max(peak, held + 32 * MESSAGE_BYTES_MAX)
@@ -49,7 +49,7 @@ def test_lists_in_lists_take_no_time_that_doubles_with_each(depth: int) -> None:
 
 def test_plain_types_need_no_look() -> None:
     kinds = (pa.int64(), pa.string(), pa.list_(pa.struct([("a", pa.binary())])), pa.map_(pa.string(), pa.date64()))
-    assert not any(decoded_size.unfolds(kind) for kind in (*kinds, pa.null(), pa.struct([]), pa.uuid()))
+    assert not any(decoded_size.expands(kind) for kind in (*kinds, pa.null(), pa.struct([]), pa.uuid()))
 
 
 # Any array against a model that goes through its values one by one.
@@ -145,9 +145,9 @@ def test_sizes_are_those_of_the_values_one_by_one(seed: int, monkeypatch: pytest
             array, sizes = maker.array(length, depth)
             array.validate(full=True)
             sums = [sum(sizes[:at]) for at in range(length + 1)]
-            found = decoded_size.before(array)(pa.arange(0, length + 1)).to_pylist()
+            found = decoded_size.size_before(array)(pa.arange(0, length + 1)).to_pylist()
             assert found == sums, (seed, array.type)
             if length > 2:
                 # As slices have it.
-                cut = decoded_size.before(array.slice(1, length - 2))(pa.array([0, length - 2])).to_pylist()
+                cut = decoded_size.size_before(array.slice(1, length - 2))(pa.array([0, length - 2])).to_pylist()
                 assert cut == [0.0, sums[length - 1] - sums[1]], (seed, array.type)

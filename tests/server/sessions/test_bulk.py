@@ -231,7 +231,7 @@ class Line:
 
     def __init__(self, running: FlightServer, connect: Connect) -> None:
         assert running._sessions is not None
-        self._line = running._sessions.engine.registrar._line
+        self._commits = running._sessions.engine.registrar._commits
         self._connect = connect
         self._streams: list[tuple[Any, Paused]] = []
 
@@ -248,7 +248,7 @@ class Line:
         return [call for call, _ in self._streams]
 
     def _is_in_line(self, place: int) -> bool:
-        return self._line._is_led and len(self._line._waiting) == place
+        return self._commits._is_led and len(self._commits._waiting) == place
 
 
 @pytest.fixture

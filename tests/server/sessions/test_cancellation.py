@@ -38,7 +38,7 @@ def users(tmp_path: Path) -> Users:
 
 @pytest.fixture
 def running(tmp_path: Path, users: Users) -> Iterator[FlightServer]:
-    assert users.are_there
+    assert users.exist
     with server(Settings(home=tmp_path, lake_threads_max=1, server_port=0)) as found:
         yield found
 

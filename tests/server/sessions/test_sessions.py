@@ -103,16 +103,16 @@ def others_can_write(registry: SessionRegistry, table: str) -> None:
 def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Statements of transactions stop between finding theirs and taking its link: when they are there, and go on."""
     there, go_on = threading.Event(), threading.Event()
-    real = statements.Statements.link
+    real = statements.Statements.connection
 
     @contextmanager
-    def link(self: statements.Statements, transaction: Transaction | None) -> Iterator[Connection]:
+    def connection(self: statements.Statements, transaction: Transaction | None) -> Iterator[Connection]:
         there.set()
         assert go_on.wait(WAIT_S)
         with real(self, transaction) as found:
             yield found
 
-    monkeypatch.setattr(statements.Statements, "link", link)
+    monkeypatch.setattr(statements.Statements, "connection", connection)
     try:
         yield there, go_on
     finally:
@@ -148,7 +148,7 @@ def test_a_statement_that_waited_while_its_transaction_ended_is_refused(
 def test_results_that_nobody_reads_are_forgotten_while_others_use_the_link(session: Session) -> None:
     for _ in range(64):
         session.keep(session.execute("SELECT 1", Call()))
-    own = session.own_link()
+    own = session.own_connection()
     with own.lock:
         # One more, while a statement is under way and another one waits for it.
         waiting = threading.Thread(target=run, args=(session, "SELECT 2"), daemon=True)
@@ -361,8 +361,8 @@ def test_an_interval_may_be_negative(session: Session) -> None:
     ],
 )
 def test_a_version_that_is_null_is_an_error_of_the_statement_alone(session: Session, table: str, text: str) -> None:
-    with session.autocommit_link() as link:
-        origin = link.origin
+    with session.autocommit_connection() as connection:
+        origin = connection.origin
     with pytest.raises(duckdb.InvalidInputException, match="The version is NULL"):
         run(session, text.format(t=table))
     assert not origin.is_lost
@@ -435,11 +435,11 @@ def test_a_call_whose_connection_is_closed_when_its_time_is_up_harms_nobody(regi
     clock = registry.engine.clock
     watchdog = Watchdog(clock)
     try:
-        link = registry.engine.link()
+        connection = registry.engine.connect()
         call = Call(deadline_s=clock.monotonic_s())
         stopped = threading.Event()
-        with call.interruptible(link.interrupt):
-            link.connection.close()
+        with call.interruptible(connection.interrupt):
+            connection.raw.close()
             with watchdog.watching(call, stopped.set):
                 assert stopped.wait(WAIT_S)
         with pytest.raises(CancelledError):
@@ -483,16 +483,16 @@ def test_a_token_of_nobody_opens_another_session_as_long_as_it_is_remembered(
 ) -> None:
     monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 2)
     tokens = left_tokens(registry, 3)
-    assert registry.open_again(tokens[0], NOBODY) is None
-    again = registry.open_again(tokens[1], NOBODY)
+    assert registry.reopen(tokens[0], NOBODY) is None
+    again = registry.reopen(tokens[1], NOBODY)
     assert again is not None
-    assert registry.open_again(tokens[1], NOBODY) is again
+    assert registry.reopen(tokens[1], NOBODY) is again
     assert registry.find(tokens[1]) is again
     registry.close(again)
     founder = registry.open(FOUNDER)
     token = registry.token_of(founder)
     registry.close(founder)
-    assert registry.open_again(token, NOBODY) is None
+    assert registry.reopen(token, NOBODY) is None
 
 
 def test_two_calls_that_come_back_at_once_have_one_session(registry: SessionRegistry) -> None:
@@ -502,7 +502,7 @@ def test_two_calls_that_come_back_at_once_have_one_session(registry: SessionRegi
 
         def come_back(token: str = token, ready: threading.Barrier = ready) -> Session | None:
             ready.wait(WAIT_S)
-            return registry.open_again(token, NOBODY)
+            return registry.reopen(token, NOBODY)
 
         with ThreadPoolExecutor(4) as pool:
             found = [each.result() for each in [pool.submit(come_back) for _ in range(4)]]
@@ -516,7 +516,7 @@ def test_of_sessions_that_nobody_would_miss_the_one_heard_of_least_lately_makes_
 ) -> None:
     tokens = left_tokens(registry, 3)
     limit(registry, monkeypatch, more=3)
-    used, later, earlier = (registry.open_again(token, NOBODY) for token in tokens)
+    used, later, earlier = (registry.reopen(token, NOBODY) for token in tokens)
     assert used is not None
     assert later is not None
     assert earlier is not None
@@ -543,17 +543,17 @@ def test_a_token_that_finds_no_room_is_remembered(registry: SessionRegistry, mon
     tokens: list[str] = []
     for _ in range(2):
         tokens += left_tokens(registry, 1)
-        assert registry.open_again(tokens[0], NOBODY) is not None
+        assert registry.reopen(tokens[0], NOBODY) is not None
     # One is all that is remembered now, and of those that are open one may stay.
     limit(registry, monkeypatch, more=0)
-    second = registry.open_again(tokens[1], NOBODY)
+    second = registry.reopen(tokens[1], NOBODY)
     assert second is not None
     assert [each for each in registry.sessions() if each.is_replaceable] == [second]
     second.begin_use()
     with pytest.raises(LimitError):
-        registry.open_again(tokens[0], NOBODY)
+        registry.reopen(tokens[0], NOBODY)
     second.end_use()
-    first = registry.open_again(tokens[0], NOBODY)
+    first = registry.reopen(tokens[0], NOBODY)
     assert first is not None
     registry.close(first)
 

@@ -191,8 +191,8 @@ def test_lists_of_the_catalog_do_not_show_the_ledger(clients: dict[Role, Session
     for text in (*lists, "SHOW ALL TABLES", "SHOW SCHEMAS", "FROM (DESCRIBE)", "PRAGMA show_tables_expanded"):
         with contextlib.suppress(NotAllowedError):
             found = run(clients[role], text)
-            with clients[role].autocommit_link() as link:
-                all_of_it = link.table(text, Call())
+            with clients[role].autocommit_connection() as connection:
+                all_of_it = connection.table(text, Call())
             assert found.schema.names == all_of_it.schema.names, text
             told = str(found.to_pylist())
             assert not any(word in told for word in ("_catchment", "producers", "deliveries")), text

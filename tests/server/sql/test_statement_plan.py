@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
 from catchment.foundation.ids import TableId
 from catchment.server.sql_policy import authorize
-from catchment.server.statement_plan import Bulk, Capture, FreshRead, Making, Plain, QueueCommand, plan
+from catchment.server.statement_plan import Bulk, Capture, CreateThroughQueue, FreshRead, Plain, QueueCommand, plan
 from catchment.server.values import Principal, Role
 from tests.server.sql import sandbox_statements
 
@@ -161,7 +161,7 @@ def test_an_insert_into_the_queue_is_taken_apart(text: str, table: TableId, colu
 )
 def test_a_create_table_of_the_queue_is_taken_apart(text: str, table: TableId, expected: str) -> None:
     step = only(text)
-    assert isinstance(step, Making)
+    assert isinstance(step, CreateThroughQueue)
     assert step.table == table
     assert re.sub(r"\s+", " ", step.named("X")) == expected
     assert step.if_not_exists == ("IF NOT EXISTS" in text)
@@ -188,7 +188,7 @@ def test_a_create_table_of_the_queue_is_taken_apart(text: str, table: TableId, e
 def test_a_fresh_table_is_replaced_where_it_stands(text: str, expected: str) -> None:
     step = only(text)
     assert isinstance(step, FreshRead)
-    assert step.over(lambda _, is_own: "OWN" if is_own else "S") == expected
+    assert step.with_sources(lambda _, is_own: "OWN" if is_own else "S") == expected
 
 
 @pytest.mark.parametrize(

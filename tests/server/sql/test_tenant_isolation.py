@@ -439,7 +439,7 @@ class Desk:
     def owner(self, schema: str) -> TenantId | None:
         return OURS if schema == OURS.schema else None
 
-    def elsewhere(self, tenant: TenantId, *, anew: bool = False) -> ShardInfo | None:
+    def remote_primary(self, tenant: TenantId, *, refresh: bool = False) -> ShardInfo | None:
         return None
 
     def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
