@@ -302,7 +302,7 @@ def test_a_server_whose_disk_is_full_says_so_to_writers_and_to_whoever_watches_i
             assert "Make room on that disk" in message
             assert "set aside" not in message
             assert _web(server, "/healthz") == "degraded\n"
-            assert '"The queue cannot take writes: no space is left on the device."' in _web(server, "/status.json")
+            assert '"The queue cannot accept writes: no space is left on the device."' in _web(server, "/status.json")
             gauges = _gauges(server)
             assert gauges["catchment_healthy", None] == 0
             assert gauges["catchment_part_available", "queue"] == 0

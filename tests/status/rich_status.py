@@ -88,7 +88,7 @@ def rich_status(now: datetime) -> Status:
 
 def lost_lake(status: Status, reason: str = "Cannot open the lake's catalog: connection refused.") -> Status:
     """The same house while its catalog is away."""
-    reasons = (*status.health.reasons, "The lake cannot be asked.")
+    reasons = (*status.health.reasons, "The lake is unavailable.")
     return replace(
         status, lake=StatusPart(status.at, unavailable=reason), health=replace(status.health, ok=False, reasons=reasons)
     )

@@ -232,7 +232,7 @@ print("closed", flush=True)
 
 def test_after_the_end_nothing_is_asked(askers: BackgroundReader) -> None:
     askers.close()
-    with pytest.raises(StateError, match="any more"):
+    with pytest.raises(StateError, match="shutting down"):
         _cached(lambda: 1, askers, FakeClock()).read()
 
 
@@ -244,7 +244,7 @@ def test_a_bug_in_one_part_is_told_to_the_log_and_not_to_the_caller(
     monkeypatch.setattr(threading, "excepthook", lambda failure: shown.put(failure.exc_type))
     with events.listening(heard.append):
         found = _cached(lambda: 1 // 0, askers, FakeClock()).read()
-    assert found.unavailable == "it failed; the log says why"
+    assert found.unavailable == "it failed; see the log for the reason"
     assert [(each.verb, each.facts["part"]) for each in heard] == [("status_failed", "part")]
     assert shown.get(timeout=60) is ZeroDivisionError
 
@@ -360,7 +360,7 @@ def test_a_control_database_that_cannot_be_asked_needs_somebody(tmp_path: Path) 
     with App(Settings(home=tmp_path)) as app:
         status = _status(app)
     assert status.schemas.unavailable
-    assert status.health.reasons == ("The control database cannot be asked.",)
+    assert status.health.reasons == ("The control database is unavailable.",)
 
 
 def test_a_lake_that_cannot_be_asked_takes_nothing_else_along(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_lake_that_cannot_be_asked_takes_nothing_else_along(tmp_path: Path) ->
         status = _status(app)
     assert status.lake.value is None
     assert status.lake.unavailable
-    assert status.health.reasons == ("The lake cannot be asked.",)
+    assert status.health.reasons == ("The lake is unavailable.",)
     assert status.queue.value is not None
     assert [name for name in PARTS if getattr(status, name).value is None] == ["lake"]
 
@@ -422,8 +422,8 @@ def test_what_needs_somebody_is_said_in_a_sentence(tmp_path: Path, changes: dict
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (DiskFullError("secret"), "The queue cannot take writes: no space is left on the device."),
-        (StorageFailedError("secret"), "The queue cannot take writes."),
+        (DiskFullError("secret"), "The queue cannot accept writes: no space is left on the device."),
+        (StorageFailedError("secret"), "The queue cannot accept writes."),
         (StateError("There is no buffer yet."), None),
         (BufferHeldError("secret"), None),
     ],

@@ -195,7 +195,7 @@ def test_a_bug_is_answered_with_a_page_that_says_nothing_of_it() -> None:
         return await chunks.get()
 
     body = asyncio.run(ask())
-    assert "The page could not be made." in body
+    assert "The page could not be rendered." in body
     assert SECRET not in body
 
 

@@ -18,7 +18,7 @@ from catchment.status.model import StatusPart
 
 T = TypeVar("T")
 WAIT_S_MAX = 2.0
-SLOW = "its answer takes longer than anybody waits"
+SLOW = "reading it takes too long"
 
 
 class BackgroundReader:
@@ -35,7 +35,7 @@ class BackgroundReader:
         answer: Future[T] = Future()
         with self._mutex:
             if self._is_closed:
-                raise StateError("Nothing is asked any more: this process ends.")
+                raise StateError("The process is shutting down, and reads nothing more.")
             self._asking.add(answer)
         answer.add_done_callback(self._forget)
         # An executor's threads would be joined at the end of the process, however long they hang.
@@ -118,7 +118,7 @@ class BackgroundPart(Generic[T]):
             return asked.result()
         # A bug in one part must not fail the other parts.
         events.emit("status_failed", level=logging.ERROR, part=self._name, reason=f"{type(error).__name__}: {error}")
-        return StatusPart(self._clock.now(), unavailable="it failed; the log says why")
+        return StatusPart(self._clock.now(), unavailable="it failed; see the log for the reason")
 
 
 def _ask(ask: Callable[[], T], answer: "Future[T]") -> None:

@@ -138,7 +138,7 @@ class StatusReader:
     def _own_queue(self) -> QueueStatus:
         queue = self._app.find_queue() if self._app.settings.queue_enable else None
         if queue is None:
-            raise StateError("There is no buffer yet.", hint="The first write makes it.")
+            raise StateError("There is no buffer yet.", hint="The first write creates it.")
         queue.require_writable()
         return queue.status()
 
@@ -162,7 +162,7 @@ class StatusReader:
         late_s = _LATE_TIMES * self._app.settings.queue_rotate_interval_seconds
         reasons = [*([trouble] if trouble else []), *_queue_reasons(queue, late_s), *_lake_reasons(lake)]
         if control.unavailable is not None:
-            reasons.append("The control database cannot be asked.")
+            reasons.append("The control database is unavailable.")
         reasons += _import_reasons(legacy)
         return Health(ok=not reasons, reasons=tuple(reasons))
 
@@ -199,9 +199,9 @@ def _trouble(error: CatchmentError) -> str | None:
             # It does not exist yet, or another process has it.
             return None
         case DiskFullError():
-            return "The queue cannot take writes: no space is left on the device."
+            return "The queue cannot accept writes: no space is left on the device."
         case _:
-            return "The queue cannot take writes."
+            return "The queue cannot accept writes."
 
 
 def _queue_reasons(part: StatusPart[Queue], late_s: float) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _queue_reasons(part: StatusPart[Queue], late_s: float) -> Iterator[str]:
 
 def _lake_reasons(part: StatusPart[LakePart]) -> Iterator[str]:
     if part.unavailable is not None:
-        yield "The lake cannot be asked."
+        yield "The lake is unavailable."
     if part.value is not None and part.value.last_audit is not None and not part.value.last_audit.ok:
         yield f"The last audit had findings: {part.value.last_audit.findings}."
 

@@ -103,7 +103,7 @@ PAGES: tuple[Page, ...] = (
             PagePart("moves", "Moves under way"),
             PagePart("shards", "Shards"),
             PagePart("finished", "Finished moves"),
-            PagePart("tenants", "Who lives where"),
+            PagePart("tenants", "Tenants and their primaries"),
         ),
     ),
     Page(

@@ -326,5 +326,5 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _bug(_request: Request, _error: Exception) -> Response:
     # Sent outside all middleware, headers included; the server logs the error itself.
-    text = pages.problem(code=500, message="The page could not be made.", hint="The server's log says why.")
+    text = pages.problem(code=500, message="The page could not be rendered.", hint="See the server's log for the reason.")
     return HTMLResponse(text, status_code=500, headers=HEADERS)

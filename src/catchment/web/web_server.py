@@ -107,11 +107,11 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         reason = {errno.EADDRINUSE: "the port is taken", errno.EACCES: "this user may not"}.get(
-            error.errno or 0, "it is no address of this machine"
+            error.errno or 0, "it is not an address of this machine"
         )
         raise MachineError(
             f"Cannot listen on {host}:{port} for the web: {reason}.",
-            hint="Does another server run there? Take another port: `--web-port`, or CATCHMENT_SERVER_WEB_PORT; "
-            "0 is any, `off` is none.",
+            hint="Does another server run there? Set another port by `--web-port` or CATCHMENT_SERVER_WEB_PORT; "
+            "0 means any, `off` none.",
         ) from None
     return listening
