@@ -133,7 +133,7 @@ def askers() -> Iterator[BackgroundReader]:
 def _cached(
     ask: Callable[[], int], askers: BackgroundReader, clock: FakeClock, seconds_max: float = 10
 ) -> BackgroundPart[int]:
-    return BackgroundPart("part", ask, seconds_max=seconds_max, askers=askers, clock=clock)
+    return BackgroundPart("part", ask, seconds_max=seconds_max, reader=askers, clock=clock)
 
 
 def test_a_part_is_asked_again_only_when_it_is_old(askers: BackgroundReader) -> None:
@@ -221,7 +221,7 @@ from catchment.foundation.clock import SystemClock
 from catchment.status.background import BackgroundPart, BackgroundReader
 
 askers = BackgroundReader("asker")
-cached = BackgroundPart("part", threading.Event().wait, seconds_max=1, askers=askers, clock=SystemClock())
+cached = BackgroundPart("part", threading.Event().wait, seconds_max=1, reader=askers, clock=SystemClock())
 print(cached.read(until_s=0.0).unavailable, flush=True)
 askers.close()
 print("closed", flush=True)

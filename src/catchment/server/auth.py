@@ -43,7 +43,7 @@ FAILURES_KEPT_MAX = 10_000
 HEADER_CHARACTERS_MAX = 8_192
 _HASHES_MAX = 4
 _HASHING_WAIT_S_MAX = 10.0
-_WRONG = "The user or the password is wrong."
+_WRONG_CREDENTIALS = "The user or the password is wrong."
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ class Authenticator:
         NotLoggedInError if name or password are wrong, or if it is too early for another attempt.
         """
         if name == LOCAL:
-            return _login_by(self.local_token, password, LOCAL)
+            return _login_by_secret(self.local_token, password, LOCAL)
         if name == SHARD and self._shard_secret is not None:
-            return _login_by(self._shard_secret, password, SHARD)
+            return _login_by_secret(self._shard_secret, password, SHARD)
         if not name or len(name) > PASSWORD_BYTES_MAX or len(password.encode(errors="replace")) > PASSWORD_BYTES_MAX:
-            raise NotLoggedInError(_WRONG)
+            raise NotLoggedInError(_WRONG_CREDENTIALS)
         key = (name, peer_host)
         self._refuse_early(key)
         with self._hashing_slot():
@@ -127,7 +127,7 @@ class Authenticator:
             self._record_attempt(key, failed=principal is None)
         if principal is None:
             events.emit("login_failed", level=logging.WARNING, user=name, host=peer_host)
-            raise NotLoggedInError(_WRONG)
+            raise NotLoggedInError(_WRONG_CREDENTIALS)
         return principal
 
     def login_basic(self, header: str, peer_host: str) -> Principal:
@@ -195,10 +195,10 @@ def _credential_version(user: ServerUser) -> str:
     return hashlib.sha256(f"{user.password_hash}\0{user.role}\0{user.tenant}".encode()).hexdigest()
 
 
-def _login_by(secret: str, given: str, name: str) -> Principal:
+def _login_by_secret(secret: str, given: str, name: str) -> Principal:
     # The secret is too long to be guessed, so failures are not counted.
     if not hmac.compare_digest(given.encode(errors="replace"), secret.encode()):
-        raise NotLoggedInError(_WRONG)
+        raise NotLoggedInError(_WRONG_CREDENTIALS)
     return Principal(name, Role.ADMIN)
 
 

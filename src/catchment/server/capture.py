@@ -18,7 +18,7 @@ from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator, incoming
 from catchment.server import sql_tokens as scanner
-from catchment.server.connections import Connection, by_place_or_name, python_values
+from catchment.server.connections import Connection, by_position_or_name, python_values
 from catchment.server.literals import WHOLE_NUMBERS
 from catchment.server.sql_tokens import Token
 from catchment.server.statement_plan import BOUND, Bulk, Capture
@@ -133,7 +133,7 @@ def _run(text: str, connection: Connection, call: Call, bound: pa.Table | None, 
         with connection.registered(BOUND, numbered(bound), call):
             return connection.table(text, call)
     names = connection.raw.extract_statements(text)[-1].named_parameters
-    rows = [by_place_or_name(names, bound.column_names, row) for row in rows_of(bound)]
+    rows = [by_position_or_name(names, bound.column_names, row) for row in rows_of(bound)]
     return pa.concat_tables([connection.table(text, call, row) for row in rows])
 
 

@@ -36,10 +36,10 @@ LISTED_SHOWS = frozenset((name,) for name in _SHOWS)
 _SHOW_COLUMNS = {"SHOW ALL TABLES": ('"database"', '"schema"'), "SHOW SCHEMAS": ("database_name", "schema_name")}
 _SHOW_WORDS = {"all": "SHOW ALL TABLES", "databases": "SHOW DATABASES", "schemas": "SHOW SCHEMAS"}
 _DESCRIBING = frozenset({"show", "describe", "desc", "summarize"})
-_EVERYTHING = frozenset({"show", "describe", "desc"})
+_SHOW_ALL_VERBS = frozenset({"show", "describe", "desc"})
 _SCHEMAS = frozenset({"information_schema", "pg_catalog"})
 _SYSTEM = frozenset({"system", "temp", "main", "pg_catalog"})
-_TEXTS_MAX = 500
+_CACHED_MAX = 500
 _CACHED_CHARACTERS_MAX = 2_000
 
 
@@ -71,7 +71,7 @@ def limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
     return compute(text, tokens, reader)
 
 
-@lru_cache(maxsize=_TEXTS_MAX)
+@lru_cache(maxsize=_CACHED_MAX)
 def _cached(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
     return _limit_lists(text, tokens, reader)
 
@@ -207,7 +207,7 @@ def _shown(tree: Any, tokens: tuple[Token, ...], reader: Reader) -> Iterator[tup
 def _show_places(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int, str]]:
     for at, token in enumerate(tokens):
         is_first = at == 0 or tokens[at - 1].text in ("(", "explain", "analyze")
-        if not is_first or token.is_quoted or token.text not in _EVERYTHING:
+        if not is_first or token.is_quoted or token.text not in _SHOW_ALL_VERBS:
             continue
         following = tokens[at + 1] if at + 1 < len(tokens) else None
         if following is None or following.text == ")":
@@ -227,7 +227,7 @@ def _view(parts: tuple[str, ...]) -> tuple[str, str] | None:
     return next(((schema, name) for schema in ("main", "pg_catalog") if (schema, name) in _definitions()), None)
 
 
-@lru_cache(maxsize=_TEXTS_MAX)
+@lru_cache(maxsize=_CACHED_MAX)
 def _definition(view: tuple[str, str], reader: Reader) -> str:
     text = _definitions()[view]
     return _limit_lists(text, read(text.encode()), reader)

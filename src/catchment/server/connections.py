@@ -31,7 +31,7 @@ Statement = str | duckdb.Statement
 Parameters = Sequence[object] | dict[str, object]
 
 
-def by_place_or_name(names: Collection[str], bound: Sequence[str], values: Sequence[object]) -> Parameters:
+def by_position_or_name(names: Collection[str], bound: Sequence[str], values: Sequence[object]) -> Parameters:
     """Return values for a statement with these parameters, by position if the names are numbers."""
     if len(names) != len(values):
         raise InputError(f"The statement has {len(names)} parameters, but {len(values)} values are bound.")
@@ -47,7 +47,7 @@ def require_row(bound: pa.Table | None) -> None:
 def parameter_row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
     """Return one bound row, by position or by name, as the statement's parameters require."""
     values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
-    return by_place_or_name(statement.named_parameters, bound.column_names, values)
+    return by_position_or_name(statement.named_parameters, bound.column_names, values)
 
 
 def python_values(column: pa.ChunkedArray) -> list[object]:

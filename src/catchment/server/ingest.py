@@ -45,10 +45,10 @@ def ingest(
     statements = Statements(session)
     statements.require(Role.WRITER, "Ingest")
     if _is_temporary(target):
-        return _take(statements, target, rows, call, transaction)
+        return _ingest(statements, target, rows, call, transaction)
     stored = InMicroseconds(rows)
     try:
-        return _take(statements, target, stored.rows(), call, transaction)
+        return _ingest(statements, target, stored.rows(), call, transaction)
     except duckdb.Error:
         # A reader of the rows knows only that they failed, not why.
         if stored.failure is not None:
@@ -56,7 +56,7 @@ def ingest(
         raise
 
 
-def _take(
+def _ingest(
     statements: Statements, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
 ) -> int:
     session = statements.session
@@ -88,7 +88,7 @@ def _deliver(
     joined: Transaction | None,
 ) -> int:
     """Write the rows to the lake, as files if they are many, or to a temporary table."""
-    session, ahead = statements.session, _Ahead(rows)
+    session, ahead = statements.session, _ReadAhead(rows)
     if (
         ahead.read(_SHORT_BYTES)
         and joined is None
@@ -147,7 +147,7 @@ def _gathered(rows: pa.RecordBatchReader, bytes_max: int) -> pa.Table:
     return pa.Table.from_batches(batches, schema=rows.schema)
 
 
-class _Ahead:
+class _ReadAhead:
     """A stream whose first part has been read."""
 
     def __init__(self, rows: pa.RecordBatchReader) -> None:

@@ -151,7 +151,7 @@ def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: 
             "own": _own(session),
         }
         found = connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()
-        names = [name for (name,) in found if name not in _away(session)]
+        names = [name for (name,) in found if name not in _moved_schemas(session)]
         if settings.queue_enable and QUEUE not in names and _is_like(connection, QUEUE, pattern):
             names.append(QUEUE)
     return [(settings.lake_name, name) for name in sorted(names)]
@@ -170,7 +170,7 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
     with session.metadata() as connection:
         statement = sql.statement(_PACKAGE, "metadata_tables")
         listed = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
-        away = _away(session)
+        away = _moved_schemas(session)
         queued = _queued(command, session, connection)
         found = sorted(
             [*(each for each in listed if each[0] not in away), *((QUEUE, name, _QUEUED) for name in queued)]
@@ -196,7 +196,7 @@ def _queued(
         return {}
     if not _is_like(connection, QUEUE, _given(command, "db_schema_filter_pattern")):
         return {}
-    own, away, pattern = _own(session), _away(session), _given(command, "table_name_filter_pattern")
+    own, away, pattern = _own(session), _moved_schemas(session), _given(command, "table_name_filter_pattern")
     tables = [state.table for state in session.queue.buffer.tables(session.queue_name) if state.rows]
     seen = [each for each in tables if each.schema not in away and own in (None, each.schema)]
     names = {
@@ -253,7 +253,7 @@ def _own(session: Session) -> str | None:
     return None if session.scope is None else session.scope.schema
 
 
-def _away(session: Session) -> frozenset[str]:
+def _moved_schemas(session: Session) -> frozenset[str]:
     """Return the schemas of tenants whose primary is another shard; their local tables are not
     listed.
     """

@@ -15,7 +15,7 @@ from catchment.foundation import sql
 from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.server import queue_results
-from catchment.server.connections import Connection, Parameters, by_place_or_name
+from catchment.server.connections import Connection, Parameters, by_position_or_name
 from catchment.server.peers import StatementFacts
 from catchment.server.sql_policy import StatementKind
 from catchment.server.statement_plan import (
@@ -168,7 +168,7 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
         schema = _result_schema(
             statements.readable(step, permission).text,
             connection,
-            by_place_or_name(names, sorted(names), [None] * count),
+            by_position_or_name(names, sorted(names), [None] * count),
         )
         return schema, _parameters(step.text, connection, count), False
 
@@ -239,12 +239,12 @@ def _parameters(text: str, connection: Connection, count: int) -> pa.Schema:
     return _typed(tuple(names))
 
 
-def _type_name(told: dict[str, Any]) -> str:
+def _type_name(node_type: dict[str, Any]) -> str:
     """Return DuckDB's spelling of a type in its plan; text if the type is unknown or nested."""
-    info = told.get("type_info") or {}
-    if told["id"] == "DECIMAL":
+    info = node_type.get("type_info") or {}
+    if node_type["id"] == "DECIMAL":
         return f"DECIMAL({info['width']},{info['scale']})"
-    return str(told["id"]) if not info and told["id"] not in ("UNKNOWN", "INVALID", "NULL") else _UNKNOWN
+    return str(node_type["id"]) if not info and node_type["id"] not in ("UNKNOWN", "INVALID", "NULL") else _UNKNOWN
 
 
 @lru_cache(maxsize=_SHAPES_MAX)

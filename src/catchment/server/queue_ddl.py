@@ -45,14 +45,14 @@ def create(
         if not exists:
             _require_allowed(statements, table)
             if step.has_rows:
-                rows = _computed(statements, step, connection, call, bound)
+                rows = _query_rows(statements, step, connection, call, bound)
     if exists and step.if_not_exists:
         return None if step.source is None else 0
     try:
         statements.create_table(table, text, call, joined, bound)
     except duckdb.CatalogException:
         # Another session may have created it after this one checked.
-        if step.if_not_exists and _is_by_now(statements, table, call, joined):
+        if step.if_not_exists and _exists_now(statements, table, call, joined):
             return None if step.source is None else 0
         raise
     if rows is not None:
@@ -119,12 +119,12 @@ def is_in_lake(connection: Connection, lake: str, table: TableId, call: Call) ->
     return bool(found.num_rows)
 
 
-def _is_by_now(statements: "Statements", table: TableId, call: Call, joined: Transaction | None) -> bool:
+def _exists_now(statements: "Statements", table: TableId, call: Call, joined: Transaction | None) -> bool:
     with statements.connection(joined) as connection:
         return is_in_lake(connection, statements.session.lake.name, table, call)
 
 
-def _computed(
+def _query_rows(
     statements: "Statements", step: CreateThroughQueue, connection: Connection, call: Call, bound: pa.Table | None
 ) -> pa.Table:
     """Compute the rows of the query, check that the queue can take them, and name their columns as

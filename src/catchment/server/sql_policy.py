@@ -36,7 +36,7 @@ from catchment.server.syntax import (
     named,
     parse,
     query_tree,
-    refuse_texts_as_tables,
+    refuse_strings_as_tables,
 )
 from catchment.server.values import Principal, Role
 from catchment.tenants.model import TenantId
@@ -174,7 +174,7 @@ def _permit(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permis
     if names_only_its_target(kind, tokens):
         _refuse_table(target(kind, tokens))
         return permission
-    refuse_texts_as_tables(text, tokens)
+    refuse_strings_as_tables(text, tokens)
     refuse_calls(tokens, functions.refused_short())
     tables, called = _in_sqlglot_tree(text)
     for table in tables:

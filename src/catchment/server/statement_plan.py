@@ -241,7 +241,7 @@ def _plan(text: str, schema: str) -> tuple[Step, ...]:
         raise InputError("The statement is not valid Unicode.") from None
     if b"\0" in source:
         raise InputError("The statement contains a zero byte.")
-    source = time_travel.guarded(source, scanner.read(source))
+    source = time_travel.guard_versions(source, scanner.read(source))
     steps = tuple(_step(own.decode(), words, schema) for own, words in scanner.statements(source, scanner.read(source)))
     if not steps:
         raise InputError("The text contains no statement.")

@@ -65,7 +65,7 @@ _TEMPORARY = frozenset({"temp", "temporary"})
 _STORED_MAX = 100
 # Schemas that a fresh read names, but reads from elsewhere.
 _READ_ELSEWHERE = frozenset({FRESH, QUEUE})
-_NOTHING = pa.table({"Count": pa.array([], pa.int64())})
+_NO_COUNT = pa.table({"Count": pa.array([], pa.int64())})
 
 
 class Statements:
@@ -85,7 +85,7 @@ class Statements:
                 return self._capture(step, call, self.session.find(transaction), bound)
             case CreateThroughQueue():
                 rows = queue_ddl.create(self, step, call, self.session.find(transaction), bound)
-                return StatementOutcome(rows or 0, TableResult(_NOTHING if rows is None else _count(rows)))
+                return StatementOutcome(rows or 0, TableResult(_NO_COUNT if rows is None else _count(rows)))
             case FreshRead():
                 return buffered_reads.read(self, step, call, bound)
             case NamedStatement():
@@ -256,13 +256,13 @@ class Statements:
         if step.verb == "deallocate":
             self.stored(step)
             stored.pop(step.name, None)
-            return StatementOutcome(0, TableResult(_NOTHING))
+            return StatementOutcome(0, TableResult(_NO_COUNT))
         self._require_storable(step, transaction)
         if step.name not in stored and len(stored) >= _STORED_MAX:
             raise LimitError(f"The session has {_STORED_MAX} prepared statements.", hint="DEALLOCATE one.")
         stored[step.name] = step.text
         self.session.has_state()
-        return StatementOutcome(0, TableResult(_NOTHING))
+        return StatementOutcome(0, TableResult(_NO_COUNT))
 
     def stored(self, step: NamedStatement) -> Step:
         """Return the statement that is stored under that name."""
@@ -306,13 +306,13 @@ class Statements:
         if permission.kind is StatementKind.BEGIN:
             if joined is not None and transaction is not None and not joined.has_changes:
                 # A driver opened it without its client's knowledge.
-                return StatementOutcome(0, TableResult(_NOTHING))
+                return StatementOutcome(0, TableResult(_NO_COUNT))
             if joined is not None:
                 raise StateError("A transaction is already open.", hint="COMMIT or ROLLBACK it first.")
             session.begin_by_sql(call)
         elif permission.kind is not StatementKind.SESSION:
             session.end_by_sql(transaction, commit=permission.kind is StatementKind.COMMIT, call=call)
-        return StatementOutcome(0, TableResult(_NOTHING))
+        return StatementOutcome(0, TableResult(_NO_COUNT))
 
     def _set(self, step: Plain, connection: Connection, call: Call) -> None:
         """Change the search path; restore it and refuse the statement if it leaves the lake."""
@@ -514,7 +514,7 @@ class Statements:
                 on_partial()
             raise
         # An upload without rows runs the statement zero times.
-        return _outcome(pa.concat_tables(parts) if parts else _NOTHING, permission, step)
+        return _outcome(pa.concat_tables(parts) if parts else _NO_COUNT, permission, step)
 
     @staticmethod
     def _each(step: Plain, connection: Connection, call: Call, bound: pa.Table | None) -> Iterator[pa.Table]:
@@ -553,7 +553,7 @@ def _outcome(result: pa.Table, permission: Permission, step: Plain) -> Statement
     if permission.counts and result.num_columns == 1 and result.num_rows:
         rows = sum(result.column(0).to_pylist())
         return StatementOutcome(rows, TableResult(_count(rows)))
-    return StatementOutcome(0, TableResult(_NOTHING))
+    return StatementOutcome(0, TableResult(_NO_COUNT))
 
 
 @lru_cache(maxsize=64)

@@ -50,10 +50,10 @@ _BEFORE_CONSTANTS = frozenset(
 _EXPRESSION = b" (NULL) "
 _EXPLAIN_OPTIONS = frozenset({"analyze", "format"})
 _MACRO_WORDS = frozenset({"macro", "function"})
-_MADE_WORDS = frozenset({"table", "view", "schema"})
+_CREATED_WORDS = frozenset({"table", "view", "schema"})
 _TABLE = frozenset({"table"})
 # sqlglot does not know that NULL removes a comment.
-_COMMENT_ENDED = re.compile(r"(\A\s*COMMENT\s.*\sIS\s+)NULL(?=\s*;?\s*\Z)", re.I | re.S)
+_COMMENT_REMOVED = re.compile(r"(\A\s*COMMENT\s.*\sIS\s+)NULL(?=\s*;?\s*\Z)", re.I | re.S)
 _PIVOTS = frozenset({"pivot", "pivot_wider"})
 # All of them are reserved: none can be a column of a PIVOT.
 _PIVOT_ENDS = frozenset({"using", "group", "order", "limit", "offset", "union", "intersect", "except"})
@@ -194,7 +194,7 @@ class Macro:
 def macro_of(kind: duckdb.StatementType, tokens: tuple[Token, ...]) -> Macro | None:
     """Return the macro that a statement creates; None if it creates none."""
     at = next((i for i, token in enumerate(tokens[:8]) if _is_word(token, _MACRO_WORDS)), None)
-    if kind != duckdb.StatementType.CREATE or at is None or any(_is_word(t, _MADE_WORDS) for t in tokens[:at]):
+    if kind != duckdb.StatementType.CREATE or at is None or any(_is_word(t, _CREATED_WORDS) for t in tokens[:at]):
         return None
     at += 4 if [token.text for token in tokens[at + 1 : at + 4]] == ["if", "not", "exists"] else 1
     name = name_at(tokens, at)
@@ -256,7 +256,7 @@ def _is_word(token: Token, words: frozenset[str]) -> bool:
     return token.is_name and not token.is_quoted and token.text in words
 
 
-def refuse_texts_as_tables(text: str, tokens: tuple[Token, ...]) -> None:
+def refuse_strings_as_tables(text: str, tokens: tuple[Token, ...]) -> None:
     """Refuse a statement with a string, or a name like a file's, in the place of a table.
 
     DuckDB's parser decides: the statement must be valid with any expression in place of each.
@@ -304,7 +304,7 @@ def function_name(function: exp.Func) -> str:
 
 def parse(text: str) -> list[exp.Expr]:
     """Parse the statement by sqlglot; InputError if it cannot."""
-    body = _COMMENT_ENDED.sub(r"\1''", explained(text, read(text.encode())).text)
+    body = _COMMENT_REMOVED.sub(r"\1''", explained(text, read(text.encode())).text)
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:
         words = dialect.tokenize(body)

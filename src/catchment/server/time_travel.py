@@ -12,7 +12,7 @@ _NULL = b"), error('The version is NULL.'))"
 _DEPTH = {"(": 1, "[": 1, ")": -1, "]": -1}
 
 
-def guarded(source: bytes, tokens: tuple[Token, ...]) -> bytes:
+def guard_versions(source: bytes, tokens: tuple[Token, ...]) -> bytes:
     """Wrap every version that is not a constant, so that NULL is refused with an error message."""
     pieces = []
     for at in range(len(tokens) - len(_BEGINNING)):

@@ -9,7 +9,7 @@ import grpc
 from catchment.errors import SettingsError
 from catchment.foundation.settings import Settings
 
-_HOW = (
+_HINT = (
     "CATCHMENT_SERVER_TLS_CERTIFICATE and CATCHMENT_SERVER_TLS_KEY must name two PEM files, a certificate and its key."
 )
 
@@ -33,14 +33,14 @@ def certificate_of(settings: Settings) -> Certificate | None:
         return None
     if chain is None or key is None:
         missing = "key" if key is None else "certificate"
-        raise SettingsError(f"TLS requires a certificate and its key; the {missing} is not set.", hint=_HOW)
+        raise SettingsError(f"TLS requires a certificate and its key; the {missing} is not set.", hint=_HINT)
     found = Certificate(chain=_read(chain), key=_read(key))
     try:
         # Without a password, OpenSSL would ask for one at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or "the key is encrypted"
-        raise SettingsError(f"{chain} and {key} cannot be used for TLS: {reason}.", hint=_HOW) from None
+        raise SettingsError(f"{chain} and {key} cannot be used for TLS: {reason}.", hint=_HINT) from None
     return found
 
 
@@ -48,4 +48,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint=_HOW) from None
+        raise SettingsError(f"{path} cannot be read: {error.strerror}.", hint=_HINT) from None

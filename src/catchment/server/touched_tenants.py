@@ -37,7 +37,7 @@ _CACHED_MAX = 2_000
 _CACHED_CHARACTERS_MAX = 2_000
 _TEMP = "temp"
 # Functions that name a table by a string.
-_BY_TEXT = frozenset({*TABLE_READERS, *LAKE_FUNCTIONS, *(DUCKLAKE + name for name in LAKE_FUNCTIONS)})
+_BY_STRING = frozenset({*TABLE_READERS, *LAKE_FUNCTIONS, *(DUCKLAKE + name for name in LAKE_FUNCTIONS)})
 _ALL_TABLES = "__show_tables_expanded"
 _TABLES = '"tables"'
 _NOT_OF_A_SCHEMA = ('"databases"', '"schemas"', '"variables"')
@@ -101,7 +101,7 @@ def touched(
     """
     known = residents.known
     is_near = not known.isdisjoint(connection.search_path) or any(
-        word.text in known or word.text in _BY_TEXT for word in words if word.is_name
+        word.text in known or word.text in _BY_STRING for word in words if word.is_name
     )
     # Only a view can lead to a schema that the statement does not name, which matters only for a
     # tenant whose primary is elsewhere.
@@ -185,7 +185,7 @@ def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozense
         tree = query_tree(text, words)
         if tree is not None:
             return frozenset(_in_tree(tree))
-    found = {*names_by_tokens(words), *_dropped(words)}
+    found = {*names_by_tokens(words), *_schema_names(words)}
     if kind != StatementType.SET and not names_only_its_target(kind, words):
         found.update(_in_sqlglot_tree(text))
     return frozenset(found)
@@ -219,7 +219,7 @@ def _in_sqlglot_tree(text: str) -> Iterator[Name]:
                 yield tuple(part.name for part in table.parts) or ("",)
 
 
-def _dropped(words: tuple[Token, ...]) -> Iterator[Name]:
+def _schema_names(words: tuple[Token, ...]) -> Iterator[Name]:
     """Yield the schema of a CREATE, DROP or ALTER SCHEMA, or of a COMMENT ON SCHEMA."""
     at = next((i for i, word in enumerate(words[:5]) if word.text == "schema" and not word.is_quoted), None)
     if at is None or words[0].text == "set":

@@ -58,12 +58,12 @@ class BackgroundPart(Generic[T]):
     """One cached part. Safe for concurrent use; one thread at a time reads the source."""
 
     def __init__(
-        self, name: str, ask: Callable[[], T], *, seconds_max: float, askers: BackgroundReader, clock: Clock
+        self, name: str, ask: Callable[[], T], *, seconds_max: float, reader: BackgroundReader, clock: Clock
     ) -> None:
         self._name = name
         self._ask = ask
         self._seconds_max = seconds_max
-        self._askers = askers
+        self._reader = reader
         self._clock = clock
         self._mutex = threading.Lock()
         self._asking: Future[StatusPart[T]] | None = None
@@ -103,7 +103,7 @@ class BackgroundPart(Generic[T]):
         if self._known is not None and self._clock.monotonic_s() - self._known_s < self._seconds_max:
             return None
         if self._asking is None:
-            self._asking = self._askers.submit(self._answer)
+            self._asking = self._reader.submit(self._answer)
         return self._asking
 
     def _answer(self) -> StatusPart[T]:

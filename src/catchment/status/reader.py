@@ -62,7 +62,7 @@ class StatusReader:
         self._ask_queue = queue or self._own_queue
         self._recorder = Recorder(app.meters, app.clock)
         self._window = Window(app.meters, app.clock)
-        self._askers = BackgroundReader("catchment-status")
+        self._reader = BackgroundReader("catchment-status")
         self._lake: BackgroundPart[readings.LakeSeen] = self._cached("lake", lambda: readings.lake(app))
         self._legacy: BackgroundPart[Imports] = self._cached("legacy", lambda: readings.imports(app))
         self._control: BackgroundPart[SchemaDatabase | None] = self._cached("control", lambda: schemas.control(app))
@@ -92,7 +92,7 @@ class StatusReader:
         self._stopping.set()
         if self._sampler.is_alive():
             self._sampler.join(WAIT_S_MAX)
-        self._askers.close()
+        self._reader.close()
         self._opened.close()
 
     def status(self) -> Status:
@@ -127,7 +127,7 @@ class StatusReader:
 
     def _cached(self, name: str, ask: Callable[[], T], *, seconds_min: float = 0.0) -> BackgroundPart[T]:
         seconds_max = max(seconds_min, self._app.settings.status_seconds_max)
-        return BackgroundPart(name, ask, seconds_max=seconds_max, askers=self._askers, clock=self._clock)
+        return BackgroundPart(name, ask, seconds_max=seconds_max, reader=self._reader, clock=self._clock)
 
     def _now(self, ask: Callable[[], T]) -> StatusPart[T]:
         try:

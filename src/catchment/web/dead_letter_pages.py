@@ -43,12 +43,12 @@ class LakeDeadLetterService:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._askers = BackgroundReader("catchment-letters")
-        self._kept = self._cached()
+        self._reader = BackgroundReader("catchment-letters")
+        self._part = self._cached()
 
     def letters(self) -> StatusPart[tuple[ShownDeadLetter, ...]]:
         """Return the oldest ones."""
-        return self._kept.read()
+        return self._part.read()
 
     def retry(self, ids: Sequence[str] | None) -> Retried:
         """Deliver rows to their tables again; all of them if no id is given."""
@@ -56,17 +56,19 @@ class LakeDeadLetterService:
             return dead_letter_actions.retry(self._app.existing_lake, ids)
         finally:
             # The cached list is outdated now, also for rows that were not named.
-            self._kept = self._cached()
+            self._part = self._cached()
 
     def close(self) -> None:
         """Stop reading; does not wait for a lake that hangs."""
-        self._askers.close()
+        self._reader.close()
 
     def _cached(self) -> BackgroundPart[tuple[ShownDeadLetter, ...]]:
         seconds_max = self._app.settings.status_seconds_max
-        return BackgroundPart("letters", self._ask, seconds_max=seconds_max, askers=self._askers, clock=self._app.clock)
+        return BackgroundPart(
+            "letters", self._read, seconds_max=seconds_max, reader=self._reader, clock=self._app.clock
+        )
 
-    def _ask(self) -> tuple[ShownDeadLetter, ...]:
+    def _read(self) -> tuple[ShownDeadLetter, ...]:
         try:
             found = self._app.existing_lake.dead_letters(letters_max=LETTERS_SHOWN_MAX)
         except LakeMissingError:

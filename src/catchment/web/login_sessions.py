@@ -99,7 +99,7 @@ class LoginSessions:
         credential_version = self._directory.credential_version(identity.name)
         return LoggedIn(identity=identity, key=key, credential_version=credential_version, by_header=bool(header))
 
-    def is_still(self, caller: LoggedIn) -> bool:
+    def is_valid(self, caller: LoggedIn) -> bool:
         """Whether a caller admitted earlier would be admitted now, without checking the password
         again.
         """
@@ -189,14 +189,14 @@ def cookie_of(request: Request) -> str:
     return key if key.isascii() and len(key) <= _KEY_CHARACTERS_MAX else ""
 
 
-def give_cookie(request: Request, response: Response, key: str) -> None:
+def set_cookie(request: Request, response: Response, key: str) -> None:
     """Set the cookie: not readable by scripts or other sites, deleted when the browser closes."""
     response.set_cookie(
         _cookie_name(request), key, path="/", httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
 
 
-def take_cookie(request: Request, response: Response) -> None:
+def delete_cookie(request: Request, response: Response) -> None:
     """Delete the cookie."""
     response.delete_cookie(
         _cookie_name(request), path="/", httponly=True, samesite="strict", secure=request.url.scheme == "https"

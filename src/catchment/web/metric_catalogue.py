@@ -48,7 +48,7 @@ METRICS: tuple[MetricInfo, ...] = (
         help="1 for each part of the status that could be read, 0 for one that could not.",
         read="A part at 0 has no metrics at that time. `lake` at 0 means that the catalog is unavailable, `queue` "
         "that writes to the buffer's disk fail; usually it is full.",
-        act="`catchment status` gives the reason. While the lake is unavailable, compare the buffer's bytes with their limit.",
+        act="`catchment status` gives the reason. While the lake is unavailable, watch the buffer's size.",
         samples=available,
     ),
     MetricInfo(
@@ -176,7 +176,7 @@ METRICS: tuple[MetricInfo, ...] = (
         labels=("reason",),
         help="Repeated commits to the lake: after a `conflict`, or because their outcome was `unknown`.",
         read="Some conflicts are normal with several writers. They neither lose nor duplicate rows.",
-        act="A high rate: make fewer and larger commits, or use fewer writers. `unknown`: the catalog's connection breaks.",
+        act="A high rate: use larger commits, or fewer writers. `unknown`: the catalog's connection breaks.",
         samples=metered("commit_retries"),
     ),
     MetricInfo(
@@ -191,7 +191,7 @@ METRICS: tuple[MetricInfo, ...] = (
         name="catchment_delivered_rows_total",
         kind="counter",
         help="Rows that this process delivered into the lake.",
-        read="Over time it follows the acknowledged rows; the difference is buffered, in dead letters, or delivered by other processes.",
+        read="Over time it follows the acknowledged rows; the rest is buffered, dead letters, or of other processes.",
         act="If the gap grows, see the oldest age and the flush failures.",
         samples=metered("delivered_rows"),
     ),
@@ -342,7 +342,7 @@ METRICS: tuple[MetricInfo, ...] = (
         labels=("shard",),
         help="Age of a shard's oldest row that a tenant's replica does not have yet.",
         read="0 without a move. During one it should stay below a second or two.",
-        act="If it grows, the target is slow or unreachable. The move waits; writes are acknowledged without the replica.",
+        act="If it grows, the target is slow or unreachable. The move waits; writes do not wait for the replica.",
         samples=several(lambda status: status.tenants, lambda found: [((s.shard,), s.lag_s) for s in found.shards]),
     ),
     MetricInfo(
@@ -449,7 +449,7 @@ METRICS: tuple[MetricInfo, ...] = (
         kind="counter",
         help="Failed log-ins.",
         read="After five failures of a user from a host, further attempts are delayed, longer each time.",
-        act="If the rate persists, passwords are being guessed, or a client has an old one. The log names user and host.",
+        act="If the rate persists, passwords are guessed, or a client has an old one. The log names user and host.",
         samples=metered("logins_failed"),
     ),
 )

@@ -39,9 +39,9 @@ from catchment.web.login_sessions import (
     LoginSessions,
     UserDirectory,
     cookie_of,
-    give_cookie,
+    delete_cookie,
     new_key,
-    take_cookie,
+    set_cookie,
 )
 from catchment.web.metric_catalogue import METRICS
 from catchment.web.metrics import exposition
@@ -143,7 +143,7 @@ class Site:
         found = pages.BY_PATH[request.url.path]
         answer = HTMLResponse(pages.page(found, self._view(found, caller, key, notice=_notice(request))))
         if key != caller.key:
-            give_cookie(request, answer, key)
+            set_cookie(request, answer, key)
         return answer
 
     async def events(self, request: Request) -> Response:
@@ -154,7 +154,7 @@ class Site:
             raise InputError("There is no such page.", hint=f"One of: {', '.join(pages.BY_NAME)}.")
 
         def parts() -> dict[str, str] | None:
-            if not self._logins.is_still(caller):
+            if not self._logins.is_valid(caller):
                 return None
             return pages.parts(found, self._view(found, caller, caller.key))
 
@@ -187,7 +187,7 @@ class Site:
         except (NotLoggedInError, NotAllowedError, LimitError) as error:
             return self._form(request, after, error=error, name=name)
         answer = RedirectResponse(after, 303)
-        give_cookie(request, answer, key)
+        set_cookie(request, answer, key)
         return answer
 
     async def logout(self, request: Request) -> Response:
@@ -196,7 +196,7 @@ class Site:
         self._logins.require_own_form(request, form.get("token", ""))
         self._logins.forget(cookie_of(request))
         answer = RedirectResponse("/login", 303)
-        take_cookie(request, answer)
+        delete_cookie(request, answer)
         return answer
 
     async def retry(self, request: Request) -> Response:
@@ -224,7 +224,7 @@ class Site:
         message = None if error is None else error.message
         text = pages.login(token=self._logins.token(key), after=after, message=message, name=name)
         answer = HTMLResponse(text, status_code=200 if error is None else _code(error))
-        give_cookie(request, answer, key)
+        set_cookie(request, answer, key)
         return answer
 
     def _view(self, found: pages.Page, caller: LoggedIn, key: str, *, notice: str | None = None) -> pages.PageView:
@@ -326,5 +326,5 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _bug(_request: Request, _error: Exception) -> Response:
     # Sent outside all middleware, headers included; the server logs the error itself.
-    text = pages.problem(code=500, message="The page could not be rendered.", hint="See the server's log for the reason.")
+    text = pages.problem(code=500, message="The page could not be rendered.", hint="The server's log has the reason.")
     return HTMLResponse(text, status_code=500, headers=HEADERS)
