@@ -66,7 +66,7 @@ def _fail_once(running: FlightServer, seen: list[Event]) -> None:
     stream = stalled.stream("DoGet", _ticket(stalled, _LONG))
     next(stream)
 
-    assert "failed inside" in _failed(culprit)
+    assert "failed internally" in _failed(culprit)
     clock = SystemClock()
     end_s = clock.monotonic_s() + _RECOVERY_S
     # Constants need no DuckDB.

@@ -78,8 +78,8 @@ class Connection:
         result_bytes_max: int,
         require_lake: Callable[[], None],
     ) -> None:
-        """`require_lake` is called if a name or a file is not found; it raises LakeUnavailableError
-        if the lake is the cause.
+        """`raw` is DuckDB's own connection. `require_lake` is called if a name or a file is not
+        found; it raises LakeUnavailableError if the lake is the cause.
         """
         self._require_lake = require_lake
         self.raw = raw
