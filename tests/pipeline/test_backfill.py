@@ -255,7 +255,7 @@ def test_a_table_that_has_rows_of_its_own_is_refused(scene: Scene) -> None:
     scene.fill(0, 10)
     with scene.target.cursor() as cursor:
         cursor.execute("INSERT INTO t7.a VALUES (1, 'mine')")
-    with pytest.raises(InputError, match="has 1 rows, and this backfill brought 0"):
+    with pytest.raises(InputError, match="has 1 rows, of which this backfill delivered 0"):
         scene.run()
 
 
@@ -290,8 +290,8 @@ def test_the_plan_says_what_would_be_done_and_does_nothing(scene: Scene) -> None
     plan = scene.backfill().plan("t7", scene.source.newest_snapshot(), "m1")
     assert scene.target.find_table(A) is None
     assert "\n".join(plan.explain()).splitlines()[1:] == [
-        "t7.a: to be made, 2 files to adopt where the columns are the table's, 1 to rewrite.",
-        "t7.a: 1 file to rewrite: rows of it are deleted.",
+        "t7.a: to be created, 2 files to adopt if the columns match the table's, 1 to rewrite.",
+        "t7.a: 1 file to rewrite: some of its rows are deleted.",
     ]
     assert plan.bytes == sum(unit.bytes for unit in plan.tables[0].units) > 0
 
@@ -371,7 +371,7 @@ def test_files_that_are_merged_between_two_runs_bring_no_row_twice(scene: Scene)
     scene.do("CALL lake.merge_adjacent_files()")
     plan = backfill.plan("t7", snapshot, "m1")
     assert plan.tables[0].is_stale
-    assert "made anew" in "\n".join(plan.explain())
+    assert "created again" in "\n".join(plan.explain())
     scene.run(snapshot)
     assert scene.assert_same(snapshot) == 40
 
@@ -479,7 +479,7 @@ def test_a_damaged_file_is_an_error_that_names_it(scene: Scene) -> None:
 
 
 def test_a_lake_is_not_filled_from_itself(scene: Scene) -> None:
-    with pytest.raises(InputError, match="one lake"):
+    with pytest.raises(InputError, match="the same lake"):
         Backfill(scene.source, deliverer(scene.source, scene.settings))
 
 
