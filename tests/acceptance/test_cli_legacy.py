@@ -307,7 +307,7 @@ def test_data_in_both_places_exits_with_two_and_says_what_to_do(shell: Shell, tm
     for command in (["detect"], ["run", "--yes"]):
         ended = legacy.run(*command, "--json")
         assert ended.code == 2
-        assert "lies both in" in ended.json["message"]
+        assert "is both in" in ended.json["message"]
         assert "then move it back and run again" in ended.json["hint"]
 
 

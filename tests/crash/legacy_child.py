@@ -45,7 +45,7 @@ def main(act: str, home: str, lake_home: str, catalog: str, when: str, nth: str)
     settings = Settings(home=Path(lake_home), lake_catalog=SecretStr(catalog))
     with Lake.from_settings(settings) as lake:
         work = job(Path(home), lake, settings)
-        _prepare_to_die(when, int(nth), work.place)
+        _prepare_to_die(when, int(nth), work.folders)
         if act == "undo":
             work.undo()
         else:

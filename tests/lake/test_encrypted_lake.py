@@ -13,7 +13,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import RegisterFiles
 from catchment.pipeline import Mode
-from catchment.pipeline.target_table import draft, drafted
+from catchment.pipeline.target_table import draft, table_of_draft
 from tests.conftest import MakeSettings
 from tests.queue.queue_on_disk import QueueScene
 from tests.sample_events import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
@@ -70,7 +70,9 @@ def test_a_table_to_be_made_in_an_encrypted_lake_is_planned_to_be_inserted_into(
     encrypted: Lake, settings: Settings, tmp_path: Path
 ) -> None:
     source = source_of(event_files(tmp_path / "in", 2))
-    plan = deliverer(encrypted, settings).plan_new(source, drafted(draft(source), encrypted=encrypted.is_encrypted()))
+    plan = deliverer(encrypted, settings).plan_new(
+        source, table_of_draft(draft(source), encrypted=encrypted.is_encrypted())
+    )
     assert plan.mode is Mode.INSERT
 
 

@@ -350,7 +350,7 @@ def test_a_table_that_was_made_right_before_the_process_ended_is_known_as_the_im
 ) -> None:
     before = snapshot_tree(home.data)
     job = _cut(app, home, "legacy.after_tables")
-    assert job.place.journal().tables_made == {}
+    assert job.folders.journal().tables_made == {}
     assert job.status().tables_made == (str(TABLE),)
     if then == "run":
         assert job.run().ok

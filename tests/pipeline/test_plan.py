@@ -13,7 +13,7 @@ from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake import Claim, ProducerState
 from catchment.lake.tables import PartitionKey, SortKey, Table
 from catchment.lake.types import Column
-from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, plan, stints
+from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, plan, task_specs
 from catchment.pipeline.work import Format, Input, Mode, UnitPart
 
 # A machine that is busy with other things is no failure.
@@ -65,32 +65,32 @@ def _plan(
     table: Table = TABLE,
 ) -> Plan:
     claim = Claim(producer=PRODUCER, epoch=0, seq=0)
-    standing = ProducerState(snapshot_id=7, table=table, claim=claim, delivered=frozenset(delivered))
-    return plan(standing=standing, units=units, mode=mode, bounds=bounds)
+    state = ProducerState(snapshot_id=7, table=table, claim=claim, delivered=frozenset(delivered))
+    return plan(state=state, units=units, mode=mode, bounds=bounds)
 
 
 def _of_mode(found: Sequence[TaskSpec], mode: Mode) -> list[TaskSpec]:
-    return [stint for stint in found if stint.mode is mode]
+    return [spec for spec in found if spec.mode is mode]
 
 
 @UNHURRIED
 @given(units=_units(), mode=MODES, bounds=ANY_BOUNDS)
 def test_every_file_is_in_one_task_and_neighbours_stay_in_order(units: list[Unit], mode: Mode, bounds: Bounds) -> None:
-    found = stints(units, mode, bounds)
+    found = task_specs(units, mode, bounds)
     order = {part: at for at, part in enumerate(_parts(units))}
     for some in (Mode.ADOPT, Mode.REWRITE):
-        places = [order[part] for stint in _of_mode(found, some) for part in stint.parts]
+        places = [order[part] for spec in _of_mode(found, some) for part in spec.parts]
         assert all(one < other for one, other in pairwise(places))
-    assert sorted(order[part] for stint in found for part in stint.parts) == list(range(len(order)))
-    assert all(stint.parts and stint.mode is not Mode.AUTO for stint in found)
+    assert sorted(order[part] for spec in found for part in spec.parts) == list(range(len(order)))
+    assert all(spec.parts and spec.mode is not Mode.AUTO for spec in found)
 
 
 @UNHURRIED
 @given(units=_units(), mode=MODES, bounds=ANY_BOUNDS)
 def test_a_unit_is_adopted_whole_or_rewritten_whole(units: list[Unit], mode: Mode, bounds: Bounds) -> None:
-    found = stints(units, mode, bounds)
+    found = task_specs(units, mode, bounds)
     adopted, rewritten = (
-        {part.unit_id for stint in _of_mode(found, some) for part in stint.parts} for some in (Mode.ADOPT, Mode.REWRITE)
+        {part.unit_id for spec in _of_mode(found, some) for part in spec.parts} for some in (Mode.ADOPT, Mode.REWRITE)
     )
     assert not adopted & rewritten
 
@@ -98,7 +98,7 @@ def test_a_unit_is_adopted_whole_or_rewritten_whole(units: list[Unit], mode: Mod
 @UNHURRIED
 @given(units=_units(), bounds=ANY_BOUNDS)
 def test_adopted_files_are_shared_out_to_within_one(units: list[Unit], bounds: Bounds) -> None:
-    counts = [len(stint.parts) for stint in stints(units, Mode.ADOPT, bounds)]
+    counts = [len(spec.parts) for spec in task_specs(units, Mode.ADOPT, bounds)]
     assert len(counts) == min(bounds.parallelism, len(_parts(units)))
     assert max(counts, default=0) - min(counts, default=0) <= 1
 
@@ -106,10 +106,10 @@ def test_adopted_files_are_shared_out_to_within_one(units: list[Unit], bounds: B
 @UNHURRIED
 @given(units=_units(), bounds=ANY_BOUNDS)
 def test_no_rewriting_task_weighs_more_than_its_share_and_one_file(units: list[Unit], bounds: Bounds) -> None:
-    found = stints(units, Mode.REWRITE, bounds)
+    found = task_specs(units, Mode.REWRITE, bounds)
     sizes = [part.input.bytes for part in _parts(units)]
-    for stint in found:
-        assert stint.bytes <= sum(sizes) / len(found) + max(sizes)
+    for spec in found:
+        assert spec.bytes <= sum(sizes) / len(found) + max(sizes)
 
 
 @pytest.mark.parametrize(
@@ -119,33 +119,33 @@ def test_no_rewriting_task_weighs_more_than_its_share_and_one_file(units: list[U
 )
 def test_rewriting_aims_at_files_of_the_right_size_in_whole_waves(files: int, size: int, tasks: int) -> None:
     # 16 MiB and up are worth a wave of four tasks; 1 GiB is two waves of 128 MiB each.
-    found = stints([_unit(number, [size]) for number in range(files)], Mode.REWRITE, BOUNDS)
+    found = task_specs([_unit(number, [size]) for number in range(files)], Mode.REWRITE, BOUNDS)
     assert len(found) == tasks
-    assert max(stint.bytes for stint in found) - min(stint.bytes for stint in found) <= size
+    assert max(spec.bytes for spec in found) - min(spec.bytes for spec in found) <= size
 
 
 def test_in_mode_auto_size_decides() -> None:
     large, small = _unit(1, [16 * MIB, 20 * MIB]), _unit(2, [16 * MIB - 1])
-    found = stints([large, small], Mode.AUTO, BOUNDS)
-    assert {part.unit_id for stint in _of_mode(found, Mode.ADOPT) for part in stint.parts} == {large.id}
-    assert {part.unit_id for stint in _of_mode(found, Mode.REWRITE) for part in stint.parts} == {small.id}
+    found = task_specs([large, small], Mode.AUTO, BOUNDS)
+    assert {part.unit_id for spec in _of_mode(found, Mode.ADOPT) for part in spec.parts} == {large.id}
+    assert {part.unit_id for spec in _of_mode(found, Mode.REWRITE) for part in spec.parts} == {small.id}
 
 
 def test_in_mode_auto_one_small_file_makes_its_unit_be_rewritten() -> None:
-    found = stints([_unit(1, [64 * MIB, 1])], Mode.AUTO, BOUNDS)
-    assert {stint.mode for stint in found} == {Mode.REWRITE}
+    found = task_specs([_unit(1, [64 * MIB, 1])], Mode.AUTO, BOUNDS)
+    assert {spec.mode for spec in found} == {Mode.REWRITE}
 
 
 @pytest.mark.parametrize("kind", [Format.ARROW, Format.DUCKDB])
 def test_in_mode_auto_what_is_not_parquet_is_rewritten_however_large(kind: Format) -> None:
-    found = stints([_unit(1, [64 * MIB], kind)], Mode.AUTO, BOUNDS)
-    assert {stint.mode for stint in found} == {Mode.REWRITE}
+    found = task_specs([_unit(1, [64 * MIB], kind)], Mode.AUTO, BOUNDS)
+    assert {spec.mode for spec in found} == {Mode.REWRITE}
 
 
 @pytest.mark.parametrize("mode", [Mode.ADOPT, Mode.REWRITE])
 def test_a_mode_that_is_asked_for_is_used_whatever_the_size(mode: Mode) -> None:
-    found = stints([_unit(1, [1]), _unit(2, [64 * MIB])], mode, BOUNDS)
-    assert {stint.mode for stint in found} == {mode}
+    found = task_specs([_unit(1, [1]), _unit(2, [64 * MIB])], mode, BOUNDS)
+    assert {spec.mode for spec in found} == {mode}
 
 
 @UNHURRIED
@@ -160,7 +160,7 @@ def test_a_plan_holds_every_unit_once_in_commits_within_the_bound(
     assert list(made.delivered) == [unit for unit in units if unit.id in known]
     for batch in made.batches:
         assert 1 <= len(batch.units) <= bounds.units_per_commit_max
-        assert batch.stints == stints(batch.units, mode, bounds)
+        assert batch.tasks == task_specs(batch.units, mode, bounds)
     if mode is not Mode.INSERT:
         assert len(made.batches) == -(-len(todo) // bounds.units_per_commit_max)
 
@@ -207,7 +207,7 @@ def test_rows_of_a_table_that_takes_no_files_are_inserted_in_the_shape_of_no_par
         assert made.mode is Mode.INSERT
         assert made.insert_reason == "it is partitioned by bucket(4, id), which registered files cannot carry"
         assert (made.shape.partition_by, made.shape.sort_by) == ((), ())
-        assert {stint.mode for batch in made.batches for stint in batch.stints} == {Mode.REWRITE}
+        assert {spec.mode for batch in made.batches for spec in batch.tasks} == {Mode.REWRITE}
         assert f"The rows are inserted, not registered as files, because {made.insert_reason}." in made.explain()
 
 
@@ -247,7 +247,7 @@ def test_an_insert_takes_less_into_one_commit_because_it_holds_the_commit_lock()
 
 def test_a_caller_can_have_any_table_s_rows_inserted() -> None:
     made = _plan([_unit(1, [1])], mode=Mode.INSERT)
-    assert (made.mode, made.insert_reason) == (Mode.INSERT, "the caller wants it so")
+    assert (made.mode, made.insert_reason) == (Mode.INSERT, "the caller requested it")
 
 
 def test_files_cannot_be_adopted_into_a_table_that_takes_none() -> None:

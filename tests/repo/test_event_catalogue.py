@@ -11,7 +11,7 @@ from tests.repo.source_tree import ROOT, modules
 
 SHAPE = re.compile(r"[a-z]+(_[a-z]+)*")
 # Calls whose first argument is a verb. The import's own `_say` notes in its folder what it emits.
-EMITTERS = {"events.emit": None, "emit": None, "self._say": "pipeline.legacy.job"}
+EMITTERS = {"events.emit": None, "emit": None, "self._log_event": "pipeline.legacy.job"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _read() -> Iterator[Emitted]:
                 continue
             verb, place = node.args[0], f"{module.name}:{node.lineno}"
             if not isinstance(verb, ast.Constant):
-                assert module.name == EMITTERS["self._say"], f"{place} emits a verb that cannot be read there"
+                assert module.name == EMITTERS["self._log_event"], f"{place} emits a verb that cannot be read there"
                 continue
             levels = [ast.unparse(each.value) for each in node.keywords if each.arg == "level"]
             level = (levels or ["logging.INFO"])[0]

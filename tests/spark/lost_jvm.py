@@ -116,7 +116,7 @@ def lost(settings: Settings) -> None:
         session_of_it = runner._started()
         jvm.kill()
         jvm.wait()
-        with pytest.raises(SparkFailedError, match="its JVM has gone"):
+        with pytest.raises(SparkFailedError, match="its JVM has ended"):
             session_of_it.run([task])
         assert len(runner.run([task])) == 1
         # As it does by itself when its cluster does not answer any more.
@@ -134,7 +134,9 @@ def killed_while_it_starts(settings: Settings) -> None:
             with _launching(_killed), pytest.raises(SparkFailedError, match="does not start: it was killed by SIGKILL"):
                 runner.run([task])
             assert not _children()
-            with pytest.raises(SparkFailedError, match=r"killed by SIGKILL\. Spark is started again in [12] s"):
+            with pytest.raises(
+                SparkFailedError, match=r"killed by SIGKILL\. The next attempt to start Spark is in [12] s"
+            ):
                 runner.run([task])
             assert not _children()
             clock.advance(settings.spark_restart_seconds_max)
@@ -245,7 +247,7 @@ def flush(settings: Settings) -> None:
         assert table.trouble is not None
         assert "Spark does not start: it was killed by SIGKILL" in table.trouble.reason
         assert queue.due_tables() == []
-        with pytest.raises(FlushFailedError, match="Spark is started again in"):
+        with pytest.raises(FlushFailedError, match="The next attempt to start Spark is in"):
             queue.force_flush_all()
         clock.advance(settings.spark_restart_seconds_max)
         queue.flush_stale_buffers()

@@ -256,7 +256,7 @@ def test_a_second_session_in_a_process_is_refused_and_the_first_goes_on(
     spark_runner: SparkRunner, make_settings: MakeSettings
 ) -> None:
     spark_runner.context.parallelize([1], 1).sum()
-    with pytest.raises(SparkFailedError, match="room for one"):
+    with pytest.raises(SparkFailedError, match="can have only one"):
         _ = SparkRunner(make_settings()).context
     assert spark_runner.context.parallelize([1, 2], 1).sum() == 3
 

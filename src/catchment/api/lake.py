@@ -160,7 +160,7 @@ class FileDelivery:
 
     def _plan_new(self, change: CreateTable) -> Plan:
         lake = self._app.find_lake()
-        drafted = target_table.drafted(change, encrypted=lake is not None and lake.is_encrypted())
+        drafted = target_table.table_of_draft(change, encrypted=lake is not None and lake.is_encrypted())
         return self._app.planner().plan_new(ParquetFiles(self.files, self.table), drafted, self._mode)
 
     def _draft(self) -> CreateTable:

@@ -167,6 +167,6 @@ def _plan_facts(plan: Plan) -> dict[str, object]:
         "tasks": [
             {"mode": task.mode, "files": len(task.parts), "bytes": task.bytes}
             for batch in plan.batches
-            for task in batch.stints
+            for task in batch.tasks
         ],
     }

@@ -263,7 +263,7 @@ class Lake:
             row = connection.execute(query).fetchone()
         return int(row[0]) if row else 0
 
-    def standing(
+    def producer_state(
         self,
         producer: ProducerId,
         table: TableId,

@@ -197,7 +197,7 @@ class Backfill:
             reports = self._deliver(plan, todo, claims, progress or (lambda done, total: None))
         seconds = self._target.clock.monotonic_s() - started_s
         done = {report.table for report in reports}
-        reports += [_nothing(table) for table in plan.tables if table.id not in done]
+        reports += [_skipped_report(table) for table in plan.tables if table.id not in done]
         return BackfillReport(tables=tuple(sorted(reports, key=lambda report: report.table)), seconds=seconds)
 
     def _copy(self, past: SnapshotTable, snapshot: int, token: str) -> TableCopy:
@@ -221,7 +221,7 @@ class Backfill:
             if reason is not None:
                 reasons[unit.id] = reason
         mark = Unit(id=ids.unit_id(KIND, *key), source=f"{table.id} at snapshot {snapshot}", inputs=())
-        target, claim, delivered, is_stale = self._standing(table, producer, mark, {unit.id for unit in units})
+        target, claim, delivered, is_stale = self._target_state(table, producer, mark, {unit.id for unit in units})
         return TableCopy(
             source=table,
             claim=claim,
@@ -233,7 +233,7 @@ class Backfill:
             is_stale=is_stale,
         )
 
-    def _standing(
+    def _target_state(
         self, source: Table, producer: ProducerId, mark: Unit, wanted: set[str]
     ) -> tuple[Table | None, Claim, frozenset[str], bool]:
         """Return the target's table, the producer's claim, the delivered units, and whether some
@@ -246,24 +246,24 @@ class Backfill:
             target = tables.find_table(connection, lake.name, source.id, data_path=lake.address.data_path)
             if target is None:
                 return None, claim, frozenset(), False
-            there = ledger.deliveries(producer)
+            deliveries = ledger.deliveries(producer)
             row = connection.execute(
                 f"SELECT count(*) FROM {sql.qualified(lake.name, source.id.schema, source.id.name)}"
             ).fetchone()
-        mine = [each for each in there if each.table_uuid == target.uuid]
-        delivered = frozenset(each.unit_id for each in mine)
+        own = [each for each in deliveries if each.table_uuid == target.uuid]
+        delivered = frozenset(each.unit_id for each in own)
         if mark.id in delivered:
             return target, claim, delivered, False
-        unlike = differences(source, target)
-        if unlike:
+        unequal = differences(source, target)
+        if unequal:
             raise InputError(
-                f"The target has a different table {source.id}: {'; '.join(unlike)}.",
+                f"The target has a different table {source.id}: {'; '.join(unequal)}.",
                 hint="Drop it there, or make it the same as the source.",
             )
-        brought = sum(each.rows for each in mine)
-        if row is not None and row[0] != brought:
+        copied_rows = sum(each.rows for each in own)
+        if row is not None and row[0] != copied_rows:
             raise InputError(
-                f"Table {source.id} of the target has {row[0]} rows, of which this backfill delivered {brought}.",
+                f"Table {source.id} of the target has {row[0]} rows, of which this backfill delivered {copied_rows}.",
                 hint="Find out where they come from. Drop the table there if they are not needed.",
             )
         return target, claim, delivered, not delivered <= wanted
@@ -463,5 +463,5 @@ def _report(report: DeliveryReport) -> BackfilledTable:
     )
 
 
-def _nothing(table: TableCopy) -> BackfilledTable:
+def _skipped_report(table: TableCopy) -> BackfilledTable:
     return BackfilledTable(table=table.id, copied=0, skipped=len(table.units), rows=0, files=0, bytes=0)

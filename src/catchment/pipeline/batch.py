@@ -37,7 +37,7 @@ from catchment.lake.commit import (
     Undelivered,
 )
 from catchment.lake.staging import JobFolder
-from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, stints
+from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, task_specs
 from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import Mode, Task, UnitFailure
 from catchment.pipeline.write import WrittenFiles, write
@@ -78,15 +78,15 @@ class PlanProgress:
 
 @dataclass(slots=True)
 class PlanPart:
-    """One plan's part of a batch: `left` is still to be committed, `there` is in the lake,
+    """One plan's part of a batch: `remaining` is still to be committed, `delivered` is in the lake,
     whichever process delivered it.
     """
 
     plan: Plan
-    tally: PlanProgress
-    left: tuple[Unit, ...]
+    progress: PlanProgress
+    remaining: tuple[Unit, ...]
     work: tuple[TaskSpec, ...]
-    there: list[Unit] = field(default_factory=list)
+    delivered: list[Unit] = field(default_factory=list)
     written: WrittenFiles = field(default_factory=lambda: WrittenFiles(files=(), units={}, failures=()))
     folder: Path = Path()
     names: frozenset[str] = frozenset()
@@ -100,303 +100,303 @@ class PlanPart:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return tuple(unit.id for unit in self.left)
+        return tuple(unit.id for unit in self.remaining)
 
 
 class BatchRun:
     """Writes, places and commits the plan parts of one batch."""
 
-    def __init__(self, desk: JobContext, *, number: int) -> None:
-        self._desk = desk
-        self._lake = desk.lake
+    def __init__(self, context: JobContext, *, number: int) -> None:
+        self._context = context
+        self._lake = context.lake
         self._number = number
         self._tasks = 0
 
-    def deliver(self, shares: Sequence[PlanPart]) -> None:
-        """Process every part as far as possible: its units end up in `there`, failures and error in
-        its `tally`.
+    def deliver(self, parts: Sequence[PlanPart]) -> None:
+        """Process every part as far as possible: its units end up in `delivered`, failures and
+        error in its `progress`.
 
         Units that another process delivers in the meantime are removed, and the rest is written
         again without them.
         """
-        pending = list(shares)
+        pending = list(parts)
         for round_number in range(_ROUNDS_MAX):
             self._write(pending)
-            pending = [share for share in pending if share.left]
+            pending = [part for part in pending if part.remaining]
             if not pending:
                 return
             self._place(pending, round_number)
             self._commit(pending)
-            pending = [share for share in pending if share.left and share.tally.error is None]
-            for share in pending:
-                files.remove_tree(share.folder)
-                share.stale = False
-                share.work = stints(share.left, share.plan.mode, self._desk.bounds)
+            pending = [part for part in pending if part.remaining and part.progress.error is None]
+            for part in pending:
+                files.remove_tree(part.folder)
+                part.stale = False
+                part.work = task_specs(part.remaining, part.plan.mode, self._context.bounds)
             if not pending:
                 return
         raise ConflictError(f"Other processes keep delivering units of batch {self._number}.")
 
-    def _write(self, shares: Sequence[PlanPart]) -> None:
+    def _write(self, parts: Sequence[PlanPart]) -> None:
         faults.reach("deliver.before_write")
         started_s = self._lake.clock.monotonic_s()
-        todo = list(shares)
+        todo = list(parts)
         while todo:
             self._write_once(todo)
-            todo = [share for share in todo if self._is_broken(share)]
+            todo = [part for part in todo if self._drop_failed(part)]
         elapsed_s = self._lake.clock.monotonic_s() - started_s
-        for share in shares:
-            share.tally.write_s += elapsed_s
+        for part in parts:
+            part.progress.write_s += elapsed_s
         faults.reach("deliver.after_write")
 
-    def _write_once(self, shares: Sequence[PlanPart]) -> None:
-        plans = {unit.id: share.plan for share in shares for unit in share.left}
-        work = [stint for share in shares for stint in share.work]
-        idle = max(1, self._desk.bounds.parallelism // max(1, len(work)))
+    def _write_once(self, parts: Sequence[PlanPart]) -> None:
+        plans = {unit.id: part.plan for part in parts for unit in part.remaining}
+        work = [spec for part in parts for spec in part.work]
+        idle = max(1, self._context.bounds.parallelism // max(1, len(work)))
         written = write(
-            [share.left for share in shares],
+            [part.remaining for part in parts],
             work,
-            mode=_common_mode(shares),
-            bounds=self._desk.bounds,
-            runner=self._desk.runner,
-            make_task=lambda stint: self._task(stint, plans[stint.parts[0].unit_id], idle),
+            mode=_common_mode(parts),
+            bounds=self._context.bounds,
+            runner=self._context.runner,
+            make_task=lambda spec: self._task(spec, plans[spec.parts[0].unit_id], idle),
         )
-        for share in shares:
-            share.written = written.of(share.ids)
-            share.tally.failures.extend(share.written.failures)
+        for part in parts:
+            part.written = written.of(part.ids)
+            part.progress.failures.extend(part.written.failures)
 
-    def _is_broken(self, share: PlanPart) -> bool:
+    def _drop_failed(self, part: PlanPart) -> bool:
         """Drop failed units. Return True if files must be written again because they contain units
         that have to wait.
         """
         unbroken: list[Unit] = []
-        good = [unit for unit in share.left if unit.id in share.written.units]
-        for unit in share.left:
-            if unit.id not in share.written.units:
+        good = [unit for unit in part.remaining if unit.id in part.written.units]
+        for unit in part.remaining:
+            if unit.id not in part.written.units:
                 if unit.seqs is not None:
                     break
             else:
                 unbroken.append(unit)
-        share.left = tuple(unbroken)
+        part.remaining = tuple(unbroken)
         if len(unbroken) == len(good):
             return False
-        share.work = stints(share.left, share.plan.mode, self._desk.bounds)
-        return bool(share.left)
+        part.work = task_specs(part.remaining, part.plan.mode, self._context.bounds)
+        return bool(part.remaining)
 
-    def _task(self, stint: TaskSpec, plan: Plan, threads: int) -> Task:
+    def _task(self, spec: TaskSpec, plan: Plan, threads: int) -> Task:
         # With several threads the output is one file, so output that must be split into several
         # gets one thread.
-        small = stint.bytes <= plan.shape.file_bytes
+        small = spec.bytes <= plan.shape.file_bytes
         self._tasks += 1
         if self._tasks >= _TASKS_PER_BATCH_MAX:
             raise InvariantError(f"Batch {self._number} has reached {self._tasks} tasks.")
         return Task(
             number=self._number * _TASKS_PER_BATCH_MAX + self._tasks,
-            mode=stint.mode,
-            parts=stint.parts,
+            mode=spec.mode,
+            parts=spec.parts,
             shape=plan.shape,
-            folder=str(self._desk.job.path),
-            memory_mb=self._desk.memory_mb,
-            digest=self._desk.digests,
+            folder=str(self._context.job.path),
+            memory_mb=self._context.memory_mb,
+            digest=self._context.digests,
             threads=threads if small else 1,
         )
 
-    def _place(self, shares: Iterable[PlanPart], round_number: int) -> None:
+    def _place(self, parts: Iterable[PlanPart], round_number: int) -> None:
         """Move the files into folders that contain nothing else, so that each can be registered or
         removed as a whole.
         """
         taken: set[Path] = set()
-        for share in shares:
-            target, number = share.plan.target, self._number * _ROUNDS_MAX + round_number
-            job = self._desk.job
-            root = job.insert_folder(target.uuid, number) if share.inserts else job.table_folder(target.folder, number)
+        for part in parts:
+            target, number = part.plan.target, self._number * _ROUNDS_MAX + round_number
+            job = self._context.job
+            root = job.insert_folder(target.uuid, number) if part.inserts else job.table_folder(target.folder, number)
             # Two producers may deliver to one table, and a table keeps its folder when its name is
             # given to another one.
             while root in taken:
                 root = root.with_name(f"{root.name}-again")
             taken.add(root)
-            folders = {root / each.place for each in share.written.files}
+            folders = {root / each.place for each in part.written.files}
             for folder in folders:
                 files.make_folder(folder)
-            names = [str(PurePath(each.place, f"{at:06d}.parquet")) for at, each in enumerate(share.written.files)]
-            for name, each in zip(names, share.written.files, strict=True):
+            names = [str(PurePath(each.place, f"{at:06d}.parquet")) for at, each in enumerate(part.written.files)]
+            for name, each in zip(names, part.written.files, strict=True):
                 files.move(files.local_path(each.path), root / name)
-            if not share.inserts:
+            if not part.inserts:
                 files.sync_folders_up(folders, to=files.local_path(self._lake.address.data_path))
-            share.folder, share.names = root, frozenset(names)
+            part.folder, part.names = root, frozenset(names)
         faults.reach("deliver.after_place")
 
-    def _commit(self, shares: Sequence[PlanPart]) -> None:
+    def _commit(self, parts: Sequence[PlanPart]) -> None:
         """Commit the parts together or, if that is refused, each by itself."""
         started_s = self._lake.clock.monotonic_s()
         try:
-            self._commit_together(shares)
+            self._commit_together(parts)
         except (InputError, FencedError) as error:
-            if len(shares) == 1:
-                shares[0].tally.error = error
+            if len(parts) == 1:
+                parts[0].progress.error = error
             else:
-                for share in shares:
-                    self._commit([share])
+                for part in parts:
+                    self._commit([part])
         elapsed_s = self._lake.clock.monotonic_s() - started_s
-        for share in shares:
-            share.tally.commit_s += elapsed_s
+        for part in parts:
+            part.progress.commit_s += elapsed_s
 
-    def _commit_together(self, shares: Sequence[PlanPart]) -> None:
+    def _commit_together(self, parts: Sequence[PlanPart]) -> None:
         attempts = count(1)
         retry(
-            lambda: self._commit_once(shares, attempt=next(attempts)),
+            lambda: self._commit_once(parts, attempt=next(attempts)),
             policy=self._lake.redo(),
             clock=self._lake.clock,
             on=(ConflictError, CommitUnknownError, LakeUnavailableError, LockTimeoutError),
         )
 
-    def _commit_once(self, shares: Sequence[PlanPart], *, attempt: int) -> None:
-        ready = [share for share in shares if share.left and not share.stale]
-        whole = [share for share in ready if attempt == 1 or not self._look_again(share)]
+    def _commit_once(self, parts: Sequence[PlanPart], *, attempt: int) -> None:
+        ready = [part for part in parts if part.remaining and not part.stale]
+        whole = [part for part in ready if attempt == 1 or not self._recheck(part)]
         if not whole:
             return
         try:
-            self._lake.commit(self._value(whole))
+            self._lake.commit(self._build_commit(whole))
         except (ConflictError, CommitUnknownError) as error:
             events.emit(
                 "commit_redone",
-                job=self._desk.job.job_id,
+                job=self._context.job.job_id,
                 batch=self._number,
-                unit_ids=events.first_few([unit.id for share in whole for unit in share.left]),
+                unit_ids=events.first_few([unit.id for part in whole for unit in part.remaining]),
                 error=type(error).__name__,
                 reason=error.message,
             )
             raise
         faults.reach("deliver.after_commit")
-        for share in whole:
-            self._done(share)
+        for part in whole:
+            self._mark_delivered(part)
 
-    def _look_again(self, share: PlanPart) -> bool:
+    def _recheck(self, part: PlanPart) -> bool:
         """Read the producer's position again, under the epoch that we hold. Return True if units
         are already in the lake.
         """
         with self._lake.ledger() as ledger:
-            current = ledger.read(share.plan.producer)
-            there = ledger.delivered(share.ids, share.plan.target.uuid)
+            current = ledger.read(part.plan.producer)
+            delivered = ledger.delivered(part.ids, part.plan.target.uuid)
         if current is not None:
-            share.tally.claim = replace(share.tally.claim, seq=current.seq)
-        if not there:
+            part.progress.claim = replace(part.progress.claim, seq=current.seq)
+        if not delivered:
             return False
-        if all(each.job_id == self._desk.job.job_id for each in there.values()):
+        if all(each.job_id == self._context.job.job_id for each in delivered.values()):
             # Our own COMMIT succeeded, but no confirmation arrived.
-            share.tally.claim = replace(share.tally.claim, seq=share.tally.claim.seq - _seqs(share.left))
-            self._done(share)
+            part.progress.claim = replace(part.progress.claim, seq=part.progress.claim.seq - _seqs(part.remaining))
+            self._mark_delivered(part)
         else:
-            lost = [unit for unit in share.left if unit.id in there]
-            share.there.extend(lost)
-            share.tally.skipped += [unit.id for unit in lost]
-            share.left = tuple(unit for unit in share.left if unit.id not in there)
-            share.stale = True
+            lost = [unit for unit in part.remaining if unit.id in delivered]
+            part.delivered.extend(lost)
+            part.progress.skipped += [unit.id for unit in lost]
+            part.remaining = tuple(unit for unit in part.remaining if unit.id not in delivered)
+            part.stale = True
         return True
 
-    def _value(self, shares: Sequence[PlanPart]) -> Commit:
+    def _build_commit(self, parts: Sequence[PlanPart]) -> Commit:
         requires: list[Precondition] = []
         changes: list[Change] = []
-        for share in shares:
-            target, deliveries = share.plan.target, tuple(self._deliveries(share))
+        for part in parts:
+            target, deliveries = part.plan.target, tuple(self._deliveries(part))
             requires += [
                 TableIs(table=target),
-                Undelivered(unit_ids=share.ids, table_uuid=target.uuid),
+                Undelivered(unit_ids=part.ids, table_uuid=target.uuid),
             ]
             changes += [
-                Advance(claim=share.tally.claim, seq_to=deliveries[-1].seq_last),
+                Advance(claim=part.progress.claim, seq_to=deliveries[-1].seq_last),
                 RecordUnits(deliveries=deliveries),
             ]
-            letters = tuple(letter for unit in share.left for letter in unit.buried)
+            letters = tuple(letter for unit in part.remaining for letter in unit.buried)
             if letters:
                 changes.append(Bury(letters=letters))
-            if share.names:
-                changes.append(_brought(share))
-        units = [unit_id for share in shares for unit_id in share.ids]
-        names = ", ".join(str(share.plan.target.id) for share in shares)
+            if part.names:
+                changes.append(_file_change(part))
+        units = [unit_id for part in parts for unit_id in part.ids]
+        names = ", ".join(str(part.plan.target.id) for part in parts)
         return Commit(
             message=f"deliver {len(units)} units to {names}",
             requires=tuple(requires),
             changes=tuple(changes),
-            as_of=min(share.plan.as_of for share in shares),
+            as_of=min(part.plan.as_of for part in parts),
             info={
-                "job": self._desk.job.job_id,
-                "producers": [str(share.plan.producer) for share in shares],
+                "job": self._context.job.job_id,
+                "producers": [str(part.plan.producer) for part in parts],
                 "units": units[:_INFO_UNITS_MAX],
             },
         )
 
-    def _deliveries(self, share: PlanPart) -> Iterable[Delivery]:
-        seq, claim = share.tally.claim.seq, share.tally.claim
-        for unit in share.left:
+    def _deliveries(self, part: PlanPart) -> Iterable[Delivery]:
+        seq, claim = part.progress.claim.seq, part.progress.claim
+        for unit in part.remaining:
             first, last = unit.seqs or (seq + 1, seq + 1)
             if first != seq + 1:
                 raise PreconditionError(
                     f"{claim.producer} is at seq {seq}, but unit {unit.id} starts at {first}.",
                     hint="Another process delivers for the same producer. Plan and deliver again.",
                 )
-            facts = share.written.units[unit.id]
+            facts = part.written.units[unit.id]
             yield Delivery(
                 unit_id=unit.id,
                 producer=claim.producer,
                 epoch=claim.epoch,
                 seq_first=first,
                 seq_last=last,
-                table=share.plan.target.id,
-                table_uuid=share.plan.target.uuid,
-                mode=Mode.INSERT if share.inserts else facts.mode,
+                table=part.plan.target.id,
+                table_uuid=part.plan.target.uuid,
+                mode=Mode.INSERT if part.inserts else facts.mode,
                 rows=facts.rows,
                 bytes=unit.bytes,
                 digest=facts.digest,
                 source=unit.source,
-                job_id=self._desk.job.job_id,
+                job_id=self._context.job.job_id,
                 delivered_at=self._lake.clock.now(),
             )
             seq = last
 
-    def _done(self, share: PlanPart) -> None:
-        tally = share.tally
-        rows = sum(share.written.units[unit.id].rows for unit in share.left)
-        tally.claim = replace(tally.claim, seq=tally.claim.seq + _seqs(share.left))
-        tally.delivered += len(share.left)
-        tally.rows += rows
-        tally.buried += sum(len(unit.buried) for unit in share.left)
-        tally.files += len(share.written.files)
-        tally.bytes += sum(each.bytes for each in share.written.files)
+    def _mark_delivered(self, part: PlanPart) -> None:
+        progress = part.progress
+        rows = sum(part.written.units[unit.id].rows for unit in part.remaining)
+        progress.claim = replace(progress.claim, seq=progress.claim.seq + _seqs(part.remaining))
+        progress.delivered += len(part.remaining)
+        progress.rows += rows
+        progress.buried += sum(len(unit.buried) for unit in part.remaining)
+        progress.files += len(part.written.files)
+        progress.bytes += sum(each.bytes for each in part.written.files)
         events.emit(
             "delivered",
-            job=self._desk.job.job_id,
-            table=str(share.plan.target.id),
-            units=len(share.left),
-            unit_ids=events.first_few([unit.id for unit in share.left]),
+            job=self._context.job.job_id,
+            table=str(part.plan.target.id),
+            units=len(part.remaining),
+            unit_ids=events.first_few([unit.id for unit in part.remaining]),
             rows=rows,
-            files=len(share.written.files),
+            files=len(part.written.files),
         )
-        share.there.extend(share.left)
-        share.left = ()
-        if share.inserts:
+        part.delivered.extend(part.remaining)
+        part.remaining = ()
+        if part.inserts:
             # The lake has its own rows now; these would stay here unencrypted until the end of the
             # job.
-            files.remove_tree(share.folder)
+            files.remove_tree(part.folder)
 
 
-def _brought(share: PlanPart) -> Change:
+def _file_change(part: PlanPart) -> Change:
     """Return the change that brings the part's files into its table."""
-    target = share.plan.target
-    if share.inserts:
-        paths = tuple(str(share.folder / name) for name in sorted(share.names))
-        return InsertFiles(table=target, paths=paths, rows=sum(each.rows for each in share.written.files))
+    target = part.plan.target
+    if part.inserts:
+        paths = tuple(str(part.folder / name) for name in sorted(part.names))
+        return InsertFiles(table=target, paths=paths, rows=sum(each.rows for each in part.written.files))
     return RegisterFiles(
         table=target.id,
-        folder=str(share.folder),
-        names=share.names,
-        partitioned=bool(share.plan.shape.partition_by),
-        allow_missing=share.written.adopted,
+        folder=str(part.folder),
+        names=part.names,
+        partitioned=bool(part.plan.shape.partition_by),
+        allow_missing=part.written.adopted,
     )
 
 
-def _common_mode(shares: Iterable[PlanPart]) -> Mode:
+def _common_mode(parts: Iterable[PlanPart]) -> Mode:
     # Files for an INSERT are always rewritten first, whatever the mode of the others.
-    modes = {share.plan.mode for share in shares if not share.inserts} or {Mode.REWRITE}
+    modes = {part.plan.mode for part in parts if not part.inserts} or {Mode.REWRITE}
     if len(modes) != 1:
         raise InvariantError(f"Plans of one job have several modes: {', '.join(sorted(modes))}.")
     return modes.pop()

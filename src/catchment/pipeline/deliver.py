@@ -115,8 +115,8 @@ class Deliverer:
         units = source.units()
         self._refuse_own_files(units)
         claim = Claim(producer=source.producer, epoch=0, seq=0)
-        standing = ProducerState(snapshot_id=0, table=table, claim=claim, delivered=frozenset())
-        return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
+        state = ProducerState(snapshot_id=0, table=table, claim=claim, delivered=frozenset())
+        return plan(state=state, units=units, mode=mode, bounds=self.bounds)
 
     def plan_units(
         self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode, claim: Claim | None = None
@@ -128,14 +128,14 @@ class Deliverer:
         after it.
         """
 
-        def asked(claim: Claim) -> Iterable[str]:
+        def ids_to_check(claim: Claim) -> Iterable[str]:
             # The ledger advances a producer with each delivery, so units after its position were
             # never delivered.
             return (unit.id for unit in units if unit.seqs is None or unit.seqs[0] <= claim.seq)
 
         # A rewritten file has bounds for all its columns, even if other files have none.
-        standing = self.lake.standing(producer, table, asked, shape_only=mode is Mode.REWRITE, claim=claim)
-        return plan(standing=standing, units=units, mode=mode, bounds=self.bounds)
+        state = self.lake.producer_state(producer, table, ids_to_check, shape_only=mode is Mode.REWRITE, claim=claim)
+        return plan(state=state, units=units, mode=mode, bounds=self.bounds)
 
     def deliver(
         self, plan: Plan, retire: Retire, *, digests: bool = False, claim: Claim | None = None
@@ -163,10 +163,10 @@ class Deliverer:
         `stop` is called before each batch; once it returns True, the remaining units stay
         undelivered.
         """
-        tallies = [PlanProgress(claim=plan.claim) for plan, _ in orders]
+        all_progress = [PlanProgress(claim=plan.claim) for plan, _ in orders]
         staging = Staging(self.lake.address.data_path, clock=self.lake.clock)
         with staging.job() as job, events.context(job=job.job_id):
-            desk = JobContext(
+            context = JobContext(
                 lake=self.lake,
                 runner=self.runner,
                 bounds=self.bounds,
@@ -174,29 +174,34 @@ class Deliverer:
                 memory_mb=self.memory_mb,
                 digests=digests,
             )
-            for (plan, retire), tally in zip(orders, tallies, strict=True):
-                self._retire(plan.delivered, retire, tally)
+            for (plan, retire), progress in zip(orders, all_progress, strict=True):
+                self._retire(plan.delivered, retire, progress)
             for number in range(max((len(plan.batches) for plan, _ in orders), default=0)):
                 if stop():
                     break
-                shares = [
-                    (PlanPart(plan, tally, left=plan.batches[number].units, work=plan.batches[number].stints), retire)
-                    for (plan, retire), tally in zip(orders, tallies, strict=True)
-                    if number < len(plan.batches) and not _is_stuck(plan, tally)
+                parts = [
+                    (
+                        PlanPart(plan, progress, remaining=plan.batches[number].units, work=plan.batches[number].tasks),
+                        retire,
+                    )
+                    for (plan, retire), progress in zip(orders, all_progress, strict=True)
+                    if number < len(plan.batches) and not _is_stuck(plan, progress)
                 ]
-                BatchRun(desk, number=number).deliver([share for share, _ in shares])
-                for share, retire in shares:
-                    self._retire(share.there, retire, share.tally)
+                BatchRun(context, number=number).deliver([part for part, _ in parts])
+                for part, retire in parts:
+                    self._retire(part.delivered, retire, part.progress)
             faults.reach("deliver.before_clean")
-        reports = tuple(_report(job.job_id, plan, tally) for (plan, _), tally in zip(orders, tallies, strict=True))
-        for report, (plan, _), tally in zip(reports, orders, tallies, strict=True):
+        reports = tuple(
+            _report(job.job_id, plan, progress) for (plan, _), progress in zip(orders, all_progress, strict=True)
+        )
+        for report, (plan, _), progress in zip(reports, orders, all_progress, strict=True):
             if report.skipped:
                 events.emit(
                     "replay_skipped",
                     job=report.job_id,
                     table=str(report.table),
                     units=report.skipped,
-                    unit_ids=events.first_few([*(unit.id for unit in plan.delivered), *tally.skipped]),
+                    unit_ids=events.first_few([*(unit.id for unit in plan.delivered), *progress.skipped]),
                 )
         return reports
 
@@ -215,7 +220,7 @@ class Deliverer:
                     f"{uri} is inside the lake's own data path.", hint="Deliver files from another folder."
                 )
 
-    def _retire(self, units: Sequence[Unit], retire: Retire, tally: PlanProgress) -> None:
+    def _retire(self, units: Sequence[Unit], retire: Retire, progress: PlanProgress) -> None:
         for unit in units:
             faults.reach("retire.before_unit")
             try:
@@ -223,31 +228,31 @@ class Deliverer:
             except StorageFailedError as error:
                 # It is delivered, and the next run retires it; the others must not wait for it.
                 reason = f"{unit.source} is delivered, but cannot be retired: {error.message}"
-                tally.failures.append(UnitFailure(unit_id=unit.id, path=unit.source, reason=reason))
+                progress.failures.append(UnitFailure(unit_id=unit.id, path=unit.source, reason=reason))
             faults.reach("retire.after_unit")
 
 
-def _is_stuck(plan: Plan, tally: PlanProgress) -> bool:
+def _is_stuck(plan: Plan, progress: PlanProgress) -> bool:
     """Return whether further batches are pointless: the lake refuses the plan, or units that come
     first have failed.
     """
     ordered = any(unit.seqs is not None for batch in plan.batches for unit in batch.units)
-    return tally.error is not None or (ordered and bool(tally.failures))
+    return progress.error is not None or (ordered and bool(progress.failures))
 
 
-def _report(job_id: str, plan: Plan, tally: PlanProgress) -> DeliveryReport:
+def _report(job_id: str, plan: Plan, progress: PlanProgress) -> DeliveryReport:
     return DeliveryReport(
         job_id=job_id,
         table=plan.target.id,
-        delivered=tally.delivered,
-        skipped=len(plan.delivered) + len(tally.skipped),
-        rows=tally.rows,
-        files=tally.files,
-        bytes=tally.bytes,
-        write_s=tally.write_s,
-        commit_s=tally.commit_s,
-        failures=tuple(tally.failures),
-        buried=tally.buried,
+        delivered=progress.delivered,
+        skipped=len(plan.delivered) + len(progress.skipped),
+        rows=progress.rows,
+        files=progress.files,
+        bytes=progress.bytes,
+        write_s=progress.write_s,
+        commit_s=progress.commit_s,
+        failures=tuple(progress.failures),
+        buried=progress.buried,
         insert_reason=plan.insert_reason,
-        error=tally.error,
+        error=progress.error,
     )

@@ -40,10 +40,10 @@ def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[UnitPart]) ->
     failed = {each.path for each in failures}
     parts = [part for part in parts if part.input.uri not in failed]
     parquet = [part for part in parts if part.input.format is Format.PARQUET and part.input.lake_file is None]
-    for alike in _alike(connection, parquet, failures):
-        groups.extend(_described(connection, alike, failures))
-    for alike in _alike_arrow([part for part in parts if part.input.format is Format.ARROW], failures):
-        groups.extend(_described(connection, alike, failures))
+    for same_schema in _by_schema(connection, parquet, failures):
+        groups.extend(_described(connection, same_schema, failures))
+    for same_schema in _by_arrow_schema([part for part in parts if part.input.format is Format.ARROW], failures):
+        groups.extend(_described(connection, same_schema, failures))
     for part in parts:
         if _is_alone(part.input):
             groups.extend(_described(connection, (part,), failures))
@@ -122,7 +122,7 @@ def digests(
     return {part.input.uri: digest.text(int(found.get(part.input.uri, 0))) for group in groups for part in group.parts}
 
 
-def _alike(
+def _by_schema(
     connection: duckdb.DuckDBPyConnection, parts: Sequence[UnitPart], failures: list[UnitFailure]
 ) -> Iterator[tuple[UnitPart, ...]]:
     """Group Parquet parts by footer schema with one query; file by file only if that query fails."""
@@ -135,14 +135,14 @@ def _alike(
             failures.append(failure(parts[0], error))
             return
         middle = len(parts) // 2
-        yield from _alike(connection, parts[:middle], failures)
-        yield from _alike(connection, parts[middle:], failures)
+        yield from _by_schema(connection, parts[:middle], failures)
+        yield from _by_schema(connection, parts[middle:], failures)
         return
     prints = dict(found)
-    alike: defaultdict[tuple[int, tuple[str, ...]], list[UnitPart]] = defaultdict(list)
+    same_schema: defaultdict[tuple[int, tuple[str, ...]], list[UnitPart]] = defaultdict(list)
     for part in parts:
-        alike[prints[part.input.uri], part.input.hive_keys].append(part)
-    yield from (tuple(each) for each in alike.values())
+        same_schema[prints[part.input.uri], part.input.hive_keys].append(part)
+    yield from (tuple(each) for each in same_schema.values())
 
 
 # Lists of paths are passed as literals: for a bound parameter, DuckDB queries Python for the type
@@ -155,9 +155,9 @@ GROUP BY file_name
 """
 
 
-def _alike_arrow(parts: Sequence[UnitPart], failures: list[UnitFailure]) -> Iterator[tuple[UnitPart, ...]]:
+def _by_arrow_schema(parts: Sequence[UnitPart], failures: list[UnitFailure]) -> Iterator[tuple[UnitPart, ...]]:
     """Group Arrow parts by schema, matched in the same way: one scan reads them all."""
-    alike: defaultdict[tuple[bytes, tuple[str, ...]], list[UnitPart]] = defaultdict(list)
+    same_schema: defaultdict[tuple[bytes, tuple[str, ...]], list[UnitPart]] = defaultdict(list)
     for part in parts:
         try:
             with pa.memory_map(str(files.local_path(part.input.uri))) as mapped:
@@ -165,8 +165,8 @@ def _alike_arrow(parts: Sequence[UnitPart], failures: list[UnitFailure]) -> Iter
         except (pa.ArrowException, OSError) as error:
             failures.append(failure(part, error))
         else:
-            alike[schema.serialize().to_pybytes(), part.input.select].append(part)
-    yield from (tuple(each) for each in alike.values())
+            same_schema[schema.serialize().to_pybytes(), part.input.select].append(part)
+    yield from (tuple(each) for each in same_schema.values())
 
 
 def _described(
@@ -176,12 +176,12 @@ def _described(
         with _Opened(connection) as opened:
             found = connection.execute(f"DESCRIBE FROM {opened.scan(parts[:1])}").fetchall()
             obstacle = lake_file.obstacle(connection, parts[0].input)
-            finer = _finer(connection, parts[0].input)
+            nanosecond_column = _nanosecond_column(connection, parts[0].input)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         failures.extend(failure(part, error) for part in parts)
     else:
-        if finer is not None:
-            reason = f"column {finer!r} has nanosecond times, but a lake stores microseconds"
+        if nanosecond_column is not None:
+            reason = f"column {nanosecond_column!r} has nanosecond times, but a lake stores microseconds"
             failures.extend(failure(part, reason) for part in parts)
             return
         left_out = {sql.fold(name) for name in parts[0].input.without}
@@ -189,7 +189,7 @@ def _described(
         yield Group(parts=parts, columns=columns, obstacle=obstacle)
 
 
-def _finer(connection: duckdb.DuckDBPyConnection, source: Input) -> str | None:
+def _nanosecond_column(connection: duckdb.DuckDBPyConnection, source: Input) -> str | None:
     """Return a column whose values DuckDB would truncate silently."""
     if source.format is not Format.PARQUET:
         return None
@@ -205,13 +205,13 @@ def failure(part: UnitPart, error: Exception | str, *, rewritable: bool = False)
     return UnitFailure(
         unit_id=part.unit_id,
         path=part.input.uri,
-        reason=f"{part.input.uri}: {said(error)}",
+        reason=f"{part.input.uri}: {one_line(error)}",
         rewritable=rewritable,
         transient=isinstance(error, Exception) and failure_cause.is_of_the_machine(error),
     )
 
 
-def said(error: Exception | str) -> str:
+def one_line(error: Exception | str) -> str:
     """Return an error's message in one line, without the statement that DuckDB appends, which is
     ours.
     """

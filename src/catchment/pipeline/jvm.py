@@ -127,14 +127,18 @@ def forget() -> None:
     SparkContext._active_spark_context = None
 
 
-def account_of(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> str:
+def describe_exit(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> str:
     """Describe why a JVM did not start."""
     if overdue.is_set():
         return "it took too long (CATCHMENT_SPARK_START_SECONDS_MAX) and was stopped"
-    ended = _exit_code(process)
-    if ended is None:
+    exit_code = _exit_code(process)
+    if exit_code is None:
         return "the connection to it failed"
-    return f"it was killed by {signal.Signals(-ended).name}" if ended < 0 else f"it ended with exit code {ended}"
+    return (
+        f"it was killed by {signal.Signals(-exit_code).name}"
+        if exit_code < 0
+        else f"it ended with exit code {exit_code}"
+    )
 
 
 def ended_by_itself(error: SparkFailedError) -> bool:
@@ -184,8 +188,8 @@ def _connect(conf: SparkConf, process: "subprocess.Popen[bytes]", answer: Path, 
 
 
 def _failure(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> SparkFailedError:
-    account = account_of(process, overdue)
-    return SparkFailedError(account, exit_code=None if overdue.is_set() else process.returncode)
+    reason = describe_exit(process, overdue)
+    return SparkFailedError(reason, exit_code=None if overdue.is_set() else process.returncode)
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:

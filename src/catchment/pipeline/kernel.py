@@ -55,7 +55,7 @@ def run(task: Task, *, seconds_max: float = TASK_S_MAX) -> TaskResult:
             # After an interrupt, every later failure is a consequence of it.
             if not overdue.is_set() and not failure_cause.is_of_the_machine(error):
                 raise
-            result = _unfinished(task, _short_of(task, error))
+            result = _unfinished(task, _resource_reason(task, error))
     if not any(failure.transient for failure in result.failures):
         return result
     # DuckDB may have invalidated its instance: the next task gets a new one.
@@ -78,14 +78,14 @@ def run_in_worker(task: Task, *, seconds_max: float) -> TaskResult:
     Not everything in DuckDB can be interrupted. If a task continues after the interrupt, its result
     is not awaited; the process ends, and Spark starts another.
     """
-    _settle_in()
-    doing = _hand().submit(run, task, seconds_max=seconds_max)
-    done, _ = wait([doing], timeout=seconds_max + INTERRUPT_S_MAX)
+    _prepare_process()
+    future = _task_thread().submit(run, task, seconds_max=seconds_max)
+    done, _ = wait([future], timeout=seconds_max + INTERRUPT_S_MAX)
     if done:
-        return doing.result()
-    ending = threading.Timer(_END_AFTER_S, os.kill, (os.getpid(), signal.SIGKILL))
-    ending.daemon = True
-    ending.start()
+        return future.result()
+    timer = threading.Timer(_END_AFTER_S, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
     return _unfinished(task, _overdue(seconds_max))
 
 
@@ -94,23 +94,23 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float) ->
     """Interrupt the connection repeatedly from the deadline until the block ends, and set the event
     at the deadline.
     """
-    over, overdue = threading.Event(), threading.Event()
+    finished, overdue = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if not over.wait(seconds):
+        if not finished.wait(seconds):
             overdue.set()
             # A task runs more than one query, and an interrupt ends only the current one.
-            while not over.wait(_INTERRUPT_EVERY_S):
+            while not finished.wait(_INTERRUPT_EVERY_S):
                 connection.interrupt()
 
-    watching = threading.Thread(target=watch, name="catchment-deadline", daemon=True)
-    watching.start()
+    watcher = threading.Thread(target=watch, name="catchment-deadline", daemon=True)
+    watcher.start()
     try:
         yield overdue
     finally:
-        over.set()
+        finished.set()
         # No interrupt may arrive once another task has the connection.
-        watching.join()
+        watcher.join()
 
 
 def _unfinished(task: Task, reason: str) -> TaskResult:
@@ -126,20 +126,20 @@ def _overdue(seconds_max: float) -> str:
     return f"the task took longer than {seconds_max:g} s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was stopped"
 
 
-def _short_of(task: Task, error: Exception) -> str:
+def _resource_reason(task: Task, error: Exception) -> str:
     if isinstance(error, duckdb.OutOfMemoryException):
         return f"the task needs more memory than {task.memory_mb} MiB (CATCHMENT_DELIVER_TASK_MEMORY_MB)"
-    return inputs.said(error)
+    return inputs.one_line(error)
 
 
 @cache
-def _hand() -> ThreadPoolExecutor:
+def _task_thread() -> ThreadPoolExecutor:
     """Return the one thread that runs the tasks of this process and keeps their connection."""
     return ThreadPoolExecutor(1, thread_name_prefix="catchment-task")
 
 
 @cache
-def _settle_in() -> None:
+def _prepare_process() -> None:
     os.nice(_NICENESS)
     skip_pandas_probe()
 

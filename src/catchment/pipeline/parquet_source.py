@@ -70,7 +70,7 @@ class ParquetFiles:
                 return tuple(Column(name=row[0], type=row[1]) for row in connection.execute(query).fetchall())
             except duckdb.Error as error:
                 raise CorruptInputError(
-                    f"The files' columns cannot be combined: {inputs.said(error)}",
+                    f"The files' columns cannot be combined: {inputs.one_line(error)}",
                     hint="Check whether another process is still writing them.",
                 ) from None
 

@@ -1,4 +1,6 @@
-"""Planning a delivery: which units go how, in which tasks and commits. Pure: no file is touched, no session started."""
+"""Delivery planning: assigns units to modes, tasks and commits. Pure: touches no file and starts no
+session.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,12 +20,14 @@ _INSERT_BYTES_MAX = 512 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is delivered whole or not at all: a stable id, where it comes from, and its files.
+    """A piece of a source that is delivered whole or not at all: a stable id, its origin, its
+    files.
 
-    A unit with `seqs` (first and last) stands at that place of its producer's sequence and nowhere else: it goes into
-    the lake when all before it are there. Without, it takes the next place. `buried` are rows of it that can never be
-    delivered: they are set aside by the transaction that delivers the rest. `prefers` is the way that the source knows
-    to be better in mode `auto`; without, the files' size decides.
+    A unit with `seqs` (first and last) has a fixed position in its producer's sequence: it is
+    delivered only once all units before it are. Without `seqs`, it takes the next position.
+    `buried` are rows of it that can never be delivered; the transaction that delivers the rest
+    quarantines them. `prefers` is the mode that the source recommends in mode `auto`; without it,
+    the files' size decides.
     """
 
     id: str
@@ -40,7 +44,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The sizes that shape a plan; no output is planned smaller than `file_bytes_min` where there is enough for it."""
+    """Sizes that shape a plan; outputs are at least `file_bytes_min` if there is enough data."""
 
     file_bytes: int
     adopt_bytes_min: int
@@ -52,7 +56,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """The work of one task, before it is given a folder."""
+    """The work of one task, before it is assigned a folder."""
 
     mode: Mode
     parts: tuple[UnitPart, ...]
@@ -67,15 +71,17 @@ class Batch:
     """The units of one commit, and the tasks that write them."""
 
     units: tuple[Unit, ...]
-    stints: tuple[TaskSpec, ...]
+    tasks: tuple[TaskSpec, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A delivery as it will be done. `delivered` are units that the ledger has already: they are only retired.
+    """A delivery as it would run now. `delivered` are units that the ledger already has: they are
+    only retired.
 
-    `as_of` is the snapshot at which the table was as `target` says, and had no other of the units. In mode `insert`
-    tasks rewrite the files like any others, and the commit inserts what they wrote; `insert_reason` says why.
+    `as_of` is the snapshot at which the table matched `target` and had none of the other units. In
+    mode `insert`, tasks rewrite the files as in any other mode, and the commit inserts their
+    output; `insert_reason` says why.
     """
 
     as_of: int
@@ -92,18 +98,18 @@ class Plan:
         return self.claim.producer
 
     def explain(self) -> Iterator[str]:
-        """The plan in sentences, for a person."""
+        """Yield the plan as sentences for the operator."""
         units = [unit for batch in self.batches for unit in batch.units]
-        stints = [stint for batch in self.batches for stint in batch.stints]
+        specs = [spec for batch in self.batches for spec in batch.tasks]
         size = _megabytes(unit.bytes for unit in units)
         yield f"{plural(len(units), 'unit')} with {size} to go into {self.target.id}."
         if self.delivered:
             yield f"{plural(len(self.delivered), 'unit')} in the lake already, not to be delivered again."
         for mode, verb in ((Mode.ADOPT, "to be adopted"), (Mode.REWRITE, "to be rewritten into files of a good size")):
-            some = [stint for stint in stints if stint.mode is mode]
+            some = [spec for spec in specs if spec.mode is mode]
             if some:
-                files = sum(len(stint.parts) for stint in some)
-                part = _megabytes(stint.bytes for stint in some)
+                files = sum(len(spec.parts) for spec in some)
+                part = _megabytes(spec.bytes for spec in some)
                 yield f"{plural(files, 'file')} ({part}) {verb}, by {plural(len(some), 'Spark task')}."
         if self.insert_reason is not None:
             yield f"The rows are inserted, not registered as files, because {self.insert_reason}."
@@ -113,23 +119,23 @@ class Plan:
 
 def plan(
     *,
-    standing: ProducerState,
+    state: ProducerState,
     units: Sequence[Unit],
     mode: Mode,
     bounds: Bounds,
 ) -> Plan:
     """Decide everything that can be decided before the first file is read."""
-    table = standing.table
+    table = state.table
     refuse_ledger(table.id)
     for column in table.columns:
         types.require_deliverable(column)
-    todo = [unit for unit in units if unit.id not in standing.delivered]
+    todo = [unit for unit in units if unit.id not in state.delivered]
     uris = [each.uri for unit in units for each in unit.inputs if each.format is Format.PARQUET]
     if len({unit.id for unit in units}) != len(units) or len(set(uris)) != len(uris):
-        raise InputError(_twice(units, uris), hint="Name every file once.")
+        raise InputError(_duplicate_message(units, uris), hint="Name every file once.")
     chosen, reason = mode_for(table, mode)
     if chosen is Mode.INSERT:
-        # DuckLake splits and orders what it inserts by itself.
+        # DuckLake splits and orders inserted rows by itself.
         shape = OutputShape(columns=table.columns, file_bytes=bounds.file_bytes, inserted=True)
         bounds = _insert_bounds(bounds)
     else:
@@ -141,35 +147,37 @@ def plan(
         )
     chunks = list(_chunks(todo, bounds))
     return Plan(
-        as_of=standing.snapshot_id,
-        claim=standing.claim,
+        as_of=state.snapshot_id,
+        claim=state.claim,
         target=table,
         mode=chosen,
         shape=shape,
-        batches=tuple(Batch(units=tuple(chunk), stints=stints(chunk, chosen, bounds)) for chunk in chunks),
-        delivered=tuple(unit for unit in units if unit.id in standing.delivered),
+        batches=tuple(Batch(units=tuple(chunk), tasks=task_specs(chunk, chosen, bounds)) for chunk in chunks),
+        delivered=tuple(unit for unit in units if unit.id in state.delivered),
         insert_reason=reason,
     )
 
 
 def mode_for(table: Table, wanted: Mode) -> tuple[Mode, str | None]:
-    """How files come into the table, given how the caller wants it; with the reason if they have to be inserted."""
+    """Return the mode in which files get into the table, and the reason if they must be inserted."""
     reason = table.insert_reason
     if reason is not None and wanted is Mode.ADOPT:
         raise InputError(f"{table.id} cannot adopt files: {reason}.", hint="Leave --mode out: the rows are inserted.")
     if reason is None and wanted is Mode.INSERT:
-        return Mode.INSERT, "the caller wants it so"
+        return Mode.INSERT, "the caller requested it"
     return (wanted, None) if reason is None else (Mode.INSERT, reason)
 
 
 def _insert_bounds(bounds: Bounds) -> Bounds:
-    """An INSERT holds the commit lock for as long as it writes, so that one commit takes less."""
+    """Return smaller bounds for a commit: an INSERT keeps the commit lock for as long as it writes."""
     most = min(bounds.bytes_per_commit_max or _INSERT_BYTES_MAX, _INSERT_BYTES_MAX)
     return replace(bounds, bytes_per_commit_max=most)
 
 
-def _twice(units: Sequence[Unit], uris: Sequence[str]) -> str:
-    """Which file is there twice: under one name, or under two, as a link is."""
+def _duplicate_message(units: Sequence[Unit], uris: Sequence[str]) -> str:
+    """Return a message that names the file that occurs twice: under one name, or two, as with a
+    link.
+    """
     same = [uri for uri, count in Counter(uris).items() if count > 1]
     if same:
         return f"{same[0]} is in the delivery twice."
@@ -180,12 +188,14 @@ def _twice(units: Sequence[Unit], uris: Sequence[str]) -> str:
 
 
 def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
-    """The units of each commit: as many as may go together, by number and by size, and never none."""
+    """Yield the units of each commit: as many as its number and size limits allow, but at least
+    one.
+    """
     chunk: list[Unit] = []
     size = 0
     for unit in units:
-        heavy = bounds.bytes_per_commit_max is not None and size + unit.bytes > bounds.bytes_per_commit_max
-        if chunk and (heavy or len(chunk) == bounds.units_per_commit_max):
+        too_large = bounds.bytes_per_commit_max is not None and size + unit.bytes > bounds.bytes_per_commit_max
+        if chunk and (too_large or len(chunk) == bounds.units_per_commit_max):
             yield chunk
             chunk, size = [], 0
         chunk.append(unit)
@@ -194,8 +204,10 @@ def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
         yield chunk
 
 
-def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[TaskSpec, ...]:
-    """Share the units' files out over tasks: adopted ones evenly, rewritten ones so that outputs are of equal size."""
+def task_specs(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[TaskSpec, ...]:
+    """Distribute the units' files over tasks: adopted files evenly by number, rewritten files by
+    size, so that outputs are of equal size.
+    """
     adopted: list[UnitPart] = []
     rewritten: list[UnitPart] = []
     for unit in units:
@@ -203,10 +215,12 @@ def stints(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[TaskSpec,
         (adopted if _adopts(unit, mode, bounds) else rewritten).extend(parts)
     pieces = min(bounds.parallelism, len(adopted))
     return (
-        *(TaskSpec(mode=Mode.ADOPT, parts=some) for some in _even(adopted, [1] * len(adopted), pieces)),
+        *(TaskSpec(mode=Mode.ADOPT, parts=some) for some in _even_pieces(adopted, [1] * len(adopted), pieces)),
         *(
             TaskSpec(mode=Mode.REWRITE, parts=some)
-            for some in _even(rewritten, [part.input.expected_bytes for part in rewritten], _outputs(rewritten, bounds))
+            for some in _even_pieces(
+                rewritten, [part.input.expected_bytes for part in rewritten], _output_count(rewritten, bounds)
+            )
         ),
     )
 
@@ -219,8 +233,10 @@ def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
     return mode is Mode.ADOPT
 
 
-def _outputs(parts: Sequence[UnitPart], bounds: Bounds) -> int:
-    """How many output files to aim at: near the target size, and a multiple of what runs at once, so no task lags."""
+def _output_count(parts: Sequence[UnitPart], bounds: Bounds) -> int:
+    """Return how many output files to write: near the target size, and a multiple of the
+    parallelism, so that no task lags.
+    """
     total = sum(part.input.expected_bytes for part in parts)
     if total < _SMALL_BYTES:
         return min(1, len(parts))
@@ -229,8 +245,8 @@ def _outputs(parts: Sequence[UnitPart], bounds: Bounds) -> int:
     return min(waves * bounds.parallelism, enough, len(parts))
 
 
-def _even(parts: Sequence[UnitPart], weights: Sequence[int], pieces: int) -> Iterator[tuple[UnitPart, ...]]:
-    """Cut the parts into consecutive pieces of about equal weight; neighbours stay together."""
+def _even_pieces(parts: Sequence[UnitPart], weights: Sequence[int], pieces: int) -> Iterator[tuple[UnitPart, ...]]:
+    """Split the parts into consecutive pieces of about equal weight; neighbours stay together."""
     if not parts:
         return
     total, start = max(sum(weights), 1), 0
@@ -245,7 +261,7 @@ def _even(parts: Sequence[UnitPart], weights: Sequence[int], pieces: int) -> Ite
 
 
 def plural(number: int, noun: str) -> str:
-    """A number with its noun, for a person."""
+    """Return a number with its noun, in the plural unless it is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

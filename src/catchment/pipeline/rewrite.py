@@ -1,4 +1,6 @@
-"""Rewriting in a worker: read inputs of any shape that fits, write few large Parquet files in the table's shape."""
+"""Rewriting in a worker: read inputs whose columns fit, write few large Parquet files in the
+table's layout.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -19,7 +21,7 @@ from catchment.pipeline.work import FileFacts, OutputShape, Task, TaskResult, Un
 
 
 def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> TaskResult:
-    """Write the task's parts; units that cannot be read or do not fit are left out and reported."""
+    """Write the task's parts. Units that cannot be read or do not fit are left out and reported."""
     groups, failures = inputs.inspect(connection, task.parts)
     for group in groups:
         reason = inputs.conflicts(group, task.shape.columns)
@@ -40,7 +42,8 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
                 raise
             found = list(_probe(connection, groups, task.shape, folder / "probe"))
             if not found:
-                # No input is to blame: disk, memory or a bug. Spark may try again elsewhere.
+                # No single input causes it: disk, memory or a bug. Spark may retry the task
+                # elsewhere.
                 raise InvariantError(
                     f"Task {task.number} failed though each of its inputs can be written: {error}"
                 ) from error
@@ -49,10 +52,10 @@ def rewrite(connection: duckdb.DuckDBPyConnection, task: Task, folder: Path) -> 
 
 
 class _RefusedError(Exception):
-    """The rows that were written hold something that the table must not get."""
+    """The written rows contain a value that the table must not get."""
 
 
-# What an input can do to its reader; anything else is not the input's fault.
+# Errors that a bad input can cause in its reader; any other error is not the input's fault.
 _INPUT_ERRORS = (duckdb.Error, pa.ArrowException, OSError, _RefusedError)
 
 
@@ -61,18 +64,19 @@ def _write(
 ) -> TaskResult:
     files.make_folder(folder)
     outputs = _copy(connection, groups, task.shape, folder, threads=task.threads)
-    _refuse(connection, outputs, task.shape)
+    _refuse_outputs(connection, outputs, task.shape)
     parts = [part for group in groups for part in group.parts]
     units = list(dict.fromkeys(part.unit_id for part in parts))
     rows_in = _rows(connection, groups)
     if sum(rows_in) != sum(output.rows for output in outputs):
         raise InvariantError(f"Task {task.number} read {sum(rows_in)} rows and wrote {sum(o.rows for o in outputs)}.")
-    # Rows that deletions have been taken from come out of a join, which promises no order.
+    # Rows with deletions applied come out of a join, which guarantees no order.
     joined = any(part.input.lake_file is not None and part.input.lake_file.deletes for part in parts)
     ordered = len(units) == 1 or not (task.shape.sort_by or task.shape.partition_by or joined)
     by_file, by_part = _sums(connection, outputs, task.shape.columns, rows_in)
     if not ordered:
-        # The output no longer shows which row came from where, so the inputs are read once more, and must agree.
+        # The output no longer shows which row came from which input, so the inputs are read once
+        # more and must agree.
         by_part = _sums_of_source(connection, groups, task.shape.columns)
         if digest.text(sum(by_part)) != digest.text(sum(by_file)):
             raise InvariantError(f"Task {task.number} wrote other rows than it read.")
@@ -99,9 +103,10 @@ def _write(
 def _copy(
     connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: OutputShape, folder: Path, *, threads: int = 1
 ) -> list[OutputFile]:
-    # Splitting by size, several threads would mix up the order of the rows.
+    # If files are split by size, several threads would mix up the order of the rows.
     split = bool(shape.partition_by) or threads == 1
-    # What a transform makes of a column is in the folder's name only: no file of the table has it as a column.
+    # The result of a transform is in the folder's name only: no file of the table has it as a
+    # column.
     parts = [f"{key.clause} AS {sql.identifier(key.folder)}" for key in shape.partition_by if key.is_transform]
     _refuse_changed(connection, groups, shape)
     with inputs.relation(connection, groups, shape.columns) as query:
@@ -117,26 +122,27 @@ def _copy(
 
 
 def _refuse_changed(connection: duckdb.DuckDBPyConnection, groups: list[Group], shape: OutputShape) -> None:
-    """Refuse values that would come back from the lake as others; only few types have any."""
+    """Refuse values that the lake would return changed; only few types have any."""
     found = ((column, types.kept(column, inserted=shape.inserted)) for column in shape.columns)
     conditions = {column.name: condition for column, condition in found if condition is not None}
     if not conditions:
         return
     with inputs.relation(connection, groups, shape.columns) as query:
-        # One look at the rows for all columns; which one it is, is asked only of the row that is found.
+        # One scan checks all columns; the failing column is determined only for the row that is
+        # found.
         kept = " AND ".join(conditions.values())
         chosen = ", ".join(f"{each}, {sql.identifier(name)}::VARCHAR" for name, each in conditions.items())
         row = connection.execute(f"SELECT {chosen} FROM ({query}) WHERE NOT ({kept}) LIMIT 1").fetchone()
     if row is not None:
         at = row[::2].index(False)
-        raise _RefusedError(f"column {[*conditions][at]!r} holds {row[2 * at + 1]}, which DuckLake would change")
+        raise _RefusedError(f"column {[*conditions][at]!r} contains {row[2 * at + 1]}, which DuckLake would change")
 
 
 def _order_by(shape: OutputShape) -> str:
     return f" ORDER BY {', '.join(key.clause for key in shape.sort_by)}" if shape.sort_by else ""
 
 
-def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Sequence[OutputFile], shape: OutputShape) -> None:
+def _refuse_outputs(connection: duckdb.DuckDBPyConnection, outputs: Sequence[OutputFile], shape: OutputShape) -> None:
     name = wrongly_null(connection, outputs, shape.columns)
     if name is not None:
         raise _RefusedError(f"column {name!r} is NULL in some row and must not be")
@@ -144,7 +150,7 @@ def _refuse(connection: duckdb.DuckDBPyConnection, outputs: Sequence[OutputFile]
         for value in each.partition.values():
             if value is not None and (has_token(value) or value.casefold() in _READ_AS_NULL):
                 raise _RefusedError(
-                    f"partition {each.partition} holds text that DuckLake would replace or read as NULL"
+                    f"partition {each.partition} contains text that DuckLake would replace or read as NULL"
                 )
 
 
@@ -162,15 +168,17 @@ def _sums(
     columns: Sequence[Column],
     rows_in: Sequence[int],
 ) -> tuple[list[int], list[int]]:
-    """Digest what lies on the disk now, per file and per run of rows; runs are inputs where rows kept their order."""
-    by_file, by_run = _Cut([output.rows for output in outputs]), _Cut(rows_in)
+    """Return the digests of the files on disk, per file and per run of rows; a run is an input if
+    rows kept their order.
+    """
+    by_file, by_run = _RunSums([output.rows for output in outputs]), _RunSums(rows_in)
     for part in hashes(connection, [output.path for output in outputs], columns):
         by_file.feed(part)
         by_run.feed(part)
     return by_file.sums, by_run.sums
 
 
-class _Cut:
+class _RunSums:
     """Sums a stream of hashes over consecutive runs of known lengths."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -217,12 +225,12 @@ def _without(groups: Iterable[Group], failures: Iterable[UnitFailure]) -> list[G
 def _probe(
     connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: OutputShape, scratch: Path
 ) -> Iterator[UnitFailure]:
-    """Write every input by itself, to find the ones that spoil the task."""
+    """Write every input by itself, to find those that make the task fail."""
     for part, columns in ((part, group.columns) for group in groups for part in group.parts):
         try:
             files.make_folder(scratch)
             outputs = _copy(connection, [Group(parts=(part,), columns=columns)], shape, scratch)
-            _refuse(connection, outputs, shape)
+            _refuse_outputs(connection, outputs, shape)
         except _INPUT_ERRORS as error:
             yield inputs.failure(part, error)
         finally:

@@ -1,4 +1,4 @@
-"""Spark as a runner of tasks; what starts it, and Spark's client, are imported when there is something to run."""
+"""Spark as a runner of tasks. Spark's client and the code that starts it are imported on first use."""
 
 import random
 import threading
@@ -24,7 +24,7 @@ _RESTART_FIRST_MS = 1_000
 
 
 class Runner(Protocol):
-    """Runs tasks somewhere and gives their results back; a task may have been tried more than once."""
+    """Runs tasks and returns their results; a task may have been tried more than once."""
 
     @property
     def parallelism(self) -> int:
@@ -32,15 +32,16 @@ class Runner(Protocol):
         ...
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """Run all tasks; SparkFailedError when one failed for good."""
+        """Run all tasks. Raises SparkFailedError if one failed permanently."""
         ...
 
 
 class SparkRunner:
-    """Runs tasks on Spark; the session is started by the first task and stopped by `close`.
+    """Runs tasks on Spark; the first task starts the session, `close` stops it.
 
-    A session that is lost is given up, and the next use starts another. After a start that failed, or a session that
-    was lost before it finished a job, the next start has to wait; until then every use fails with the same reason.
+    A lost session is discarded, and the next use starts another. After a failed start, or a session
+    that was lost before it finished a job, the next start is delayed; until then every use fails
+    with the same reason.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -67,19 +68,21 @@ class SparkRunner:
 
     @property
     def context(self) -> "SparkContext":
-        """Spark's context, started if need be: all that tasks need."""
+        """Spark's context, started on first use; tasks need nothing else."""
         return self._started().context
 
     @property
     def spark(self) -> "SparkSession":
-        """The session, started if need be: for Spark's SQL, whose first query costs more than all the rest."""
+        """The session, started on first use, for Spark's SQL, whose first query costs more than all
+        later ones.
+        """
         return self._started().spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
         return self._use(lambda session: session.run(tasks)) if tasks else []
 
     def probe(self) -> str:
-        """Have a worker do a little, and say who did it; SparkFailedError when it cannot."""
+        """Run a trivial job on a worker and describe Spark. Raises SparkFailedError if that fails."""
         return self._use(lambda session: session.probe())
 
     def close(self) -> None:
@@ -95,19 +98,19 @@ class SparkRunner:
             result = job(session)
         except SparkFailedError as error:
             if not session.is_alive:
-                self._give_up(session, error)
+                self._discard(session, error)
             raise
         self._failures = 0
         return result
 
-    def _give_up(self, session: "SparkDriver", error: SparkFailedError) -> None:
-        """Stop a session that is lost; the next use starts another."""
+    def _discard(self, session: "SparkDriver", error: SparkFailedError) -> None:
+        """Stop a lost session; the next use starts another."""
         with self._mutex:
             if self._session is session:
                 self._session = None
                 session.stop()
                 if self._failures:
-                    self._wait_after(error)
+                    self._delay_next_start(error)
 
     def _started(self) -> "SparkDriver":
         from catchment.pipeline.spark_driver import SparkDriver
@@ -115,38 +118,40 @@ class SparkRunner:
         with self._mutex:
             session = self._session
             if session is not None and not session.has_jvm:
-                # It went between two uses.
+                # Its JVM ended between two uses.
                 self._session = None
                 session.stop()
             if self._session is None:
-                self._require_turn()
+                self._require_delay_over()
                 try:
                     self._session = SparkDriver(self._settings)
                 except SparkFailedError as error:
                     self._failures += 1
-                    self._wait_after(error)
+                    self._delay_next_start(error)
                     raise
-                # Until it has finished a job, it counts as one that failed.
+                # Until it has finished a job, it counts as failed.
                 self._failures += 1
             return self._session
 
-    def _require_turn(self) -> None:
+    def _require_delay_over(self) -> None:
         wait_s = self._start_at_s - self._clock.monotonic_s()
         if self._failure is not None and wait_s > 0:
             failure = self._failure
             raise failure.rebuild(
-                f"{failure.message.rstrip('.')}. Spark is started again in {wait_s:.0f} s at the earliest.",
+                f"{failure.message.rstrip('.')}. The next attempt to start Spark is in {wait_s:.0f} s at the earliest.",
                 failure.hint,
                 failure.facts,
             )
 
-    def _wait_after(self, error: SparkFailedError) -> None:
+    def _delay_next_start(self, error: SparkFailedError) -> None:
         wait_ms = self._backoff.wait_ms(self._failures, random.random())
         self._failure, self._start_at_s = error, self._clock.monotonic_s() + wait_ms / 1_000
 
 
 def spark_session(settings: Settings) -> "SparkSession":
-    """A session as Catchment uses it, for work of your own; it ends with the process, which has room for one."""
+    """Return a session with Catchment's configuration, for code of your own. It ends with the
+    process, which can have only one.
+    """
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or SparkRunner(settings).spark

@@ -1,4 +1,6 @@
-"""What the name of a Spark master says: how many tasks run at the same time, and how often one is tried."""
+"""Meaning of a Spark master's name: how many tasks run at the same time, and how often one is
+tried.
+"""
 
 import re
 
@@ -10,7 +12,9 @@ _CLUSTER_PARALLELISM = 16
 
 
 def parallelism(settings: Settings) -> int:
-    """How many tasks run at the same time, by the master's name alone, so that planning needs no session."""
+    """Return how many tasks run at the same time, from the master's name alone, so that planning
+    needs no session.
+    """
     local, cluster = _LOCAL.fullmatch(settings.spark_master), _LOCAL_CLUSTER.fullmatch(settings.spark_master)
     if local:
         return cpu_count() if local[1] == "*" else int(local[1] or 1)
@@ -20,8 +24,9 @@ def parallelism(settings: Settings) -> int:
 
 
 def master_that_retries(settings: Settings) -> str:
-    """The master by a name under which it tries a task as often as it is set to."""
-    # Local Spark ignores spark.task.maxFailures: it gives up at the first lost worker unless the master says otherwise.
+    """Return the master's name with the number of attempts per task that is set."""
+    # Local Spark ignores spark.task.maxFailures: it gives up at the first lost worker unless the
+    # master's name has a number of attempts.
     local = _LOCAL.fullmatch(settings.spark_master)
     if local and not local[2]:
         return f"local[{local[1] or 1},{settings.spark_task_failures_max}]"

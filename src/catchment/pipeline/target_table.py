@@ -1,4 +1,6 @@
-"""The table that files are delivered into: found by the name that DuckDB takes for its own, or made from the files."""
+"""The table that files are delivered into: found by name, without regard to ASCII case, or created
+from the files.
+"""
 
 from collections.abc import Sequence
 
@@ -14,7 +16,9 @@ _COLUMNS_SHOWN_MAX = 20
 
 
 def find_table(lake: Lake, wanted: TableId) -> Table | None:
-    """The table that the lake has under that name, whichever way its letters of ASCII are written; or None."""
+    """Return the lake's table of that name, ignoring the case of ASCII letters as DuckDB does, or
+    None.
+    """
     exact = lake.find_table(wanted)
     if exact is not None:
         return exact
@@ -23,16 +27,20 @@ def find_table(lake: Lake, wanted: TableId) -> Table | None:
 
 
 def draft(source: ParquetFiles, partition_by: Sequence[str] = ()) -> CreateTable:
-    """The table that the files need, without effect on anything; columns to partition by must be among theirs."""
-    # First, because it names a file that is not there.
+    """Return the table that the files need, without side effects. Raises InputError if they lack a
+    column to partition by.
+    """
+    # First, because its error names a file that does not exist.
     source.units()
     columns = source.columns()
-    keys = tuple(PartitionKey(column=name) for name in _among(columns, partition_by))
+    keys = tuple(PartitionKey(column=name) for name in _partition_columns(columns, partition_by))
     return CreateTable(table=source.table, columns=columns, partition_by=keys)
 
 
-def drafted(change: CreateTable, *, encrypted: bool) -> Table:
-    """The table as it will be in a lake that is `encrypted` or not, as far as a plan needs it."""
+def table_of_draft(change: CreateTable, *, encrypted: bool) -> Table:
+    """Return the table as it will be in a lake that is `encrypted` or not, as far as a plan needs
+    it.
+    """
     return Table(
         id=change.table,
         uuid="",
@@ -44,28 +52,28 @@ def drafted(change: CreateTable, *, encrypted: bool) -> Table:
 
 
 def make_table(lake: Lake, change: CreateTable) -> Table:
-    """The table, made if it is still missing, and named as the catalog names it."""
+    """Return the table as the catalog names it. Create it if it is still missing."""
     found = find_table(lake, change.table)
     if found is not None:
         require_partitioning(found, [key.column for key in change.partition_by])
         return found
     lake.commit(Commit(message=f"create {change.table}", changes=(change,)))
-    # A schema that is there already keeps its own spelling.
+    # An existing schema keeps its own spelling.
     return find_table(lake, change.table) or lake.table(change.table)
 
 
 def require_partitioning(table: Table, partition_by: Sequence[str]) -> None:
-    """Refuse columns to partition by that are not those of a table which is there."""
-    there = [str(key) for key in table.partition_by]
-    if partition_by and [*map(sql.fold, partition_by)] != [*map(sql.fold, there)]:
+    """Refuse partition columns that differ from those of an existing table."""
+    existing = [str(key) for key in table.partition_by]
+    if partition_by and [*map(sql.fold, partition_by)] != [*map(sql.fold, existing)]:
         raise InputError(
-            f"{table.id} is partitioned by {', '.join(there) or 'nothing'}, not by {', '.join(partition_by)}.",
-            hint="Leave --partition-by out: it is for a table that is made. "
-            f"ALTER TABLE {table.id} SET PARTITIONED BY (…) changes one that is there.",
+            f"{table.id} is partitioned by {', '.join(existing) or 'nothing'}, not by {', '.join(partition_by)}.",
+            hint="Omit --partition-by: it applies only to a table that is created. "
+            f"ALTER TABLE {table.id} SET PARTITIONED BY (…) changes an existing one.",
         )
 
 
-def _among(columns: Sequence[Column], names: Sequence[str]) -> tuple[str, ...]:
+def _partition_columns(columns: Sequence[Column], names: Sequence[str]) -> tuple[str, ...]:
     known = {sql.fold(column.name): column.name for column in columns}
     for name in names:
         if sql.fold(name) not in known:

@@ -1,4 +1,4 @@
-"""The values that travel between the driver and Spark's workers: small, frozen, picklable."""
+"""Values exchanged between the driver and Spark's workers: small, frozen, picklable."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from catchment.lake.types import Column
 
 
 class Format(StrEnum):
-    """What an input file is."""
+    """The format of an input file."""
 
     PARQUET = "parquet"
     ARROW = "arrow"
@@ -17,7 +17,9 @@ class Format(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a unit's files come into the lake: as they are, rewritten and registered, or rewritten and inserted."""
+    """How a unit's files get into the lake: unchanged, rewritten and registered, or rewritten and
+    inserted.
+    """
 
     REWRITE = "rewrite"
     ADOPT = "adopt"
@@ -27,10 +29,11 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFile:
-    """How a data file of another lake is read as of a snapshot, without that lake's catalog.
+    """How to read a data file of another lake as of a snapshot, without that lake's catalog.
 
-    `names` are given where the file itself has no numbers of fields. `is_partial`: rows of later snapshots are in it;
-    so with deletions. `place` is the folder that it belongs in when it is adopted, `obstacle` why it cannot be.
+    `names` are given if the file itself has no field numbers. `is_partial`: it also contains rows
+    of later snapshots; likewise for deletions. `place` is the folder that it belongs in when it is
+    adopted, `obstacle` the reason why it cannot be.
     """
 
     fields: tuple[SnapshotField, ...]
@@ -45,12 +48,12 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One file to read, as it was when it was planned; 0 for `modified_ns` leaves that unchecked.
+    """A file to read, as it was when it was planned; a `modified_ns` of 0 is not checked.
 
-    `relation` names the table inside a DuckDB file, and `without` columns of it that stay behind; `hive_keys` are
-    columns found in the path. `weight` is how large it becomes as Parquet, per byte. `lake_file` says how a file of
-    another lake is read. `select` are expressions that turn what the file has into columns of the table, if its own
-    columns are not matched by their names.
+    `relation` names the table inside a DuckDB file, and `without` its columns that are not read;
+    `hive_keys` are columns found in the path. `weight` is its size as Parquet, per byte.
+    `lake_file` says how to read a file of another lake. `select` are expressions that convert the
+    file's columns into the table's, if they are not matched by name.
     """
 
     uri: str
@@ -66,7 +69,7 @@ class Input:
 
     @property
     def expected_bytes(self) -> int:
-        """What it will come to as Parquet."""
+        """Its estimated size as Parquet."""
         return int(self.bytes * self.weight)
 
 
@@ -80,7 +83,9 @@ class UnitPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputShape:
-    """What the written files must look like; `inserted` says that an INSERT reads them, and the lake writes its own."""
+    """Layout of the written files; `inserted` means that an INSERT reads them, and the lake writes
+    its own.
+    """
 
     columns: tuple[Column, ...]
     partition_by: tuple[PartitionKey, ...] = ()
@@ -91,9 +96,10 @@ class OutputShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one Spark task does: these parts, in this mode, into a folder of its own under `folder`.
+    """The work of one Spark task: these parts, in this mode, into a folder of its own under
+    `folder`.
 
-    `threads` is more than one where fewer tasks run than could at the same time.
+    `threads` is more than one if fewer tasks run than could at the same time.
     """
 
     number: int
@@ -108,7 +114,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """A file that a finished task wrote. `place` is the folder it belongs in, below the one that is registered."""
+    """A file that a finished task wrote. `place` is its folder, relative to the registered one."""
 
     path: str
     place: str
@@ -120,7 +126,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFacts:
-    """What a finished task read of a unit; parts of one unit add up."""
+    """Rows that a finished task read of a unit; the parts of one unit add up."""
 
     unit_id: str
     rows: int
@@ -129,9 +135,10 @@ class UnitFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFailure:
-    """Why a unit cannot be delivered. `rewritable`: only its file's layout is in the way, rewriting would do.
+    """Why a unit cannot be delivered. `rewritable`: only its file's layout prevents it; rewriting
+    helps.
 
-    `transient`: memory, disk or time were too little; the unit is not to blame, and may succeed later.
+    `transient`: memory, disk or time ran out; the unit is not the cause and may succeed later.
     """
 
     unit_id: str
@@ -143,7 +150,7 @@ class UnitFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """Everything a task hands back. Only the files named here are ever registered."""
+    """The result of a task. Only files named here are ever registered."""
 
     number: int
     files: tuple[FileFacts, ...]

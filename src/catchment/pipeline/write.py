@@ -1,7 +1,8 @@
-"""Writing a batch's files on Spark, until no written file holds a row of a unit that failed.
+"""Writes a batch's files on Spark, until no written file contains a row of a failed unit.
 
-A unit whose files are spread over several tasks can fail in one of them only; a file that other tasks coalesced it
-into is then of no use, and those tasks are done again without it. Every round removes a unit, so the rounds end.
+A unit whose files are spread over several tasks can fail in just one of them. Files into which
+other tasks coalesced its rows are then useless, and those tasks are repeated without it. Every
+round removes a unit, so the rounds end.
 """
 
 from collections import defaultdict
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from catchment.errors import InvariantError
 from catchment.lake import digest
-from catchment.pipeline.plan import Bounds, TaskSpec, Unit, stints
+from catchment.pipeline.plan import Bounds, TaskSpec, Unit, task_specs
 from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import FileFacts, Mode, Task, TaskResult, UnitFailure
 
@@ -26,7 +27,7 @@ class WrittenUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFiles:
-    """The files to register, and what they hold."""
+    """The files to register, and the units in them."""
 
     files: tuple[FileFacts, ...]
     units: Mapping[str, WrittenUnit]
@@ -37,7 +38,7 @@ class WrittenFiles:
         return any(unit.mode is Mode.ADOPT for unit in self.units.values())
 
     def of(self, unit_ids: Iterable[str]) -> "WrittenFiles":
-        """The part of these units; files are shared by units of one plan only, never by those of two."""
+        """Return the part of these units. Only units of one plan share files, never those of two."""
         wanted = frozenset(unit_ids)
         return WrittenFiles(
             files=tuple(each for each in self.files if wanted.issuperset(each.unit_ids)),
@@ -47,7 +48,7 @@ class WrittenFiles:
 
 
 def write(
-    shares: Sequence[Sequence[Unit]],
+    units_by_plan: Sequence[Sequence[Unit]],
     work: Sequence[TaskSpec],
     *,
     mode: Mode,
@@ -55,11 +56,12 @@ def write(
     runner: Runner,
     make_task: Callable[[TaskSpec], Task],
 ) -> WrittenFiles:
-    """Run the stints; in mode `auto`, files that cannot be adopted are rewritten instead.
+    """Run the tasks. In mode `auto`, files that cannot be adopted are rewritten instead.
 
-    `shares` are the units of each plan: a file never holds rows of two, which go into different tables.
+    `units_by_plan` are the units of each plan: a file never contains rows of two plans, whose
+    tables differ.
     """
-    units = [unit for share in shares for unit in share]
+    units = [unit for plan_units in units_by_plan for unit in plan_units]
     kept: dict[int, tuple[Task, TaskResult]] = {}
     failed: dict[str, UnitFailure] = {}
     rewritten: set[str] = set()
@@ -70,18 +72,20 @@ def write(
         if {result.number for result in results} != tasks.keys():
             raise InvariantError(f"{len(tasks)} tasks were run and {len(results)} results came back.")
         kept |= {result.number: (tasks[result.number], result) for result in results}
-        fresh: set[str] = set()
+        to_rewrite: set[str] = set()
         for failure in (failure for result in results for failure in result.failures):
             if failure.rewritable and mode is Mode.AUTO:
-                fresh.add(failure.unit_id)
+                to_rewrite.add(failure.unit_id)
             else:
                 failed.setdefault(failure.unit_id, failure)
-        rewritten |= fresh
-        spoilt = [number for number, (task, result) in kept.items() if _is_spoilt(task, result, failed)]
-        again = [_without(kept.pop(number)[0], failed) for number in spoilt]
-        todo = [stint for stint in again if stint.parts]
-        for share in shares:
-            todo += stints([unit for unit in share if unit.id in fresh - failed.keys()], Mode.REWRITE, bounds)
+        rewritten |= to_rewrite
+        invalid = [number for number, (task, result) in kept.items() if _is_invalid(task, result, failed)]
+        repeated = [_without(kept.pop(number)[0], failed) for number in invalid]
+        todo = [spec for spec in repeated if spec.parts]
+        for plan_units in units_by_plan:
+            todo += task_specs(
+                [unit for unit in plan_units if unit.id in to_rewrite - failed.keys()], Mode.REWRITE, bounds
+            )
     wanted = {unit.id: Mode.REWRITE if unit.id in rewritten else None for unit in units if unit.id not in failed}
     written = _collect(kept.values(), wanted, tuple(failed.values()))
     empty = {unit.id: WrittenUnit(rows=0, digest=None, mode=Mode.REWRITE) for unit in units if not unit.inputs}
@@ -91,7 +95,7 @@ def write(
     return written
 
 
-def _is_spoilt(task: Task, result: TaskResult, failed: Mapping[str, UnitFailure]) -> bool:
+def _is_invalid(task: Task, result: TaskResult, failed: Mapping[str, UnitFailure]) -> bool:
     return task.mode is Mode.REWRITE and any(unit.unit_id in failed for unit in result.units)
 
 
@@ -102,16 +106,16 @@ def _without(task: Task, failed: Mapping[str, UnitFailure]) -> TaskSpec:
 def _collect(
     kept: Iterable[tuple[Task, TaskResult]], wanted: Mapping[str, Mode | None], failures: tuple[UnitFailure, ...]
 ) -> WrittenFiles:
-    """What counts of the results: adopted files of failed or rewritten units do not."""
+    """Combine the results that count: adopted files of failed or rewritten units do not."""
     found: list[FileFacts] = []
     rows: defaultdict[str, int] = defaultdict(int)
     digests: defaultdict[str, list[str | None]] = defaultdict(list)
     modes: dict[str, Mode] = {}
     for task, result in kept:
-        counted = {unit_id for unit_id, only in wanted.items() if only in (None, task.mode)}
-        found.extend(each for each in result.files if counted.issuperset(each.unit_ids))
+        included = {unit_id for unit_id, only in wanted.items() if only in (None, task.mode)}
+        found.extend(each for each in result.files if included.issuperset(each.unit_ids))
         for unit in result.units:
-            if unit.unit_id in counted:
+            if unit.unit_id in included:
                 rows[unit.unit_id] += unit.rows
                 digests[unit.unit_id].append(unit.digest)
                 modes[unit.unit_id] = task.mode

@@ -65,7 +65,7 @@ def test_while_the_tree_is_copied_to_another_file_system_a_database_in_both_plac
     _mark(place.data)
     _mark(place.migrating)
     place.note(preparing=True)
-    with pytest.raises(InputError, match="lies both in"):
+    with pytest.raises(InputError, match="is both in"):
         place.phase()
     monkeypatch.setattr(files, "same_device", lambda *_: False)
     assert place.phase() is ImportPhase.READY

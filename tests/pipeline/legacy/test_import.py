@@ -408,7 +408,7 @@ def test_new_data_goes_into_the_same_table_once_and_the_first_backup_stays_whole
     assert_nothing_left(scene)
     proof = scene.job().verify()
     assert proof.ok, proof.mismatches
-    with pytest.raises(InputError, match="was there before the import"):
+    with pytest.raises(InputError, match="existed before the import"):
         scene.job().undo()
     scene.execute(f"UPDATE {LOG} SET event_name = 'x' WHERE tp_id = (SELECT min(tp_id) FROM {LOG})")
     assert not scene.job().verify().ok
@@ -425,7 +425,7 @@ def test_rows_that_were_there_before_the_import_stay_and_are_no_mismatch(make: M
     assert scene.count() == len(scene.rows[LOG]) + 1
     proof = scene.job().verify()
     assert proof.ok, proof.mismatches
-    with pytest.raises(InputError, match="was there before the import"):
+    with pytest.raises(InputError, match="existed before the import"):
         scene.job().undo()
     assert_backed_up(scene)
 
@@ -438,7 +438,7 @@ def test_data_that_was_collected_while_an_import_was_interrupted_is_an_error_tha
         scene.job().run()
     (scene.place.data / "tailpipe.db").write_bytes(b"new")
     for act in (lambda: scene.job().run(), lambda: scene.job().plan(), lambda: scene.job().detect()):
-        with pytest.raises(InputError, match="lies both in") as caught:
+        with pytest.raises(InputError, match="is both in") as caught:
             act()
         assert "Move" in str(caught.value.hint)
     # What the hint says.

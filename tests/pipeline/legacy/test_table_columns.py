@@ -7,7 +7,7 @@ import pytest
 
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.survey import FileShape
-from catchment.pipeline.legacy.table_columns import TableColumns, settle
+from catchment.pipeline.legacy.table_columns import TableColumns, decide_columns
 
 ITEM = "STRUCT(arn VARCHAR, kind VARCHAR)"
 WIDER_ITEM = "STRUCT(arn VARCHAR, kind VARCHAR, note VARCHAR)"
@@ -100,7 +100,7 @@ CASES = {
 
 
 def _settle(case: Case, *shapes: FileShape) -> TableColumns:
-    return settle(_columns(case.expected), shapes, keys=("day",), table=None)
+    return decide_columns(_columns(case.expected), shapes, keys=("day",), table=None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,7 +139,7 @@ MIXTURES = {
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_order_in_which_files_are_found_does_not_matter(name: str) -> None:
     shapes = [_shape(text, f"leaf {text}") for text in MIXTURES[name]]
-    ways = [settle((), order, keys=("day",), table=None) for order in permutations(shapes)]
+    ways = [decide_columns((), order, keys=("day",), table=None) for order in permutations(shapes)]
     assert len({tuple(sorted(_types(each.columns).items())) for each in ways}) == 1
     assert len({tuple(sorted(each.conflicts().items())) for each in ways}) == 1
 
@@ -147,13 +147,13 @@ def test_the_order_in_which_files_are_found_does_not_matter(name: str) -> None:
 def test_where_two_cannot_both_go_in_the_larger_number_of_files_does() -> None:
     few, many = _shape("a VARCHAR", "few"), _shape("a STRUCT(x INTEGER)", "one", "two")
     for order in ((few, many), (many, few)):
-        settled = settle((), order, keys=(), table=None)
+        settled = decide_columns((), order, keys=(), table=None)
         assert _types(settled.columns) == {"a": "STRUCT(x INTEGER)"}
         assert set(settled.conflicts()) == {"few"}
 
 
 def test_a_leaf_with_one_conflicting_file_stays_out_whole() -> None:
-    settled = settle(
+    settled = decide_columns(
         _columns("a VARCHAR"), [_shape("a VARCHAR", "leaf"), _shape("a DATE", "leaf", "other")], keys=(), table=None
     )
     assert set(settled.conflicts()) == {"leaf", "other"}
@@ -161,12 +161,12 @@ def test_a_leaf_with_one_conflicting_file_stays_out_whole() -> None:
 
 def test_a_conflicting_file_adds_no_column() -> None:
     shapes = [_shape("a VARCHAR", "good"), _shape("a DATE | more INTEGER", "bad")]
-    assert _types(settle(_columns("a VARCHAR"), shapes, keys=(), table=None).columns) == {"a": "VARCHAR"}
+    assert _types(decide_columns(_columns("a VARCHAR"), shapes, keys=(), table=None).columns) == {"a": "VARCHAR"}
 
 
 def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks() -> None:
     table = _columns("b BIGINT | own DATE | day DATE")
-    settled = settle(
+    settled = decide_columns(
         _columns("a VARCHAR | b INTEGER"), [_shape("a VARCHAR | b SMALLINT | c TIME")], keys=("day",), table=table
     )
     assert _types(settled.columns) == {"b": "BIGINT", "own": "DATE", "day": "DATE", "a": "VARCHAR", "c": "TIME"}
@@ -177,7 +177,7 @@ def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks() -> None:
 
 
 def test_an_existing_table_is_not_widened_and_the_leaf_stays_out() -> None:
-    settled = settle(
+    settled = decide_columns(
         (), [_shape("b BIGINT", "wide"), _shape("b INTEGER", "same")], keys=(), table=_columns("b INTEGER")
     )
     assert _types(settled.columns) == {"b": "INTEGER"}
@@ -186,12 +186,14 @@ def test_an_existing_table_is_not_widened_and_the_leaf_stays_out() -> None:
 
 def test_a_default_is_no_missing_column() -> None:
     expected = (Column(name="tp_table", type="VARCHAR", default="'log'"), *_columns("a INTEGER"))
-    settled = settle(expected, [_shape("a INTEGER")], keys=(), table=None)
+    settled = decide_columns(expected, [_shape("a INTEGER")], keys=(), table=None)
     assert settled.findings == ()
     assert settled.columns[0].default == "'log'"
 
 
 def test_a_column_that_must_not_be_null_and_is_missing_keeps_the_leaf_out() -> None:
     table = (*_columns("a INTEGER"), Column(name="must", type="DATE", nullable=False))
-    settled = settle((), [_shape("a INTEGER", "lacks"), _shape("a INTEGER | must DATE", "has")], keys=(), table=table)
+    settled = decide_columns(
+        (), [_shape("a INTEGER", "lacks"), _shape("a INTEGER | must DATE", "has")], keys=(), table=table
+    )
     assert settled.conflicts() == {"lacks": "column 'must' is missing, must not be NULL and has no default"}

@@ -58,7 +58,7 @@ def test_rows_that_are_in_no_leaf_are_found(make: MakeScene) -> None:
     assert scene.job().run().ok
     scene.execute(f"INSERT INTO {LOG} BY NAME SELECT 'new' AS tp_id, 'other' AS tp_partition")
     (found,) = scene.job().verify().mismatches
-    assert "1 rows of no leaf: tp_partition=other" in found.reason
+    assert "1 rows that are in no leaf: tp_partition=other" in found.reason
 
 
 def test_a_table_that_is_gone_is_found(make: MakeScene) -> None:

@@ -1,10 +1,11 @@
-"""Where an import lives on disk. The folder is the state, and a rename is the transition.
+"""Folders of an import on disk. The folder is the state, and a rename is the transition.
 
     data/ ──prepare──▶ migration/migrating/ ──a leaf is delivered──▶ migration/migrated/
                                             ──finalize: the rest, the marker last──▶
 
-The marker (`tailpipe.db`, or the journal for a tree without one) says which state the whole is in. The journal holds
-what the folders cannot: that a move between file systems is under way, which tables the import made, and an undo.
+The position of the marker (`tailpipe.db`, or the journal for a tree without one) is the state of
+the whole import. The journal has what the folders cannot show: that a move between file systems is
+in progress, which tables the import created, and an undo.
 """
 
 import json
@@ -22,23 +23,23 @@ DATABASE_FILES = (f"{DATABASE}.wal", DATABASE)
 
 
 class ImportPhase(StrEnum):
-    """How far the import of a place has come."""
+    """Progress of an import."""
 
     NOTHING = "nothing"  # neither data nor an import
-    READY = "ready"  # the tree lies where it was written
-    IMPORTING = "importing"  # the tree has moved; leaves go one by one
-    DONE = "done"  # all is in the lake and in the backup
-    UNDOING = "undoing"  # an undo was begun and not finished
+    READY = "ready"  # the tree is where it was written
+    IMPORTING = "importing"  # the tree has moved; leaves are moved one by one
+    DONE = "done"  # everything is in the lake and in the backup
+    UNDOING = "undoing"  # an undo was started and not finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportJournal:
-    """What an import remembers between two runs.
+    """State that an import keeps between two runs.
 
-    `preparing` is set while the tree moves. `tables_made` are the tables that the import created, by name and uuid;
-    `making` names a commit that creates tables, from before it until its tables are in `tables_made`. `quarantined`
-    are files set aside, by leaf. `lake` is where the rows go. An undo notes in `dropping` which tables it means, by
-    name and uuid.
+    `preparing` is set while the tree moves. `tables_made` are the tables that the import created,
+    by name and uuid; `making` names a commit that creates tables, from before it until its tables
+    are in `tables_made`. `quarantined` are the quarantined files, by leaf. `lake` identifies the
+    target lake. An undo records in `dropping` which tables it drops, by name and uuid.
     """
 
     preparing: bool = False
@@ -51,13 +52,17 @@ class ImportJournal:
     dropping: Mapping[str, str] = field(default_factory=dict)
 
     def has_made(self, table: str, uuid: str) -> bool:
-        """Whether the import created this table; a journal of an earlier version knows it by its name alone."""
+        """Return whether the import created this table; a journal of an earlier version has only
+        its name.
+        """
         return self.tables_made.get(table) in (uuid, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFolders:
-    """The folders of one import. `marker` is the file whose place is the state, or empty where the journal is it."""
+    """The folders of one import. `marker` is the file whose position is the state; empty if the
+    journal is the state.
+    """
 
     data: Path
     migration: Path
@@ -66,14 +71,14 @@ class ImportFolders:
 
     @classmethod
     def tailpipe(cls, home: Path, workspace: str | None = None) -> "ImportFolders":
-        """The place of a Tailpipe home; the workspace is looked for where none is named."""
+        """Return the folders of a Tailpipe home; if no workspace is named, it is searched for."""
         home = home.expanduser().absolute()
         found = workspace if workspace is not None else _only_workspace(home)
         return cls(data=home / "data" / found, migration=home / "migration", workspace=found)
 
     @classmethod
     def tree(cls, folder: Path) -> "ImportFolders":
-        """The place of a tree that no program's database describes."""
+        """Return the folders of a tree that no program's database describes."""
         folder = folder.expanduser().absolute()
         return cls(data=folder, migration=folder.with_name(f"{folder.name}.migration"), marker="")
 
@@ -105,38 +110,39 @@ class ImportFolders:
         return self.migration / f"{stem}{f'-{self.workspace}' if self.workspace else ''}.json"
 
     def journal(self) -> ImportJournal:
-        """What the last run wrote down; nothing where none has run."""
+        """Read the journal of the last run; an empty one if there was none."""
         return _read_journal(self.journal_path)
 
     def earlier(self) -> Iterator[tuple[Path, ImportJournal]]:
-        """The backups of imports before this one, the oldest first, with what each wrote down."""
+        """Yield the backups of earlier imports, the oldest first, each with its journal."""
         for folder in sorted((self.migration / "earlier").glob("*")):
             if (folder / self.workspace).is_dir():
                 note = folder.with_name(f"{folder.name}-{self.journal_path.name}")
                 yield folder / self.workspace, _read_journal(note)
 
     def note(self, **changes: object) -> ImportJournal:
-        """Write down what has changed, so that it survives a crash."""
+        """Change fields of the journal durably, and return it."""
         journal = replace(self.journal(), **changes)  # type: ignore[arg-type]
         files.make_folder(self.migration)
         files.replace_text(self.journal_path, json.dumps(asdict(journal), indent=1))
         return journal
 
     def forget(self) -> None:
-        """Take the journal away, as if nothing had been imported."""
+        """Remove the journal, as if nothing had been imported."""
         files.remove(self.journal_path)
 
     def phase(self) -> ImportPhase:
-        """The state, read from the disk; an error where it is ambiguous."""
+        """Return the state, as read from the disk. Raises InputError if it is ambiguous."""
         journal = self.journal()
         if journal.undoing:
             return ImportPhase.UNDOING
         before, during = self._is_marked(self.data), self._is_marked(self.migrating, any_entry=True)
-        # Within a file system the move is one rename, so what lies in both places came later.
+        # Within a file system the move is one rename, so data in both folders means that some
+        # arrived later.
         is_copying = journal.preparing and not files.same_device(self.data, self.migrating)
         if before and during and not is_copying:
             raise InputError(
-                f"{self._name} lies both in {self.data} and in {self.migrating}.",
+                f"{self._name} is both in {self.data} and in {self.migrating}.",
                 hint=f"An import was interrupted, and data was collected since. Move {self.data} away, run "
                 "`catchment legacy run` to finish the first, then move it back and run again.",
             )
@@ -150,7 +156,7 @@ class ImportFolders:
 
     @property
     def root(self) -> Path:
-        """Where the tree lies now, as far as it is not imported."""
+        """The folder of the leaves that are not imported yet."""
         return self.data if self.phase() is ImportPhase.READY else self.migrating
 
     @property
@@ -167,7 +173,7 @@ def _read_journal(path: Path) -> ImportJournal:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         made = facts.get("tables_made", {})
-        # Earlier versions noted names only.
+        # Earlier versions recorded names only.
         return ImportJournal(**{**facts, "tables_made": made if isinstance(made, dict) else dict.fromkeys(made, "")})
     except FileNotFoundError:
         return ImportJournal()
@@ -176,15 +182,15 @@ def _read_journal(path: Path) -> ImportJournal:
 
 
 def _only_workspace(home: Path) -> str:
-    """The one workspace that has data; none where the data folder itself has the database."""
+    """Return the only workspace with data; empty if the data folder itself has the database."""
     folders = (home / "data", home / "migration" / "migrating", home / "migration" / "migrated")
     for folder in folders:
         found = sorted(set(_marked_below(folder)))
         if (folder / DATABASE).is_file():
             if found:
                 raise InputError(
-                    f"{folder} has {DATABASE}, and so has {', '.join(found)} in it.",
-                    hint="Name the workspace with --workspace; `--workspace ''` is for the folder itself.",
+                    f"{folder} has {DATABASE}, and so do its subfolders {', '.join(found)}.",
+                    hint="Name the workspace with --workspace; `--workspace ''` means the folder itself.",
                 )
             return ""
         if len(found) > 1:

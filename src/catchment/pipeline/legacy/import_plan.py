@@ -1,4 +1,6 @@
-"""Planning an import: every table, leaf, problem and byte of it, before anything moves. Decisions only."""
+"""Import planning: determines every table, leaf, problem and size before anything is moved.
+Decisions only.
+"""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +16,14 @@ from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.folders import ImportPhase
 from catchment.pipeline.legacy.survey import BadFile, Survey
-from catchment.pipeline.legacy.table_columns import ColumnDrift, TableColumns, settle
+from catchment.pipeline.legacy.table_columns import ColumnDrift, TableColumns, decide_columns
 from catchment.pipeline.legacy.tree import TABLE_KEY, TAILPIPE_KEYS, Leaf, Stray, Tree, tables_of
 from catchment.pipeline.legacy.views import LegacyView
 from catchment.pipeline.plan import Unit, mode_for, plural
 from catchment.pipeline.work import Input, Mode
 
 KIND = "legacy"
-# Rough speeds of one core, for an estimate that a person plans an evening by.
+# Rough speeds of one core, for an estimate of the duration.
 _REWRITE_BYTES_PER_S = 60_000_000
 _READ_BYTES_PER_S = 150_000_000
 _FILE_S = 0.004
@@ -30,7 +32,9 @@ _START_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What the caller chose. `keys` are the folders' keys with their types; `table` takes all leaves of a tree."""
+    """Options of an import. `keys` are the folders' keys with their types; `table` takes all leaves
+    of a tree.
+    """
 
     mode: Mode = Mode.AUTO
     schema: str = DEFAULT_SCHEMA
@@ -43,11 +47,12 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """What goes into one table. `leaves` hold only files to import; `blocked` are leaves that stay, with the reason.
+    """The import into one table. `leaves` have only files to import; `blocked` maps leaves that are
+    not imported to the reason.
 
-    `insert_reason` says why the leaves' rows have to be inserted, if they have. `late` columns are added once the leaf
-    of `starts_with` is in the table. DuckLake keeps no bounds of a column that a table with files gets, and only then
-    can files that lack it be adopted.
+    `insert_reason` says why the leaves' rows must be inserted, if they must. `late` columns are
+    added once the leaf of `starts_with` is in the table. DuckLake keeps no bounds for a column that
+    is added to a table with files, and only then can files that lack it be adopted.
     """
 
     id: TableId
@@ -77,8 +82,10 @@ class TablePlan:
     def row_count(self) -> int:
         return sum(self.rows.get(leaf.path, 0) for leaf in self.leaves)
 
-    def way(self, leaf: Leaf) -> Mode:
-        """How the leaf goes in: adopted where its files are large, or where there is nothing to coalesce them with."""
+    def mode_of(self, leaf: Leaf) -> Mode:
+        """Return how to import the leaf: it is adopted if its files are large, or if there is
+        nothing to coalesce them with.
+        """
         if self.mode is not Mode.AUTO:
             return self.mode
         if leaf.keys != self.partition_by:
@@ -89,11 +96,13 @@ class TablePlan:
 
     @property
     def adopted(self) -> tuple[Leaf, ...]:
-        """The leaves to be adopted; the others are rewritten, and so is one that turns out not to fit."""
-        return tuple(leaf for leaf in self.leaves if self.way(leaf) is Mode.ADOPT)
+        """The leaves to adopt; the others are rewritten, and so is any leaf that turns out not to
+        fit.
+        """
+        return tuple(leaf for leaf in self.leaves if self.mode_of(leaf) is Mode.ADOPT)
 
     def without(self, leaves: Container[str]) -> "TablePlan":
-        """The same without some leaves, by their paths."""
+        """Return a copy without the leaves of these paths."""
         return replace(
             self,
             leaves=tuple(leaf for leaf in self.leaves if leaf.path not in leaves),
@@ -101,18 +110,20 @@ class TablePlan:
         )
 
     def unit(self, root: Path, leaf: Leaf) -> Unit:
-        """The leaf as a unit of delivery; its id depends on its files, not on where the tree lies."""
+        """Return the leaf as a unit of delivery; its id depends on its files, not on the tree's
+        folder.
+        """
         return Unit(
             id=unit_id(self.id, leaf),
             source=leaf.path,
             inputs=inputs_of(root, leaf),
-            prefers=self.way(leaf),
+            prefers=self.mode_of(leaf),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyPlan:
-    """An import as it will be done, and everything that stands in its way."""
+    """An import as it would run now, and everything that prevents it."""
 
     phase: ImportPhase
     tables: tuple[TablePlan, ...]
@@ -126,7 +137,7 @@ class LegacyPlan:
     disk_free_bytes: int = 0
     seconds: float = 0.0
     refusals: tuple[str, ...] = ()
-    # Every leaf that was seen, so that a run can tell whether the tree is still the one that was planned.
+    # Every leaf that was seen, so that a run can check whether the tree is still the planned one.
     seen: tuple[Leaf, ...] = ()
 
     @property
@@ -134,20 +145,24 @@ class LegacyPlan:
         return sum(len(table.leaves) for table in self.tables)
 
     def may_be_unreadable(self, leaf: str) -> bool:
-        """Whether a leaf that is not imported has a file which cannot be read, or failed when it was read."""
+        """Return whether a leaf that is not imported has an unreadable file, or failed when it was
+        read.
+        """
         blocked = any(leaf in table.blocked for table in self.tables)
         return not blocked or any(each.leaf == leaf for each in self.bad)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything that a person should look at, in sentences."""
+        """Everything that needs attention, as sentences."""
         return tuple(self._problems())
 
     def _problems(self) -> Iterator[str]:
         yield from self.refusals
         for bad in self.bad:
-            aside = bad.name in self.quarantined.get(bad.leaf, ())
-            yield f"{bad.leaf}/{bad.name}: {bad.reason}" + (" It will be set aside in the backup." if aside else "")
+            quarantined = bad.name in self.quarantined.get(bad.leaf, ())
+            yield f"{bad.leaf}/{bad.name}: {bad.reason}" + (
+                " It will be quarantined in the backup." if quarantined else ""
+            )
         for table in self.tables:
             for leaf, reason in table.blocked.items():
                 yield f"{leaf} cannot be imported: {reason}."
@@ -156,29 +171,29 @@ class LegacyPlan:
         for view in self.views_without_data:
             yield f"The view {view} has no data."
         if self.leaves_moved:
-            yield f"{leaves_counted(self.leaves_moved)} moved before a move was cut off: a run imports them too."
+            yield f"{count_leaves(self.leaves_moved)} moved before a move was cut off: a run imports them too."
 
     def explain(self) -> Iterator[str]:
-        """The plan in sentences, for a person."""
+        """Yield the plan as sentences for the operator."""
         size = sum(table.bytes for table in self.tables) / 1e6
         files = sum(table.files for table in self.tables)
         rows = sum(table.row_count for table in self.tables)
         yield (
-            f"{leaves_counted(self.leaves)} with {plural(files, 'file')}, "
+            f"{count_leaves(self.leaves)} with {plural(files, 'file')}, "
             f"{plural(rows, 'row')} and {size:,.1f} MB, into {plural(len(self.tables), 'table')}."
         )
         for table in self.tables:
             yield from _explain_table(table)
         if self.empty:
-            yield f"{leaves_counted(len(self.empty))} without a Parquet file, kept in the backup."
+            yield f"{count_leaves(len(self.empty))} without a Parquet file, kept in the backup."
         yield (
             f"Disk: {self.disk_needed_bytes / 1e6:,.1f} MB needed, {self.disk_free_bytes / 1e6:,.1f} MB free. "
             f"About {self.seconds:,.0f} s."
         )
 
 
-def leaves_counted(number: int) -> str:
-    """A number of leaves, for a person."""
+def count_leaves(number: int) -> str:
+    """Return a number of leaves as text."""
     return f"{number:,} {'leaf' if number == 1 else 'leaves'}"
 
 
@@ -189,7 +204,7 @@ def _explain_table(table: TablePlan) -> Iterator[str]:
     how = f"{adopted:,} to be adopted, {len(table.leaves) - adopted:,} to be rewritten."
     if table.mode is Mode.INSERT:
         how = f"{len(table.leaves):,} to be inserted, because {table.insert_reason}."
-    yield f"{table.id} {state}{by}: {leaves_counted(len(table.leaves))}, {plural(table.row_count, 'row')}; {how}"
+    yield f"{table.id} {state}{by}: {count_leaves(len(table.leaves))}, {plural(table.row_count, 'row')}; {how}"
     if table.exists and table.added:
         yield f"  added: {', '.join(f'{column.name} {column.type}' for column in table.added)}"
     for finding in table.findings:
@@ -206,10 +221,10 @@ def _explain_table(table: TablePlan) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeFacts:
-    """What was read before planning. `views` is None for a tree that no database describes.
+    """Input of the plan. `views` is None for a tree that no database describes.
 
-    `above` are keys in the names of folders that the tree itself lies in. `moved` are leaves that a move took into
-    `migrating/` before it was cut off. `encrypted` says that the lake is.
+    `above` are keys in the names of the folders that contain the tree. `moved` are leaves that an
+    interrupted move has already taken into `migrating/`. `encrypted` says whether the lake is.
     """
 
     phase: ImportPhase
@@ -227,21 +242,22 @@ class TreeFacts:
 def plan(facts: TreeFacts, options: ImportOptions) -> LegacyPlan:
     """Decide everything that can be decided before the first file is moved."""
     bad = tuple(each for survey in facts.surveys.values() for each in survey.bad)
-    aside = {leaf: tuple(names) for leaf, names in facts.quarantined.items()}
+    quarantined = {leaf: tuple(names) for leaf, names in facts.quarantined.items()}
     if options.quarantine:
         for each in bad:
-            aside[each.leaf] = tuple(dict.fromkeys((*aside.get(each.leaf, ()), each.name)))
+            quarantined[each.leaf] = tuple(dict.fromkeys((*quarantined.get(each.leaf, ()), each.name)))
     by_table = tables_of(facts.tree.leaves)
     expected = {view.name: view.columns for view in facts.views or ()}
     return LegacyPlan(
         phase=facts.phase,
         tables=tuple(
-            _plan_table(name, leaves, expected.get(name), facts, options, aside) for name, leaves in by_table.items()
+            _plan_table(name, leaves, expected.get(name), facts, options, quarantined)
+            for name, leaves in by_table.items()
         ),
         empty=facts.tree.empty,
         strays=facts.tree.strays,
         bad=bad,
-        quarantined=aside,
+        quarantined=quarantined,
         views_without_data=_without_data(expected, facts) if facts.phase is ImportPhase.READY else (),
         leaves_moved=len(facts.moved),
         seen=facts.tree.leaves,
@@ -253,15 +269,17 @@ def _without_data(views: Iterable[str], facts: TreeFacts) -> tuple[str, ...]:
 
 
 def unit_id(table: TableId, leaf: Leaf) -> str:
-    """The same leaf with the same files has the same id for ever."""
+    """Return the unit's id, which is stable: the same leaf with the same files always has the same
+    one.
+    """
     facts = [str(fact) for each in leaf.files for fact in (each.name, each.bytes, each.modified_ns)]
     return ids.unit_id(KIND, str(table), leaf.path, *facts)
 
 
 def inputs_of(root: Path, leaf: Leaf) -> tuple[Input, ...]:
-    """The leaf's files, to be read."""
+    """Return the leaf's files as inputs."""
     own = {sql.fold(key) for key in leaf.keys}
-    # Keys of folders above the leaf's own, such as the table's, are no columns of its files.
+    # Keys of folders above the leaf's own, such as the table's, are not columns of its files.
     above = keys_of(root / leaf.path)
     return tuple(
         Input(
@@ -276,27 +294,27 @@ def inputs_of(root: Path, leaf: Leaf) -> tuple[Input, ...]:
 
 
 def keys_of(path: Path) -> tuple[str, ...]:
-    """The keys in the names of the path's folders."""
+    """Return the keys in the names of the path's folders."""
     return tuple(part.partition("=")[0] for part in path.parts if "=" in part)
 
 
 def producer_of(table: TableId) -> ProducerId:
-    """Under whose name the ledger records a table's leaves."""
+    """Return the producer under which the ledger records a table's leaves."""
     return ProducerId(KIND, str(table), "1")
 
 
 def without_files(leaf: Leaf, names: Sequence[str]) -> Leaf:
-    """The leaf without files that were set aside."""
+    """Return the leaf without quarantined files."""
     return replace(leaf, files=tuple(each for each in leaf.files if each.name not in names))
 
 
 def bytes_adopted(tables: Sequence[TablePlan]) -> int:
-    """How much is linked into the lake; the rest is written anew."""
+    """Return how many bytes are linked into the lake; the rest is rewritten."""
     return sum(leaf.bytes for table in tables for leaf in table.adopted)
 
 
 def seconds_estimate(tables: Sequence[TablePlan], *, parallelism: int, digests: bool) -> float:
-    """About how long the import takes."""
+    """Estimate how long the import takes."""
     adopted = bytes_adopted(tables)
     rewritten = sum(table.bytes for table in tables) - adopted
     work = rewritten / _REWRITE_BYTES_PER_S + (adopted / _READ_BYTES_PER_S if digests else 0.0)
@@ -309,24 +327,24 @@ def _plan_table(
     view: tuple[Column, ...] | None,
     facts: TreeFacts,
     options: ImportOptions,
-    aside: Mapping[str, tuple[str, ...]],
+    quarantined: Mapping[str, tuple[str, ...]],
 ) -> TablePlan:
     existing = facts.existing.get(name)
     survey = facts.surveys[name]
     keys = _key_columns(existing, options.keys)
     expected = tuple(_expected(name, view or (), keys))
-    settled = settle(
+    settled = decide_columns(
         expected,
         survey.shapes,
         keys=(*(key.name for key in keys), TABLE_KEY),
         table=None if existing is None else existing.columns,
     )
-    blocked = dict(_hidden(leaves, survey, facts.above)) | _blocked(leaves, settled, survey, keys, aside)
+    blocked = dict(_hidden(leaves, survey, facts.above)) | _blocked(leaves, settled, survey, keys, quarantined)
     blocked |= {leaf.path: leaf.doubt for leaf in leaves if leaf.doubt is not None}
     refusal = _refusal(name, existing, options) if existing is not None else None
     if refusal is not None:
         blocked = {leaf.path: refusal for leaf in leaves}
-    wanted = (without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves)
+    wanted = (without_files(leaf, quarantined.get(leaf.path, ())) for leaf in leaves)
     partition_by = _partition_by(name, settled.columns, keys, existing, options)
     mode, insert_reason = mode_for(
         Table(
@@ -339,7 +357,7 @@ def _plan_table(
         ),
         options.mode,
     )
-    made = TablePlan(
+    planned = TablePlan(
         id=TableId(options.schema, name),
         leaves=tuple(leaf for leaf in wanted if leaf.files and leaf.path not in blocked),
         blocked=blocked,
@@ -353,40 +371,42 @@ def _plan_table(
         adopt_bytes_min=facts.adopt_bytes_min,
         insert_reason=insert_reason,
     )
-    return made if made.exists else _staged(made, survey)
+    return planned if planned.exists else _with_late_columns(planned, survey)
 
 
 def _refusal(name: str, table: Table, options: ImportOptions) -> str | None:
-    """Why nothing can go into a table that exists, or None."""
+    """Return why nothing can be imported into an existing table, or None."""
     own = next((column for column in table.columns if sql.fold(column.name) == TABLE_KEY), None)
     if options.table is None and own is not None and own.default != sql.literal(name):
         return f"the table's column {own.name} has no default {sql.literal(name)}, and would be NULL"
     return None
 
 
-def _staged(made: TablePlan, survey: Survey) -> TablePlan:
-    """The same, with the columns that must come late so that files which lack them can be adopted."""
-    adopted = made.adopted
+def _with_late_columns(planned: TablePlan, survey: Survey) -> TablePlan:
+    """Return the plan with those columns marked late that files to be adopted lack."""
+    adopted = planned.adopted
     keys = {sql.fold(key) for leaf in adopted[:1] for key in leaf.keys}
-    plain = (column for column in made.columns if column.default is None and column.nullable)
+    plain = (column for column in planned.columns if column.default is None and column.nullable)
     optional = {sql.fold(column.name): column for column in plain if sql.fold(column.name) not in keys}
-    has: dict[str, set[str]] = {leaf.path: set() for leaf in adopted}
-    lacked: set[str] = set()
+    columns_by_leaf: dict[str, set[str]] = {leaf.path: set() for leaf in adopted}
+    missing: set[str] = set()
     for shape in survey.shapes:
         names = {sql.fold(column.name) for column in shape.columns}
         for leaf in shape.leaves:
-            if leaf in has:
-                has[leaf] |= names
-                lacked |= optional.keys() - names
-    if not lacked:
-        return made
-    first = max(adopted, key=lambda leaf: len(lacked - has[leaf.path]))
-    late = tuple(column for name, column in optional.items() if name in lacked - has[first.path])
-    return replace(made, late=late, starts_with=(first,)) if late else made
+            if leaf in columns_by_leaf:
+                columns_by_leaf[leaf] |= names
+                missing |= optional.keys() - names
+    if not missing:
+        return planned
+    first = max(adopted, key=lambda leaf: len(missing - columns_by_leaf[leaf.path]))
+    late = tuple(column for name, column in optional.items() if name in missing - columns_by_leaf[first.path])
+    return replace(planned, late=late, starts_with=(first,)) if late else planned
 
 
 def _expected(name: str, view: Sequence[Column], keys: Sequence[Column]) -> Iterator[Column]:
-    """The view's columns in its order; the keys with their own types, and those that it lacks at the end."""
+    """Yield the view's columns in its order, keys with their own types, and the keys that it lacks
+    at the end.
+    """
     by_name = {sql.fold(key.name): key for key in keys}
     for column in view:
         if sql.fold(column.name) == TABLE_KEY:
@@ -397,9 +417,10 @@ def _expected(name: str, view: Sequence[Column], keys: Sequence[Column]) -> Iter
 
 
 def _key_columns(existing: Table | None, keys: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns found in folders, with the type that an existing table gives them.
+    """Return the columns found in folders, with the type that an existing table gives them.
 
-    Not the view's: it guesses from the values, and an index of digits would lose its leading zeros.
+    Not the view's type: it is guessed from the values, and an index of digits would lose its
+    leading zeros.
     """
     known = {sql.fold(column.name): column for column in (existing.columns if existing else ())}
     return tuple(known.get(sql.fold(key.name), key) for key in keys)
@@ -427,12 +448,12 @@ def _blocked(
     settled: TableColumns,
     survey: Survey,
     keys: Sequence[Column],
-    aside: Mapping[str, tuple[str, ...]],
+    quarantined: Mapping[str, tuple[str, ...]],
 ) -> dict[str, str]:
-    """Leaves that cannot be imported as they are, with the reason."""
+    """Return the leaves that cannot be imported as they are, with the reason."""
     blocked = settled.conflicts()
     for bad in survey.bad:
-        if bad.name not in aside.get(bad.leaf, ()):
+        if bad.name not in quarantined.get(bad.leaf, ()):
             blocked.setdefault(bad.leaf, f"its file {bad.name} cannot be read (--quarantine imports the others)")
     for at, key in enumerate(keys):
         refused = _uncastable({leaf.values[at] for leaf in leaves}, key)
@@ -443,9 +464,11 @@ def _blocked(
 
 
 def _hidden(leaves: Sequence[Leaf], survey: Survey, above: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Leaves of which DuckDB would take a value from a folder above the tree, and so import a wrong one."""
+    """Yield leaves for which DuckDB would take a value from a folder above the tree, and import a
+    wrong one.
+    """
     keys = {sql.fold(key): key for key in above}
-    reason = "a folder above the tree is named {}=…, which would stand in for its own values: move the tree"
+    reason = "a folder above the tree is named {}=…, which would replace its own values: move the tree"
     for leaf in leaves:
         yield from ((leaf.path, reason.format(key)) for name, key in keys.items() if name in map(sql.fold, leaf.keys))
     for shape in survey.shapes:
@@ -457,7 +480,7 @@ def _uncastable(values: set[str | None], key: Column) -> frozenset[str]:
     texts = sorted(value for value in values if value is not None)
     if not texts or key.type == "VARCHAR":
         return frozenset()
-    # A cast that rounds would merge leaves: the value must be the same in a type that holds more of it.
+    # A cast that rounds would merge leaves: the value must be the same in a more precise type.
     kind = types.parse(key.type).id
     wider = "TIMESTAMP" if kind == "date" else "DECIMAL(38,12)" if "int" in kind or kind == "decimal" else key.type
     query = (

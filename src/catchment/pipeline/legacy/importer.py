@@ -1,6 +1,8 @@
-"""Delivering the leaves of a plan: tables first, then leaves in batches, then each leaf into the backup.
+"""Delivery of a plan's leaves: tables first, then leaves in batches, then each leaf into the
+backup.
 
-A leaf that fails is left where it is. What a commit refuses as a whole is tried in halves, down to the leaf to blame.
+A leaf that fails stays in `migrating/`. If a commit is refused as a whole, it is retried in halves
+until the failing leaf is found.
 """
 
 import glob
@@ -34,7 +36,7 @@ Stop = Callable[[], bool]
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A run on its way: what was done of each table, what failed and what was set aside, by leaf."""
+    """State of a run: the reports of each table, failures and quarantined files, by leaf."""
 
     plan: LegacyPlan
     stop: Stop
@@ -44,19 +46,21 @@ class Run:
 
 
 class Importer:
-    """Does what a plan says of leaves that lie in `migrating/`; the deliverer is made when there is work for it."""
+    """Executes a plan for leaves in `migrating/`; the deliverer is created only if there is work
+    for it.
+    """
 
-    def __init__(self, place: ImportFolders, options: ImportOptions, make_deliverer: Callable[[], Deliverer]) -> None:
-        self._place = place
+    def __init__(self, folders: ImportFolders, options: ImportOptions, make_deliverer: Callable[[], Deliverer]) -> None:
+        self._folders = folders
         self._options = options
         self._make_deliverer = make_deliverer
 
     def run(self, run: Run) -> None:
-        """Deliver the plan's leaves, and move each into the backup; what fails is noted in `run`."""
+        """Deliver the plan's leaves, and move each into the backup; failures are recorded in `run`."""
         tables = [table for table in run.plan.tables if table.leaves]
         run.failures.update({leaf: why for table in run.plan.tables for leaf, why in table.blocked.items()})
         if run.quarantined:
-            self._place.note(quarantined=run.quarantined)
+            self._folders.note(quarantined=run.quarantined)
         if not tables:
             return
         deliverer = self._make_deliverer()
@@ -74,8 +78,10 @@ class Importer:
             self._deliver(deliverer, run, {name: each for name, each in rest.items() if each[1]})
 
     def _make_tables(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
-        """Create what is missing, in one commit; `settled` finds out which tables it made, whatever becomes of us."""
-        settle(self._place, lake)
+        """Create missing tables and columns in one commit; after a crash, `with_made_tables` finds
+        out which tables it created.
+        """
+        record_made_tables(self._folders, lake)
         changes: list[Change] = []
         for table in tables:
             if table.exists:
@@ -86,37 +92,41 @@ class Importer:
                 changes.append(CreateTable(table=table.id, columns=columns, partition_by=keys))
         if changes:
             making = ids.new_job_id(lake.clock)
-            self._place.note(making=making)
+            self._folders.note(making=making)
             message = f"tables for {len(tables)} legacy tables"
             lake.commit(Commit(message=message, changes=tuple(changes), info={"import": making}))
             faults.reach("legacy.after_tables")
-            settle(self._place, lake)
+            record_made_tables(self._folders, lake)
 
     def _changed_since(self, lake: Lake, plan: TablePlan) -> Iterator[tuple[str, str]]:
-        """Leaves that were delivered, not moved, and changed since: their rows would come in a second time."""
+        """Yield leaves that were delivered, not moved, and changed since: their rows would be
+        imported twice.
+        """
         table = lake.table(plan.id)
         with lake.ledger() as ledger:
-            there = [each for each in ledger.deliveries(producer_of(plan.id)) if each.table_uuid == table.uuid]
-        known = {each.unit_id for each in there}
-        backups = [self._place.migrated, *(root for root, _ in self._place.earlier())]
-        sources = {each.source for each in there}
+            deliveries = [each for each in ledger.deliveries(producer_of(plan.id)) if each.table_uuid == table.uuid]
+        known = {each.unit_id for each in deliveries}
+        backups = [self._folders.migrated, *(root for root, _ in self._folders.earlier())]
+        sources = {each.source for each in deliveries}
         for leaf in plan.leaves:
             moved = any((root / leaf.path).exists() for root in backups)
             if leaf.path in sources and unit_id(plan.id, leaf) not in known and not moved:
                 yield (
                     leaf.path,
-                    "it is in the lake already, and its files have changed since: put them back as they were",
+                    "it is already in the lake, and its files have changed since: restore them",
                 )
 
     def _add_late_columns(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
-        """Give tables, now that they have a file, the columns that others of their files lack as well."""
+        """Add the columns that some files lack to tables that have a file by now."""
         changes = tuple(AddColumn(table=table.id, column=column) for table in tables for column in table.late)
         lake.commit(Commit(message=f"more columns for {len(tables)} legacy tables", changes=changes))
 
     def _deliver(
         self, deliverer: Deliverer, run: Run, work: Mapping[TableId, tuple[TablePlan, Sequence[Leaf]]]
     ) -> None:
-        """Deliver leaves of several tables; what a commit refuses is tried in halves, down to the leaf to blame."""
+        """Deliver leaves of several tables; a refused commit is retried in halves until the failing
+        leaf is found.
+        """
         units = {table.id: self._units(table, leaves) for table, leaves in work.values()}
         plans = [
             deliverer.plan_units(list(units[table.id]), producer=producer_of(table.id), table=table.id, mode=table.mode)
@@ -132,12 +142,12 @@ class Importer:
             run.reports.setdefault(report.table, []).append(report)
             by_id = {unit.id: unit for unit in units[report.table]}
             failed = {by_id[each.unit_id].source: each.reason for each in report.failures if each.unit_id in by_id}
-            mended = self._mend(run, leaves, failed)
-            run.failures.update({leaf: why for leaf, why in failed.items() if leaf not in mended})
-            if any(leaf.files for leaf in mended.values()):
-                again[table.id] = (table, [leaf for leaf in mended.values() if leaf.files])
+            readable = self._without_unreadable(run, leaves, failed)
+            run.failures.update({leaf: why for leaf, why in failed.items() if leaf not in readable})
+            if any(leaf.files for leaf in readable.values()):
+                again[table.id] = (table, [leaf for leaf in readable.values() if leaf.files])
             if report.error is not None:
-                others = [leaf for leaf in leaves if leaf.path not in mended]
+                others = [leaf for leaf in leaves if leaf.path not in readable]
                 self._deliver_halves(deliverer, run, table, others, report.error.message)
         if again:
             self._deliver(deliverer, run, again)
@@ -146,7 +156,7 @@ class Importer:
         self, deliverer: Deliverer, run: Run, table: TablePlan, leaves: Sequence[Leaf], reason: str
     ) -> None:
         left = [
-            leaf for leaf in leaves if (self._place.migrating / leaf.path).exists() and leaf.path not in run.failures
+            leaf for leaf in leaves if (self._folders.migrating / leaf.path).exists() and leaf.path not in run.failures
         ]
         if len(left) <= 1:
             run.failures.update({leaf.path: reason for leaf in left})
@@ -156,42 +166,50 @@ class Importer:
             self._deliver(deliverer, run, {table.id: (table, half)})
 
     def _units(self, table: TablePlan, leaves: Sequence[Leaf]) -> list[Unit]:
-        return [table.unit(self._place.migrating, leaf) for leaf in leaves]
+        return [table.unit(self._folders.migrating, leaf) for leaf in leaves]
 
     def _retire(self, unit: Unit) -> None:
-        file_moves.retire(self._place, unit.source)
+        file_moves.retire(self._folders, unit.source)
         events.emit("legacy_leaf_imported", leaf=unit.source, unit=unit.id, bytes=unit.bytes)
 
-    def _mend(self, run: Run, leaves: Sequence[Leaf], failed: Mapping[str, str]) -> dict[str, Leaf]:
-        """Leaves without files that turned out to be unreadable, by path, where the caller wants that."""
+    def _without_unreadable(self, run: Run, leaves: Sequence[Leaf], failed: Mapping[str, str]) -> dict[str, Leaf]:
+        """Return failed leaves without their unreadable files, by path, if the options allow
+        quarantine.
+        """
         if not self._options.quarantine:
             return {}
-        mended = {}
+        readable = {}
         for leaf in leaves:
             if leaf.path in failed:
                 bad = [
-                    each.name for each in leaf.files if not _is_readable(self._place.migrating / leaf.path / each.name)
+                    each.name
+                    for each in leaf.files
+                    if not _is_readable(self._folders.migrating / leaf.path / each.name)
                 ]
                 if bad:
                     run.quarantined[leaf.path] = (*run.quarantined.get(leaf.path, ()), *bad)
-                    mended[leaf.path] = without_files(leaf, bad)
-        if mended:
-            self._place.note(quarantined=run.quarantined)
-        return mended
+                    readable[leaf.path] = without_files(leaf, bad)
+        if readable:
+            self._folders.note(quarantined=run.quarantined)
+        return readable
 
     def has_left(self, run: Run) -> bool:
-        """Whether a leaf that is to be imported is still in `migrating/`."""
+        """Return whether a leaf that should be imported is still in `migrating/`."""
         wanted = {leaf.path for table in run.plan.tables for leaf in table.leaves} | set(run.failures)
-        return any((self._place.migrating / leaf).exists() for leaf in wanted if not self._is_all_aside(run, leaf))
+        return any(
+            (self._folders.migrating / leaf).exists() for leaf in wanted if not self._is_all_quarantined(run, leaf)
+        )
 
-    def _is_all_aside(self, run: Run, leaf: str) -> bool:
-        aside = set(run.quarantined.get(leaf, ()))
+    def _is_all_quarantined(self, run: Run, leaf: str) -> bool:
+        quarantined = set(run.quarantined.get(leaf, ()))
         names = {each.name for seen in run.plan.seen if seen.path == leaf for each in seen.files}
-        return bool(names) and names <= aside
+        return bool(names) and names <= quarantined
 
 
-def settled(journal: ImportJournal, lake: Lake) -> ImportJournal:
-    """The journal with the tables of a commit that it does not know the end of; the lake tells whether it landed."""
+def with_made_tables(journal: ImportJournal, lake: Lake) -> ImportJournal:
+    """Return the journal with the tables of a commit whose outcome it does not know; the lake knows
+    whether it landed.
+    """
     if not journal.making:
         return journal
     with lake.snapshot() as connection:
@@ -200,16 +218,18 @@ def settled(journal: ImportJournal, lake: Lake) -> ImportJournal:
     return replace(journal, tables_made=made, making="")
 
 
-def settle(place: ImportFolders, lake: Lake) -> None:
-    """Write down which tables the import has made, if a commit was cut off before that."""
-    journal = place.journal()
+def record_made_tables(folders: ImportFolders, lake: Lake) -> None:
+    """Record in the journal which tables the import created, if a commit was interrupted before
+    that.
+    """
+    journal = folders.journal()
     if journal.making:
-        known = settled(journal, lake)
-        place.note(tables_made=known.tables_made, making=known.making)
+        known = with_made_tables(journal, lake)
+        folders.note(tables_made=known.tables_made, making=known.making)
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether every value of the file can be read; a footer alone does not tell."""
+    """Return whether every value of the file can be read; its footer alone does not show that."""
     try:
         with extensions.connect() as connection:
             listed = sql.literal(glob.escape(str(path)))

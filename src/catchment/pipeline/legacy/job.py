@@ -1,7 +1,8 @@
-"""The legacy import: detect, plan, run, verify, undo. Every step can be stopped or killed and begun again.
+"""The legacy import: detect, plan, run, verify, undo. Every step can be stopped or killed, and
+repeated.
 
 detect ──▶ plan ──▶ prepare (the tree moves) ──▶ deliver leaves, moving each into the backup ──▶ finalize
-                                                  │ killed: what the ledger has is only moved
+                                                  │ killed: leaves that the ledger has are only moved
                                                   └ a leaf that fails stays in migrating/, for `retry`
 """
 
@@ -33,7 +34,7 @@ from catchment.pipeline.legacy.import_plan import (
     unit_id,
     without_files,
 )
-from catchment.pipeline.legacy.importer import Importer, Run, Stop, settle, settled
+from catchment.pipeline.legacy.importer import Importer, Run, Stop, record_made_tables, with_made_tables
 from catchment.pipeline.legacy.report import (
     ImportedTable,
     ImportStatus,
@@ -48,7 +49,7 @@ from catchment.pipeline.legacy.verification import Found, check_table
 from catchment.pipeline.legacy.views import LegacyView, read_views
 from catchment.pipeline.plan import plural
 
-# What one commit takes: large enough to be cheap, small enough that stopping does not take long.
+# Limits of one commit: large enough to be cheap, small enough that a stop does not take long.
 UNITS_PER_COMMIT_MAX = 2_500
 BYTES_PER_COMMIT_MAX = 4096 * MIB
 _DISK_SPARE_BYTES = 64 * MIB
@@ -56,11 +57,13 @@ _UNDO_ATTEMPTS_MAX = 5
 
 
 class LegacyImport:
-    """One import of one place into one lake. `lake` makes it when asked to; `deliverer` is made when work starts."""
+    """One import of one tree into one lake. `deliverer` is called when work starts; it may create
+    the lake.
+    """
 
     def __init__(
         self,
-        place: ImportFolders,
+        folders: ImportFolders,
         options: ImportOptions,
         *,
         find_lake: Callable[[], Lake | None],
@@ -72,11 +75,12 @@ class LegacyImport:
         own_files: Sequence[Path] = (),
         begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`own_files` are the lake's beside its data, which must not lie in the tree either.
+        """`own_files` are the lake's files outside its data folder, which must not be in the tree
+        either.
 
         `begun` is called when a run is about to change something.
         """
-        self.place = place
+        self.folders = folders
         self.options = options
         self._find_lake = find_lake
         self._deliverer = deliverer
@@ -88,52 +92,54 @@ class LegacyImport:
         self._begun = begun
 
     def detect(self) -> ImportPhase:
-        """Where the place stands."""
-        return self.place.phase()
+        """Return the import's phase."""
+        return self.folders.phase()
 
     def plan(self) -> LegacyPlan:
-        """What `run` would do now, without effect on anything."""
+        """Return what `run` would do now, without side effects."""
         if self.is_running:
-            raise self._taken()
-        phase = self.place.phase()
+            raise self._already_running()
+        phase = self.folders.phase()
         if phase is ImportPhase.UNDOING:
             raise _undo_first()
         if self.is_half_moved:
             raise InputError(
-                f"The move of {self.place.data} was interrupted.", hint="`catchment legacy run` goes on with it."
+                f"The move of {self.folders.data} was interrupted.", hint="`catchment legacy run` continues it."
             )
         return self._plan(phase)
 
     @property
     def is_running(self) -> bool:
-        """Whether a process works on the place at this moment."""
-        return not files.FileLock(self.place.lock, clock=self._clock).is_free()
+        """Whether a process works on this import now."""
+        return not files.FileLock(self.folders.lock, clock=self._clock).is_free()
 
     @property
     def is_finished(self) -> bool:
-        """Whether an import has come to its end, and nothing new is there."""
-        return self.place.phase() is ImportPhase.DONE and self.place.journal().done
+        """Whether an import is complete, and there is no new data."""
+        return self.folders.phase() is ImportPhase.DONE and self.folders.journal().done
 
     @property
     def is_half_moved(self) -> bool:
-        """Whether moving the tree was begun and not finished; no plan can be made of what lies in two places."""
-        return self.place.phase() is ImportPhase.READY and self.place.journal().preparing
+        """Whether moving the tree was started and not finished; a tree in two places cannot be
+        planned.
+        """
+        return self.folders.phase() is ImportPhase.READY and self.folders.journal().preparing
 
     def _plan(self, phase: ImportPhase) -> LegacyPlan:
         self._refuse_own_files()
-        made = plan(self._facts(phase), self.options)
+        made = plan(self._tree_facts(phase), self.options)
         adopted = bytes_adopted(made.tables)
         needed = sum(table.bytes for table in made.tables) - adopted
-        # Where the files will lie when they are adopted, not where they lie now.
-        if not files.same_device(self.place.migrating, self._data_path):
+        # The device of the files when they are adopted, not their current one.
+        if not files.same_device(self.folders.migrating, self._data_path):
             needed += adopted
         refusals = [*self._refuse_strays(made)]
         free = files.free_bytes(self._data_path)
         if needed + _DISK_SPARE_BYTES > free:
             refusals.append(f"The lake needs {needed / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free.")
-        if phase is ImportPhase.READY and not files.same_device(self.place.data, self.place.migration):
-            tree = sum(each.stat().st_size for each in self.place.data.rglob("*") if each.is_file())
-            room = files.free_bytes(self.place.migration)
+        if phase is ImportPhase.READY and not files.same_device(self.folders.data, self.folders.migration):
+            tree = sum(each.stat().st_size for each in self.folders.data.rglob("*") if each.is_file())
+            room = files.free_bytes(self.folders.migration)
             if tree + _DISK_SPARE_BYTES > room:
                 refusals.append(f"Moving the tree takes {tree / 1e6:,.1f} MB, and {room / 1e6:,.1f} MB are free.")
         return replace(
@@ -145,7 +151,9 @@ class LegacyImport:
         )
 
     def _refuse_strays(self, planned: LegacyPlan) -> Iterator[str]:
-        """Why nothing is imported if nothing can be; strays may be the rest of an import that is under way."""
+        """Yield why nothing is imported if nothing can be; strays may be the rest of an import in
+        progress.
+        """
         strays = [each for each in planned.strays if each.parquet_files]
         is_rest = planned.phase is ImportPhase.IMPORTING and self._imported()
         if strays and not planned.seen and not planned.leaves_moved and not is_rest:
@@ -153,19 +161,21 @@ class LegacyImport:
             yield f"None of {plural(count, 'Parquet file')} can be imported: {strays[0].path}: {strays[0].reason}."
 
     def run(self, planned: LegacyPlan | None = None, *, stop: Stop = lambda: False) -> LegacyReport:
-        """Import everything that can be imported. `planned` is used as it is, where nothing has happened since."""
+        """Import everything that can be imported. `planned` is used unchanged if nothing has
+        happened since.
+        """
         with self._lock():
             started_s = self._clock.monotonic_s()
-            self._say("legacy_started", data=str(self.place.data))
-            phase = self.place.phase()
+            self._log_event("legacy_started", data=str(self.folders.data))
+            phase = self.folders.phase()
             if phase is ImportPhase.UNDOING:
                 raise _undo_first()
             self._refuse_other_lake()
-            if self.place.journal().preparing:
-                file_moves.prepare(self.place)
+            if self.folders.journal().preparing:
+                file_moves.prepare(self.folders)
                 planned, phase = None, ImportPhase.IMPORTING
-            if phase is ImportPhase.DONE and not self.place.journal().done:
-                file_moves.finish(self.place)
+            if phase is ImportPhase.DONE and not self.folders.journal().done:
+                file_moves.finish(self.folders)
             if phase not in (ImportPhase.READY, ImportPhase.IMPORTING):
                 return self._report(Run(plan=_EMPTY_PLAN, stop=stop), started_s)
             work = planned if planned is not None and planned.phase is phase else self._plan(phase)
@@ -173,23 +183,23 @@ class LegacyImport:
             self._begun()
             if phase is ImportPhase.READY:
                 work = self._while_nothing_has_moved(work)
-                self.place.note(lake=self._lake_name)
-                file_moves.prepare(self.place)
-                self._say("legacy_moved", to=str(self.place.migrating))
-            if work is planned and self._described(self.place.migrating).leaves != work.seen:
+                self.folders.note(lake=self._lake_name)
+                file_moves.prepare(self.folders)
+                self._log_event("legacy_moved", to=str(self.folders.migrating))
+            if work is planned and self._read_tree(self.folders.migrating).leaves != work.seen:
                 work = self._plan(ImportPhase.IMPORTING)
             run = Run(plan=work, stop=stop, quarantined=dict(work.quarantined))
-            importer = Importer(self.place, self.options, self._deliverer)
+            importer = Importer(self.folders, self.options, self._deliverer)
             importer.run(run)
             if not importer.has_left(run):
-                file_moves.finalize(self.place)
+                file_moves.finalize(self.folders)
             report = self._report(run, started_s)
-            files.replace_text(self.place.report, json.dumps(asdict(report), indent=1))
-            self._say("legacy_finished", phase=report.phase, rows=report.rows, failures=len(report.failures))
+            files.replace_text(self.folders.report, json.dumps(asdict(report), indent=1))
+            self._log_event("legacy_finished", phase=report.phase, rows=report.rows, failures=len(report.failures))
             return report
 
     def _while_nothing_has_moved(self, work: LegacyPlan) -> LegacyPlan:
-        """Open the lake that the rows go into, and plan again if its tables are not those of the plan any more."""
+        """Open the target lake, and plan again if its tables no longer match the plan."""
         wanted = [table for table in work.tables if table.leaves]
         if not wanted:
             return work
@@ -201,18 +211,20 @@ class LegacyImport:
         return again
 
     def status(self) -> ImportStatus:
-        """Where the import stands, from the folders and the journal."""
+        """Return the import's status, from the folders and the journal."""
         running = self.is_running
-        phase, journal = self.place.phase(), self._journal()
-        left = self._described(self.place.root) if phase in (ImportPhase.READY, ImportPhase.IMPORTING) else _EMPTY_TREE
-        # While an undo is under way, the database that tells tables from strays is nowhere for sure.
+        phase, journal = self.folders.phase(), self._journal()
+        left = (
+            self._read_tree(self.folders.root) if phase in (ImportPhase.READY, ImportPhase.IMPORTING) else _EMPTY_TREE
+        )
+        # During an undo, the position of the database that tells tables from strays is unknown.
         imported = () if phase is ImportPhase.UNDOING else self._imported()
         last = self.last_report()
         return ImportStatus(
             phase=phase,
-            data=str(self.place.data),
-            migrating=str(self.place.migrating),
-            migrated=str(self.place.migrated),
+            data=str(self.folders.data),
+            migrating=str(self.folders.migrating),
+            migrated=str(self.folders.migrated),
             leaves_left=len(left.leaves),
             leaves_imported=sum(len(found) for _, found in imported),
             bytes_left=sum(leaf.bytes for leaf in left.leaves),
@@ -226,12 +238,12 @@ class LegacyImport:
         )
 
     def _left_out(self) -> int:
-        return sum(each.parquet_files for each in self._described(self.place.migrated).strays)
+        return sum(each.parquet_files for each in self._read_tree(self.folders.migrated).strays)
 
     def last_report(self) -> dict[str, Any]:
-        """The report of the last run, as it was written down; empty where there was none."""
+        """Return the stored report of the last run; empty if there was none."""
         try:
-            found: dict[str, Any] = json.loads(self.place.report.read_text(encoding="utf-8"))
+            found: dict[str, Any] = json.loads(self.folders.report.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         return found
@@ -241,7 +253,7 @@ class LegacyImport:
         lake = self._find_lake()
         if lake is None:
             raise InputError("There is no lake yet.", hint="Import first: `catchment legacy run`.")
-        if self.place.journal().undoing:
+        if self.folders.journal().undoing:
             raise _undo_first()
         self._refuse_other_lake()
         return self._verify(lake)
@@ -249,8 +261,8 @@ class LegacyImport:
     def _verify(self, lake: Lake) -> Verification:
         leaves = rows = 0
         mismatches: list[Mismatch] = []
-        journals = [self._journal(), *(each for _, each in self.place.earlier())]
-        for name, found in self._to_prove().items():
+        journals = [self._journal(), *(each for _, each in self.folders.earlier())]
+        for name, found in self._expected_leaves().items():
             table = lake.find_table(name)
             alone = table is not None and any(each.has_made(str(name), table.uuid) for each in journals)
             count, total, wrong = check_table(lake, name, found, alone=alone)
@@ -259,37 +271,41 @@ class LegacyImport:
         return Verification(leaves=leaves, rows=rows, mismatches=tuple(mismatches))
 
     def undo(self) -> tuple[str, ...]:
-        """Take the imported tables out of the lake and put the tree back, where the backup has all their rows."""
+        """Drop the imported tables and put the tree back, provided that the backup has all their
+        rows.
+        """
         with self._lock():
             lake = self._find_lake()
             if lake is not None:
-                settle(self.place, lake)
+                record_made_tables(self.folders, lake)
             dropped = self.plan_undo(prove=False)
             if lake is not None:
                 self._drop(lake, dropped)
-            self.place.note(undoing=True)
+            self.folders.note(undoing=True)
             faults.reach("legacy.after_drop")
-            file_moves.put_back(self.place)
-            self.place.forget()
-            files.remove(self.place.report)
-            self._say("legacy_undone", tables=list(dropped))
+            file_moves.put_back(self.folders)
+            self.folders.forget()
+            files.remove(self.folders.report)
+            self._log_event("legacy_undone", tables=list(dropped))
             return dropped
 
     def plan_undo(self, *, prove: bool = True) -> tuple[str, ...]:
-        """The tables that `undo` would drop now; an error where it would refuse. Without effect on anything.
+        """Return the tables that `undo` would drop now, or raise its refusal. No side effects.
 
         Without `prove`, their rows are not compared with the backup.
         """
-        phase = self.place.phase()
-        if phase is ImportPhase.NOTHING or (phase is ImportPhase.READY and not self.place.migrated.exists()):
+        phase = self.folders.phase()
+        if phase is ImportPhase.NOTHING or (phase is ImportPhase.READY and not self.folders.migrated.exists()):
             raise InputError("There is no import to undo.", hint="`catchment legacy status` says what there is.")
         self._refuse_other_lake()
         if phase is not ImportPhase.UNDOING:
             self._refuse_undo(prove=prove)
-        return tuple(sorted(self._ours()))
+        return tuple(sorted(self._own_tables()))
 
-    def _ours(self) -> Iterator[str]:
-        """The tables that the import made, but none whose name another table has now."""
+    def _own_tables(self) -> Iterator[str]:
+        """Yield the tables that the import created, except names that belong to another table by
+        now.
+        """
         journal, lake = self._journal(), self._find_lake()
         for name in journal.tables_made:
             table = None if lake is None else lake.find_table(TableId.parse(name))
@@ -297,45 +313,49 @@ class LegacyImport:
                 yield name
 
     def _drop(self, lake: Lake, names: Sequence[str]) -> None:
-        """Drop the tables, as long as they hold what the backup holds at that very moment.
+        """Drop the tables, provided that they have exactly the backup's rows at that moment.
 
-        Which tables are meant is noted first, by uuid: after a crash, those that still stand are proven once more, and
-        a table that somebody made since under the same name is left alone.
+        The tables are recorded first, by uuid: after a crash, those that still exist are verified
+        again, and a table created since under the same name is left alone.
         """
-        journal = self.place.journal()
+        journal = self.folders.journal()
         found = {name: lake.find_table(TableId.parse(name)) for name in names}
-        meant = journal.dropping if journal.undoing else {name: t.uuid for name, t in found.items() if t is not None}
-        standing = [table for name, table in found.items() if table is not None and meant.get(name) == table.uuid]
-        for _ in range(_UNDO_ATTEMPTS_MAX if standing else 0):
+        targets = journal.dropping if journal.undoing else {name: t.uuid for name, t in found.items() if t is not None}
+        existing = [table for name, table in found.items() if table is not None and targets.get(name) == table.uuid]
+        for _ in range(_UNDO_ATTEMPTS_MAX if existing else 0):
             snapshot_id = lake.newest_snapshot()
             proof = self._verify(lake)
-            # They are dropped together: as long as one stands, nothing has been undone.
-            self.place.note(undoing=proof.ok, dropping=meant if proof.ok else {})
+            # They are dropped together: as long as one exists, nothing has been undone.
+            self.folders.note(undoing=proof.ok, dropping=targets if proof.ok else {})
             self._refuse_changed(proof)
             try:
                 lake.commit(
                     Commit(
                         message="undo a legacy import",
-                        requires=tuple(Untouched(table=table, snapshot_id=snapshot_id) for table in standing),
-                        changes=tuple(DropTable(table=table.id) for table in standing),
+                        requires=tuple(Untouched(table=table, snapshot_id=snapshot_id) for table in existing),
+                        changes=tuple(DropTable(table=table.id) for table in existing),
                     )
                 )
             except PreconditionError:
                 continue
             return
-        if standing:
-            self.place.note(undoing=False, dropping={})
-            raise ConflictError("The imported tables change all the time.", hint="Stop whoever writes, then undo.")
+        if existing:
+            self.folders.note(undoing=False, dropping={})
+            raise ConflictError(
+                "The imported tables keep changing.", hint="Stop the processes that write to them, then undo."
+            )
 
     def _refuse_own_files(self) -> None:
-        """A tree that holds the lake, or lies in it, would take the lake's own files along when it moves."""
+        """Refuse a tree that contains the lake, or is inside it: moving it would move the lake's
+        own files.
+        """
         tree, lake, *others = (
-            Path(files.real_path(str(each))) for each in (self.place.data, self._data_path, *self._own_files)
+            Path(files.real_path(str(each))) for each in (self.folders.data, self._data_path, *self._own_files)
         )
         if tree.is_relative_to(lake) or any(each.is_relative_to(tree) for each in (lake, *others)):
             raise InputError(
-                f"The lake's files and the tree in {self.place.data} lie in each other.",
-                hint="Give the lake another home with --lake-home, or CATCHMENT_HOME.",
+                f"One of the lake's files and the tree in {self.folders.data} contains the other.",
+                hint="Give the lake another home with --lake-home or CATCHMENT_HOME.",
             )
 
     @property
@@ -343,38 +363,38 @@ class LegacyImport:
         return files.real_path(str(self._data_path))
 
     def _refuse_other_lake(self) -> None:
-        begun = self.place.journal().lake
-        if begun and begun != self._lake_name and self.place.phase() is not ImportPhase.READY:
+        lake_before = self.folders.journal().lake
+        if lake_before and lake_before != self._lake_name and self.folders.phase() is not ImportPhase.READY:
             raise InputError(
-                f"This import goes into the lake with data in {begun}, not in {self._lake_name}.",
-                hint="Name the same lake as before with --lake-home, or CATCHMENT_HOME.",
+                f"This import goes into the lake with data in {lake_before}, not in {self._lake_name}.",
+                hint="Name the same lake as before with --lake-home or CATCHMENT_HOME.",
             )
 
     def _refuse_undo(self, *, prove: bool) -> None:
         journal = self._journal()
-        if self.place.data.exists() and any(self.place.data.iterdir()):
-            raise InputError(f"{self.place.data} is not empty.", hint="Move what is there away, then undo.")
+        if self.folders.data.exists() and any(self.folders.data.iterdir()):
+            raise InputError(f"{self.folders.data} is not empty.", hint="Move its contents away, then undo.")
         lake = self._find_lake()
         if lake is None:
             if journal.tables_made:
                 raise InputError(
-                    f"There is no lake with data in {self._lake_name}, and the import made tables in one.",
-                    hint="Name the lake with --lake-home, or CATCHMENT_HOME.",
+                    f"There is no lake with data in {self._lake_name}, but the import created tables in one.",
+                    hint="Name the lake with --lake-home or CATCHMENT_HOME.",
                 )
             return
         filled = {str(table) for table, _ in self._imported()} | set(self._unmoved(lake))
         kept = sorted(filled - set(journal.tables_made))
         if kept:
             raise InputError(
-                f"{', '.join(kept)} was there before the import: its own rows cannot be told from the imported ones.",
+                f"{', '.join(kept)} existed before the import: its own rows cannot be told from the imported ones.",
                 hint="Delete the imported rows yourself; the backup stays where it is.",
             )
         if prove:
             self._refuse_changed(self._verify(lake))
 
     def _unmoved(self, lake: Lake) -> Iterator[str]:
-        """Tables that have leaves which were not moved into the backup any more."""
-        for name, found in self._found_in(self.place.migrating, self.place.journal(), sure=False):
+        """Yield tables with leaves that were delivered but not moved into the backup."""
+        for name, found in self._found_in(self.folders.migrating, self.folders.journal(), must_be_recorded=False):
             table = lake.find_table(name)
             if table is not None:
                 with lake.ledger() as ledger:
@@ -385,22 +405,22 @@ class LegacyImport:
         if not found.ok:
             first = found.mismatches[0]
             raise InputError(
-                f"The lake's tables are not what was imported: {first.table} {first.leaf}: {first.reason}.",
-                hint="An undo would lose what something else has written. `catchment legacy verify` lists it all.",
+                f"The lake's tables differ from the import: {first.table} {first.leaf}: {first.reason}.",
+                hint="An undo would lose rows from other writers. `catchment legacy verify` lists all differences.",
             )
 
-    def _facts(self, phase: ImportPhase) -> TreeFacts:
-        root = self.place.data if phase is ImportPhase.READY else self.place.migrating
+    def _tree_facts(self, phase: ImportPhase) -> TreeFacts:
+        root = self.folders.data if phase is ImportPhase.READY else self.folders.migrating
         if phase not in (ImportPhase.READY, ImportPhase.IMPORTING):
             return TreeFacts(phase=phase, tree=_EMPTY_TREE, views=(), surveys={}, existing={}, adopt_bytes_min=0)
-        views = read_views(root) if self.place.marker else None
-        tree = self._described(root, views)
+        views = read_views(root) if self.folders.marker else None
+        tree = self._read_tree(root, views)
         by_table = tables_of(tree.leaves)
         lake = self._find_lake()
         tables = {} if lake is None else {name: lake.find_table(self._id(name)) for name in by_table}
-        aside = self.place.journal().quarantined if phase is ImportPhase.IMPORTING else {}
+        quarantined = self.folders.journal().quarantined if phase is ImportPhase.IMPORTING else {}
         readable = {
-            name: [without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves]
+            name: [without_files(leaf, quarantined.get(leaf.path, ())) for leaf in leaves]
             for name, leaves in by_table.items()
         }
         return TreeFacts(
@@ -409,19 +429,21 @@ class LegacyImport:
             views=views,
             surveys={name: survey(root, leaves) for name, leaves in readable.items()},
             existing={name: table for name, table in tables.items() if table is not None},
-            quarantined={leaf: tuple(names) for leaf, names in aside.items()},
+            quarantined={leaf: tuple(names) for leaf, names in quarantined.items()},
             adopt_bytes_min=self._adopt_bytes_min,
-            above=keys_of(self.place.migrating),
-            moved=self._described(self.place.migrating, views).leaves if phase is ImportPhase.READY else (),
+            above=keys_of(self.folders.migrating),
+            moved=self._read_tree(self.folders.migrating, views).leaves if phase is ImportPhase.READY else (),
             encrypted=lake is not None and lake.is_encrypted(),
         )
 
-    def _described(self, root: Path, views: Sequence[LegacyView] | None = None) -> Tree:
-        """The tree, tables without a view set apart; `views` are read from `root` where they are not given."""
+    def _read_tree(self, root: Path, views: Sequence[LegacyView] | None = None) -> Tree:
+        """Read the tree, with tables without a view as strays; `views` are read from `root` if not
+        given.
+        """
         # A home may have its database beside the folders of its workspaces.
-        beside = bool(self.place.marker) and not self.place.workspace
+        beside = bool(self.folders.marker) and not self.folders.workspace
         tree = walk(root, keys=[key.name for key in self.options.keys], table=self.options.table, workspaces=beside)
-        if not self.place.marker:
+        if not self.folders.marker:
             return tree
         return tree.of(view.name for view in (read_views(root) if views is None else views))
 
@@ -429,43 +451,58 @@ class LegacyImport:
         return TableId(self.options.schema, name)
 
     def _imported(self) -> list[tuple[TableId, list[Found]]]:
-        """The leaves in the backup that were imported, by table."""
-        return self._found_in(self.place.migrated, self.place.journal())
+        """Return the imported leaves in the backup, by table."""
+        return self._found_in(self.folders.migrated, self.folders.journal())
 
     def _journal(self) -> ImportJournal:
-        """What the import wrote down; of a commit that was cut off, the lake is asked."""
-        journal = self.place.journal()
+        """Read the journal; the outcome of an interrupted commit is read from the lake."""
+        journal = self.folders.journal()
         lake = self._find_lake() if journal.making else None
-        return journal if lake is None else settled(journal, lake)
+        return journal if lake is None else with_made_tables(journal, lake)
 
-    def _to_prove(self) -> dict[TableId, list[Found]]:
-        """All that the lake should have, by table: this backup, earlier ones, leaves in the lake that were not moved.
+    def _expected_leaves(self) -> dict[TableId, list[Found]]:
+        """Return everything that the lake should have, by table: this backup, earlier ones,
+        delivered leaves that were not moved.
 
-        A table that the import made and put nothing into must be empty, so it is here too.
+        A table that the import created and left without rows must be empty, so it is included.
         """
         journal = self._journal()
         proven: dict[TableId, list[Found]] = {TableId.parse(name): [] for name in journal.tables_made}
-        places = [(self.place.migrating, journal), *self.place.earlier()]
-        found = [*self._imported(), *(each for root, note in places for each in self._found_in(root, note, sure=False))]
+        folders_with_journals = [(self.folders.migrating, journal), *self.folders.earlier()]
+        found = [
+            *self._imported(),
+            *(
+                each
+                for root, note in folders_with_journals
+                for each in self._found_in(root, note, must_be_recorded=False)
+            ),
+        ]
         for table, leaves in found:
             proven.setdefault(table, []).extend(leaves)
         return proven
 
-    def _found_in(self, root: Path, journal: ImportJournal, *, sure: bool = True) -> list[tuple[TableId, list[Found]]]:
+    def _found_in(
+        self, root: Path, journal: ImportJournal, *, must_be_recorded: bool = True
+    ) -> list[tuple[TableId, list[Found]]]:
         if not root.exists():
             return []
-        there = self.place.marker and (root / self.place.marker).is_file()
-        views = read_views(root if there else self.place.migrating) if self.place.marker else None
-        tree = self._described(root, views)
-        aside = journal.quarantined
+        has_marker = self.folders.marker and (root / self.folders.marker).is_file()
+        views = read_views(root if has_marker else self.folders.migrating) if self.folders.marker else None
+        tree = self._read_tree(root, views)
+        quarantined = journal.quarantined
         found = []
         for name, leaves in tables_of(tree.leaves).items():
-            whole = (without_files(leaf, aside.get(leaf.path, ())) for leaf in leaves)
-            found.append((self._id(name), [Found(root=root, leaf=leaf, sure=sure) for leaf in whole if leaf.files]))
+            whole = (without_files(leaf, quarantined.get(leaf.path, ())) for leaf in leaves)
+            found.append(
+                (
+                    self._id(name),
+                    [Found(root=root, leaf=leaf, must_be_recorded=must_be_recorded) for leaf in whole if leaf.files],
+                )
+            )
         return found
 
     def _report(self, run: Run, started_s: float) -> LegacyReport:
-        phase = self.place.phase()
+        phase = self.folders.phase()
         return LegacyReport(
             phase=phase,
             tables=tuple(_table_report(table, reports) for table, reports in run.reports.items()),
@@ -479,36 +516,36 @@ class LegacyImport:
             seconds=self._clock.monotonic_s() - started_s,
         )
 
-    def _say(self, verb: str, **facts: Any) -> None:
-        files.make_folder(self.place.migration)
+    def _log_event(self, verb: str, **facts: Any) -> None:
+        files.make_folder(self.folders.migration)
         listed = " ".join(f"{name}={value}" for name, value in facts.items())
-        files.append_line(self.place.log, f"{self._clock.now().isoformat(timespec='milliseconds')} {verb} {listed}")
+        files.append_line(self.folders.log, f"{self._clock.now().isoformat(timespec='milliseconds')} {verb} {listed}")
         events.emit(verb, **facts)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        lock = files.FileLock(self.place.lock, clock=self._clock).take()
+        lock = files.FileLock(self.folders.lock, clock=self._clock).take()
         if lock is None:
-            raise self._taken()
+            raise self._already_running()
         try:
             yield
         finally:
             lock.release()
 
-    def _taken(self) -> LockTimeoutError:
+    def _already_running(self) -> LockTimeoutError:
         return LockTimeoutError(
-            f"Another import of {self.place.data} is running.", hint="Wait for it, or stop it, then try again."
+            f"Another import of {self.folders.data} is running.", hint="Wait for it, or stop it, then try again."
         )
 
 
 def _refuse(planned: LegacyPlan) -> None:
     if planned.refusals:
-        hint = "Make room, or import to another disk." if planned.seen else "`catchment legacy plan` names every file."
+        hint = "Make room, or import to another disk." if planned.seen else "`catchment legacy plan` lists every file."
         raise InputError(" ".join(planned.refusals), hint=hint)
 
 
 def _undo_first() -> InputError:
-    return InputError("An undo was begun and not finished.", hint="Finish it: `catchment legacy undo`.")
+    return InputError("An undo was started and not finished.", hint="Finish it: `catchment legacy undo`.")
 
 
 def _table_report(table: TableId, reports: Sequence[DeliveryReport]) -> ImportedTable:

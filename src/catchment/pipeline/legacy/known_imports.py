@@ -1,4 +1,6 @@
-"""Imports that a home knows of: a small file for each place that one was begun at, so that a status finds it again."""
+"""Imports known to a home: a small file for each import that was started, so that a status finds
+it.
+"""
 
 import hashlib
 import json
@@ -14,32 +16,32 @@ FOLDER = "imports"
 KNOWN_MAX = 20
 
 
-def remember(home: Path, place: ImportFolders, options: ImportOptions) -> None:
-    """Note that an import was begun; may be repeated."""
+def remember(home: Path, folders: ImportFolders, options: ImportOptions) -> None:
+    """Record that an import was started. Safe to repeat."""
     facts = {
-        "data": str(place.data),
-        "migration": str(place.migration),
-        "workspace": place.workspace,
-        "marker": place.marker,
+        "data": str(folders.data),
+        "migration": str(folders.migration),
+        "workspace": folders.workspace,
+        "marker": folders.marker,
         "keys": [asdict(key) for key in options.keys],
         "table": options.table,
         "schema": options.schema,
     }
     text = json.dumps(facts, indent=1)
-    name = hashlib.sha256(f"{place.data}\0{place.migration}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{folders.data}\0{folders.migration}".encode()).hexdigest()[:16]
     files.make_folder(home / FOLDER)
     files.replace_text(home / FOLDER / f"{name}.json", text + "\n")
 
 
 def remembered(home: Path) -> list[tuple[ImportFolders, ImportOptions]]:
-    """Those that were begun last; a note that cannot be read is left out."""
+    """Return the imports that were started last; unreadable records are left out."""
     notes = sorted((home / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     found = []
     for path in notes[:KNOWN_MAX]:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             keys = tuple(map(Column.from_json, facts["keys"]))
-            place = ImportFolders(
+            folders = ImportFolders(
                 data=Path(facts["data"]),
                 migration=Path(facts["migration"]),
                 workspace=facts["workspace"],
@@ -47,5 +49,5 @@ def remembered(home: Path) -> list[tuple[ImportFolders, ImportOptions]]:
             )
         except (OSError, ValueError, TypeError, KeyError):
             continue
-        found.append((place, ImportOptions(keys=keys, table=facts["table"], schema=facts["schema"])))
+        found.append((folders, ImportOptions(keys=keys, table=facts["table"], schema=facts["schema"])))
     return found

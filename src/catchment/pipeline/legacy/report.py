@@ -1,4 +1,4 @@
-"""What an import, a verification or an undo came to: values that the command line, JSON and tests read alike."""
+"""Results of an import, a verification or an undo, as read by the command line, JSON and tests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from catchment.pipeline.legacy.folders import ImportPhase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedTable:
-    """What was done of one table in this run."""
+    """Result of this run for one table."""
 
     table: str
     leaves: int
@@ -21,7 +21,9 @@ class ImportedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafFailure:
-    """A leaf that stays in `migrating/`, with the reason; `unreadable` is whether a file of it may be unreadable."""
+    """A leaf that stays in `migrating/`, with the reason; `unreadable` is set if a file of it may
+    be unreadable.
+    """
 
     leaf: str
     reason: str
@@ -30,7 +32,7 @@ class LeafFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyReport:
-    """What a run did, and what is left."""
+    """Result of a run, and what is left to do."""
 
     phase: ImportPhase
     tables: tuple[ImportedTable, ...]
@@ -42,7 +44,7 @@ class LegacyReport:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> "LegacyReport":
-        """The report that was written down."""
+        """Return the report from its stored form."""
         return cls(
             **{
                 **facts,
@@ -69,7 +71,7 @@ class LegacyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A leaf whose rows in the backup, the ledger and the lake are not the same."""
+    """A leaf whose rows differ between the backup, the ledger and the lake."""
 
     table: str
     leaf: str
@@ -78,7 +80,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The proof, repeated: every leaf of the backup against the ledger and the lake."""
+    """Result of comparing every leaf of the backup with the ledger and the lake."""
 
     leaves: int
     rows: int
@@ -91,7 +93,9 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportStatus:
-    """Where an import stands. `files_left_out` are Parquet files of the backup that are in no leaf of a table."""
+    """Status of an import. `files_left_out` are Parquet files of the backup that are in no leaf of
+    a table.
+    """
 
     phase: ImportPhase
     data: str

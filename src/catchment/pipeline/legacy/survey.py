@@ -1,4 +1,6 @@
-"""Reading every file's footer before anything moves: which files cannot be read, which columns the others have."""
+"""Reads every file's footer before anything moves: finds unreadable files, and the columns of the
+others.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ class BadFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileShape:
-    """Files with the same columns, keys in folders apart, the leaves they lie in, and their rows."""
+    """Files with the same columns, apart from keys in folders, with the leaves that contain them,
+    and their rows.
+    """
 
     columns: tuple[Column, ...]
     files: tuple[tuple[str, str], ...]
@@ -37,13 +41,13 @@ class FileShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What the footers of some leaves say."""
+    """Contents of the footers of some leaves."""
 
     shapes: tuple[FileShape, ...]
     bad: tuple[BadFile, ...]
 
     def rows_by_leaf(self) -> dict[str, int]:
-        """How many rows each leaf has, by what its readable files say."""
+        """Return the number of rows in each leaf's readable files."""
         found: dict[str, int] = {}
         for shape in self.shapes:
             for (leaf, _), rows in zip(shape.files, shape.rows, strict=True):

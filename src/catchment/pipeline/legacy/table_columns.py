@@ -1,7 +1,9 @@
-"""Which columns a table must have so that every leaf goes in unchanged, and which leaves cannot. Pure.
+"""Columns that a table needs so that every leaf can be imported unchanged, and leaves that
+conflict. Pure.
 
-What is expected comes from the table where the lake has it, else from the view. Files may lack columns (they read as
-NULL), have more (they are added), or hold a type that widens without loss. What is left is a conflict of its leaves.
+The expected columns are those of the table if the lake has it, otherwise those of the view. Files
+may lack columns (they read as NULL), have additional ones (they are added), or have a type that
+widens without loss. Anything else is a conflict of their leaves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,27 +34,32 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumns:
-    """The table's columns as they will be, which of them the lake lacks, and how each set of files differs."""
+    """The table's future columns, those of them that the lake lacks, and how each set of files
+    differs.
+    """
 
     columns: tuple[Column, ...]
     added: tuple[Column, ...]
     findings: tuple[ColumnDrift, ...]
 
     def conflicts(self) -> dict[str, str]:
-        """Leaves that cannot be imported, with a sentence each."""
+        """Return the leaves that cannot be imported, with a sentence each."""
         return {leaf: "; ".join(each.conflicts) for each in self.findings for leaf in each.leaves if each.conflicts}
 
 
-def settle(
+def decide_columns(
     expected: Sequence[Column], shapes: Sequence[FileShape], *, keys: Iterable[str], table: Sequence[Column] | None
 ) -> TableColumns:
-    """Decide on the columns. `keys` are found in folders; `table` are those of an existing table, kept as they are."""
+    """Decide on the columns. `keys` are found in folders; `table` has an existing table's columns,
+    which are kept unchanged.
+    """
     fixed = {sql.fold(key) for key in keys} | {sql.fold(column.name) for column in table or ()}
     columns = {sql.fold(column.name): column for column in (*(table or ()), *expected)}
     columns |= {sql.fold(column.name): column for column in table or ()}
     known = set(columns)
-    # The most frequent first: where two sets of files cannot both go in, the smaller stays out. Columns that one set
-    # has widened may have room for another that they had none for before, so those are tried again.
+    # The most frequent first: if two sets of files conflict, the smaller one is not imported.
+    # Columns widened by one set may accept another set that conflicted before, so those are tried
+    # again.
     left = sorted(
         shapes, key=lambda shape: (-len(shape.files), [(column.name, column.type) for column in shape.columns])
     )
@@ -65,7 +72,7 @@ def settle(
             stuck += [shape] if merged is None else []
         left = stuck
     if known <= {sql.fold(key) for key in keys}:
-        # Nothing was expected, so nothing is more than expected.
+        # Nothing was expected, so no column is an additional one.
         known = set(columns)
     there = {sql.fold(column.name) for column in table or ()}
     added = tuple(column for name, column in columns.items() if name not in there)
@@ -78,7 +85,7 @@ def settle(
 
 
 def _merged(columns: dict[str, Column], shape: FileShape, fixed: set[str]) -> dict[str, Column] | None:
-    """The columns that hold the shape's as well, or None where one of them cannot."""
+    """Return the columns extended by the shape's, or None if one of them conflicts."""
     merged = dict(columns)
     for column in shape.columns:
         name = sql.fold(column.name)
@@ -96,13 +103,13 @@ def _merged(columns: dict[str, Column], shape: FileShape, fixed: set[str]) -> di
 
 
 def _finding(shape: FileShape, columns: dict[str, Column], keys: set[str], known: set[str]) -> ColumnDrift:
-    have = {sql.fold(column.name): column for column in shape.columns if sql.fold(column.name) not in keys}
+    present = {sql.fold(column.name): column for column in shape.columns if sql.fold(column.name) not in keys}
     widened: list[str] = []
     conflicts = [refusal for column in columns.values() if (refusal := _undeliverable(column)) is not None]
-    for name, column in have.items():
+    for name, column in present.items():
         target = columns.get(name)
         if target is None:
-            # It is added unless it cannot be, or something else of these files cannot.
+            # It is added unless it, or another column of these files, cannot be.
             refusal = _undeliverable(column)
             conflicts += [refusal] if refusal is not None else []
             continue
@@ -113,7 +120,7 @@ def _finding(shape: FileShape, columns: dict[str, Column], keys: set[str], known
                 )
             case Fit.WIDER:
                 widened.append(f"{target.name} ({column.type} to {target.type})")
-    absent = [column for name, column in columns.items() if name not in have and name not in keys]
+    absent = [column for name, column in columns.items() if name not in present and name not in keys]
     lacking = [column.name for column in absent if column.default is None]
     conflicts += [
         f"column {column.name!r} is missing, must not be NULL and has no default"
@@ -124,7 +131,7 @@ def _finding(shape: FileShape, columns: dict[str, Column], keys: set[str], known
         leaves=shape.leaves,
         files=len(shape.files),
         missing=tuple(lacking),
-        extra=tuple(column.name for name, column in have.items() if name not in known),
+        extra=tuple(column.name for name, column in present.items() if name not in known),
         widened=tuple(widened),
         conflicts=tuple(conflicts),
     )

@@ -1,4 +1,4 @@
-"""Reading a tree: its leaves, by table and key values, and everything in it that is no leaf."""
+"""Reads a tree: its leaves, by table and key values, and everything in it that is not a leaf."""
 
 import os
 from collections import defaultdict
@@ -19,19 +19,20 @@ TAILPIPE_KEYS = (
     Column(name="tp_date", type="DATE"),
 )
 SUFFIX = ".parquet"
-# Tailpipe compacts a leaf so: all its files are copied into snap_*.parquet.tmp, and renamed to *.parquet.compacted; the
-# copy is renamed to snap_*.parquet; they are deleted. It may have been killed between any two of these steps.
+# How Tailpipe compacts a leaf: it copies all its files into snap_*.parquet.tmp, and renames them to
+# *.parquet.compacted; renames the copy to snap_*.parquet; and deletes the files. It may have been
+# killed between any two of these steps.
 COMPACTED = ".parquet.compacted"
 _SNAP = "snap_"
 _UNSURE = (
-    "a compaction by Tailpipe was cut off, and rows of files *.compacted may or may not be in snap_*.parquet: if they "
-    "are, delete snap_*.parquet.tmp, else take .compacted off the names"
+    "a compaction by Tailpipe was interrupted, and rows of files *.compacted may or may not be in snap_*.parquet: if "
+    "they are, delete snap_*.parquet.tmp, otherwise remove .compacted from the names"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafFile:
-    """A Parquet file of a leaf, with the facts that tell it from a namesake."""
+    """A Parquet file of a leaf, with the facts that distinguish it from another file of that name."""
 
     name: str
     bytes: int
@@ -40,10 +41,10 @@ class LeafFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """A folder that holds Parquet files: imported whole or not at all.
+    """A folder with Parquet files, which is imported whole or not at all.
 
-    `path` is relative to the tree; `values` are those of the keys, decoded, None for NULL. `doubt` is why it cannot be
-    told which files of the folder are the leaf's.
+    `path` is relative to the tree; `values` are those of the keys, decoded, None for NULL. `doubt`
+    is why it is unknown which files of the folder belong to the leaf.
     """
 
     table: str
@@ -60,7 +61,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stray:
-    """Something that is kept in the backup and not imported, with the reason."""
+    """A file or folder that is kept in the backup and not imported, with the reason."""
 
     path: str
     reason: str
@@ -70,21 +71,23 @@ class Stray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """What a walk found: leaves, empty leaf folders, and strays."""
+    """Result of a walk: leaves, empty leaf folders, and strays."""
 
     leaves: tuple[Leaf, ...]
     empty: tuple[str, ...]
     strays: tuple[Stray, ...]
 
     def of(self, tables: Iterable[str]) -> "Tree":
-        """The same with the leaves of these tables only; all others become strays, because nothing describes them."""
+        """Return the tree with the leaves of these tables only; all others become strays, because
+        no view describes them.
+        """
         known = frozenset(tables)
         unknown: defaultdict[str, list[LeafFile]] = defaultdict(list)
         for leaf in self.leaves:
             if leaf.table not in known:
                 levels = len(leaf.keys)
                 unknown[str(PurePosixPath(*PurePosixPath(leaf.path).parts[:-levels]))] += leaf.files
-        set_aside = tuple(
+        strays = tuple(
             Stray(
                 path=path,
                 reason="no view describes this table",
@@ -96,14 +99,16 @@ class Tree:
         return Tree(
             leaves=tuple(leaf for leaf in self.leaves if leaf.table in known),
             empty=self.empty,
-            strays=self.strays + set_aside,
+            strays=self.strays + strays,
         )
 
 
 def walk(root: Path, *, keys: Sequence[str], table: str | None = None, workspaces: bool = False) -> Tree:
-    """Read the tree under `root`; with `table` its folders start with the first key, else with the table's name.
+    """Read the tree under `root`. With `table`, its folders start with the first key, otherwise
+    with the table's name.
 
-    With `workspaces` they may also lie one level deeper, in a folder that has no database of its own.
+    With `workspaces` they may also be one level deeper, in a folder that has no database of its
+    own.
     """
     levels = tuple(keys) if table is not None else (TABLE_KEY, *keys)
     leaves: list[Leaf] = []
@@ -127,7 +132,7 @@ def walk(root: Path, *, keys: Sequence[str], table: str | None = None, workspace
         strays.extend(_stray(path, each, "its name is not UTF-8") for each in found if not files.is_text(each.name))
         found = [each for each in found if files.is_text(each.name)]
         parquet, doubt = _parquet(found, compacts=table is None)
-        strays.extend(_stray(path, each, "a leftover, no Parquet file") for each in found if each not in parquet)
+        strays.extend(_stray(path, each, "a leftover, not a Parquet file") for each in found if each not in parquet)
         if not parquet:
             empty.append(str(path))
             continue
@@ -151,7 +156,9 @@ def _workspaces(root: Path) -> frozenset[str]:
 
 
 def _parquet(found: Sequence[LeafFile], *, compacts: bool) -> tuple[tuple[LeafFile, ...], str | None]:
-    """The files that hold a leaf's rows, and why that is in doubt, if it is; `compacts` is whether it is Tailpipe's."""
+    """Return the files with a leaf's rows, and why that is in doubt, if it is; `compacts` is set
+    for Tailpipe's trees.
+    """
     names = [each.name.lower() for each in found]
     cut_off = compacts and any(name.endswith(COMPACTED) for name in names)
     is_done = cut_off and any(name.startswith(_SNAP) and name.endswith(SUFFIX) for name in names)
@@ -162,7 +169,7 @@ def _parquet(found: Sequence[LeafFile], *, compacts: bool) -> tuple[tuple[LeafFi
 
 
 def tables_of(leaves: Iterable[Leaf]) -> dict[str, list[Leaf]]:
-    """The leaves by their table, in order."""
+    """Return the leaves by their table, in order."""
     found: defaultdict[str, list[Leaf]] = defaultdict(list)
     for leaf in leaves:
         found[leaf.table].append(leaf)
@@ -170,7 +177,7 @@ def tables_of(leaves: Iterable[Leaf]) -> dict[str, list[Leaf]]:
 
 
 def _values(parts: Sequence[str], levels: Sequence[str]) -> tuple[str | None, ...] | None:
-    """The values of the folders' keys, or None where these are not the folders of a leaf."""
+    """Return the values of the folders' keys, or None if these are not the folders of a leaf."""
     if len(parts) != len(levels) or not all(map(files.is_text, parts)):
         return None
     return tuple(_decoded(parts, levels)) if _matches(parts, levels) else None
@@ -183,7 +190,7 @@ def _matches(parts: Sequence[str], levels: Sequence[str]) -> bool:
 def _decoded(parts: Iterable[str], levels: Iterable[str]) -> Iterator[str | None]:
     for part, key in zip(parts, levels, strict=True):
         value = part[len(key) + 1 :]
-        # DuckDB, whose views and files these are, reads both as NULL.
+        # DuckDB, which wrote these views and files, reads both as NULL.
         yield None if value == NULL_VALUE or value.upper() == "NULL" else unquote(value)
 
 
@@ -192,10 +199,10 @@ def _file(path: str, name: str) -> LeafFile | None:
         facts = os.stat(path)  # noqa: PTH116 - for thousands of files, and a Path costs as much again
     except FileNotFoundError:
         try:
-            # A link to nowhere is listed like any other file; reading it will say what is wrong.
+            # A broken link is listed like any other file; reading it reports the error.
             facts = os.lstat(path)
         except FileNotFoundError:
-            # Whoever only looks may look while an import moves leaves on.
+            # A process that only reads the status may run while an import moves leaves.
             return None
     return LeafFile(name=name, bytes=facts.st_size, modified_ns=facts.st_mtime_ns)
 

@@ -1,7 +1,8 @@
-"""The proof: each leaf of the backup, what the ledger recorded of it, and the lake's rows with its keys are the same.
+"""Verification: for each leaf, the backup's rows, the ledger's record and the lake's rows with its
+keys are the same.
 
-Rows are compared by number and by a digest that does not depend on their order. Nothing is taken on trust from the
-import itself: the backup and the lake are both read to the end.
+Rows are compared by number and by a digest that does not depend on their order. No result of the
+import itself is trusted: the backup and the lake are both read to the end.
 """
 
 from collections import defaultdict
@@ -25,7 +26,7 @@ Keys = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
-    """Some rows: how many, and their digest as a number."""
+    """A number of rows, and their digest as a number."""
 
     rows: int = 0
     digest: int = 0
@@ -36,32 +37,40 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A leaf and the folder it lies in; `sure` where it is in this import's backup, so that the ledger must have it."""
+    """A leaf and the folder that contains it; `must_be_recorded` if it is in this import's backup,
+    so that the ledger must have it.
+    """
 
     root: Path
     leaf: Leaf
-    sure: bool = True
+    must_be_recorded: bool = True
 
 
 def check_table(
     lake: Lake, name: TableId, found: Sequence[Found], *, alone: bool = True
 ) -> tuple[int, int, list[Mismatch]]:
-    """How many leaves and rows of the table were compared, and every leaf that is not the same everywhere.
+    """Compare a table with its leaves. Return how many leaves and rows were compared, and every
+    mismatch.
 
-    `alone` is whether the table holds nothing but imported rows. Where it had rows before, each row of a leaf must be
-    there, as often as in the leaf; others may be there too.
+    `alone` is whether the table has only imported rows. If it had rows before, each row of a leaf
+    must be there, as often as in the leaf; there may be others.
     """
     table = lake.find_table(name)
     if table is None:
         missing = Mismatch(table=str(name), leaf="", reason="the lake has no such table")
-        return 0, 0, [missing] if any(each.sure for each in found) else []
-    # By their ids: a leaf may have come in two goes, and then two imports have it under the same path.
+        return 0, 0, [missing] if any(each.must_be_recorded for each in found) else []
+    # By their ids: a leaf may have been imported in two runs, and then two imports have it under
+    # the same path.
     by_id = {unit_id(name, each.leaf): each for each in found}
     with lake.ledger() as ledger:
         recorded = ledger.delivered(by_id, table.uuid)
     in_lake = {unit: each.leaf for unit, each in by_id.items() if unit in recorded}
     source, unreadable = _source_sums(table, {unit: each for unit, each in by_id.items() if unit in recorded})
-    wrong = {unit: "the ledger does not have it" for unit, each in by_id.items() if each.sure and unit not in recorded}
+    wrong = {
+        unit: "the ledger does not have it"
+        for unit, each in by_id.items()
+        if each.must_be_recorded and unit not in recorded
+    }
     wrong |= unreadable | dict(_against_ledger(source, recorded))
     mismatches = [Mismatch(table=str(name), leaf=by_id[unit].leaf.path, reason=why) for unit, why in wrong.items()]
     if alone:
@@ -72,7 +81,9 @@ def check_table(
 
 
 def _source_sums(table: Table, found: Mapping[str, Found]) -> tuple[dict[str, Sum], dict[str, str]]:
-    """Each leaf's rows as the lake should have them, read from its files; and leaves that cannot be read."""
+    """Return each leaf's rows as the lake should have them, read from its files, and the unreadable
+    leaves.
+    """
     parts = [
         UnitPart(unit_id=unit, input=source)
         for unit, each in found.items()
@@ -87,7 +98,7 @@ def _source_sums(table: Table, found: Mapping[str, Found]) -> tuple[dict[str, Su
                 digests = inputs.digests(connection, [group], table.columns)
             except duckdb.Error as error:
                 if len(group.parts) > 1:
-                    # One of them spoils the query: each by itself tells which.
+                    # One of them makes the query fail: reading each by itself shows which.
                     groups.extend(replace(group, parts=(part,)) for part in group.parts)
                 else:
                     unreadable[group.parts[0].unit_id] = " ".join(str(error).split())
@@ -99,39 +110,41 @@ def _source_sums(table: Table, found: Mapping[str, Found]) -> tuple[dict[str, Su
 
 def _against_ledger(source: Mapping[str, Sum], recorded: Mapping[str, Delivery]) -> Iterator[tuple[str, str]]:
     for unit, found in source.items():
-        told = recorded[unit]
-        if told.rows != found.rows:
-            yield unit, f"the backup has {found.rows} rows, and the ledger recorded {told.rows}"
-        elif told.digest is not None and digest.number(told.digest) != found.digest:
+        delivery = recorded[unit]
+        if delivery.rows != found.rows:
+            yield unit, f"the backup has {found.rows} rows, and the ledger recorded {delivery.rows}"
+        elif delivery.digest is not None and digest.number(delivery.digest) != found.digest:
             yield unit, f"its {found.rows} rows in the backup are not those that the ledger recorded"
 
 
 def _against_lake(lake: Lake, table: Table, found: Mapping[str, Leaf], source: Mapping[str, Sum]) -> Iterator[Mismatch]:
-    """Leaves by their keys against the lake's rows with the same keys."""
+    """Compare leaves, by their keys, with the lake's rows of the same keys."""
     names = next((leaf.keys for leaf in found.values()), ())
-    there = _lake_sums(lake, table, names)
+    lake_sums = _lake_sums(lake, table, names)
     same_keys: defaultdict[Keys, list[str]] = defaultdict(list)
     canonical = _canonical(table, names, (leaf.values for leaf in found.values()))
     for unit, leaf in found.items():
         same_keys[tuple(canonical[at].get(v, v) for at, v in enumerate(leaf.values))].append(unit)
     for keys, ids in same_keys.items():
-        lakes = there.pop(keys, Sum())
+        lakes = lake_sums.pop(keys, Sum())
         if not all(unit in source for unit in ids):
             continue
         wanted = sum((source[unit] for unit in ids), Sum())
         if lakes != wanted:
-            kind = "other ones" if lakes.rows == wanted.rows else f"{lakes.rows}"
+            kind = "different ones" if lakes.rows == wanted.rows else f"{lakes.rows}"
             reason = f"the backup has {wanted.rows} rows, and the lake has {kind}"
             paths = dict.fromkeys(found[unit].path for unit in ids)
             yield from (Mismatch(table=str(table.id), leaf=path, reason=reason) for path in paths)
-    for keys, lakes in there.items():
+    for keys, lakes in lake_sums.items():
         if lakes.rows:
             named = ", ".join(f"{name}={value}" for name, value in zip(names, keys, strict=True)) or "all of them"
-            yield Mismatch(table=str(table.id), leaf="", reason=f"the lake has {lakes.rows} rows of no leaf: {named}")
+            yield Mismatch(
+                table=str(table.id), leaf="", reason=f"the lake has {lakes.rows} rows that are in no leaf: {named}"
+            )
 
 
 def _within_lake(lake: Lake, table: Table, found: Mapping[str, Found]) -> Iterator[Mismatch]:
-    """Leaves with rows that the lake does not have, or not as often as the leaves that it should have together."""
+    """Yield leaves with rows that the lake lacks, or has fewer times than the leaves together."""
     parts = [
         UnitPart(unit_id=unit, input=source)
         for unit, each in found.items()
@@ -168,7 +181,7 @@ def _lake_sums(lake: Lake, table: Table, keys: Sequence[str]) -> dict[Keys, Sum]
 
 
 def _canonical(table: Table, keys: Sequence[str], values: Iterable[Keys]) -> list[dict[str | None, str | None]]:
-    """For each key, how the lake spells the values of the folders."""
+    """Return, for each key, how the lake spells the values of the folders."""
     columns = {sql.fold(column.name): column for column in table.columns}
     found: list[dict[str | None, str | None]] = []
     with extensions.scratch() as connection:

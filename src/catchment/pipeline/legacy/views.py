@@ -10,7 +10,7 @@ from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.folders import DATABASE
 
-# A view's columns lie in the catalog with the view. Asking the view itself would open its files.
+# A view's columns are in the catalog with the view. Querying the view itself would open its files.
 _COLUMNS = """
 SELECT v.view_name, c.column_name, c.data_type
 FROM duckdb_views() v
@@ -30,7 +30,7 @@ class LegacyView:
 
 
 def read_views(folder: Path) -> tuple[LegacyView, ...]:
-    """Every view of the database in `folder`, without touching the files that it reads."""
+    """Return every view of the database in `folder`, without touching the files that it reads."""
     path = folder / DATABASE
     try:
         with extensions.attached(path) as connection:
