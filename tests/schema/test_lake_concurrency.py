@@ -44,7 +44,7 @@ def test_of_two_appliers_that_no_lock_keeps_apart_one_commits(
         script = one.check().pending[0]
         turns = iter([lambda: other.migrate.apply(script)])
         racing = faults.armed("schema.before_commit", lambda: next(turns, lambda: None)())
-        with racing, pytest.raises(ScriptError, match="applied by somebody else meanwhile"):
+        with racing, pytest.raises(ScriptError, match="just been applied by another process"):
             one.migrate.apply(script)
         # Appending rows never conflicts in DuckLake: without the fence both would be there.
         assert one.rows("FROM t") == [(number,)]

@@ -257,7 +257,7 @@ def test_a_column_without_statistics_of_old_files_is_written_anew_to_become_requ
     here.become(model("users", {"name": str, "age": int | None, "n": int | None}, n=5))
     assert here.rows("SELECT count(*) FROM users WHERE n IS NULL") == [(0,)]
     text = here.become(model("users", {"name": str, "age": int | None, "n": int}, n=5))
-    assert "All rows of users are written anew" in text
+    assert "All rows of users are rewritten" in text
     assert here.settled()
     assert here.rows("SELECT * FROM users ORDER BY id") == [(1, "Ada", 36, 5), (2, "Grace", None, 5)]
 
@@ -312,17 +312,17 @@ REFUSED = {
     "COPY users TO 'x.csv'": "copies from or to files",
     "INSTALL httpfs": "loads or installs an extension",
     "LOAD httpfs": "loads or installs an extension",
-    "CALL lake.set_option('a', 'b')": "calls a function of DuckDB's own",
-    "CHECKPOINT": "calls a function of DuckDB's own",
+    "CALL lake.set_option('a', 'b')": "calls a function of DuckDB",
+    "CHECKPOINT": "calls a function of DuckDB",
     "EXPORT DATABASE 'x'": "writes files",
-    "PREPARE p AS SELECT 1": "is a statement of the kind PREPARE",
-    "VACUUM": "is a statement of the kind VACUUM",
-    "DELETE FROM _catchment.producers": "changes _catchment.producers, which is Catchment's own",
-    'UPDATE lake."_CATCHMENT"._migrations SET number = 9': "which is Catchment's own",
-    "WITH x AS (SELECT 1) INSERT INTO _catchment.producers SELECT 'a', 1, 1, NULL FROM x": "which is Catchment's own",
-    "DROP TABLE IF EXISTS _catchment.deliveries": "which is Catchment's own",
-    "ALTER TABLE _catchment.deliveries ADD COLUMN x INTEGER": "which is Catchment's own",
-    "CREATE TABLE _catchment.x AS SELECT 1 AS a": "which is Catchment's own",
+    "PREPARE p AS SELECT 1": "is a statement of kind PREPARE",
+    "VACUUM": "is a statement of kind VACUUM",
+    "DELETE FROM _catchment.producers": "changes _catchment.producers, which belongs to Catchment",
+    'UPDATE lake."_CATCHMENT"._migrations SET number = 9': "which belongs to Catchment",
+    "WITH x AS (SELECT 1) INSERT INTO _catchment.producers SELECT 'a', 1, 1, NULL FROM x": "which belongs to Catchment",
+    "DROP TABLE IF EXISTS _catchment.deliveries": "which belongs to Catchment",
+    "ALTER TABLE _catchment.deliveries ADD COLUMN x INTEGER": "which belongs to Catchment",
+    "CREATE TABLE _catchment.x AS SELECT 1 AS a": "which belongs to Catchment",
     "CREATE TABLE memory.main.x (a INTEGER)": "a script changes the tables of its own schema only",
     "TRUNCATE other.t": "a script changes the tables of its own schema only",
     "MERGE INTO other.t USING users ON (true) WHEN MATCHED THEN DELETE": "a script changes the tables of its own",
@@ -340,7 +340,7 @@ REFUSED = {
     "SELEC 1": "syntax error",
     "INSERT INTO nowhere VALUES (1)": "does not exist",
     "-- keeps-rows: users\nDELETE FROM users": "it keeps the rows of users; there were 2, now 0",
-    "-- alone\nALTER TABLE users ALTER COLUMN name SET DATA TYPE JSON": "a value is none",
+    "-- alone\nALTER TABLE users ALTER COLUMN name SET DATA TYPE JSON": "a value cannot be converted",
 }
 
 
@@ -470,7 +470,7 @@ def test_a_restore_to_an_expired_snapshot_is_refused_and_changes_nothing(here: L
         cursor.execute("CALL ducklake_expire_snapshots('lake', older_than => now() + INTERVAL 1 DAY)")
     before = here.content()
     for name in (backup.name, None):
-        with pytest.raises(BackupMissingError, match="which the lake does not have any more"):
+        with pytest.raises(BackupMissingError, match="which the lake no longer has"):
             here.engine.restore(name)
     assert here.content() == before
     assert [each.kind for each in here.engine.backups()] == [BackupKind.MANUAL, BackupKind.PRE]

@@ -53,11 +53,11 @@ def test_a_script_that_was_generated_without_rows_is_refused_where_there_are_som
         sources = event_files(tmp_path / "in", 2)
         _deliver(lake, settings, sources)
         before = (here.content(), here.uuids())
-        said = "it drops events, which has 20 rows here, to make it anew"
+        said = "it drops events, which has 20 rows here, to create it again"
         assert said in (here.migrate.rehearse().trials[0].error or "")
         with pytest.raises(ScriptError, match=said) as refused:
             here.migrate.apply(script.name)
-        assert "generate it again where events has rows" in (refused.value.hint or "")
+        assert "generate it again on a lake in which events has rows" in (refused.value.hint or "")
         assert (here.content(), here.uuids()) == before
         script.unlink()
         here.migrate.apply(here.generate().name)
@@ -82,7 +82,7 @@ def test_a_table_with_rows_is_not_made_anew_however_a_script_says_it(sqlite_lake
     before = (here.content(), here.uuids())
     for script in ANEW:
         here.write("001.again.sql", script)
-        with pytest.raises(ScriptError, match="which has 2 rows here, to make it anew"):
+        with pytest.raises(ScriptError, match="which has 2 rows here, to create it again"):
             here.migrate.apply("001.again.sql")
         assert (here.content(), here.uuids()) == before, script
 
@@ -164,7 +164,7 @@ def test_of_two_who_apply_the_first_script_of_a_schema_one_commits(
         one.migrate.restore("pre_001")
     turns = iter([lambda: other.migrate.apply("001.first.sql")])
     racing = faults.armed("schema.before_commit", lambda: next(turns, lambda: None)())
-    with racing, pytest.raises(ScriptError, match="applied by somebody else meanwhile"):
+    with racing, pytest.raises(ScriptError, match="just been applied by another process"):
         one.migrate.apply("001.first.sql")
     assert one.rows("FROM t") == [(1,)]
     assert [record.number for record in one.engine.observe().history] == [1]
@@ -205,7 +205,7 @@ def test_a_restore_warns_of_units_whose_rows_are_gone_and_of_those_that_could_co
         here.run("ALTER TABLE events DROP COLUMN kind")
         here.migrate.restore(backup.name)
         assert _warnings(heard) == [("events", 1, 10)]
-        assert heard[-2].facts["reason"].endswith("what still lies in files can be delivered again.")
+        assert heard[-2].facts["reason"].endswith("files that still exist can be delivered again.")
 
 
 def _warnings(heard: list[Event]) -> list[tuple[str, int, int]]:

@@ -85,8 +85,8 @@ def test_what_loses_nothing_is_not_remarked_on(text: str) -> None:
             "users.name is dropped",
         ),
         (ASIDE.format(columns="name TEXT", values="name"), Risk.DATA_LOSS, "users.email is dropped"),
-        ("\nINSERT OR REPLACE INTO users VALUES (1, 'x', 'y')", Risk.DATA_LOSS, "Rows of users that stand in the way"),
-        ("\nREPLACE INTO users VALUES (1, 'x', 'y')", Risk.DATA_LOSS, "Rows of users that stand in the way"),
+        ("\nINSERT OR REPLACE INTO users VALUES (1, 'x', 'y')", Risk.DATA_LOSS, "Rows of users that conflict"),
+        ("\nREPLACE INTO users VALUES (1, 'x', 'y')", Risk.DATA_LOSS, "Rows of users that conflict"),
         ("\nDELETE FROM logs", Risk.DATA_LOSS, "Rows of logs may be deleted"),
         ("\nUPDATE users SET name = upper(name)", Risk.IRREVERSIBLE, "users.name are overwritten"),
         (REBUILD.format(columns="name TEXT", values="name"), Risk.DATA_LOSS, "users.email is dropped"),
@@ -115,8 +115,8 @@ def test_a_column_that_must_have_a_value_is_found_on_an_empty_copy_too() -> None
     [
         ("UPDATE users SET name = 'x'", "is updated"),
         ("DELETE FROM users WHERE id = 9", "has rows deleted"),
-        ("CREATE INDEX by_name ON users (name)", "is read through"),
-        ("ALTER TABLE users DROP COLUMN name", "is written anew"),
+        ("CREATE INDEX by_name ON users (name)", "is read completely"),
+        ("ALTER TABLE users DROP COLUMN name", "is rewritten"),
         (REBUILD.format(columns="name TEXT, email TEXT", values="name, email"), "is rebuilt"),
     ],
 )

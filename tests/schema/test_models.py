@@ -165,7 +165,7 @@ def test_models_that_do_not_go_together_are_refused() -> None:
         sqlite_structure([Team, Player, Twin])
     with pytest.raises(InputError, match=r"Team\.captain refers to Player, which is not among"):
         sqlite_structure([Team])
-    with pytest.raises(InputError, match="name and Name are one name"):
+    with pytest.raises(InputError, match="name and Name are the same name"):
         sqlite_structure([Cased])
     with pytest.raises(InputError, match=r"Wrong\.id"):
         sqlite_structure([Wrong])

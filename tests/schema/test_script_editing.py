@@ -12,7 +12,7 @@ CHOICE = f"""\
 -- [1] a became b (score 0.80)
 -- ALTER TABLE "notes" RENAME COLUMN "a" TO "b";
 --
--- [2] nothing was renamed; the old values go
+-- [2] nothing was renamed; the old values are deleted
 -- -- undecided: notes
 -- -- {LEFT}
 --

@@ -128,7 +128,7 @@ def test_a_folder_is_read_into_scripts_and_what_is_wrong(tmp_path: Path) -> None
     assert [script.filename for script in folder.scripts] == ["002.b.sql", "1000.c.sql"]
     assert [(str(each.name), each.reason) for each in folder.unreadable] == [
         ("001.a.sql", "it is not UTF-8 (byte 0)"),
-        ("003.nul.sql", "it holds a NUL character"),
+        ("003.nul.sql", "it contains a NUL character"),
         ("004.folder.sql", "Is a directory"),
     ]
     assert folder.misnamed == ("wrong.sql",)

@@ -105,7 +105,7 @@ class Backups:
         files.sync_folder(self.folder)
         return _backup(self.folder / str(name), name)
 
-    def set_aside(self, *, stamp: str) -> Path:
+    def quarantine(self, *, stamp: str) -> Path:
         """Move a damaged database into the backup folder, with its journals; retention does not
         apply to it.
         """

@@ -232,7 +232,7 @@ def _rebuilt(op: RebuildTableOp) -> str:
 
 def _rebuild_notes(op: RebuildTableOp) -> list[str]:
     notes = [
-        f"{op.table} is made anew and its rows are copied, because ALTER TABLE cannot do this: "
+        f"{op.table} is created again and its rows are copied, because ALTER TABLE cannot do this: "
         + ", ".join(
             f"{verb} {name}"
             for verb, names in (("change", op.changed), ("add", op.added), ("drop", op.dropped))

@@ -1,21 +1,23 @@
-"""`LakeEngine`: a schema of a lake as a database that is migrated.
+"""`LakeEngine`: a schema of a lake as a database with migrations.
 
     <folder>/<name>.migrations/  scripts
     <folder>/<name>.ref          the reference: names a snapshot of the lake
     <folder>/<name>.bak/         backups: small files that name a snapshot each
-    <folder>/<name>.lock         held by whoever applies, restores or backs up
+    <folder>/<name>.lock         held by the process that applies, restores or backs up
 
-A backup of a lake is the number of a snapshot and no copy: it costs nothing, and goes when the snapshot expires, which
-upkeep sees to after some days. Restoring it is refused then. What others wrote after it goes with a restore as well:
-it is the schema's tables that are put back, not a script that is undone.
+A backup of a lake is the number of a snapshot, not a copy: it costs nothing, and is lost when the
+snapshot expires, which maintenance causes after some days. Restoring it is refused then. A restore
+also discards what other processes wrote after the backup: it puts the schema's tables back, it does
+not undo a script.
 
-Records are rows of `_catchment._migrations`, beside the ledger, each with its schema: several schemas of one lake are
-migrated each by itself. A script and its record are in one transaction of DuckLake's, under the lake's commit lock. As
-DuckLake knows no keys, whoever applies or restores also writes a row of the ledger that is always there, on which two
-such transactions conflict even without the lock.
+Records are rows of `_catchment._migrations`, beside the ledger, each with its schema: the schemas
+of one lake are migrated independently. A script and its record are in one DuckLake transaction,
+under the lake's commit lock. As DuckLake has no keys, applying or restoring also writes a row of
+the ledger that always exists, on which two such transactions conflict even without the lock.
 
-DuckLake has no primary keys, no foreign keys and no indexes. `lake_plan` says what it can change, `lake_restore` what a
-restore does to a table, and `lake_execute` what a script may do.
+DuckLake has no primary keys, no foreign keys and no indexes. See `lake_plan` for the changes it
+supports, `lake_restore` for what a restore does to a table, and `lake_execute` for what a script
+may do.
 """
 
 import logging
@@ -51,7 +53,7 @@ from catchment.schema.diff import ModelDiff, diff
 from catchment.schema.generate import script_name, script_text
 from catchment.schema.lake_execute import ScriptScope, execute
 from catchment.schema.lake_inspect import count_rows, described, inspect, lake_structure
-from catchment.schema.lake_restore import Moment, Parted, SnapshotMark
+from catchment.schema.lake_restore import DivergedDeliveries, Moment, SnapshotMark
 from catchment.schema.migratable import Backup, BackupKind, Draft, Observed, TableAccess
 from catchment.schema.models import TableRow
 from catchment.schema.ops import Op
@@ -63,12 +65,12 @@ T = TypeVar("T")
 _LOCK_TIMEOUT_S = 60.0
 _SAMPLE_ROWS = 200
 _REHEARSAL_ROWS_MAX = 1_000_000
-_UNDONE = "They came after what was restored: their rows are gone, and they count as delivered."
-_AGAIN = "The table was made anew: their rows are there, and what still lies in files can be delivered again."
+_UNDONE = "They were delivered after the restored snapshot: their rows are gone, and they count as delivered."
+_AGAIN = "The table was created again: their rows are there, and files that still exist can be delivered again."
 
 
 class LakeEngine:
-    """The tables of one schema of a lake. The lake need not exist, and is opened when it is needed."""
+    """The tables of one schema of a lake. The lake need not exist, and is opened on first use."""
 
     def __init__(
         self,
@@ -82,16 +84,16 @@ class LakeEngine:
         lock_timeout_s: float = _LOCK_TIMEOUT_S,
         rehearsal_rows_max: int = _REHEARSAL_ROWS_MAX,
     ) -> None:
-        """`name` is what files in `folder` are called after: lake and schema, unless it is said.
+        """`name` is the base name of files in `folder`; by default, lake and schema.
 
-        `scripts` is where they are when they are not in `folder`. A rehearsal copies `rehearsal_rows_max` rows of a
-        table and no more.
+        `scripts` is their folder if it is not in `folder`. A rehearsal copies at most
+        `rehearsal_rows_max` rows of a table.
         """
         if sql.fold(schema) == LEDGER_SCHEMA:
             raise InputError(f"{schema} is Catchment's own, and is not migrated.", hint="Choose another schema.")
         self._lake = lake
         self._schema = schema
-        self._place = ScriptScope(lake=lake.name, schema=schema)
+        self._scope = ScriptScope(lake=lake.name, schema=schema)
         self._file = folder / (name or f"{lake.name}.{schema}")
         self._scripts = scripts or self._beside("migrations")
         self._backups = Backups(self._file, keep=backups_keep)
@@ -109,13 +111,14 @@ class LakeEngine:
 
     @property
     def reference(self) -> Path:
-        """The file that names the snapshot which `restore` goes back to, where it exists."""
+        """The file that names the snapshot which `restore` goes back to, if it exists."""
         return self._beside("ref")
 
     def mark_reference(self) -> int:
-        """Make the lake as it is now the reference; returns the number of the snapshot.
+        """Make the lake's current snapshot the reference, and return its number.
 
-        The file is for whoever has the same lake: a snapshot is no copy that could be carried elsewhere.
+        The file is valid only for the same lake: a snapshot is not a copy that could be moved
+        elsewhere.
         """
         with self.locked():
             with self._reading() as connection:
@@ -135,12 +138,14 @@ class LakeEngine:
                 )
 
         try:
-            return self._patiently(look)
+            return self._with_retries(look)
         except LakeMissingError:
             return Observed(structure=Structure(), history=())
 
     def managed(self, observed: Observed, expected: Structure) -> Structure:
-        """Deliveries, imports and clients make tables in the same schema, and none of those is the models' to drop."""
+        """Exclude tables that deliveries, imports and clients created in the same schema: the
+        models must not drop them.
+        """
         ours = tables_made(record.script for record in observed.history)
         found = (t for t in observed.structure.tables if expected.find(t.name) or sql.fold(t.name) in ours)
         return Structure(tables=tuple(found))
@@ -151,10 +156,10 @@ class LakeEngine:
         if difference.is_empty:
             return None
         if not actual.tables:
-            # There may be no lake to ask anything.
+            # There may be no lake to query.
             ops = lake_plan.plan(difference, expected, actual, lake=_NOTHING)
         else:
-            ops = self._patiently(lambda: self._planned(difference, expected, actual))
+            ops = self._with_retries(lambda: self._planned(difference, expected, actual))
         return Draft(slug=script_name(ops), text=script_text(ops)) if ops else None
 
     def row_counts(self) -> dict[str, int]:
@@ -164,19 +169,19 @@ class LakeEngine:
             with self._reading() as connection:
                 return {table: count_rows(connection, self._qualified(table)) for table in tables}
 
-        return self._patiently(count) if tables else {}
+        return self._with_retries(count) if tables else {}
 
     def locked(self) -> AbstractContextManager[None]:
         return self._lock.held(timeout_s=self._lock_timeout_s)
 
     def apply(self, script: Script) -> tuple[TableAccess, ...]:
         self._lake.open()
-        acts = self._patiently(lambda: self._apply_or_find(script))
+        acts = self._with_retries(lambda: self._apply_or_find(script))
         faults.reach("schema.after_commit")
         return acts
 
     def backup(self, kind: BackupKind, number: int) -> Backup:
-        """Note the snapshot that the lake is at; `bytes` is the size of the note."""
+        """Record the lake's current snapshot; `bytes` is the size of that record."""
         self._lake.open()
 
         def make() -> Backup:
@@ -184,7 +189,7 @@ class LakeEngine:
                 mark = lake_restore.newest(connection, self._lake.name)
             return self._backups.make(kind, number, write=mark.write)
 
-        made = self._patiently(make)
+        made = self._with_retries(make)
         self._backups.prune()
         return made
 
@@ -195,26 +200,29 @@ class LakeEngine:
         return self.reference.exists()
 
     def restore(self, backup: str | None = None) -> None:
-        """Put every table of the schema back to the snapshot's columns and rows, and the records too.
+        """Restore the columns and rows of every table of the schema at the snapshot, and the
+        records.
 
-        Refused by a `BackupMissingError` where the snapshot has expired. See `lake_restore` for what becomes of
-        deliveries; where it matters to somebody, an event warns of it.
+        Raises BackupMissingError if the snapshot has expired. See `lake_restore` for the
+        consequences for deliveries; an event warns of those that are affected.
         """
         source = self.reference if backup is None else self._backups.find(backup)
         mark = self._mark(source)
         self._lake.open()
-        for each in self._patiently(lambda: self._restore_once(mark, source)):
-            said = _AGAIN if each.again else _UNDONE
-            facts = {"table": each.table, "units": each.units, "rows": each.rows, "reason": said}
+        for each in self._with_retries(lambda: self._restore_once(mark, source)):
+            reason = _AGAIN if each.again else _UNDONE
+            facts = {"table": each.table, "units": each.units, "rows": each.rows, "reason": reason}
             events.emit("deliveries_parted", level=logging.WARNING, database=self.name, **facts)
         self._backups.prune()
 
     @contextmanager
     def rehearsal(self) -> Iterator["LakeEngine"]:
-        """A lake of its own in a temporary folder, with the schema's tables, their layout and the records.
+        """Yield a separate lake in a temporary folder, with the schema's tables, their layout and
+        the records.
 
-        Nobody waits for it, as they would for a transaction that is rolled back in the end. It costs half a second, and
-        about 1.5 s more for a million rows of three columns. Of a big table only a part is copied.
+        It blocks no other process, as a transaction that is rolled back at the end would. It costs
+        half a second, and about 1.5 s more for a million rows of three columns. Only a part of a
+        large table is copied.
         """
         with TemporaryDirectory(prefix="catchment-rehearsal-") as temporary:
             folder = Path(temporary)
@@ -234,19 +242,19 @@ class LakeEngine:
     def _qualified(self, table: str) -> str:
         return sql.qualified(self._lake.name, self._schema, table)
 
-    def _patiently(self, operation: Callable[[], T]) -> T:
+    def _with_retries(self, operation: Callable[[], T]) -> T:
         return retry(operation, policy=self._lake.redo(), clock=self._lake.clock, on=ConflictError)
 
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection that sees the lake as of one moment; a lake that is missing is not made."""
+        """Yield a connection that sees the lake as of one moment. Does not create a missing lake."""
         self._lake.open(create=False)
         with self._lake.snapshot() as connection:
             yield connection
 
     @contextmanager
     def _writing(self, message: str) -> Iterator[duckdb.DuckDBPyConnection]:
-        """One transaction of the lake, with the schema in use; what it puts on the disk stays there."""
+        """Run one transaction of the lake, with the schema in use; its files on the disk are kept."""
         started_s = self._lake.clock.monotonic_s()
         folder = files.local_path(self._lake.address.data_path) / self._schema
         with self._lake.write(into=folder) as connection:
@@ -258,30 +266,30 @@ class LakeEngine:
             )
             elapsed_s = self._lake.clock.monotonic_s() - started_s
             if elapsed_s > self._lake.limits.transaction_s_max:
-                # The lake would call it a conflict, and it would be tried again to no avail.
+                # The lake would report a conflict, and retries would fail in the same way.
                 raise ScriptError(
-                    f"{message}: it took {elapsed_s:.0f} s, more than a transaction of the lake may take.",
-                    hint="Raise CATCHMENT_LAKE_TRANSACTION_SECONDS_MAX, or do it in several scripts.",
+                    f"{message}: it took {elapsed_s:.0f} s, longer than the limit for a transaction of the lake.",
+                    hint="Raise CATCHMENT_LAKE_TRANSACTION_SECONDS_MAX, or split it into several scripts.",
                 )
 
     def _history(
         self, connection: duckdb.DuckDBPyConnection, *, snapshot: int | None = None
     ) -> tuple[AppliedScript, ...]:
-        """The schema's records, now or at a snapshot, by number."""
+        """Return the schema's records, now or at a snapshot, by number."""
         if not self._has_history(connection, snapshot):
             return ()
         table = sql.qualified(self._lake.name, LEDGER_SCHEMA, TABLE)
         at = "" if snapshot is None else f" AT (VERSION => {snapshot})"
         fields = ("number", "filename", "script", "started_at", "finished_at")
         rows = connection.execute(
-            # Compared as in the ledger, which says why.
+            # Compared as in the ledger, which gives the reason.
             f"SELECT {', '.join(fields)} FROM {table}{at} WHERE row(schema_name) = row(?) ORDER BY number",
             [self._schema],
         ).fetchall()
         return tuple(AppliedScript(**dict(zip(fields, row, strict=True))) for row in rows)
 
     def _has_history(self, connection: duckdb.DuckDBPyConnection, snapshot: int | None) -> bool:
-        """Whether a script was ever applied, to any schema."""
+        """Return whether a script was ever applied, to any schema."""
         if snapshot is None:
             return has_table(connection, self._lake.name, TableId(LEDGER_SCHEMA, TABLE))
         moment = Moment(connection=connection, lake=self._lake.name, schema=LEDGER_SCHEMA, snapshot=snapshot)
@@ -303,7 +311,7 @@ class LakeEngine:
         started_at = self._lake.clock.now().isoformat()
         with self._writing(f"Applied {script.filename}") as connection:
             self._fence(connection, script)
-            acts = execute(connection, script, self._place)
+            acts = execute(connection, script, self._scope)
             entry = AppliedScript(
                 number=script.number,
                 filename=script.filename,
@@ -316,12 +324,14 @@ class LakeEngine:
         return acts
 
     def _fence(self, connection: duckdb.DuckDBPyConnection, script: Script) -> None:
-        """See that the script is not applied yet, so that of two who do this at once only one can commit."""
+        """Require that the script is not applied yet; of two processes that do this at once, only
+        one can commit.
+        """
         Ledger(connection, self._lake.name).fence(self._lake.clock.now())
         connection.execute(sql.statement("catchment.schema", "lake_migrations_create", lake=self._lake.name))
         if any(record.number == script.number for record in self._history(connection)):
             raise ScriptError(
-                f"{script.filename} was applied by somebody else meanwhile.", hint="Check how things stand."
+                f"{script.filename} has just been applied by another process.", hint="Check the state again."
             )
 
     def _mark(self, source: Path) -> SnapshotMark:
@@ -335,7 +345,7 @@ class LakeEngine:
             lake_restore.refuse_expired(connection, self._lake.name, mark, named_by=str(source))
         return mark
 
-    def _restore_once(self, mark: SnapshotMark, source: Path) -> tuple[Parted, ...]:
+    def _restore_once(self, mark: SnapshotMark, source: Path) -> tuple[DivergedDeliveries, ...]:
         with self._writing(f"Restored {source.name}") as connection:
             Ledger(connection, self._lake.name).fence(self._lake.clock.now())
             lake_restore.refuse_expired(connection, self._lake.name, mark, named_by=str(source))
@@ -344,7 +354,7 @@ class LakeEngine:
             replaced = lake_restore.newest(connection, self._lake.name)
             self._backups.make(BackupKind.REPLACED, applied[-1].number if applied else 0, write=replaced.write)
             recorded = self._history(connection, snapshot=mark.snapshot)
-            parted = lake_restore.restore(self._moment(connection, mark))
+            inconsistent = lake_restore.restore(self._moment(connection, mark))
             faults.reach("schema.between_restore")
             if applied:
                 table = sql.qualified(self._lake.name, LEDGER_SCHEMA, TABLE)
@@ -353,32 +363,32 @@ class LakeEngine:
                 connection.execute(sql.statement("catchment.schema", "lake_migrations_create", lake=self._lake.name))
             for entry in recorded:
                 self._record(connection, entry)
-        return parted
+        return inconsistent
 
     def _moment(self, connection: duckdb.DuckDBPyConnection, mark: SnapshotMark) -> Moment:
         return Moment(connection=connection, lake=self._lake.name, schema=self._schema, snapshot=mark.snapshot)
 
     def _planned(self, difference: ModelDiff, expected: Structure, actual: Structure) -> tuple[Op, ...]:
-        with self._reading() as connection, self._lake.cursor() as trying:
-            trying.execute(f"USE {sql.qualified(self._lake.name, self._schema)}")
+        with self._reading() as connection, self._lake.cursor() as trial_cursor:
+            trial_cursor.execute(f"USE {sql.qualified(self._lake.name, self._schema)}")
             moment = self._moment(connection, lake_restore.newest(connection, self._lake.name))
             tables = {table.name: table for table in moment.tables()}
-            # Once more, with values: they tell which of several columns one may have become.
+            # Again, with values: they show which of several columns one may have become.
             difference = diff(expected, actual, samples=self._samples(connection, difference))
-            asked = lake_plan.LakeProbe(
-                refusal=lake_plan.refusal_in(trying),
+            probe = lake_plan.LakeProbe(
+                refusal=lake_plan.refusal_in(trial_cursor),
                 rows=lambda table: count_rows(connection, self._qualified(table)),
                 nulls=lambda table, column: count_rows(
                     connection, f"{self._qualified(table)} WHERE {sql.identifier(column)} IS NULL"
                 ),
                 layout=lambda table, new: lake_restore.layout(tables[table], sql.identifier(new)),
             )
-            return lake_plan.plan(difference, expected, actual, lake=asked)
+            return lake_plan.plan(difference, expected, actual, lake=probe)
 
     def _samples(
         self, connection: duckdb.DuckDBPyConnection, difference: ModelDiff
     ) -> dict[tuple[str, str], list[object]]:
-        """Some values of every column that may have been renamed."""
+        """Return some values of every column that may have been renamed."""
         found: dict[tuple[str, str], list[object]] = {}
         for table in difference.tables:
             for column in table.dropped if table.renames else ():
@@ -387,7 +397,9 @@ class LakeEngine:
         return found
 
     def _copy_to(self, trial: "LakeEngine", folder: Path) -> None:
-        """Give the copy the tables and records of the reference, or of the lake where there is none."""
+        """Copy the tables and records of the reference, or of the lake if there is none, to the
+        trial.
+        """
         try:
             mark = self._mark(self.reference) if self.has_reference() else None
             with self._reading() as connection:

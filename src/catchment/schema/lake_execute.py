@@ -1,12 +1,14 @@
-"""Running one script on a lake, inside a transaction that is open: what it may do, what it did, whether all is well.
+"""Runs one script on a lake, inside an open transaction: what it may do, what it did, and whether
+the result is valid.
 
-DuckDB's own parser cuts a script into statements and says of what kind each is: kinds that are not listed are refused.
-What a statement changes is read from its tokens by the place in which its grammar has a name, and must be a table of
-the schema that is migrated. Even so nothing could leave the lake: a transaction of DuckDB writes to one database only.
+DuckDB's own parser splits a script into statements and reports the kind of each: kinds that are not
+listed are refused. The target of a statement is read from its tokens, by the position at which the
+grammar has a name, and must be a table of the migrated schema. In any case nothing could leave the
+lake: a DuckDB transaction writes to one database only.
 
-A table with rows is dropped when a script says so, and is not made anew: it would be another one to the ledger, which
-would let everything be delivered to it once more. Generated scripts make tables anew that are empty where they were
-generated, and need not be where they are applied.
+A script may drop a table with rows, but not create it again: to the ledger that would be another
+table, to which everything could be delivered once more. Generated scripts recreate tables that are
+empty where they were generated, but may have rows where they are applied.
 """
 
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from catchment.schema.migratable import AccessKind, TableAccess
 from catchment.schema.scripts import Script, ScriptStatement, past_comments
 from catchment.schema.structure import Structure
 
-# What DuckDB says is about the statement, and not about the lake that it was to run on.
+# Errors of DuckDB that concern the statement, not the lake on which it runs.
 STATEMENT_ERRORS = (duckdb.DataError, duckdb.IntegrityError, duckdb.ProgrammingError, duckdb.NotSupportedError)
 _ALLOWED = (
     StatementType.SELECT,
@@ -40,16 +42,16 @@ _ALLOWED = (
 )
 _ELSEWHERE = "a script changes the tables of its own schema only"
 _REFUSED: dict[StatementType, str] = {
-    StatementType.TRANSACTION: "begins or ends a transaction; Catchment runs a script in one of its own",
+    StatementType.TRANSACTION: "begins or ends a transaction; Catchment runs a script in its own transaction",
     StatementType.ATTACH: f"attaches another database; {_ELSEWHERE}",
     StatementType.DETACH: f"detaches a database; {_ELSEWHERE}",
-    StatementType.SET: "changes a setting or the schema in use; those are Catchment's part",
-    StatementType.VARIABLE_SET: "changes a setting; those are Catchment's part",
-    StatementType.PRAGMA: "has a PRAGMA; settings are Catchment's part",
+    StatementType.SET: "changes a setting or the schema in use; only Catchment may set those",
+    StatementType.VARIABLE_SET: "changes a setting; only Catchment may set those",
+    StatementType.PRAGMA: "has a PRAGMA; only Catchment may change settings",
     StatementType.COPY: f"copies from or to files; {_ELSEWHERE}",
     StatementType.EXPORT: f"writes files; {_ELSEWHERE}",
-    StatementType.CALL: "calls a function of DuckDB's own; those may not be undone",
-    StatementType.LOAD: "loads or installs an extension; those are Catchment's part",
+    StatementType.CALL: "calls a function of DuckDB; its effects might not be rolled back",
+    StatementType.LOAD: "loads or installs an extension; only Catchment may do that",
 }
 _CHANGES = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "MERGE", "CREATE", "ALTER", "DROP")
 _BEFORE_NAME = frozenset(
@@ -65,51 +67,55 @@ _VERBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptScope:
-    """Which schema of which lake a script may change."""
+    """The schema of the lake that a script may change."""
 
     lake: str
     schema: str
 
     def owns(self, names: list[str]) -> bool:
-        """Whether a name as it stands in a statement is one of a table in the schema."""
-        *around, _ = [sql.fold(name) for name in names]
+        """Return whether a name, as written in a statement, refers to a table in the schema."""
+        *qualifiers, _ = [sql.fold(name) for name in names]
         lake, schema = sql.fold(self.lake), sql.fold(self.schema)
-        return around in ([], [schema], [lake, schema]) or (around == [lake] and schema == "main")
+        return qualifiers in ([], [schema], [lake, schema]) or (qualifiers == [lake] and schema == "main")
 
 
-def execute(connection: duckdb.DuckDBPyConnection, script: Script, place: ScriptScope) -> tuple[TableAccess, ...]:
-    """Run every statement, and see that rows are as the script promises; the caller ends it all."""
+def execute(connection: duckdb.DuckDBPyConnection, script: Script, scope: ScriptScope) -> tuple[TableAccess, ...]:
+    """Run every statement, and check that the script kept the rows it promises to keep. The caller
+    ends the transaction.
+    """
     _refuse_tokens(script)
     statements = list(split(connection, script))
-    before = inspect(connection, place.lake, place.schema)
-    counted = _counts(connection, script, place)
-    doing = [list(_acts(statement, place, before, script)) for _, statement in statements]
-    for table, statement in _made_anew(before, [statement for _, statement in statements], doing).items():
-        rows = count_rows(connection, sql.qualified(place.lake, place.schema, table))
+    before = inspect(connection, scope.lake, scope.schema)
+    rows_before = _counts(connection, script, scope)
+    acts_by_statement = [list(_acts(statement, scope, before, script)) for _, statement in statements]
+    for table, statement in _recreated(before, [statement for _, statement in statements], acts_by_statement).items():
+        rows = count_rows(connection, sql.qualified(scope.lake, scope.schema, table))
         if rows:
             raise _failed(
                 script,
                 statement,
-                f"it drops {table}, which has {rows} rows here, to make it anew; what was delivered to it would be "
-                "delivered again.",
-                hint=f"Delete the script, and generate it again where {table} has rows.",
+                f"it drops {table}, which has {rows} rows here, to create it again; everything delivered to "
+                "it would be delivered again.",
+                hint=f"Delete the script, and generate it again on a lake in which {table} has rows.",
             )
     for parsed, statement in statements:
         try:
             connection.execute(parsed)
         except STATEMENT_ERRORS as error:
             raise _failed(script, statement, _first_line(error)) from error
-    for table, now in _counts(connection, script, place).items():
-        if now != counted[table]:
+    for table, now in _counts(connection, script, scope).items():
+        if now != rows_before[table]:
             raise ScriptError(
-                f"{script.filename} says that it keeps the rows of {table}; there were {counted[table]}, now {now}."
+                f"{script.filename} says that it keeps the rows of {table}; there were {rows_before[table]}, now {now}."
             )
-    _read_retyped(connection, script, place, before)
-    return tuple(act for acts in doing for act in acts)
+    _read_retyped(connection, script, scope, before)
+    return tuple(act for acts in acts_by_statement for act in acts)
 
 
 def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tuple[duckdb.Statement, ScriptStatement]]:
-    """The statements of a script, once it is certain that none is of a kind that is refused."""
+    """Yield the statements of a script. Raises ScriptError for a statement of a kind that is
+    refused.
+    """
     try:
         parsed = connection.extract_statements(script.text)
     except STATEMENT_ERRORS as error:
@@ -122,46 +128,52 @@ def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tup
         statement = ScriptStatement(text=script.text[first:start].rstrip(), line=script.text.count("\n", 0, first) + 1)
         if each.type not in _ALLOWED:
             kind = each.type.name.replace("_", " ")
-            raise _failed(script, statement, f"it {_REFUSED.get(each.type, f'is a statement of the kind {kind}')}.")
+            raise _failed(script, statement, f"it {_REFUSED.get(each.type, f'is a statement of kind {kind}')}.")
         yield each, statement
 
 
-def _acts(statement: ScriptStatement, place: ScriptScope, before: Structure, script: Script) -> Iterator[TableAccess]:
-    """What a statement does, as far as its tokens say; refuses what a script may not change."""
+def _acts(statement: ScriptStatement, scope: ScriptScope, before: Structure, script: Script) -> Iterator[TableAccess]:
+    """Yield the effects of a statement, as far as its tokens show them. Raises ScriptError if it
+    must not change its target.
+    """
     found = tokens(statement.text)
-    called = _called(found, place)
+    called = _called(found, scope)
     if called is not None:
-        raise _failed(script, statement, f"it calls {called}, a function of DuckLake's own; those may not be undone.")
+        raise _failed(
+            script, statement, f"it calls {called}, a function of DuckLake; its effects might not be rolled back."
+        )
     start = _start_of_change(found)
     if start is None:
         return
     word = found[start].word
-    names, behind = _target(found, start)
-    why = _refusal(found[start:], word, names, place)
+    names, end = _target(found, start)
+    why = _refusal(found[start:], word, names, scope)
     if why is not None:
         raise _failed(script, statement, f"it {why}.")
     table = names[-1]
-    for verb, column in _done(word, found, start, behind):
+    for verb, column in _accesses(word, found, start, end):
         to = _new_name(found) if verb is AccessKind.RENAME_TABLE else None
         yield TableAccess(verb=verb, table=table, column=column, to=to, line=statement.line)
     if word in ("INSERT", "CREATE"):
         yield from _copies(statement, before, table)
 
 
-def _refusal(found: list[DdlToken], word: str, names: list[str], place: ScriptScope) -> str | None:
+def _refusal(found: list[DdlToken], word: str, names: list[str], scope: ScriptScope) -> str | None:
     words = [token.word for token in found]
     head = words[: words.index("TABLE")] if "TABLE" in words else words
     if word in ("CREATE", "ALTER", "DROP", "COMMENT") and not set(head) <= {word, "OR", "REPLACE"}:
-        return f"has {' '.join(filter(None, words[:2]))}; a script of a lake changes tables, and none that is temporary"
+        return f"has {' '.join(filter(None, words[:2]))}; a script of a lake changes tables only, and no temporary ones"
     if not names:
-        return "changes something that is not understood"
+        return "changes an object that is not recognized"
     if len(names) > 1 and sql.fold(names[-2]) == LEDGER_SCHEMA:
-        return f"changes {'.'.join(names)}, which is Catchment's own"
-    return None if place.owns(names) else f"changes {'.'.join(names)}; {_ELSEWHERE}"
+        return f"changes {'.'.join(names)}, which belongs to Catchment"
+    return None if scope.owns(names) else f"changes {'.'.join(names)}; {_ELSEWHERE}"
 
 
 def _start_of_change(found: list[DdlToken]) -> int | None:
-    """Where a statement that changes something says so: at its start, or behind its WITH."""
+    """Return the position of the keyword that makes the statement a change: at its start, or after
+    its WITH.
+    """
     depth = 0
     for at, token in enumerate(found):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
@@ -170,13 +182,13 @@ def _start_of_change(found: list[DdlToken]) -> int | None:
         if depth == 0 and token.word in ("SELECT", "FROM", "VALUES"):
             return None
         if at == 0 and token.word == "COMMENT":
-            # DuckDB takes COMMENT ON for an ALTER, which it is not by its grammar.
+            # DuckDB classifies COMMENT ON as an ALTER, which it is not by its grammar.
             return at
     return None
 
 
 def _target(found: list[DdlToken], start: int) -> tuple[list[str], int]:
-    """The name of what is changed, in its parts, and the place behind it."""
+    """Return the parts of the changed object's name, and the position after it."""
     at = start
     while at < len(found) and found[at].word in _BEFORE_NAME:
         at += 1
@@ -189,12 +201,12 @@ def _target(found: list[DdlToken], start: int) -> tuple[list[str], int]:
     return names, at
 
 
-def _done(word: str, found: list[DdlToken], start: int, behind: int) -> Iterator[tuple[AccessKind, str | None]]:
-    rest = found[behind:]
+def _accesses(word: str, found: list[DdlToken], start: int, end: int) -> Iterator[tuple[AccessKind, str | None]]:
+    rest = found[end:]
     words = [token.word for token in rest]
     match word:
         case "CREATE":
-            if "REPLACE" in [token.word for token in found[start:behind]]:
+            if "REPLACE" in [token.word for token in found[start:end]]:
                 yield AccessKind.DROP_TABLE, None
             yield AccessKind.CREATE_TABLE, None
         case "DROP":
@@ -213,12 +225,12 @@ def _done(word: str, found: list[DdlToken], start: int, behind: int) -> Iterator
 
 
 def _new_name(found: list[DdlToken]) -> str:
-    """What `ALTER TABLE … RENAME TO` calls the table."""
+    """Return the new name in `ALTER TABLE … RENAME TO`."""
     return next(after.name for token, after in pairwise(found) if token.word == "TO")
 
 
 def _assigned(rest: list[DdlToken]) -> Iterator[str]:
-    """The columns that an UPDATE sets: names in front of an equals sign, behind SET or a comma."""
+    """Yield the columns that an UPDATE sets: names before an equals sign, after SET or a comma."""
     depth, is_first = 0, False
     for at, token in enumerate(rest):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
@@ -230,7 +242,7 @@ def _assigned(rest: list[DdlToken]) -> Iterator[str]:
 
 
 def _copies(statement: ScriptStatement, before: Structure, target: str) -> Iterator[TableAccess]:
-    """The columns that are read into another table, as far as they are named."""
+    """Yield the columns that are read into another table, as far as they are named."""
     every = any(token.text == "*" for token in tokens(statement.text))
     for table in before.tables:
         if sql.fold(table.name) == sql.fold(target) or not mentions(statement.text, table.name):
@@ -240,17 +252,18 @@ def _copies(statement: ScriptStatement, before: Structure, target: str) -> Itera
                 yield TableAccess(verb=AccessKind.COPY, table=table.name, column=column.name, line=statement.line)
 
 
-def _made_anew(
-    before: Structure, statements: list[ScriptStatement], doing: list[list[TableAccess]]
+def _recreated(
+    before: Structure, statements: list[ScriptStatement], acts_by_statement: list[list[TableAccess]]
 ) -> dict[str, ScriptStatement]:
-    """The tables that are dropped while one of their name is there in the end, and the statement that drops each.
+    """Return tables that are dropped although their name exists in the end, with the statement that
+    drops each.
 
-    Read from the statements, with every name followed through renames: the catalog does not tell tables apart before
-    they are committed.
+    Derived from the statements, following every name through renames: the catalog does not
+    distinguish tables before they are committed.
     """
     called: dict[str, str | None] = {sql.fold(table.name): table.name for table in before.tables}
     dropped: dict[str, ScriptStatement] = {}
-    for statement, acts in zip(statements, doing, strict=True):
+    for statement, acts in zip(statements, acts_by_statement, strict=True):
         for act in acts:
             name = sql.fold(act.table)
             match act.verb:
@@ -264,8 +277,10 @@ def _made_anew(
     return {table: statement for table, statement in dropped.items() if sql.fold(table) in called}
 
 
-def _called(found: list[DdlToken], place: ScriptScope) -> str | None:
-    """A function of DuckLake that the statement reads from: many of them change the lake."""
+def _called(found: list[DdlToken], scope: ScriptScope) -> str | None:
+    """Return a function of DuckLake that the statement reads from, or None: many of them change the
+    lake.
+    """
     for at, token in enumerate(found[:-1]):
         if found[at + 1].text != "(" or token.kind not in ("word", "quoted"):
             continue
@@ -273,37 +288,39 @@ def _called(found: list[DdlToken], place: ScriptScope) -> str | None:
             return token.name
         # `FROM lake.snapshots()`; in `INSERT INTO lake.t (a)` a parenthesis follows too.
         owner, before = found[max(at - 2, 0)], found[max(at - 3, 0)]
-        is_owned = found[at - 1].text == "." and sql.fold(owner.name) == sql.fold(place.lake)
+        is_owned = found[at - 1].text == "." and sql.fold(owner.name) == sql.fold(scope.lake)
         if is_owned and before.word in ("FROM", "JOIN", ","):
             return f"{owner.name}.{token.name}"
     return None
 
 
-def _counts(connection: duckdb.DuckDBPyConnection, script: Script, place: ScriptScope) -> dict[str, int]:
+def _counts(connection: duckdb.DuckDBPyConnection, script: Script, scope: ScriptScope) -> dict[str, int]:
     try:
         return {
-            table: count_rows(connection, sql.qualified(place.lake, place.schema, table))
+            table: count_rows(connection, sql.qualified(scope.lake, scope.schema, table))
             for table in script.keeps_rows()
         }
     except STATEMENT_ERRORS as error:
         raise ScriptError(f"{script.filename} says that it keeps the rows of a table: {_first_line(error)}") from error
 
 
-def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, place: ScriptScope, before: Structure) -> None:
-    """Read every column whose type has changed: DuckLake converts when it is read, and a value may not bear it."""
-    for table in inspect(connection, place.lake, place.schema).tables:
+def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, scope: ScriptScope, before: Structure) -> None:
+    """Read every column whose type has changed: DuckLake converts on reading, and a value may not
+    be convertible.
+    """
+    for table in inspect(connection, scope.lake, scope.schema).tables:
         was = before.find(table.name)
         for column in table.columns if was else ():
             old = was.find(column.name) if was else None
             if old is None or old.type == column.type:
                 continue
-            name = sql.qualified(place.lake, place.schema, table.name)
+            name = sql.qualified(scope.lake, scope.schema, table.name)
             try:
                 connection.execute(f"SELECT count(hash({sql.identifier(column.name)})) FROM {name}").fetchall()
             except STATEMENT_ERRORS as error:
                 raise ScriptError(
-                    f"{script.filename} makes {table.name}.{column.name} a {column.type}, and a value is none: "
-                    f"{_first_line(error)}",
+                    f"{script.filename} makes {table.name}.{column.name} a {column.type}, "
+                    f"but a value cannot be converted: {_first_line(error)}",
                     filename=script.filename,
                 ) from error
 
@@ -311,7 +328,7 @@ def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, place: 
 def _refuse_tokens(script: Script) -> None:
     if has_token(script.text):
         raise ScriptError(
-            f"{script.filename} holds capitals in braces, such as {{DATA_PATH}}, which DuckLake would replace.",
+            f"{script.filename} contains capitals in braces, such as {{DATA_PATH}}, which DuckLake would replace.",
             filename=script.filename,
         )
 

@@ -1,10 +1,12 @@
-"""What a schema of a lake looks like, asked of DuckLake, and what models are in its types.
+"""Structure of a lake's schema as DuckLake reports it, and models in DuckLake's types.
 
-DuckLake has neither primary keys nor foreign keys: an `id` is a BIGINT that may not be NULL, and a relation is a BIGINT
-called as its field. Whether it leads to a row is nobody's business but the program's.
+DuckLake has neither primary keys nor foreign keys: an `id` is a BIGINT that may not be NULL, and a
+relation is a BIGINT with the name of its field. Only the program can make sure that it refers to a
+row.
 
-A default is compared by its value: DuckLake keeps `7` as `'7'` and `TRUE` as `CAST('t' AS BOOLEAN)`. So on both sides a
-constant is written as DuckDB writes the value, in quotes, which is also the only form that ADD COLUMN takes.
+A default is compared by its value: DuckLake stores `7` as `'7'` and `TRUE` as `CAST('t' AS
+BOOLEAN)`. So on both sides a constant is written as DuckDB writes the value, in quotes, which is
+also the only form that ADD COLUMN accepts.
 """
 
 import json
@@ -42,7 +44,7 @@ _CONSTANT = re.compile(
 
 
 def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
-    """The tables that the models describe, as DuckLake declares them."""
+    """Return the tables that the models describe, as DuckLake declares them."""
     return Structure(
         tables=tuple(
             DeclaredTable(name=table_name(model), columns=tuple(_expected(model, field) for field in fields))
@@ -52,7 +54,7 @@ def lake_structure(models: Sequence[type[TableRow]]) -> Structure:
 
 
 def inspect(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str) -> Structure:
-    """The tables of the schema, as the connection's transaction sees them."""
+    """Return the tables of the schema, as the connection's transaction sees them."""
     found: dict[str, list[DeclaredColumn]] = {}
     wanted = {"lake": lake_name, "schema": schema}
     rows = connection.execute(sql.statement("catchment.schema", "lake_columns"), wanted).fetchall()
@@ -64,19 +66,19 @@ def inspect(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str) 
 def described(
     connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str, table: str, *, snapshot: int
 ) -> DeclaredTable:
-    """A table as it was at a snapshot."""
+    """Return a table as it was at a snapshot."""
     rows = connection.execute(f"DESCRIBE FROM {at(lake_name, schema, table, snapshot=snapshot)}").fetchall()
     columns = tuple(_column(name, kind, null == "YES", default) for name, kind, null, _, default, _ in rows)
     return DeclaredTable(name=table, columns=columns)
 
 
 def at(lake_name: str, schema: str, table: str, *, snapshot: int) -> str:
-    """A table as it was at a snapshot, for a FROM clause."""
+    """Return a FROM clause for a table as it was at a snapshot."""
     return f"{sql.qualified(lake_name, schema, table)} AT (VERSION => {snapshot})"
 
 
 def count_rows(connection: duckdb.DuckDBPyConnection, source: str) -> int:
-    """The rows of what may stand in a FROM clause."""
+    """Return the number of rows of anything that a FROM clause accepts."""
     row = connection.execute(f"SELECT count(*) FROM {source}").fetchone()
     return int(row[0]) if row else 0
 
@@ -87,7 +89,7 @@ def _column(name: str, kind: str, nullable: bool, default: str | None) -> Declar
 
 
 def _by_value(expression: str | None, kind: str) -> str | None:
-    """The default as its value in quotes where it is a constant, as it stands where it is computed."""
+    """Return a constant default as its value in quotes; any other default unchanged."""
     if expression is None or expression.upper() == "NULL":
         return None
     return _constant(expression, kind) if _CONSTANT.fullmatch(expression) else expression
@@ -99,7 +101,7 @@ def _constant(expression: str, kind: str) -> str:
         try:
             row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
         except (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError):
-            # A hand has given a column a default that it cannot hold; that is its business.
+            # The column was given a default by hand that it cannot store; it is left alone.
             return expression
     return expression if row is None else sql.literal(row[0])
 
@@ -115,9 +117,9 @@ def _expected(model: type[TableRow], field: ModelField) -> DeclaredColumn:
 
 
 def _text(model: type[TableRow], field: ModelField) -> str:
-    text = _said(field.default)
+    text = _default_text(field.default)
     if text == "NULL" or has_token(text):
-        why = "takes it for no default" if text == "NULL" else "replaces what stands in its braces"
+        why = "treats it as no default" if text == "NULL" else "replaces the text in its braces"
         raise InputError(
             f"{model.__name__}.{field.name}: {text!r} cannot be a default in a lake, because DuckLake {why}.",
             hint="Give another default, or none.",
@@ -125,7 +127,7 @@ def _text(model: type[TableRow], field: ModelField) -> str:
     return text
 
 
-def _said(value: Any) -> str:
+def _default_text(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"

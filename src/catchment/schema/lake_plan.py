@@ -1,12 +1,15 @@
-"""What a migration of lake tables does: what DuckLake can change in place, and a few words where it cannot.
+"""Plans a migration of lake tables: changes that DuckLake makes in place, and instructions for the
+others.
 
-What DuckLake 1.5 can: make, drop and rename tables and columns, add a column with a constant default, widen a type, set
-and drop a default, drop NOT NULL, and set NOT NULL where its statistics say that no row is NULL. Whether it would is
-asked of DuckLake, in a transaction that is rolled back. It has no statistics of a table without rows, nor of a column
-in files from before the column: then the table is made anew, or the column is written to all rows first.
+DuckLake 1.5 can create, drop and rename tables and columns, add a column with a constant default,
+widen a type, set and drop a default, drop NOT NULL, and set NOT NULL if its statistics show that no
+row is NULL. Whether it would is tested in a transaction that is rolled back. It has no statistics
+of a table without rows, nor of a column in files that are older than the column: then the table is
+created again, or the column is written to all rows first.
 
-A type becomes another one only where every value stays what it is. DuckLake itself would also turn VARCHAR into JSON,
-and fail later whoever reads a text that is none, and BIGINT into DOUBLE, which has no room for all of its digits.
+A type is changed only if every value stays the same. DuckLake itself would also turn VARCHAR into
+JSON, so that reading a text that is not JSON fails later, and BIGINT into DOUBLE, which cannot
+represent all of its digits.
 """
 
 from collections.abc import Callable
@@ -37,16 +40,17 @@ from catchment.schema.structure import DeclaredColumn, DeclaredTable, Structure
 Trial = Callable[[str], str | None]
 
 _UPDATED = (
-    "All rows of {0} are written anew: DuckLake makes a column NOT NULL only when it has statistics of every file.",
-    "This fails where {0} has no rows.",
+    "All rows of {0} are rewritten: DuckLake makes a column NOT NULL only if it has statistics of every file.",
+    "This fails if {0} has no rows.",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeProbe:
-    """What a plan asks the lake: why it refuses a statement, if it does; and how many rows and NULLs there are.
+    """What a plan queries of the lake: why it refuses a statement, if it does, and the number of
+    rows and NULLs.
 
-    `layout` are the statements that split and order a table, under another name, as this one is.
+    `layout` returns the statements that partition and sort a table of another name like this one.
     """
 
     refusal: Trial
@@ -56,9 +60,9 @@ class LakeProbe:
 
 
 def plan(difference: ModelDiff, expected: Structure, actual: Structure, *, lake: LakeProbe) -> tuple[Op, ...]:
-    """What to do, in order."""
+    """Return the operations, in order."""
 
-    def settle(change: TableDiff) -> list[Op]:
+    def plan_table(change: TableDiff) -> list[Op]:
         wanted, present = both_sides(change, expected, actual)
         if _must_be_rebuilt(change, lake):
             return [_rebuild(change, wanted, present, lake)]
@@ -68,13 +72,15 @@ def plan(difference: ModelDiff, expected: Structure, actual: Structure, *, lake:
             *(_dropped(change.table, column, lake) for column in change.dropped),
         ]
 
-    return arranged(difference, settle=settle)
+    return arranged(difference, plan_table=plan_table)
 
 
 def refusal_in(connection: duckdb.DuckDBPyConnection) -> Trial:
-    """Asks by trying: the connection is in no transaction, and is in none afterwards."""
+    """Return a function that tries a statement. The connection must not be in a transaction, and is
+    in none afterwards.
+    """
 
-    def tried(statement: str) -> str | None:
+    def try_statement(statement: str) -> str | None:
         connection.execute("BEGIN")
         try:
             connection.execute(statement)
@@ -84,14 +90,16 @@ def refusal_in(connection: duckdb.DuckDBPyConnection) -> Trial:
             connection.execute("ROLLBACK")
         return None
 
-    return tried
+    return try_statement
 
 
 def _must_be_rebuilt(change: TableDiff, lake: LakeProbe) -> bool:
-    """Whether a column is to be NOT NULL in a table without rows: DuckLake can do that only to a new table."""
+    """Return whether a column must become NOT NULL in a table without rows: DuckLake allows that
+    only in a new table.
+    """
     demands = any(not column.nullable for column in change.added) or any(map(_is_stricter, change.changed))
-    held = any(Aspect.TYPE in each.aspects and not _is_wider(each) for each in change.changed)
-    return demands and not held and lake.rows(change.table) == 0
+    blocked = any(Aspect.TYPE in each.aspects and not _is_wider(each) for each in change.changed)
+    return demands and not blocked and lake.rows(change.table) == 0
 
 
 def _rebuild(change: TableDiff, wanted: DeclaredTable, present: DeclaredTable, lake: LakeProbe) -> RebuildTableOp:
@@ -113,7 +121,9 @@ def _rebuild(change: TableDiff, wanted: DeclaredTable, present: DeclaredTable, l
 
 
 def _as_wanted(column: DeclaredColumn, wanted: DeclaredTable) -> DeclaredColumn:
-    """The column as the model wants it; a default that the model does not speak of stays."""
+    """Return the column as the model declares it; a default that the model does not declare is
+    kept.
+    """
     model = wanted.find(column.name) or column
     return replace(model, name=column.name, default=model.default or column.default)
 
@@ -197,7 +207,7 @@ def _stricter(table: str, column: str, lake: LakeProbe) -> Op:
 
 
 def _by_hand(table: str, reason: str, wanted: str, way: tuple[str, ...]) -> Manual:
-    lines = ("One way; what fails changes nothing:", *(f"  {line}" for line in way))
+    lines = ("One way; a statement that fails changes nothing:", *(f"  {line}" for line in way))
     return Manual(table=table, reason=reason, wanted=(wanted,), way=lines)
 
 

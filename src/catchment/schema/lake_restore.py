@@ -1,21 +1,22 @@
-"""Putting the tables of a schema back to what they were at a snapshot, inside a transaction that is open.
+"""Restores the tables of a schema to a snapshot, inside an open transaction.
 
-As little is done as will do, because a table that is made anew is another one to the ledger:
+Changes are kept to a minimum, because a table that is created again is another one to the ledger:
 
     nothing of it has changed        it stays
-    columns came, or were changed    they go, or become what they were, as far as ALTER TABLE can
+    columns were added or changed    they are dropped or changed back, as far as ALTER TABLE can
     rows changed                     all are deleted, and inserted as they were
-    anything else                    the table is made anew, split and ordered as it was, and takes the other's place
+    anything else                    the table is created again with its partitioning and order, and replaces the other
 
-In the first three cases it stays the table that units were delivered to: what a delivery brought before the snapshot is
-not brought again, and what one brought after it is gone and counts as delivered. The audit notes rows that it misses.
-A table that is made anew has no deliveries: the audit notes that the old one was dropped, and a file that was delivered
-to it and still lies there is delivered again. Producers and their watermarks stay in any case, so that the queue sends
-nothing twice.
+In the first three cases it remains the table that units were delivered to: rows delivered before
+the snapshot are not delivered again, and rows delivered after it are gone but count as delivered.
+The audit reports the missing rows. A table that is created again has no deliveries: the audit
+reports that the old one was dropped, and a file that was delivered to it and still exists is
+delivered again. Producers and their watermarks stay in any case, so that the queue sends nothing
+twice.
 
 Tables that the snapshot does not have are dropped. Views are left alone.
 
-What this means for deliveries is returned, for the caller to say once it is so.
+The consequences for deliveries are returned, for the caller to report after the commit.
 """
 
 import json
@@ -38,14 +39,16 @@ from catchment.schema.ops import NEW_PREFIX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMark:
-    """A snapshot, as a file names it; its time tells it from one of another lake that has the same number."""
+    """A snapshot as named in a file; its time distinguishes it from another lake's snapshot of that
+    number.
+    """
 
     snapshot: int
     taken_at: str
 
     @classmethod
     def read(cls, path: Path) -> "SnapshotMark":
-        """What the file says."""
+        """Read it from a file. Raises CorruptInputError if the file does not name a snapshot."""
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             return cls(snapshot=int(facts["snapshot"]), taken_at=str(facts["taken_at"]))
@@ -53,19 +56,20 @@ class SnapshotMark:
             raise CorruptInputError(f"{path} does not name a snapshot of a lake.", path=str(path)) from error
 
     def write(self, path: Path) -> None:
-        """Put it into a file, durably."""
+        """Write it to a file, durably."""
         files.write_text(path, self.text())
 
     def text(self) -> str:
-        """What stands in the file."""
+        """Return the file's content."""
         return json.dumps({"snapshot": self.snapshot, "taken_at": self.taken_at}) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnThen:
-    """A column at a snapshot, as the catalog has it; `parent` where it is a part of another one.
+    """A column at a snapshot, as the catalog has it; `parent` is set if it is a part of another
+    one.
 
-    `default` is `literal:` or `expression:` and what it is.
+    `default` is `literal:` or `expression:`, followed by its text.
     """
 
     id: int
@@ -89,10 +93,11 @@ class TableThen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parted:
-    """Units that the ledger and the table do not agree about any more, and the rows that they brought.
+class DivergedDeliveries:
+    """Units on which the ledger and the table no longer agree, and the number of their rows.
 
-    Either their rows are gone and they count as delivered, or their rows are there and they do not (`again`).
+    Either their rows are gone and they count as delivered, or their rows are there and they do not
+    (`again`).
     """
 
     table: str
@@ -111,63 +116,64 @@ class Moment:
     snapshot: int
 
     def tables(self) -> list[TableThen]:
-        """Its tables at that time."""
+        """Return its tables at that time."""
         text = sql.statement("catchment.schema", "lake_tables_at", metadata=metadata_of(self.lake))
         rows = self.connection.execute(text, {"snapshot": self.snapshot, "schema": self.schema}).fetchall()
         return [_table(*row) for row in rows]
 
     def source(self, table: str) -> str:
-        """The table at that time, for a FROM clause."""
+        """Return a FROM clause for the table at that time."""
         return at(self.lake, self.schema, table, snapshot=self.snapshot)
 
     def name(self, table: str) -> str:
-        """The table's name in statements."""
+        """Return the table's qualified name."""
         return sql.qualified(self.lake, self.schema, table)
 
 
 def newest(connection: duckdb.DuckDBPyConnection, lake_name: str) -> SnapshotMark:
-    """The snapshot that the lake is at."""
+    """Return the lake's current snapshot."""
     row = connection.execute(f"{_snapshots(lake_name)} ORDER BY snapshot_id DESC LIMIT 1").fetchone()
     if row is None:
         raise InvariantError("The lake has no snapshot.")
-    return SnapshotMark(snapshot=row[0], taken_at=_moment_said(row[1]))
+    return SnapshotMark(snapshot=row[0], taken_at=_iso_time(row[1]))
 
 
 def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: SnapshotMark, *, named_by: str) -> None:
-    """See that the lake still has the snapshot."""
+    """Raise BackupMissingError unless the lake still has the snapshot."""
     row = connection.execute(f"{_snapshots(lake_name)} WHERE snapshot_id = ?", [mark.snapshot]).fetchone()
     if row is None:
         raise BackupMissingError(
-            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}, which the lake does not have any more.",
-            hint="Snapshots expire with upkeep. Raise CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS to keep them longer.",
+            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}, which the lake no longer has.",
+            hint="Maintenance expires snapshots. Raise CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS to keep them longer.",
             snapshot=mark.snapshot,
         )
-    if _moment_said(row[1]) != mark.taken_at:
+    if _iso_time(row[1]) != mark.taken_at:
         raise CorruptInputError(
-            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}; the lake's is of {_moment_said(row[1])}.",
-            hint="It is one of another lake.",
+            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}; the lake's is of {_iso_time(row[1])}.",
+            hint="It belongs to another lake. Use a backup of this one.",
         )
 
 
-def restore(then: Moment) -> tuple[Parted, ...]:
-    """Put every table back; the connection is in a transaction that has changed none of them yet."""
+def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
+    """Restore every table. The connection is in a transaction that has not changed any of them yet."""
     wanted = then.tables()
     newest_id = newest(then.connection, then.lake).snapshot
     present = {table.name: table for table in replace(then, snapshot=newest_id).tables()}
     rows = {table.name: count_rows(then.connection, then.source(table.name)) for table in wanted}
-    ways = {table.name: _in_place(table, present.get(table.name)) for table in wanted}
-    # The old rows are read before anything is changed: at a snapshot too, DuckLake leaves out rows that the transaction
-    # has deleted, and finds none in a table whose name it has given to another one. It does not say so.
+    actions_by_table = {table.name: _in_place(table, present.get(table.name)) for table in wanted}
+    # The old rows are read before anything is changed: even at a snapshot, DuckLake omits rows that
+    # the transaction has deleted, and finds none in a table whose name it has given to another one.
+    # It raises no error.
     for table in wanted:
-        if ways[table.name] is None:
-            _make_anew(then, table)
+        if actions_by_table[table.name] is None:
+            _recreate(then, table)
         elif table.rows_changed:
-            _set_aside(then, table)
+            _copy_rows(then, table)
     for name in present:
-        if ways.get(name) is None:
+        if actions_by_table.get(name) is None:
             then.connection.execute(f"DROP TABLE {then.name(name)}")
     for table in wanted:
-        steps = ways[table.name]
+        steps = actions_by_table[table.name]
         if steps is None:
             new = then.name(NEW_PREFIX + table.name)
             then.connection.execute(f"ALTER TABLE {new} RENAME TO {sql.identifier(table.name)}")
@@ -177,37 +183,41 @@ def restore(then: Moment) -> tuple[Parted, ...]:
         now = count_rows(then.connection, then.name(name))
         if now != count:
             raise InvariantError(f"{name} had {count} rows at snapshot {then.snapshot}, and would have {now} now.")
-    return tuple(_parted(then, {table.uuid: (table.name, ways[table.name] is None) for table in wanted}))
+    return tuple(
+        _diverged_deliveries(then, {table.uuid: (table.name, actions_by_table[table.name] is None) for table in wanted})
+    )
 
 
 def layout(table: TableThen, name: str) -> tuple[str, ...]:
-    """The statements that split and order the table called `name` as this one is."""
-    said: list[str] = []
+    """Return the statements that partition and sort the table called `name` like this one."""
+    actions: list[str] = []
     if table.partition_by:
-        said.append(f"SET PARTITIONED BY ({', '.join(_partition_key(*key) for key in table.partition_by)})")
+        actions.append(f"SET PARTITIONED BY ({', '.join(_partition_key(*key) for key in table.partition_by)})")
     if table.sort_by:
         keys = (f"{expression} {way} {nulls.replace('_', ' ')}" for expression, way, nulls in table.sort_by)
-        said.append(f"SET SORTED BY ({', '.join(keys)})")
-    return tuple(f"ALTER TABLE {name} {action}" for action in said)
+        actions.append(f"SET SORTED BY ({', '.join(keys)})")
+    return tuple(f"ALTER TABLE {name} {action}" for action in actions)
 
 
-def _parted(then: Moment, tables: dict[str, tuple[str, bool]]) -> Iterator[Parted]:
-    """`tables` are by what they were to the ledger: what they are called, and whether they were made anew."""
+def _diverged_deliveries(then: Moment, tables: dict[str, tuple[str, bool]]) -> Iterator[DivergedDeliveries]:
+    """Yield the affected units. `tables` maps a table's uuid to its name, and whether it was
+    created again.
+    """
     text = sql.statement("catchment.schema", "lake_deliveries_around", lake=then.lake)
     found = then.connection.execute(text, {"snapshot": then.snapshot, "schema": then.schema}).fetchall()
     for uuid, is_since, units, rows in found:
         name, is_new = tables.get(uuid, (None, False))
         if name is not None and is_new != is_since:
-            yield Parted(table=name, units=units, rows=rows, again=is_new)
+            yield DivergedDeliveries(table=name, units=units, rows=rows, again=is_new)
 
 
 def _snapshots(lake_name: str) -> str:
     metadata = sql.identifier(metadata_of(lake_name))
-    # As a number: what a time is as text depends on the catalog and on the zone of the machine.
+    # As a number: a time as text depends on the catalog and on the machine's time zone.
     return f"SELECT snapshot_id, epoch_us(snapshot_time::TIMESTAMPTZ) FROM {metadata}.ducklake_snapshot"
 
 
-def _moment_said(epoch_us: int) -> str:
+def _iso_time(epoch_us: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=epoch_us)).isoformat()
 
 
@@ -226,7 +236,7 @@ def _table(
 
 
 def _in_place(then: TableThen, now: TableThen | None) -> list[str] | None:
-    """What ALTER TABLE must do until the table is as it was then; None where it cannot."""
+    """Return the ALTER TABLE actions that restore the table, or None if they cannot."""
     if now is None or (then.uuid, then.partition_by, then.sort_by) != (now.uuid, now.partition_by, now.sort_by):
         return None
     current = {column.id: column for column in now.columns}
@@ -275,22 +285,22 @@ def _put_back(then: Moment, table: TableThen, steps: list[str]) -> None:
     for step in steps:
         then.connection.execute(f"ALTER TABLE {name} {step}")
     if table.rows_changed:
-        aside, columns = _aside(table), _columns(table)
-        then.connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {aside}")
-        then.connection.execute(f"DROP TABLE {aside}")
+        copy_name, columns = _copy_name(table), _columns(table)
+        then.connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {copy_name}")
+        then.connection.execute(f"DROP TABLE {copy_name}")
 
 
-def _set_aside(then: Moment, table: TableThen) -> None:
+def _copy_rows(then: Moment, table: TableThen) -> None:
     then.connection.execute(
-        f"CREATE TEMP TABLE {_aside(table)} AS SELECT {_columns(table)} FROM {then.source(table.name)}"
+        f"CREATE TEMP TABLE {_copy_name(table)} AS SELECT {_columns(table)} FROM {then.source(table.name)}"
     )
 
 
-def _aside(table: TableThen) -> str:
+def _copy_name(table: TableThen) -> str:
     return sql.qualified("temp", "main", NEW_PREFIX + table.name)
 
 
-def _make_anew(then: Moment, table: TableThen) -> None:
+def _recreate(then: Moment, table: TableThen) -> None:
     shape = described(then.connection, then.lake, then.schema, table.name, snapshot=then.snapshot)
     new = NEW_PREFIX + table.name
     create = ddl.create_sql(replace(shape, name=new)).removeprefix(f"CREATE TABLE {sql.identifier(new)}")

@@ -1,4 +1,4 @@
-"""What to think about before a script is run for real: found from what it did on a copy, not from its text. Pure."""
+"""Risks of a script, derived from its effects on a copy, not from its text. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ ROWS_BIG = 100_000
 
 
 class Risk(StrEnum):
-    """What a finding warns of."""
+    """The kind of a risk."""
 
     DATA_LOSS = "data loss"
     LONG_LOCK = "long lock"
@@ -22,7 +22,7 @@ class Risk(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """One thing to think about, with the line of the script that does it, where one line does."""
+    """A risk, with the line of the script that causes it, if it is a single line."""
 
     risk: Risk
     message: str
@@ -31,7 +31,7 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What a script did: its acts in order, and the tables and their rows before and after it."""
+    """Effects of a script: its acts in order, and the tables and their rows before and after it."""
 
     acts: tuple[TableAccess, ...]
     before: Structure
@@ -41,7 +41,7 @@ class Effect:
 
 
 def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[LintFinding, ...]:
-    """Everything to think about, by kind of risk."""
+    """Return all findings, by kind of risk."""
     return (
         *_data_loss(effect),
         *_long_locks(effect, rows_big),
@@ -53,21 +53,23 @@ def lint(effect: Effect, *, rows_big: int = ROWS_BIG) -> tuple[LintFinding, ...]
 def _data_loss(effect: Effect) -> Iterator[LintFinding]:
     for table in effect.before.tables:
         rows = effect.rows_before.get(table.name, 0)
-        life = _life(effect, table)
-        after = effect.after.find(life.name or table.name)
+        history = _history(effect, table)
+        after = effect.after.find(history.name or table.name)
         if after is None:
-            if life.name is None:
+            if history.name is None:
                 message = f"The table {table.name} is dropped, with {_rows(rows)}."
-                yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, AccessKind.DROP_TABLE))
+                yield LintFinding(
+                    risk=Risk.DATA_LOSS, message=message, line=_line(effect, history, AccessKind.DROP_TABLE)
+                )
             continue
-        for column in _lost_columns(effect, table, after, life):
-            line = _line(effect, life, AccessKind.DROP_COLUMN)
+        for column in _lost_columns(effect, table, after, history):
+            line = _line(effect, history, AccessKind.DROP_COLUMN)
             message = f"The column {table.name}.{column.name} is dropped, with its values in {_rows(rows)}."
             yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=line)
         left = effect.rows_after.get(after.name, 0)
         if left < rows:
             message = f"{_rows(rows - left)} of {table.name} are deleted; {left} are left."
-            yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, life, AccessKind.DELETE))
+            yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=_line(effect, history, AccessKind.DELETE))
     yield from _deletions(effect)
     yield from _replacements(effect)
 
@@ -76,12 +78,14 @@ def _replacements(effect: Effect) -> Iterator[LintFinding]:
     for act in _acts(effect, AccessKind.REPLACE):
         table = effect.before.find(act.table)
         if table is not None:
-            message = f"Rows of {table.name} that stand in the way are replaced, and their values are lost."
+            message = f"Rows of {table.name} that conflict are replaced, and their values are lost."
             yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=act.line)
 
 
 def _deletions(effect: Effect) -> Iterator[LintFinding]:
-    """Deletions that found nothing on the copy, or were made up for: elsewhere they may find something."""
+    """Yield deletions that removed no row of the copy, or were compensated: elsewhere they may
+    remove rows.
+    """
     for act in _acts(effect, AccessKind.DELETE):
         table = effect.before.find(act.table)
         if table is not None and effect.rows_after.get(table.name, 0) >= effect.rows_before.get(table.name, 0):
@@ -90,17 +94,19 @@ def _deletions(effect: Effect) -> Iterator[LintFinding]:
 
 
 def _lost_columns(
-    effect: Effect, before: DeclaredTable, after: DeclaredTable, life: "_Life"
+    effect: Effect, before: DeclaredTable, after: DeclaredTable, history: "_TableHistory"
 ) -> Iterator[DeclaredColumn]:
-    """Columns that are gone and were not carried over: neither renamed in place, nor read into a table that follows."""
+    """Yield columns that are gone and were not kept: neither renamed in place, nor copied into a
+    table that replaces it.
+    """
     dropped, copied = (
-        {_key(act.column or "") for act in _acts(effect, verb) if _key(act.table) in life.keys}
+        {_key(act.column or "") for act in _acts(effect, verb) if _key(act.table) in history.keys}
         for verb in (AccessKind.DROP_COLUMN, AccessKind.COPY)
     )
     for column in before.columns:
         if after.find(column.name) is not None:
             continue
-        if _key(column.name) in dropped or (life.name is None and _key(column.name) not in copied):
+        if _key(column.name) in dropped or (history.name is None and _key(column.name) not in copied):
             yield column
 
 
@@ -109,18 +115,18 @@ def _long_locks(effect: Effect, rows_big: int) -> Iterator[LintFinding]:
         rows = effect.rows_before.get(table.name, 0)
         if rows < rows_big:
             continue
-        life = _life(effect, table)
+        history = _history(effect, table)
         what = {
             AccessKind.DROP_TABLE: "is rebuilt" if effect.after.find(table.name) else None,
-            AccessKind.DROP_COLUMN: "is written anew without a column",
+            AccessKind.DROP_COLUMN: "is rewritten without a column",
             AccessKind.UPDATE: "is updated",
             AccessKind.DELETE: "has rows deleted",
-            AccessKind.CREATE_INDEX: "is read through for an index",
+            AccessKind.CREATE_INDEX: "is read completely for an index",
         }
-        for verb, said in what.items():
-            line = _line(effect, life, verb)
-            if said and line is not None:
-                message = f"{table.name} {said}: {_rows(rows)}, and nobody else writes meanwhile."
+        for verb, effect_text in what.items():
+            line = _line(effect, history, verb)
+            if effect_text and line is not None:
+                message = f"{table.name} {effect_text}: {_rows(rows)}, and no other process can write in the meantime."
                 yield LintFinding(risk=Risk.LONG_LOCK, message=message, line=line)
 
 
@@ -153,14 +159,14 @@ def _irreversible(effect: Effect) -> Iterator[LintFinding]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Life:
-    """How a table fared: the names it went by, in the form that is compared, and the last one, None once dropped."""
+class _TableHistory:
+    """A table's names over time, folded, and the last one, which is None once it is dropped."""
 
     keys: frozenset[str]
     name: str | None
 
 
-def _life(effect: Effect, table: DeclaredTable) -> _Life:
+def _history(effect: Effect, table: DeclaredTable) -> _TableHistory:
     name: str | None = table.name
     keys = {_key(table.name)}
     for act in effect.acts:
@@ -171,15 +177,15 @@ def _life(effect: Effect, table: DeclaredTable) -> _Life:
         elif act.verb is AccessKind.RENAME_TABLE and act.to is not None:
             name = act.to
             keys.add(_key(name))
-    return _Life(keys=frozenset(keys), name=name)
+    return _TableHistory(keys=frozenset(keys), name=name)
 
 
 def _acts(effect: Effect, verb: AccessKind) -> Sequence[TableAccess]:
     return [act for act in effect.acts if act.verb is verb]
 
 
-def _line(effect: Effect, life: _Life, verb: AccessKind) -> int | None:
-    return next((act.line for act in _acts(effect, verb) if _key(act.table) in life.keys), None)
+def _line(effect: Effect, history: _TableHistory, verb: AccessKind) -> int | None:
+    return next((act.line for act in _acts(effect, verb) if _key(act.table) in history.keys), None)
 
 
 def _key(name: str) -> str:

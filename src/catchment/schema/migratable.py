@@ -1,7 +1,7 @@
-"""What `Migrate` needs of a database: a protocol whose docstrings are the contract, and the values it deals in.
+"""What `Migrate` needs of a database: a protocol whose docstrings are the contract, and its values.
 
-`Engine` keeps it for a SQLite file. Everything that is about scripts, states and models is above it, everything that
-is about one kind of database is below.
+Everything about scripts, states and models is above it; everything about one kind of database is
+below.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ from catchment.schema.structure import Structure
 
 
 class BackupKind(StrEnum):
-    """Why a backup was made: before a script, because somebody asked, or because a restore replaced what was there."""
+    """Why a backup was made: before a script, on request, or because a restore replaced the
+    content.
+    """
 
     PRE = "pre"
     MANUAL = "manual"
@@ -28,7 +30,9 @@ class BackupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A backup that can be restored by its name; `number` is that of the script it precedes, or of the last applied."""
+    """A backup that can be restored by its name; `number` is that of the script it precedes, or of
+    the last applied one.
+    """
 
     name: str
     kind: BackupKind
@@ -39,7 +43,9 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a database holds at one moment: its tables, the scripts that were applied to it, and to its reference."""
+    """State of a database at one moment: its tables, and the scripts that were applied to it and to
+    its reference.
+    """
 
     structure: Structure
     history: tuple[AppliedScript, ...]
@@ -48,7 +54,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A script that was generated: what its name says after the number, and its text."""
+    """A generated script: the part of its name after the number, and its text."""
 
     slug: str
     text: str
@@ -72,9 +78,10 @@ class AccessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAccess:
-    """One thing that a script did; `column` where it is about one. A COPY reads a column to insert it elsewhere.
+    """One act of a script; `column` is set if it concerns one. A COPY reads a column to insert it
+    elsewhere.
 
-    `to` is the new name of a table that is renamed, where it is known.
+    `to` is the new name of a renamed table, if it is known.
     """
 
     verb: AccessKind
@@ -87,13 +94,13 @@ class TableAccess:
 class Database(Protocol):
     """A database that is migrated by numbered scripts, and keeps the record of them itself.
 
-    No method leaves a connection or a transaction open. What is busy for now is a `RetryableError` after a bounded
-    number of attempts, and has changed nothing.
+    No method leaves a connection or a transaction open. If the database is busy, methods raise a
+    `RetryableError` after a bounded number of attempts, and have changed nothing.
     """
 
     @property
     def name(self) -> str:
-        """How the database is called in sentences."""
+        """The name of the database in messages."""
         ...
 
     @property
@@ -111,93 +118,107 @@ class Database(Protocol):
         ...
 
     def expected(self, models: Sequence[type[TableRow]]) -> Structure:
-        """What the models are in this database's types. Touches nothing."""
+        """Return the models in this database's types. No side effects."""
         ...
 
     def observe(self) -> Observed:
-        """Structure and history, read at one moment. Makes no file and no table; what is missing is empty.
+        """Return structure and history, read at one moment. Creates no file and no table; a missing
+        one is empty.
 
-        Neither `_migrations` nor the tables of the database's own are part of the structure.
+        Neither `_migrations` nor internal tables of the database are part of the structure.
         """
         ...
 
     def managed(self, observed: Observed, expected: Structure) -> Structure:
-        """The tables that are compared with what is expected: those that a script may change or drop.
+        """Return the tables that are compared with the expected ones: those that a script may
+        change or drop.
 
-        All of a database that belongs to the models; else those that a model names, or that an applied script made.
+        These are all tables of a database that belongs to the models; otherwise those that a model
+        names, or that an applied script created.
         """
         ...
 
     def draft(self, expected: Structure) -> Draft | None:
-        """A script that leads from what is there to what is expected; None where there is nothing to write.
+        """Return a script that leads from the current structure to the expected one, or None if
+        there is nothing to do.
 
-        It keeps every row of tables that stay. What cannot be decided is written as commented options. A change that
-        this kind of database cannot make is refused by an `InputError` that says so.
+        It keeps every row of tables that stay. Open decisions are written as commented options.
+        Raises InputError for a change that this kind of database cannot make.
         """
         ...
 
     def row_counts(self) -> dict[str, int]:
-        """The rows of every table in the structure, by its name."""
+        """Return the number of rows of every table in the structure, by its name."""
         ...
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other appliers out, in this process and in others, for as long as the context lasts.
+        """Exclude other appliers, in this process and in others, for the duration of the context.
 
-        The lock goes when its holder dies. It saves work and sentences; atomicity does not rest on it. Waiting is
-        bounded: then a `LockTimeoutError` is raised. It is held while scripts are applied, written or edited, and while
-        backups are made or restored; those who read do not take it.
+        The lock is released when its holder dies. It saves work and gives better messages;
+        atomicity does not depend on it. Waiting is bounded: then a `LockTimeoutError` is raised. It
+        is held while scripts are applied, written or edited, and while backups are made or
+        restored; readers do not take it.
         """
         ...
 
     def apply(self, script: Script) -> tuple[TableAccess, ...]:
-        """Run the script and record it, in one transaction: after any failure or kill both are there, or neither is.
+        """Run the script and record it, in one transaction: after any failure or kill both are
+        there, or neither is.
 
-        Foreign keys are not enforced while it runs, and hold when it is committed. A script that would end the
-        transaction, leave the database or touch the record is refused by a `ScriptError`, as is one that fails, breaks
-        a foreign key, or does not keep the rows of a table that it says it keeps. Returns what the script did.
+        Foreign keys are not enforced while it runs, and hold when it is committed. Raises
+        ScriptError for a script that would end the transaction, leave the database or touch the
+        record, that fails, breaks a foreign key, or does not keep the rows of a table that it
+        states it keeps. Returns the script's acts.
         """
         ...
 
     def backup(self, kind: BackupKind, number: int) -> Backup:
-        """Make a backup that survives a power cut, and let go of the oldest of its kind beyond those to be kept.
+        """Make a backup that survives a power cut, and remove the oldest of its kind beyond those
+        to keep.
 
-        It never replaces another one. Where the newest of this kind and number holds the same, it is that one.
+        It never replaces another one. If the newest of this kind and number has the same content,
+        that one is returned.
         """
         ...
 
     def backups(self) -> tuple[Backup, ...]:
-        """The backups that there are, newest first."""
+        """Return the backups, newest first."""
         ...
 
     def has_reference(self) -> bool:
-        """Whether there is a reference to go back to."""
+        """Return whether there is a reference to restore."""
         ...
 
     def restore(self, backup: str | None = None) -> None:
-        """Put the backup of that name back, or the reference; what was there is kept as a backup first.
+        """Restore the backup of that name, or the reference; the current content is kept as a
+        backup first.
 
-        Atomic: a kill leaves the old content or the new one. Refused by a `BackupMissingError` where there is no such
-        backup, and by a `CorruptInputError` where it is damaged; then nothing has changed.
+        Atomic: a kill leaves the old content or the new one. Raises BackupMissingError if there is
+        no such backup, and CorruptInputError if it is damaged; then nothing has changed.
         """
         ...
 
     def rehearsal(self) -> "AbstractContextManager[Database]":
-        """A copy on which scripts can be tried: of the reference, or of the database where there is none.
+        """Yield a copy on which scripts can be tried: of the reference, or of the database if there
+        is none.
 
-        It is one of the database, too, where it can be told that the reference has every script already.
+        It is also a copy of the database if the reference is known to have every script already.
 
-        It has the same folder of scripts. It goes with the context, and nothing that is done to it shows elsewhere.
+        It has the same folder of scripts. It is removed with the context, and no change to it is
+        visible elsewhere.
         """
         ...
 
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """A database that is a file of its own: only such a one can be damaged, and replaced by a backup of all of it.
+    """A database that is a file of its own: only such a database can be damaged, and replaced as a
+    whole by a backup.
 
-    A lake is none. Others deliver to it, and what they have committed is not to be taken back because a script failed.
+    A lake is not one. Other processes deliver to it, and their commits must not be undone because a
+    script failed.
     """
 
     def is_damaged(self) -> bool:
-        """Whether the file is no sound database; False where that cannot be told now."""
+        """Return whether the file is not a sound database; False if that cannot be determined now."""
         ...

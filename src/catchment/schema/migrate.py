@@ -1,8 +1,9 @@
-"""`Migrate`: brings a database to what its models say, script by script.
+"""`Migrate`: brings a database to the structure of its models, script by script.
 
-Steps are guarded: they look how things stand, under the lock, and are refused by a `StateError` if `ALLOWED` does not
-have them. Only a restore is taken in every state, because it keeps what it replaces as a backup. The state is never
-kept; it is derived from scripts, records and models each time (`schema.check`).
+Steps are guarded: they determine the state, under the lock, and raise StateError if `ALLOWED` does
+not list them for it. Only a restore is allowed in every state, because it keeps the replaced
+content as a backup. The state is never stored; it is derived from scripts, records and models each
+time (`schema.check`).
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class _Facts:
 
     @property
     def number_last(self) -> int:
-        """The highest number that a script or a record has."""
+        """The highest number of a script or a record."""
         return max([*self.folder.numbers, *(record.number for record in self.observed.history)], default=0)
 
 
@@ -65,7 +66,9 @@ class Migrate:
         edits_scripts: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """With `edits_scripts` off, `check` leaves the folder alone: for scripts that are shipped in a package."""
+        """With `edits_scripts` off, `check` leaves the folder alone: for scripts that are shipped
+        in a package.
+        """
         self._database = engine
         self._models = tuple(models)
         self._edits_scripts = edits_scripts
@@ -77,25 +80,27 @@ class Migrate:
         return self._database
 
     def look(self) -> CheckResult:
-        """How things stand, without any effect: deleted scripts are only told of."""
+        """Return the state without side effects: deleted scripts are only reported."""
         return self._facts(self._database).result
 
     def check(self) -> CheckResult:
-        """How things stand. The database is only read; in the folder of scripts, what can be put right is.
+        """Return the state. The database is only read; the folder of scripts is repaired as far as
+        possible.
 
-        A deleted script that was applied is written back as it was recorded. A script that differs from its record
-        gets a warning at its top where there is no reference to restore, and loses it when it is as recorded again.
+        A deleted script that was applied is written back from its record. A script that differs
+        from its record gets a warning at its top if there is no reference to restore, and loses it
+        when it matches the record again.
         """
         facts = self._facts(self._database)
         if not self._edits_scripts or not any(edits(facts.folder, facts.observed.history, facts.result)):
             return facts.result
         with self._database.locked():
-            return self._mended().result
+            return self._repaired().result
 
     def apply(self, filename: str) -> None:
         """Run the next pending script: backup first, then script and record in one transaction."""
         with self._database.locked():
-            facts = self._mended()
+            facts = self._repaired()
             self._require("apply", facts.result)
             script = self._next(filename, facts)
             script.refuse_undecided()
@@ -104,7 +109,7 @@ class Migrate:
             try:
                 self._database.apply(script)
             except CatchmentError as error:
-                self._mend(error, backup)
+                self._recover(error, backup)
                 raise
         events.emit(
             "script_applied",
@@ -115,7 +120,9 @@ class Migrate:
         )
 
     def next_scripts(self, filename: str | None = None) -> list[str]:
-        """The scripts that are pending; refused where `apply`, of this one if it is named, would be; without effect."""
+        """Return the pending scripts, or raise the refusal of `apply`, for `filename` if given. No
+        side effects.
+        """
         facts = self._facts(self._database)
         self._require("apply", facts.result)
         if filename is not None:
@@ -123,9 +130,11 @@ class Migrate:
         return facts.result.pending
 
     def generate(self) -> Path | None:
-        """Write the next script, from what differs between the models and the database; None if nothing does."""
+        """Write the next script from the differences between models and database; return None if
+        there are none.
+        """
         with self._database.locked():
-            script = self._draft(self._mended())
+            script = self._draft(self._repaired())
             if script is None:
                 return None
             path = self._write(script.filename, script.text)
@@ -134,9 +143,10 @@ class Migrate:
         return path
 
     def drops(self) -> tuple[str, ...]:
-        """Tables and columns in no model that hold rows, and that a script would drop unasked; without any effect.
+        """Return tables and columns in no model that have rows, and that a script would drop
+        without asking. No side effects.
 
-        What may have been renamed is not among them: a script asks about that.
+        Candidates for a rename are not among them: a script asks about those.
         """
         difference = self._facts(self._database).result.model_diff
         rows = self._database.row_counts()
@@ -148,23 +158,26 @@ class Migrate:
         return tuple(name for table, name in found if rows.get(table))
 
     def preview(self) -> Preview | None:
-        """What `generate` would write, None included; refused if that would be, and without any effect."""
+        """Return what `generate` would write, or raise its refusal. No side effects."""
         return self._draft(self._facts(self._database))
 
     def restore(self, backup: str | None = None) -> None:
-        """Put the reference back, or any backup by its name, in whatever state; what was there is kept as a backup.
+        """Restore the reference, or any backup by its name, in any state; the current content is
+        kept as a backup.
 
-        A `BackupMissingError` if there is no such backup, or no reference.
+        Raises BackupMissingError if there is no such backup, or no reference.
         """
         with self._database.locked():
             self._database.restore(backup)
         events.emit("database_restored", database=self._database.name, backup=backup or "reference")
 
     def preview_restore(self, backup: str | None = None) -> Backup | None:
-        """What `restore` would put back, None for the reference; refused if that would be, and without effect."""
+        """Return what `restore` would restore, None for the reference, or raise its refusal. No
+        side effects.
+        """
         if backup is None and self._database.has_reference():
             return None
-        # By its whole name, or by what stands before the database's.
+        # By its whole name, or by the part before the database's.
         names = (backup, f"{backup}.{Path(self._database.name).name}.bak")
         found = next((each for each in self.backups() if each.name in names), None)
         if found is None:
@@ -180,19 +193,19 @@ class Migrate:
             return self._database.backup(BackupKind.MANUAL, history[-1].number if history else 0)
 
     def backups(self) -> tuple[Backup, ...]:
-        """The backups that can be restored, newest first."""
+        """Return the backups that can be restored, newest first."""
         return self._database.backups()
 
     def rehearse(self) -> Rehearsal:
-        """Try all scripts that are pending on a copy of the reference.
+        """Try all pending scripts on a copy of the reference.
 
-        Of the database, where there is no reference, or where that has all of them already.
+        The copy is of the database if there is no reference, or if that already has all of them.
         """
         with self._database.rehearsal() as trial:
             facts = self._facts(trial)
-            # The state that counts is that of what it is tried on.
+            # The state that counts is that of the copy.
             name = self._database.name
-            copied = f"what {name} is rehearsed on" if self._database.has_reference() else name
+            copied = f"the copy on which {name} is rehearsed" if self._database.has_reference() else name
             self._require("rehearse", facts.result, of=copied)
             by_name = {script.filename: script for script in facts.folder.scripts}
             tried = rehearse(trial, [by_name[filename] for filename in facts.result.pending], clock=self._clock)
@@ -213,8 +226,8 @@ class Migrate:
         )
         return _Facts(folder=folder, observed=observed, result=result)
 
-    def _mended(self) -> _Facts:
-        """How things stand, once the folder is put right; the caller holds the lock."""
+    def _repaired(self) -> _Facts:
+        """Return the facts after the folder is repaired; the caller holds the lock."""
         facts = self._facts(self._database)
         if not self._edits_scripts:
             return facts
@@ -240,7 +253,7 @@ class Migrate:
         if step not in allowed:
             raise StateError(
                 f"{step} is not allowed while the state of {of or self._database.name} is {result.state.name}.",
-                hint=f"Allowed now: {' or '.join(allowed) or 'nothing'}. To go on: {result.next_step()}.",
+                hint=f"Allowed now: {' or '.join(allowed) or 'nothing'}. Next: {result.next_step()}.",
                 state=result.state.value,
                 wanted=step,
                 allowed=list(allowed),
@@ -258,19 +271,21 @@ class Migrate:
             )
         return next(script for script in facts.folder.scripts if script.filename == following)
 
-    def _mend(self, error: CatchmentError, backup: Backup) -> None:
-        """After a failure: put the backup back where the database is damaged, and say there is one otherwise.
+    def _recover(self, error: CatchmentError, backup: Backup) -> None:
+        """After a failure: restore the backup if the database is damaged, otherwise name the backup
+        in the hint.
 
-        What differs from before in a sound database was committed by others: the script itself was rolled back.
+        Differences in a sound database were committed by other processes: the script itself was
+        rolled back.
         """
         if isinstance(self._database, Replaceable) and self._database.is_damaged():
             self._database.restore(backup.name)
-            error.hint = f"The database was damaged, and is {backup.name} again."
+            error.hint = f"The database was damaged, and was restored from {backup.name}."
         else:
             error.hint = " ".join([*([error.hint] if error.hint else []), f"The backup before it is {backup.name}."])
 
     def _write(self, filename: str, text: str) -> Path:
-        """Put a script in its place, whole or not at all."""
+        """Write a script atomically."""
         folder = self._database.scripts
         files.make_folder(folder)
         part = folder / f".{filename}.part"

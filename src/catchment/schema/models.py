@@ -1,10 +1,10 @@
-"""Typed models of tables: what the columns of a database are to be, whatever engine keeps it.
+"""Typed models of tables: the columns that a database should have, whatever engine stores it.
 
-A model is a class whose annotations are its columns. `fields_of` reads them without knowing any dialect, and
-`sqlite_structure` says them in SQLite's words: a relation to `User` is a column of type `User_ID`, and one to `Chart`,
-whose letters SQLite would take for a text, of type `Chart_ID INTEGER`. This is a model for migrations, not an ORM: an
-instance is a typed row and no more. Annotations are resolved when they are asked for, so that models may name each
-other in any order.
+A model is a class whose annotations are its columns. `fields_of` reads them independently of any
+dialect, and `sqlite_structure` translates them for SQLite: a relation to `User` is a column of type
+`User_ID`, and one to `Chart`, whose name SQLite would take for a text type, of type `Chart_ID
+INTEGER`. This is a model for migrations, not an ORM: an instance is just a typed row. Annotations
+are resolved on use, so that models may name each other in any order.
 """
 
 import copy
@@ -30,7 +30,7 @@ _RESERVED_TABLES = frozenset({"_migrations"})
 
 
 class FieldKind(StrEnum):
-    """What a field holds, before a dialect has named it."""
+    """The kind of a field's values, independent of a dialect."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -55,7 +55,8 @@ _KINDS: dict[object, FieldKind] = {
     dict: FieldKind.JSON,
 }
 
-# By exact type: True is no INTEGER, and a moment is no DATE, although Python sees them as such.
+# By exact type: True is not an INTEGER, and a datetime is not a DATE, although Python treats them
+# as such.
 _DEFAULTS_OF: dict[FieldKind, tuple[type, ...]] = {
     FieldKind.TEXT: (str,),
     FieldKind.INTEGER: (int,),
@@ -71,17 +72,21 @@ _DEFAULTS_OF: dict[FieldKind, tuple[type, ...]] = {
 
 @dataclass_transform(kw_only_default=True)
 class _Row:
-    """What instances do. A class of its own, because type checkers see the fields of derived classes only."""
+    """Behaviour of instances. A separate class, because type checkers see the fields of derived
+    classes only.
+    """
 
     def __init__(self, **values: Any) -> None:
         names = _annotations(type(self))
         unknown = [name for name in values if name not in names]
         missing = [name for name in names if name not in values and not hasattr(type(self), name)]
         if unknown or missing:
-            said = [f"no field {name!r}" for name in unknown] + [f"a value for {name!r} is needed" for name in missing]
-            raise TypeError(f"{type(self).__name__}: {', '.join(said)}")
+            problems = [f"no field {name!r}" for name in unknown] + [
+                f"a value for {name!r} is needed" for name in missing
+            ]
+            raise TypeError(f"{type(self).__name__}: {', '.join(problems)}")
         for name in names:
-            # Copied, so that rows do not share a default that can be changed.
+            # Copied, so that rows do not share a mutable default.
             value = values[name] if name in values else copy.copy(getattr(type(self), name))
             setattr(self, name, value)
 
@@ -97,8 +102,8 @@ class _Row:
 class TableRow(_Row):
     """A row of a table, and by its annotations the table itself.
 
-    The table is called as the class is, unless `__tablename__` says otherwise. Every table has an `id`. A relation to
-    another model is a field annotated with its class.
+    The table has the name of the class, unless `__tablename__` is set. Every table has an `id`. A
+    relation to another model is a field annotated with its class.
     """
 
     __tablename__: ClassVar[str]
@@ -108,7 +113,7 @@ class TableRow(_Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelField:
-    """A field of a model: its kind, and the default that rows get which do not name it, where `has_default`."""
+    """A field of a model: its kind, and the default for rows that omit it, if `has_default`."""
 
     name: str
     kind: FieldKind
@@ -119,29 +124,33 @@ class ModelField:
 
 
 def table_name(model: type[TableRow]) -> str:
-    """The name of the model's table."""
+    """Return the name of the model's table."""
     name = vars(model).get("__tablename__", model.__name__)
     if not isinstance(name, str) or not name or not name.isprintable():
         raise InputError(f"{model.__name__}: `__tablename__` is {name!r}, which cannot name a table.")
     if sql.fold(name).startswith(_RESERVED_PREFIXES) or sql.fold(name) in _RESERVED_TABLES:
-        raise InputError(f"{model.__name__}: a table cannot be called {name}: the name is kept for migrations.")
+        raise InputError(f"{model.__name__}: a table cannot be called {name}: the name is reserved for migrations.")
     return name
 
 
 def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) -> tuple[ModelField, ...]:
-    """The model's fields, `id` first; names in annotations are looked up `among` those models, then in the module."""
+    """Return the model's fields, `id` first; names in annotations are looked up `among` those
+    models, then in the module.
+    """
     known: dict[str, Any] = {each.__name__: each for each in (model, *among)}
-    fields = [_field(model, name, _resolve(model, name, home, known)) for name, home in _annotations(model).items()]
+    fields = [_field(model, name, _resolve(model, name, owner, known)) for name, owner in _annotations(model).items()]
     seen: dict[str, str] = {}
     for field in fields:
         other = seen.setdefault(sql.fold(field.name), field.name)
         if other != field.name:
-            raise InputError(f"{model.__name__}: {other} and {field.name} are one name to a database.")
+            raise InputError(f"{model.__name__}: {other} and {field.name} are the same name in a database.")
     return tuple(fields)
 
 
 def checked(models: Sequence[type[TableRow]]) -> tuple[tuple[type[TableRow], tuple[ModelField, ...]], ...]:
-    """Each model with its fields, once it is certain that they go together: for every dialect."""
+    """Return each model with its fields. Raises InputError if the models contradict each other, in
+    any dialect.
+    """
     names: dict[str, type[TableRow]] = {}
     for model in models:
         other = names.setdefault(sql.fold(table_name(model)), model)
@@ -157,18 +166,20 @@ def checked(models: Sequence[type[TableRow]]) -> tuple[tuple[type[TableRow], tup
                 other_name = field.relation.__name__
                 raise InputError(
                     f"{model.__name__}.{field.name} refers to {other_name}, which is not among the models.",
-                    hint=f"Give {other_name} to the same list of models.",
+                    hint=f"Add {other_name} to the same list of models.",
                 )
     return found
 
 
 def sqlite_structure(models: Sequence[type[TableRow]]) -> Structure:
-    """The tables that the models describe, as SQLite declares them."""
+    """Return the tables that the models describe, as SQLite declares them."""
     return Structure(tables=tuple(_sqlite_table(model, fields) for model, fields in checked(models)))
 
 
 def _annotations(model: type[_Row]) -> dict[str, type]:
-    """The names of the fields, `id` and inherited ones first, and the class whose annotation counts."""
+    """Return the names of the fields, `id` and inherited ones first, with the class whose
+    annotation counts.
+    """
     found: dict[str, type] = {"id": TableRow}
     for base in reversed(model.__mro__):
         names = inspect.get_annotations(base)
@@ -182,10 +193,10 @@ def _is_class_variable(annotation: object) -> bool:
     return annotation is ClassVar or get_origin(annotation) is ClassVar
 
 
-def _resolve(model: type[TableRow], name: str, home: type, known: dict[str, Any]) -> Any:
-    holder = SimpleNamespace(__annotations__={name: inspect.get_annotations(home)[name]})
+def _resolve(model: type[TableRow], name: str, owner: type, known: dict[str, Any]) -> Any:
+    holder = SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
     try:
-        return get_type_hints(holder, vars(sys.modules[home.__module__]), known)[name]
+        return get_type_hints(holder, vars(sys.modules[owner.__module__]), known)[name]
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
         raise InputError(
             f"{model.__name__}.{name}: the annotation cannot be read: {error}.", hint=f"Use one of {SUPPORTED}."
@@ -202,7 +213,7 @@ def _field(model: type[TableRow], name: str, annotation: Any) -> ModelField:
     kind = FieldKind.RELATION if is_model else _KINDS.get(plain) if isinstance(plain, type) else None
     if kind is None or len(given) != 1 or (name == "id" and kind is not FieldKind.INTEGER):
         only = "An `id` is an `int | None`" if name == "id" else f"Supported are {SUPPORTED}"
-        raise InputError(f"{model.__name__}.{name}: {_said(annotation)} cannot be a column. {only}.")
+        raise InputError(f"{model.__name__}.{name}: {_type_text(annotation)} cannot be a column. {only}.")
     if name == "id":
         return ModelField(name=name, kind=kind, nullable=True)
     has_default = hasattr(model, name)
@@ -215,7 +226,7 @@ def _field(model: type[TableRow], name: str, annotation: Any) -> ModelField:
     )
 
 
-def _said(annotation: Any) -> str:
+def _type_text(annotation: Any) -> str:
     return annotation.__name__ if type(annotation) is type else str(annotation)
 
 
@@ -224,14 +235,14 @@ def _check_default(model: type[TableRow], name: str, *, kind: FieldKind, nullabl
     if fits and isinstance(default, float):
         fits = math.isfinite(default)
     if fits and isinstance(default, str):
-        # Scripts are compared and run with one kind of line end, so that the other would never arrive.
+        # Scripts are compared and run with one kind of line end, so the other would never arrive.
         fits = "\x00" not in default and "\r" not in default
     if fits and isinstance(default, list | dict):
         fits = _is_json(default)
     if not fits:
         raise InputError(
-            f"{model.__name__}.{name}: the default {default!r} is no literal that the column can hold.",
-            hint="Give a plain value of the field's type, or none.",
+            f"{model.__name__}.{name}: the default {default!r} is not a literal that the column can store.",
+            hint="Use a plain value of the field's type, or no default.",
         )
 
 

@@ -1,10 +1,11 @@
-"""What a migration does, as values, and the plan that leads from a difference to them; pure.
+"""Operations of a migration as values, and the plan that turns a difference into them. Pure.
 
-SQLite's ALTER TABLE does little. What it can do is planned as such, and whether it can is asked of SQLite, on an empty
-table in memory. For the rest the whole table is rebuilt from its own statement (`ddl.py`), and the new statement
-is proven in memory to be what the models want before it stands in a plan. Where that fails, the developer is told.
+SQLite's ALTER TABLE does little. What it supports is planned as such, after a test on an empty
+table in memory. Otherwise the whole table is rebuilt from its own statement (`ddl.py`), and the new
+statement is verified in memory to match the models before it becomes part of a plan. If that fails,
+the script has instructions for the developer.
 
-No data goes and none is invented by a plan that nobody read: whatever may be a rename becomes a `Choice`.
+A plan that was not read neither deletes nor invents data: every possible rename becomes a `Choice`.
 """
 
 import sqlite3
@@ -23,21 +24,23 @@ from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference,
 NEW_PREFIX = "_new_"
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _SQLITE_WAY = (
-    "The way to do it: https://www.sqlite.org/lang_altertable.html#otheralter. The one who applies the script has",
-    "foreign keys off; `keeps-rows` makes them count the rows.",
+    "The way to do it: https://www.sqlite.org/lang_altertable.html#otheralter. Scripts are applied with foreign",
+    "keys off; `keeps-rows` makes Catchment count the rows.",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTableOp:
-    """Make a table."""
+    """Create a table."""
 
     table: DeclaredTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTableOp:
-    """Drop a table with its rows; `mentioned_by` would be left behind: views, and triggers, which `apply` refuses."""
+    """Drop a table with its rows; `mentioned_by` would remain: views, and triggers, which `apply`
+    refuses.
+    """
 
     table: str
     mentioned_by: tuple[str, ...] = ()
@@ -45,7 +48,7 @@ class DropTableOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameTableOp:
-    """Give a table another name."""
+    """Rename a table."""
 
     old: str
     new: str
@@ -62,7 +65,9 @@ class AddColumnOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropColumnOp:
-    """Drop a column with its values; SQLite refuses while one of `mentioned_by` reads it, `apply` if it writes it."""
+    """Drop a column with its values; SQLite refuses while one of `mentioned_by` reads it, `apply`
+    if it writes it.
+    """
 
     table: str
     column: str
@@ -71,7 +76,7 @@ class DropColumnOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameColumnOp:
-    """Give a column another name."""
+    """Rename a column."""
 
     table: str
     old: str
@@ -80,9 +85,10 @@ class RenameColumnOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterColumnOp:
-    """Change a column in its place, which DuckLake can and SQLite cannot: each action is what ALTER COLUMN says.
+    """Change a column in place, which DuckLake supports and SQLite does not: `actions` are ALTER
+    COLUMN actions.
 
-    `fill` is what all rows are given first.
+    `fill` is an expression that is written to all rows first.
     """
 
     table: str
@@ -94,7 +100,7 @@ class AlterColumnOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """A column whose values SQLite converts: the script fails where one would not survive as `type`."""
+    """A column whose values SQLite converts: the script fails if one cannot be converted to `type`."""
 
     column: str
     type: str
@@ -102,11 +108,12 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildTableOp:
-    """Make a table anew under another name, copy its rows, and let it take the old one's place.
+    """Create a table under another name, copy its rows, and replace the old one by it.
 
-    `statement` makes the table called `_new_<table>`. `copies` are the columns that are filled, and from what.
-    `unknown` are columns that need a value which nobody has given. `key` is how an old row finds its new one, for the
-    `guards`. `numbers` is a column that becomes the row's number: a NULL in it would be given one.
+    `statement` creates the table called `_new_<table>`. `copies` are the filled columns, with their
+    expressions. `unknown` are columns that need a value which is not known. `key` pairs an old row
+    with its new one, for the `guards`. `numbers` is a column that becomes the row's number: SQLite
+    would assign one to a NULL.
     """
 
     table: str
@@ -126,7 +133,9 @@ class RebuildTableOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manual:
-    """A change of a table that cannot be generated: why, what is to become so, and how it may be done."""
+    """A change of a table that cannot be generated: the reason, the wanted result, and a way to do
+    it.
+    """
 
     table: str
     reason: str
@@ -136,7 +145,7 @@ class Manual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One of the ways to go on; `score` where it is a guess."""
+    """One of the ways to continue; `score` is set if it is a guess."""
 
     title: str
     ops: tuple["Op", ...]
@@ -145,9 +154,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What only the developer knows: nothing of it happens until an option is chosen. The best guess is first.
+    """A decision for the developer: nothing of it happens until an option is chosen. The best guess
+    is first.
 
-    The last option is that nothing was renamed, and is whole. After another one, what is left is generated next.
+    The last option, that nothing was renamed, is complete. After any other, the rest is generated
+    next.
     """
 
     subject: str
@@ -176,26 +187,28 @@ def plan(
     *,
     dependents: Mapping[str, Dependents],
 ) -> tuple[Op, ...]:
-    """What to do on SQLite, in order.
+    """Return the operations for SQLite, in order.
 
-    `dependents` are those of every table in `actual`: a rebuild must know them all, or it would lose some.
+    `dependents` are those of every table in `actual`: a rebuild must know them all, or it would
+    lose some.
     """
     return arranged(
         difference,
-        settle=lambda change: _settled(change, expected, actual, dependents[change.table]),
-        mentioned_by=lambda table: _mentioning(dependents[table], table),
+        plan_table=lambda change: _plan_table(change, expected, actual, dependents[change.table]),
+        mentioned_by=lambda table: _mentions_of(dependents[table], table),
     )
 
 
 def arranged(
     difference: ModelDiff,
     *,
-    settle: Callable[[TableDiff], list[Op]],
+    plan_table: Callable[[TableDiff], list[Op]],
     mentioned_by: Callable[[str], tuple[str, ...]] = lambda _: (),
 ) -> tuple[Op, ...]:
-    """What to do, in order: new tables before those that refer to them, dropped ones last, then what is to choose.
+    """Return the operations in order: new tables before those that refer to them, dropped ones
+    last, then the choices.
 
-    `settle` says what is done to a table that stays, when no column was renamed.
+    `plan_table` returns the operations for a table that stays, if no column was renamed.
     """
     maybe_new = {candidate.new for candidate in difference.renames}
     maybe_old = {candidate.old for candidate in difference.renames}
@@ -206,7 +219,7 @@ def arranged(
     ]
     ops: list[Op] = [op for op in creates if op.table.name not in maybe_new]
     for change in difference.tables:
-        ops += _table_ops(change, settle(change))
+        ops += _table_ops(change, plan_table(change))
     ops += [op for op in drops if op.table not in maybe_old]
     if difference.renames:
         renames = [
@@ -223,7 +236,7 @@ def arranged(
             Choice(
                 subject=_listed(maybe_old),
                 question=f"no model has {_listed(maybe_old)}, and {_listed(maybe_new)} would be new. Renamed?",
-                options=(*renames, Option(title="nothing was renamed; the old rows go", ops=tuple(rest))),
+                options=(*renames, Option(title="nothing was renamed; the old rows are deleted", ops=tuple(rest))),
             )
         )
     return tuple(ops)
@@ -234,7 +247,7 @@ def _listed(names: set[str]) -> str:
 
 
 def _referred_first(tables: Sequence[DeclaredTable]) -> list[DeclaredTable]:
-    """Tables behind those they refer to, as far as there is such an order."""
+    """Return the tables after those they refer to, as far as there is such an order."""
     by_name = {sql.fold(table.name): table for table in tables}
     done: dict[str, DeclaredTable] = {}
     entered: set[str] = set()
@@ -255,14 +268,14 @@ def _referred_first(tables: Sequence[DeclaredTable]) -> list[DeclaredTable]:
     return list(done.values())
 
 
-def _table_ops(change: TableDiff, whole: list[Op]) -> list[Op]:
+def _table_ops(change: TableDiff, all_ops: list[Op]) -> list[Op]:
     if not change.renames:
-        return whole
+        return all_ops
     open_names = {name for candidate in change.renames for name in (candidate.old, candidate.new)}
-    # An addition that is surely none of the renames need not wait, unless all is one rebuild.
-    sure = [op for op in whole if isinstance(op, AddColumnOp) and op.column.name not in open_names]
-    if not all(isinstance(op, AddColumnOp | DropColumnOp) for op in whole):
-        sure = []
+    # An addition that is certainly not a rename need not wait, unless everything is one rebuild.
+    independent = [op for op in all_ops if isinstance(op, AddColumnOp) and op.column.name not in open_names]
+    if not all(isinstance(op, AddColumnOp | DropColumnOp) for op in all_ops):
+        independent = []
     old, new = ({getattr(each, side) for each in change.renames} for side in ("old", "new"))
     options = [
         Option(
@@ -272,55 +285,62 @@ def _table_ops(change: TableDiff, whole: list[Op]) -> list[Op]:
         )
         for each in change.renames
     ]
-    last = Option(title="nothing was renamed; the old values go", ops=tuple(op for op in whole if op not in sure))
+    last = Option(
+        title="nothing was renamed; the old values are deleted",
+        ops=tuple(op for op in all_ops if op not in independent),
+    )
     choice = Choice(
         subject=change.table,
         question=f"{change.table}: the model has no {_listed(old)}, and {_listed(new)} would be new. Renamed?",
         options=(*options, last),
     )
-    return [*sure, choice]
+    return [*independent, choice]
 
 
-def _settled(change: TableDiff, expected: Structure, actual: Structure, hanging: Dependents) -> list[Op]:
-    """The operations for a table when no column was renamed."""
+def _plan_table(change: TableDiff, expected: Structure, actual: Structure, dependents: Dependents) -> list[Op]:
+    """Return the operations for a table if no column was renamed."""
     wanted, present = both_sides(change, expected, actual)
     added = [
         AddColumnOp(table=present.name, column=column, reference=reference_of(wanted, column.name, expected))
         for column in change.added
     ]
     dropped = [
-        DropColumnOp(table=present.name, column=column.name, mentioned_by=_mentioning(hanging, column.name))
+        DropColumnOp(table=present.name, column=column.name, mentioned_by=_mentions_of(dependents, column.name))
         for column in change.dropped
     ]
     simple = not change.changed and not any(needs_value(op.column) or op.column.primary_key for op in added)
     try:
-        _refuse_quoted(change, hanging)
-        if simple and _is_altered(present, hanging, [*map(alter_sql, added), *map(alter_sql, dropped)]):
+        _refuse_quoted(change, dependents)
+        if simple and _is_altered(present, dependents, [*map(alter_sql, added), *map(alter_sql, dropped)]):
             return [*added, *dropped]
-        return [_rebuild(change, expected, actual, hanging)]
+        return [_rebuild(change, expected, actual, dependents)]
     except (InputError, sqlite3.Error) as error:
         return [Manual(table=present.name, reason=_sentence(error), wanted=_wanted(change, added))]
 
 
-def _refuse_quoted(change: TableDiff, hanging: Dependents) -> None:
-    """See that no view or trigger has a dropped column in double quotes: SQLite would go on with a text instead."""
+def _refuse_quoted(change: TableDiff, dependents: Dependents) -> None:
+    """Raise InputError if a view or trigger has a dropped column in double quotes: SQLite would
+    treat it as a text.
+    """
     for column in change.dropped:
-        for each in (*hanging.views, *hanging.triggers):
+        for each in (*dependents.views, *dependents.triggers):
             if ddl.quotes(each.sql, column.name):
                 quoted = sql.identifier(column.name)
-                raise InputError(f"{each.name} has {quoted} in quotes, which SQLite takes for a text once it is gone.")
+                raise InputError(
+                    f"{each.name} has {quoted} in quotes, which SQLite treats as a text once the column is gone."
+                )
 
 
 def both_sides(change: TableDiff, expected: Structure, actual: Structure) -> tuple[DeclaredTable, DeclaredTable]:
-    """The table as the models want it, and as it is."""
+    """Return the table as the models declare it, and as it is."""
     wanted, present = expected.find(change.table), actual.find(change.table)
     if wanted is None or present is None:
-        raise InputError(f"{change.table} is not in both structures that the difference is said to be of.")
+        raise InputError(f"{change.table} is not in both structures that were compared.")
     return wanted, present
 
 
 def alter_sql(op: AddColumnOp | DropColumnOp | RenameColumnOp | RenameTableOp) -> str:
-    """The ALTER TABLE of an operation that is one."""
+    """Return the ALTER TABLE statement of an operation."""
     match op:
         case AddColumnOp():
             return f"ALTER TABLE {sql.identifier(op.table)} ADD COLUMN {ddl.column_sql(op.column, op.reference)}"
@@ -333,22 +353,24 @@ def alter_sql(op: AddColumnOp | DropColumnOp | RenameColumnOp | RenameTableOp) -
             return f"ALTER TABLE {sql.identifier(op.old)} RENAME TO {sql.identifier(op.new)}"
 
 
-def _mentioning(hanging: Dependents, name: str) -> tuple[str, ...]:
-    return tuple(each.name for each in (*hanging.views, *hanging.triggers) if ddl.mentions(each.sql, name))
+def _mentions_of(dependents: Dependents, name: str) -> tuple[str, ...]:
+    return tuple(each.name for each in (*dependents.views, *dependents.triggers) if ddl.mentions(each.sql, name))
 
 
 def needs_value(column: DeclaredColumn) -> bool:
-    """Whether rows that exist can have the column only when somebody says with what."""
+    """Return whether existing rows need a value for the column that is not known."""
     has_default = column.default is not None and column.default.upper() != "NULL"
     return not column.nullable and not has_default and not column.primary_key
 
 
-def _is_altered(table: DeclaredTable, hanging: Dependents, statements: Sequence[str]) -> bool:
-    """Whether SQLite would do it; True too where it cannot be tried, since an ALTER TABLE that fails harms nothing."""
+def _is_altered(table: DeclaredTable, dependents: Dependents, statements: Sequence[str]) -> bool:
+    """Return whether SQLite would do it; True too if it cannot be tried, since a failing ALTER
+    TABLE does no harm.
+    """
     with closing(sqlite3.connect(":memory:")) as memory:
         try:
             memory.execute(_statement_of(table))
-            for index in hanging.indexes:
+            for index in dependents.indexes:
                 memory.execute(index.sql)
         except sqlite3.Error:
             return True
@@ -364,23 +386,25 @@ def _statement_of(table: DeclaredTable) -> str:
     return table.ddl or ddl.create_sql(table)
 
 
-def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging: Dependents) -> RebuildTableOp:
+def _rebuild(change: TableDiff, expected: Structure, actual: Structure, dependents: Dependents) -> RebuildTableOp:
     wanted, present = both_sides(change, expected, actual)
     statement = _new_statement(change, wanted, present, expected)
-    proven = _proven(statement, wanted, expected, actual, present)
-    gone = {sql.fold(column.name) for column in change.dropped}
-    copied = [column for column in present.columns if sql.fold(column.name) not in gone and not column.generated]
+    verified = _verified(statement, wanted, expected, actual, present)
+    dropped_names = {sql.fold(column.name) for column in change.dropped}
+    copied = [
+        column for column in present.columns if sql.fold(column.name) not in dropped_names and not column.generated
+    ]
     unknown = tuple(column.name for column in change.added if needs_value(column))
-    key, numbering = _row_key(present, proven)
+    key, numbering = _row_key(present, verified)
     guards = tuple(
         Guard(column=each.actual.name, type=each.expected.type) for each in change.changed if _is_converted(each)
     )
     keyed = {sql.fold(name) for name in key}
     if guards and not key:
-        raise InputError("Its columns hide the numbers of its rows, by which a conversion would be checked.")
-    if not _alias(proven) and any(sql.fold(guard.column) in keyed for guard in guards):
-        raise InputError("The type of its primary key changes, and rows are found by that.")
-    kept = _kept_dependents(present, hanging, change)
+        raise InputError("Its columns hide the numbers of its rows, which are needed to check a conversion.")
+    if not _alias(verified) and any(sql.fold(guard.column) in keyed for guard in guards):
+        raise InputError("The type of its primary key changes, which is needed to find rows.")
+    kept = _kept_dependents(present, dependents, change)
     copies = [*numbering, *((column.name, sql.identifier(column.name)) for column in copied)]
     return RebuildTableOp(
         table=present.name,
@@ -392,9 +416,9 @@ def _rebuild(change: TableDiff, expected: Structure, actual: Structure, hanging:
         unknown=unknown,
         guards=guards,
         key=key,
-        numbers=_new_alias(present, proven),
+        numbers=_new_alias(present, verified),
         dependents=kept,
-        lost_indexes=tuple(index.name for index in hanging.indexes if index not in kept.indexes),
+        lost_indexes=tuple(index.name for index in dependents.indexes if index not in kept.indexes),
         keeps_sequence=ddl.has_word(present.ddl, "AUTOINCREMENT"),
     )
 
@@ -415,10 +439,12 @@ def _new_statement(change: TableDiff, wanted: DeclaredTable, present: DeclaredTa
     )
 
 
-def _proven(
+def _verified(
     statement: str, wanted: DeclaredTable, expected: Structure, actual: Structure, present: DeclaredTable
 ) -> DeclaredTable:
-    """The table that the statement makes, once it is certain that it is what the model wants, and all else is there."""
+    """Return the table that the statement creates. Raises InputError unless it matches the model
+    and lacks nothing.
+    """
     with closing(sqlite3.connect(":memory:")) as memory:
         memory.execute(statement)
         made = replace(inspect(memory).tables[0], name=present.name)
@@ -427,7 +453,7 @@ def _proven(
     names = {sql.fold(column.name) for column in made.columns}
     computed = {sql.fold(column.name) for column in present.columns if column.generated}
     if any(each.table == wanted.name or each.table == made.name for each in left.tables) or not computed <= names:
-        raise InputError("Its statement could not be changed as the model wants it.")
+        raise InputError("Its statement could not be changed to match the model.")
     return made
 
 
@@ -437,20 +463,20 @@ def _is_converted(change: ColumnChange) -> bool:
 
 
 def _class(declared: str) -> str:
-    # To a value that is stored, the two mean the same.
+    # For a stored value, the two are equivalent.
     found = affinity(declared)
     return "NUMERIC" if found == "INTEGER" else found
 
 
 def _alias(table: DeclaredTable) -> str | None:
-    """The column that is the row's number, if there is one."""
+    """Return the column that is the row's number, if there is one."""
     keys = [column for column in table.columns if column.primary_key]
     is_alias = len(keys) == 1 and keys[0].type.upper() == "INTEGER" and not _is_without_rowid(table)
     return keys[0].name if is_alias else None
 
 
 def _new_alias(present: DeclaredTable, made: DeclaredTable) -> str | None:
-    """The column that holds the row's number from now on, and held something else, or NULL, before."""
+    """Return the column that becomes the row's number, and had other values, or NULL, before."""
     alias, before = _alias(made), _alias(present)
     is_old = before is not None and alias is not None and sql.fold(alias) == sql.fold(before)
     return None if alias is None or is_old or present.find(alias) is None else alias
@@ -462,7 +488,9 @@ def _is_without_rowid(table: DeclaredTable) -> bool:
 
 
 def _row_key(present: DeclaredTable, made: DeclaredTable) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """How old rows and new ones are paired, and the copy that keeps the rows' numbers where no column holds them."""
+    """Return how old and new rows are paired, and the copy that keeps the rows' numbers if no
+    column has them.
+    """
     if _is_without_rowid(present):
         return tuple(column.name for column in present.columns if column.primary_key), []
     alias = _alias(made)
@@ -475,37 +503,39 @@ def _row_key(present: DeclaredTable, made: DeclaredTable) -> tuple[tuple[str, ..
     return ((rowid,), [(rowid, rowid)]) if rowid is not None else ((), [])
 
 
-def _kept_dependents(present: DeclaredTable, hanging: Dependents, change: TableDiff) -> Dependents:
-    """Without the indexes of columns that go: they have nothing to stand on.
+def _kept_dependents(present: DeclaredTable, dependents: Dependents, change: TableDiff) -> Dependents:
+    """Return the dependents without indexes of dropped columns.
 
-    A statement of the table that needs such a column is refused, since SQLite would not do so: a name in double quotes
-    that leads to no column is a text to it.
+    If the table's own statement needs such a column, InputError is raised, since SQLite would not
+    refuse it: it treats a name in double quotes that is not a column as a text.
     """
     if not change.dropped:
-        return hanging
+        return dependents
     marks = {column.name: f"_gone_{place}_" for place, column in enumerate(change.dropped)}
-    table, *indexes = _renamed(present, hanging, marks)
+    table, *indexes = _renamed(present, dependents, marks)
     rest = ddl.edited(table, name=present.name, dropped=list(marks.values()))
     for name, mark in marks.items():
         if ddl.mentions(rest, mark):
-            raise InputError(f"Its own statement needs {name}, which is to go.")
+            raise InputError(f"Its own statement needs {name}, which is dropped.")
     kept = tuple(
         index
-        for index, text in zip(hanging.indexes, indexes, strict=True)
+        for index, text in zip(dependents.indexes, indexes, strict=True)
         if not any(ddl.mentions(text, mark) for mark in marks.values())
     )
-    return replace(hanging, indexes=kept)
+    return replace(dependents, indexes=kept)
 
 
-def _renamed(table: DeclaredTable, hanging: Dependents, names: Mapping[str, str]) -> list[str]:
-    """The statements of the table and of its indexes with columns renamed: by SQLite, which knows who means them."""
+def _renamed(table: DeclaredTable, dependents: Dependents, names: Mapping[str, str]) -> list[str]:
+    """Return the statements of the table and its indexes with columns renamed by SQLite, which
+    resolves the names.
+    """
     with closing(sqlite3.connect(":memory:")) as memory:
-        for statement in (_statement_of(table), *(index.sql for index in hanging.indexes)):
+        for statement in (_statement_of(table), *(index.sql for index in dependents.indexes)):
             memory.execute(statement)
         for old, new in names.items():
             memory.execute(alter_sql(RenameColumnOp(table=table.name, old=old, new=new)))
         found = dict(memory.execute("SELECT name, sql FROM sqlite_schema").fetchall())
-    return [found[name] for name in (table.name, *(index.name for index in hanging.indexes))]
+    return [found[name] for name in (table.name, *(index.name for index in dependents.indexes))]
 
 
 def _sentence(error: Exception) -> str:

@@ -1,12 +1,13 @@
-"""What a project says of its database: `[tool.catchment.schema]` in its `pyproject.toml`, and its models by name.
+"""A project's settings for its database: `[tool.catchment.schema]` in its `pyproject.toml`, and its
+models by name.
 
     [tool.catchment.schema]
     db = "app.sqlite"             # or "lake", or "lake:SCHEMA"
     models = "app.models"         # or "app.models:MODELS", a list
-    scripts = "migrations"        # where they are when they are not beside the database
+    scripts = "migrations"        # if they are not beside the database
     backups_keep = 10             # of each kind
 
-Paths count from the folder of the `pyproject.toml`.
+Paths are relative to the folder of the `pyproject.toml`.
 """
 
 import difflib
@@ -28,7 +29,7 @@ _KINDS: dict[str, type] = {"db": str, "models": str, "scripts": str, "backups_ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What a project sets; None is what it does not. `folder` is where its modules may lie."""
+    """A project's settings; None if not set. `folder` may contain its modules."""
 
     folder: Path | None = None
     db: str | None = None
@@ -38,7 +39,7 @@ class Project:
 
 
 def find_project(folder: Path) -> Project:
-    """What the project says that this folder belongs to; nothing, where there is none."""
+    """Return the settings of the project that this folder belongs to; empty if there is none."""
     here = folder.absolute()
     table = project_table(here, *TABLE)
     if table is None:
@@ -56,22 +57,23 @@ def find_project(folder: Path) -> Project:
 
 
 def is_lake(db: str) -> bool:
-    """Whether this means the lake's tables, and not a file."""
+    """Return whether this names the lake's tables rather than a file."""
     return db == LAKE or db.startswith(f"{LAKE}:")
 
 
 def load_models(name: str, *, path: Iterable[Path] = ()) -> list[type[TableRow]]:
-    """The models that `pkg.module` defines, or those of the list that `pkg.module:attribute` is.
+    """Return the models that `pkg.module` defines, or the list that `pkg.module:attribute` refers
+    to.
 
-    Modules are looked for in the folders of `path` first. Of a module, classes count that it defines itself and whose
-    name does not start with `_`.
+    Modules are searched for in the folders of `path` first. Only classes count that a module
+    defines itself and whose name does not start with `_`.
     """
     module_name, _, attribute = name.partition(":")
     module = _import(module_name, [str(each) for each in path])
     found: Any = vars(module).get(attribute) if attribute else _defined(module_name, vars(module))
     if attribute and not _is_list_of_models(found):
         raise InputError(
-            f"{name} is {'not there' if found is None else 'no list of models'}.",
+            f"{name} is {'not defined' if found is None else 'not a list of models'}.",
             hint=f"`{attribute}` must be a list of TableRow classes in {module_name}.",
         )
     if not found and not attribute:
@@ -83,12 +85,12 @@ def load_models(name: str, *, path: Iterable[Path] = ()) -> list[type[TableRow]]
 
 
 def _shown(path: Path, here: Path) -> Path:
-    """The path as somebody in this folder would write it, because it stands in sentences."""
+    """Return the path relative to this folder if it is inside, as it appears in messages."""
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _import(name: str, path: list[str]) -> Any:
-    # In front, as `python -m` does it: the folder that somebody works in is what they mean.
+    # In front, as with `python -m`: the current folder takes precedence.
     sys.path[:0] = [each for each in path if each not in sys.path]
     importlib.invalidate_caches()
     try:
@@ -97,8 +99,8 @@ def _import(name: str, path: list[str]) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _unusable(name, error) from error
         raise InputError(
-            f"There is no module {error.name} to take models from.",
-            hint=f"It is looked for in {' and '.join(path) or 'what is installed'}, and where Python looks itself.",
+            f"There is no module {error.name} to load models from.",
+            hint=f"It is searched for in {' and '.join(path) or 'the installed packages'}, and on Python's own path.",
         ) from error
     except Exception as error:
         # The module is the user's, and may fail in any way.
@@ -108,7 +110,7 @@ def _import(name: str, path: list[str]) -> Any:
 def _unusable(name: str, error: Exception) -> InputError:
     return InputError(
         f"The models cannot be imported: {name}: {type(error).__name__}: {error}.",
-        hint=f"See why with `python -c 'import {name}'`.",
+        hint=f"`python -c 'import {name}'` shows why.",
     )
 
 
@@ -132,7 +134,7 @@ def _refuse_wrong(where: str, name: str, value: object, known: list[str]) -> Non
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         raise SettingsError(
-            f"{where} sets {name!r}, which is no setting.",
+            f"{where} sets {name!r}, which is not a setting.",
             hint=f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}.",
         )
     is_fine = type(value) is _KINDS[name] and (not isinstance(value, int) or value >= 1)

@@ -1,4 +1,4 @@
-"""Rehearsals: pending scripts tried on a copy, by the same code that applies them for real."""
+"""Rehearsals: pending scripts tried on a copy, by the same code that applies them to the database."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,39 +14,41 @@ from catchment.schema.scripts import Script
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One script as it went on the copy; one that failed has changed nothing, and `error` says why."""
+    """Result of one script on the copy; a failed script has changed nothing, and `error` says why."""
 
     filename: str
     seconds: float
     change: ModelDiff
-    """What the tables after it have that those before it had not, and the other way round."""
+    """Differences between the tables after it and those before it."""
     rows_before: dict[str, int]
     rows_after: dict[str, int]
     findings: tuple[LintFinding, ...] = ()
     error: str | None = None
 
     def lines(self) -> list[str]:
-        """What there is to say about it, for a person."""
-        said = [f"{self.filename}: {'failed' if self.error else 'runs'}, {self.seconds:.3f} s"]
-        said += [f"  error: {self.error}"] if self.error else []
-        said += [f"  {line}" for line in self.change_lines()]
+        """Return the result as lines for the operator."""
+        lines = [f"{self.filename}: {'failed' if self.error else 'runs'}, {self.seconds:.3f} s"]
+        lines += [f"  error: {self.error}"] if self.error else []
+        lines += [f"  {line}" for line in self.change_lines()]
         for table in dict.fromkeys((*self.rows_before, *self.rows_after)):
             before, after = self.rows_before.get(table), self.rows_after.get(table)
             if before != after:
-                said.append(f"  rows of {table}: {_count(before)} → {_count(after)}")
+                lines.append(f"  rows of {table}: {_count(before)} → {_count(after)}")
         for finding in self.findings:
             where = f"line {finding.line}: " if finding.line else ""
-            said.append(f"  {finding.risk}: {where}{finding.message}")
-        return said
+            lines.append(f"  {finding.risk}: {where}{finding.message}")
+        return lines
 
     def change_lines(self) -> list[str]:
-        """What became of the tables, a line for each thing."""
+        """Return the changes of the tables, a line each."""
         return _structure_lines(self.change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """How the pending scripts went, up to the first that failed; `after` is how the copy stood in the end."""
+    """Results of the pending scripts, up to the first that failed; `after` is the copy's state at
+    the end.
+    """
 
     trials: tuple[Trial, ...] = field(default_factory=tuple)
     after: CheckResult | None = None
@@ -61,14 +63,14 @@ class Rehearsal:
         return tuple(finding for trial in self.trials for finding in trial.findings)
 
     def report(self) -> str:
-        """What there is to say, for a person."""
-        said = [line for trial in self.trials for line in trial.lines()]
-        said += [f"Afterwards: {self.after.state.name}"] if self.after else []
-        return "\n".join(said)
+        """Return the results as text for the operator."""
+        lines = [line for trial in self.trials for line in trial.lines()]
+        lines += [f"Afterwards: {self.after.state.name}"] if self.after else []
+        return "\n".join(lines)
 
 
 def rehearse(copy: Database, scripts: Iterable[Script], *, clock: Clock) -> Rehearsal:
-    """Apply the scripts to the copy, one after the other, as far as they run."""
+    """Apply the scripts to the copy, one after the other, until one fails."""
     trials: list[Trial] = []
     for script in scripts:
         trials.append(_try(copy, script, clock))

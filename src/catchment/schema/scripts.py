@@ -1,4 +1,4 @@
-"""Migration scripts: files named `NNN.name.sql`, what they hold, and how a folder of them is read."""
+"""Migration scripts: files named `NNN.name.sql`, their contents, and how a folder of them is read."""
 
 import re
 import sqlite3
@@ -27,14 +27,16 @@ _TABLE_MADE_OR_GONE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ScriptName:
-    """The name of a script's file: a number of three digits, more from 1000 on, and what the script is about."""
+    """The name of a script's file: a number of three digits, more from 1000 on, and a short
+    description.
+    """
 
     number: int
     slug: str
 
     @classmethod
     def parse(cls, filename: str) -> "ScriptName | None":
-        """The name behind a file name; None where it is not one of a script."""
+        """Parse a file name; return None if it is not the name of a script."""
         found = _NAME.fullmatch(filename)
         return cls(number=int(found[1]), slug=found[2]) if found else None
 
@@ -52,7 +54,9 @@ class ScriptStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script as it lies on the disk: `raw` is the file's text, `text` is what counts and what is recorded."""
+    """A script on the disk: `raw` is the file's text, `text` is the part that counts and is
+    recorded.
+    """
 
     name: ScriptName
     raw: str
@@ -70,20 +74,22 @@ class Script:
         return normalised(without_warning(self.raw))
 
     def statements(self) -> tuple[ScriptStatement, ...]:
-        """The statements, as SQLite tells them apart: the body of a trigger stays whole."""
+        """Return the statements, as SQLite separates them: the body of a trigger stays whole."""
         return tuple(_split(self.text))
 
     def keeps_rows(self) -> tuple[str, ...]:
-        """The tables that must have as many rows after the script as before, by its `-- keeps-rows: <table>` lines."""
+        """Return the tables that must keep their number of rows, from its `-- keeps-rows: <table>`
+        lines.
+        """
         return tuple(dict.fromkeys(_KEEPS_ROWS.findall(self.text)))
 
     def refuse_undecided(self) -> None:
-        """See that nothing in it is left to choose."""
+        """Raise ScriptError if it leaves something to decide."""
         subjects = undecided_in(self.text)
         if subjects:
             raise ScriptError(
                 f"{self.filename} leaves something to decide: {', '.join(subjects)}.",
-                hint=f"Choose in {self.filename}: remove the `-- ` in front of one option and the line `undecided`.",
+                hint=f"Choose in {self.filename}: remove the `-- ` before one option, and the line `undecided`.",
                 undecided=subjects,
             )
 
@@ -98,7 +104,9 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """What a folder of scripts holds: scripts by number, files that cannot be read, names that are wrong."""
+    """Contents of a folder of scripts: scripts by number, unreadable files, and files with a wrong
+    name.
+    """
 
     scripts: tuple[Script, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
@@ -106,12 +114,14 @@ class Folder:
 
     @property
     def numbers(self) -> list[int]:
-        """The number of every file that has one; what two files share is there twice."""
+        """The number of every file that has one; a number that two files share occurs twice."""
         return [each.name.number for each in self.scripts] + [each.name.number for each in self.unreadable]
 
 
 def tables_made(texts: Iterable[str]) -> frozenset[str]:
-    """The tables that scripts have created, altered or renamed to, and not dropped since; in folded letters."""
+    """Return the tables that scripts created, altered or renamed to, and have not dropped since;
+    names are folded.
+    """
     found: set[str] = set()
     for text in texts:
         for match in _TABLE_MADE_OR_GONE.finditer(_COMMENT.sub("", text)):
@@ -124,35 +134,41 @@ def tables_made(texts: Iterable[str]) -> frozenset[str]:
 
 
 def undecided_in(text: str) -> list[str]:
-    """What is left to choose in a script: a generated one marks that by `-- undecided: <subject>`."""
+    """Return the open decisions of a script: a generated one marks them by `-- undecided:
+    <subject>`.
+    """
     return list(dict.fromkeys(_UNDECIDED.findall(text)))
 
 
 def label(number: int) -> str:
-    """A number as it stands in file names."""
+    """Return a number as it appears in file names."""
     return f"{number:03d}"
 
 
 def normalised(text: str) -> str:
-    """The text without what editors and version control change by themselves: line ends and the mark at the start."""
+    """Return the text without differences that editors and version control cause: line ends and the
+    byte order mark.
+    """
     body = text.removeprefix(_BOM).replace("\r\n", "\n").rstrip("\n")
     return f"{body}\n" if body else ""
 
 
 def without_warning(raw: str) -> str:
-    """The text without the warning lines at its top."""
+    """Return the text without the warning lines at its top."""
     while raw.startswith(WARNING):
         _, _, raw = raw.partition("\n")
     return raw
 
 
 def with_warning(raw: str, lines: list[str]) -> str:
-    """The text with these lines as its warning, instead of the one it may have."""
+    """Return the text with these lines as its warning, instead of the one it may have."""
     return "".join(f"{WARNING} {line}".rstrip() + "\n" for line in lines) + without_warning(raw)
 
 
 def read_folder(path: Path) -> Folder:
-    """Everything in the folder that ends in `.sql`; other files are nobody's business, a missing folder is empty."""
+    """Read all files in the folder that end in `.sql`; other files are ignored, a missing folder is
+    empty.
+    """
     found: list[Script | Unreadable] = []
     misnamed: list[str] = []
     for filename in sorted(_sql_files(path)):
@@ -182,7 +198,7 @@ def _read(path: Path, name: ScriptName) -> Script | Unreadable:
     except OSError as error:
         return Unreadable(name=name, reason=str(error.strerror))
     if "\x00" in raw:
-        return Unreadable(name=name, reason="it holds a NUL character")
+        return Unreadable(name=name, reason="it contains a NUL character")
     return Script(name=name, raw=raw)
 
 
@@ -197,7 +213,9 @@ def _split(text: str) -> Iterator[ScriptStatement]:
 
 
 def _end_of_statement(text: str, start: int) -> int:
-    """Where the statement ends that starts here: behind the first semicolon that SQLite takes for its end."""
+    """Return where the statement that starts here ends: after the first semicolon that completes it
+    for SQLite.
+    """
     semicolon = text.find(";", start)
     while semicolon >= 0:
         if sqlite3.complete_statement(text[start : semicolon + 1]):
@@ -207,7 +225,7 @@ def _end_of_statement(text: str, start: int) -> int:
 
 
 def past_comments(text: str, start: int, end: int) -> int:
-    """The first place that is neither space nor comment nor a lone semicolon."""
+    """Return the first position that is neither space nor comment nor a lone semicolon."""
     while start < end:
         if text.startswith("--", start):
             newline = text.find("\n", start, end)

@@ -1,10 +1,10 @@
-"""`SqliteEngine`: a SQLite file as a database that is migrated.
+"""`SqliteEngine`: a SQLite file as a database with migrations.
 
 mydb.sqlite              the database
-mydb.sqlite.ref          the reference: a copy of production, which nobody writes to
+mydb.sqlite.ref          the reference: a copy of production, which no process writes to
 mydb.sqlite.migrations/  scripts
 mydb.sqlite.bak/         backups
-mydb.sqlite.lock         held by whoever applies, restores or backs up
+mydb.sqlite.lock         held by the process that applies, restores or backs up
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ from catchment.schema.migratable import Backup, BackupKind, Draft, Observed, Tab
 from catchment.schema.models import TableRow, sqlite_structure
 from catchment.schema.ops import plan
 from catchment.schema.scripts import Script, read_folder
-from catchment.schema.sqlite_files import BUSY, patiently, reading, writing
+from catchment.schema.sqlite_files import BUSY, reading, retry_busy, writing
 from catchment.schema.structure import Structure
 
 _LOCK_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ _SAMPLE_ROWS = 200
 
 
 class SqliteEngine:
-    """A SQLite database by its path; nothing is opened before it is needed, and the file need not exist."""
+    """A SQLite database by its path. It is opened on first use, and the file need not exist."""
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class SqliteEngine:
         busy: Backoff = BUSY,
         clock: Clock | None = None,
     ) -> None:
-        """`scripts` is where they are when they are not beside the database; `backups_keep` counts for each kind."""
+        """`scripts` is their folder if it is not beside the database; `backups_keep` applies to
+        each kind.
+        """
         self.path = Path(path)
         self._scripts = scripts or self.path.with_name(f"{self.path.name}.migrations")
         self._backups = Backups(self.path, keep=backups_keep)
@@ -70,14 +72,15 @@ class SqliteEngine:
 
     @property
     def reference(self) -> Path:
-        """The file that `restore` goes back to, where it exists."""
+        """The file that `restore` goes back to, if it exists."""
         return self.path.with_name(f"{self.path.name}.ref")
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """A connection for the program's own queries, with foreign keys enforced; it is opened when first asked for.
+        """A connection for the program's own queries, with foreign keys enforced; opened on first
+        use.
 
-        `restore` closes it; the next time it is asked for, it is another one.
+        `restore` closes it; the next use opens another one.
         """
         if self._connection is None:
             files.make_folder(self.path.parent)
@@ -106,7 +109,7 @@ class SqliteEngine:
                 found = Observed(structure=inspect(connection), history=applied_scripts.read(connection))
             return replace(found, reference=self._reference_history())
 
-        return patiently(look, policy=self._busy, clock=self._clock)
+        return retry_busy(look, policy=self._busy, clock=self._clock)
 
     def managed(self, observed: Observed, expected: Structure) -> Structure:
         return observed.structure
@@ -116,7 +119,7 @@ class SqliteEngine:
             with reading(self.path) as connection:
                 return _draft(connection, expected)
 
-        return patiently(write, policy=self._busy, clock=self._clock)
+        return retry_busy(write, policy=self._busy, clock=self._clock)
 
     def row_counts(self) -> dict[str, int]:
         def count() -> dict[str, int]:
@@ -124,18 +127,18 @@ class SqliteEngine:
                 tables = [table.name for table in inspect(connection).tables]
                 return dict(zip(tables, count_rows(connection, tables), strict=True))
 
-        return patiently(count, policy=self._busy, clock=self._clock)
+        return retry_busy(count, policy=self._busy, clock=self._clock)
 
     def locked(self) -> AbstractContextManager[None]:
         return self._lock.held(timeout_s=self._lock_timeout_s)
 
     def apply(self, script: Script) -> tuple[TableAccess, ...]:
-        acts = patiently(lambda: self._apply_once(script), policy=self._busy, clock=self._clock)
+        acts = retry_busy(lambda: self._apply_once(script), policy=self._busy, clock=self._clock)
         faults.reach("schema.after_commit")
         return acts
 
     def backup(self, kind: BackupKind, number: int) -> Backup:
-        made = patiently(lambda: self._backups.make(kind, number), policy=self._busy, clock=self._clock)
+        made = retry_busy(lambda: self._backups.make(kind, number), policy=self._busy, clock=self._clock)
         self._backups.prune()
         return made
 
@@ -144,7 +147,7 @@ class SqliteEngine:
 
     def is_damaged(self) -> bool:
         try:
-            patiently(lambda: refuse_damaged(self.path, is_frozen=False), policy=self._busy, clock=self._clock)
+            retry_busy(lambda: refuse_damaged(self.path, is_frozen=False), policy=self._busy, clock=self._clock)
         except CorruptInputError:
             return True
         except RetryableError:
@@ -168,7 +171,7 @@ class SqliteEngine:
             )
         refuse_damaged(source)
         self.close()
-        patiently(lambda: self._replace_by(source), policy=self._busy, clock=self._clock)
+        retry_busy(lambda: self._replace_by(source), policy=self._busy, clock=self._clock)
         self._backups.prune()
 
     @contextmanager
@@ -177,12 +180,12 @@ class SqliteEngine:
         source = self.reference if is_reference else self.path
         with TemporaryDirectory(prefix="catchment-rehearsal-") as folder:
             trial = Path(folder) / self.path.name
-            patiently(lambda: copy(source, trial, is_frozen=is_reference), policy=self._busy, clock=self._clock)
+            retry_busy(lambda: copy(source, trial, is_frozen=is_reference), policy=self._busy, clock=self._clock)
             with SqliteEngine(trial, scripts=self.scripts, busy=self._busy, clock=self._clock) as engine:
                 yield engine
 
     def _reference_history(self) -> tuple[applied_scripts.AppliedScript, ...]:
-        """The scripts that the reference has; none if it cannot be read, which a restore says."""
+        """Return the reference's scripts; none if it cannot be read, which a restore reports."""
         if not self.reference.exists():
             return ()
         try:
@@ -192,7 +195,9 @@ class SqliteEngine:
             return ()
 
     def _is_behind(self, reference: Path) -> bool:
-        """Whether there is a reference that lacks a script: on another one there is nothing to rehearse."""
+        """Return whether there is a reference that lacks a script: otherwise there is nothing to
+        rehearse on it.
+        """
         if not reference.exists():
             return False
         with reading(reference, is_frozen=True) as connection:
@@ -215,7 +220,7 @@ class SqliteEngine:
             )
             applied_scripts.record(connection, entry)
             faults.reach("schema.before_commit")
-            # Whoever reads holds the commit up; waiting for them is cheaper than running the script again.
+            # Readers delay the commit; waiting for them is cheaper than running the script again.
             connection.execute(f"PRAGMA busy_timeout = {_COMMIT_WAIT_MS}")
             connection.execute("COMMIT")
         return acts
@@ -226,7 +231,7 @@ class SqliteEngine:
             if files.size_of(self.path):
                 self._backups.make(BackupKind.REPLACED, applied[-1].number if applied else 0)
         except CorruptInputError:
-            self._backups.set_aside(stamp=self._clock.now().strftime("%Y%m%dT%H%M%S.%fZ"))
+            self._backups.quarantine(stamp=self._clock.now().strftime("%Y%m%dT%H%M%S.%fZ"))
         files.make_folder(self.path.parent)
         copy(source, self.path, is_frozen=True, on_step=lambda: faults.reach("schema.between_restore"))
 
@@ -236,7 +241,7 @@ def _draft(connection: sqlite3.Connection, expected: Structure) -> Draft | None:
     difference = diff(expected, actual)
     if difference.is_empty:
         return None
-    # Once more, with values: they tell which of several columns one may have become.
+    # Again, with values: they show which of several columns one may have become.
     dependents = all_dependents(connection, actual)
     difference = diff(expected, actual, samples=_samples(connection, difference))
     ops = plan(difference, expected, actual, dependents=dependents)
@@ -244,9 +249,9 @@ def _draft(connection: sqlite3.Connection, expected: Structure) -> Draft | None:
 
 
 def _samples(connection: sqlite3.Connection, difference: ModelDiff) -> dict[tuple[str, str], list[object]]:
-    """Some values of every column that may have been renamed."""
+    """Return some values of every column that may have been renamed."""
     found: dict[tuple[str, str], list[object]] = {}
-    # SQLite keeps any bytes as text; what they spell is no matter here.
+    # SQLite stores any bytes as text; their meaning does not matter here.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     for table in difference.tables:
         for column in table.dropped if table.renames else ():

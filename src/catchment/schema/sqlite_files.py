@@ -1,4 +1,6 @@
-"""Opening SQLite files: reading without leaving a trace, writing in transactions of ours, errors by what to do next."""
+"""Opens SQLite files: reading without side effects, writing in our own transactions, errors by what
+to do next.
+"""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ BUSY = Backoff(attempts_max=12, first_ms=50, wait_ms_max=2_000)
 # How long SQLite itself waits for a lock, in every attempt.
 _WAIT_S = 0.5
 JOURNALS = ("-journal", "-wal")
-# A writer was killed in the middle, and a connection that only reads may not put that right.
+# A writer was killed during a transaction, and a read-only connection may not roll it back.
 _KILLED_WRITER = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
 _PRIMARY_CODE = 0xFF
 _TRANSLATED: dict[int, tuple[type[CatchmentError], str]] = {
@@ -32,18 +34,20 @@ _TRANSLATED: dict[int, tuple[type[CatchmentError], str]] = {
 }
 
 
-def patiently(operation: Callable[[], T], *, policy: Backoff, clock: Clock) -> T:
-    """Do it, and do it again while the database is busy, with a bound."""
+def retry_busy(operation: Callable[[], T], *, policy: Backoff, clock: Clock) -> T:
+    """Run the operation, and retry it a bounded number of times while the database is busy."""
     return retry(operation, policy=policy, clock=clock, on=LockTimeoutError)
 
 
 @contextmanager
 def reading(path: Path, *, is_frozen: bool = False) -> Iterator[sqlite3.Connection]:
-    """A transaction that reads; a missing file reads as an empty database, and is not made.
+    """Yield a connection in a read transaction. A missing file reads as an empty database, and is
+    not created.
 
-    A file that `is_frozen` is written by nobody: then not even SQLite's own files are put beside it.
+    A file that `is_frozen` is never written: then not even SQLite's own files are created beside
+    it.
     """
-    with _telling(path):
+    with _translating_errors(path):
         if not path.exists():
             with closing(sqlite3.connect(":memory:")) as nothing:
                 yield nothing
@@ -55,44 +59,47 @@ def reading(path: Path, *, is_frozen: bool = False) -> Iterator[sqlite3.Connecti
 
 @contextmanager
 def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that writes, without a transaction and without enforcing foreign keys; it makes the file."""
-    with _telling(path), closing(_connect(path, "mode=rwc")) as connection:
+    """Yield a connection without a transaction that does not enforce foreign keys. Creates the
+    file.
+    """
+    with _translating_errors(path), closing(_connect(path, "mode=rwc")) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         yield connection
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether the error says that somebody else has the database."""
+    """Return whether the error means that another connection is using the database."""
     return _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_about_storage(error: sqlite3.Error) -> bool:
-    """Whether the error is about the file and not about the statement."""
+    """Return whether the error concerns the file and not the statement."""
     return _primary(error) in _TRANSLATED
 
 
-def _connect(path: Path, how: str) -> sqlite3.Connection:
-    # No statement is cached: each is prepared, and so authorized, every time. Transactions are those that we begin.
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    # No statement is cached: each is prepared, and so authorized, every time. Only we begin
+    # transactions.
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, timeout=_WAIT_S, cached_statements=0
+        f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, timeout=_WAIT_S, cached_statements=0
     )
 
 
-def _begin_reading(path: Path, how: str) -> sqlite3.Connection:
+def _begin_reading(path: Path, mode: str) -> sqlite3.Connection:
     try:
-        return _begun(path, how)
+        return _open_transaction(path, mode)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode not in _KILLED_WRITER:
             raise
     _recover(path)
-    return _begun(path, how)
+    return _open_transaction(path, mode)
 
 
-def _begun(path: Path, how: str) -> sqlite3.Connection:
-    connection = _connect(path, how)
+def _open_transaction(path: Path, mode: str) -> sqlite3.Connection:
+    connection = _connect(path, mode)
     try:
         connection.execute("BEGIN")
-        # A transaction begins with its first reading.
+        # A transaction begins with its first read.
         connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
     except sqlite3.Error:
         connection.close()
@@ -101,7 +108,7 @@ def _begun(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _recover(path: Path) -> None:
-    """Have SQLite roll the killed transaction back, as the next writer would."""
+    """Make SQLite roll back the killed transaction, as the next writer would."""
     with closing(_connect(path, "mode=rw")) as connection:
         connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
 
@@ -111,7 +118,7 @@ def _primary(error: sqlite3.Error) -> int:
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _translating_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

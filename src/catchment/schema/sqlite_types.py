@@ -1,15 +1,17 @@
-"""Declared types of SQLite columns: what SQLite makes of them, and which of them are one. Pure.
+"""Declared types of SQLite columns: their affinity, and which of them are equivalent. Pure.
 
-SQLite takes any words for a type, and goes by the letters in them. What a model wants is met by its own spelling and by
-the `SYNONYMS` of it: common ones that SQLite treats alike and that mean the same to a reader. The `id` is an INTEGER by
-that name only, because an INT PRIMARY KEY is not the number of the row.
+SQLite accepts any words as a type, and decides by substrings of them. A column meets a model's type
+by the model's own spelling or by one of its `SYNONYMS`: common ones that SQLite treats alike and
+that mean the same to a reader. The `id` must be spelled INTEGER, because an INT PRIMARY KEY is not
+the row's number.
 """
 
 import re
 
 from catchment.foundation import sql
 
-# By the model's spelling. No type that a model of a lake has is among them: DuckLake tells FLOAT from DOUBLE.
+# By the model's spelling. Types of a lake's models are not among them: DuckLake distinguishes FLOAT
+# from DOUBLE.
 SYNONYMS: dict[str, frozenset[str]] = {
     "INTEGER": frozenset({"INT"}),
     "REAL": frozenset({"DOUBLE", "DOUBLE PRECISION", "FLOAT"}),
@@ -22,7 +24,9 @@ _LENGTH = re.compile(r"\(\d+\)$")
 
 
 def affinity(declared: str) -> str:
-    """What SQLite makes of a declared type, by https://www.sqlite.org/datatype3.html#determination_of_column_affinity."""
+    """Return the affinity of a declared type:
+    https://www.sqlite.org/datatype3.html#determination_of_column_affinity.
+    """
     folded = sql.fold(declared)
     if "int" in folded:
         return "INTEGER"
@@ -34,27 +38,28 @@ def affinity(declared: str) -> str:
 
 
 def same_type(declared: str) -> str:
-    """A declared type in the form that is compared."""
+    """Return a declared type in the form used for comparison."""
     return re.sub(r"\s*([(),])\s*", r"\1", " ".join(declared.upper().split()))
 
 
 def meets(actual: str, expected: str) -> bool:
-    """Whether a column of the one type is what a model means by the other."""
+    """Return whether a column of type `actual` is what a model means by `expected`."""
     given, wanted = same_type(actual), same_type(expected)
-    # SQLite does not look at the length of a text.
+    # SQLite ignores the length of a text.
     plain = _LENGTH.sub("", given) if wanted == "TEXT" else given
     return wanted in (given, plain) or plain in SYNONYMS.get(wanted, ())
 
 
 def relation_type(model: str) -> str:
-    """The type of a column that refers to a model: `User_ID`, or `Chart_ID INTEGER`.
+    """Return the type of a column that refers to a model: `User_ID`, or `Chart_ID INTEGER`.
 
-    SQLite would find CHAR in `Chart_ID`, and REAL in `Realm_ID`, and keep numbers as texts, or lose their last digits.
+    SQLite would find CHAR in `Chart_ID`, and REAL in `Realm_ID`, and store numbers as texts, or
+    lose their last digits.
     """
     plain = f"{model}_ID"
     return plain if affinity(plain) in ("INTEGER", "NUMERIC") else f"{plain} INTEGER"
 
 
 def is_relation(declared: str) -> bool:
-    """Whether it is the type of a column that refers to a model."""
+    """Return whether it is the type of a column that refers to a model."""
     return _RELATION.fullmatch(declared) is not None

@@ -1,7 +1,8 @@
-"""What a database looks like: tables, columns, foreign keys. Plain values, alike for models and for what is there.
+"""Structure of a database: tables, columns, foreign keys. Plain values, the same for models and
+databases.
 
-Names compare as SQLite and DuckDB compare them, without regard to the case of ASCII letters; `Structure.find` and
-`DeclaredTable.find` know that.
+Names are compared as in SQLite and DuckDB, ignoring the case of ASCII letters; `Structure.find` and
+`DeclaredTable.find` do so.
 """
 
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from catchment.foundation import sql
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredColumn:
-    """A column as the database declares it: `type` is the declared type, `default` the text of an SQL expression.
+    """A column as the database declares it: `type` is the declared type, `default` the text of an
+    SQL expression.
 
-    `primary_key` is its place in the primary key, counted from one, and 0 when it has none. A `generated` column is
-    computed from others: it takes no values.
+    `primary_key` is its position in the primary key, from one, or 0 if it is not in it. A
+    `generated` column is computed from others: it accepts no values.
     """
 
     name: str
@@ -38,7 +40,9 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredTable:
-    """A table. `ddl` is the statement that made it where the database keeps one; it takes no part in comparing."""
+    """A table. `ddl` is the statement that created it, if the database stores one; comparisons
+    ignore it.
+    """
 
     name: str
     columns: tuple[DeclaredColumn, ...]
@@ -52,7 +56,7 @@ class DeclaredTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """The tables of a database that are its user's: neither the engine's own nor `_migrations`."""
+    """The user's tables of a database: neither the engine's own nor `_migrations`."""
 
     tables: tuple[DeclaredTable, ...] = ()
 

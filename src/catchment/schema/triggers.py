@@ -1,8 +1,9 @@
-"""Triggers of a SQLite database that fail whenever they fire, because what they read or write is not there.
+"""Triggers of a SQLite database that fail whenever they fire, because an object that they use does
+not exist.
 
-SQLite keeps a trigger as text, and looks at what it means when a statement fires it. ALTER TABLE tries triggers, but
-not the columns that they write, and DROP TABLE tries none. So we have SQLite compile a write that fires each: EXPLAIN
-does that, and runs nothing.
+SQLite stores a trigger as text, and resolves it when a statement fires it. ALTER TABLE checks
+triggers, but not the columns that they write, and DROP TABLE checks none. So we have SQLite compile
+a write that fires each: EXPLAIN does that, and runs nothing.
 """
 
 import re
@@ -17,14 +18,14 @@ from catchment.schema.sqlite_files import is_about_storage
 
 _EVENTS = frozenset({"INSERT", "UPDATE", "DELETE"})
 _SAVEPOINT = "one_trigger_at_a_time"
-# A program brings these along with its own connection.
+# A program registers these on its own connection.
 _ABSENT = re.compile(r"no such (?P<kind>function|collation sequence): (?P<name>.+)", re.DOTALL)
 _ONLY_THE_PROGRAM_CAN_TELL = re.compile(r"no such module: .+|.+\(\) may not be used as a window function", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trigger:
-    """A trigger, the table or view whose writes fire it, and how."""
+    """A trigger, the table or view whose writes fire it, and the kind of write."""
 
     name: str
     owner: str
@@ -37,45 +38,47 @@ class _Trigger:
 
 
 def failing(connection: sqlite3.Connection) -> dict[str, str]:
-    """What is to be said of every trigger that fails whenever it fires, by the folded name of the trigger.
+    """Return a description of every trigger that fails whenever it fires, by the trigger's folded
+    name.
 
-    A transaction is open. Nothing is changed in it.
+    Requires an open transaction, and changes nothing in it.
     """
     triggers = list(_triggers(connection))
     if all(_obstacle(connection, each) is None for each in triggers):
         return {}
-    # A write fires all triggers of its table, and those of the tables that they write to. To know which of them is to
-    # blame, and that none hides behind another, each is tried alone.
+    # A write fires all triggers of its table, and those of the tables that they write to. To know
+    # which of them fails, and that none hides another, each is tried alone.
     found: dict[str, str] = {}
     with _without(connection, triggers):
         for each in triggers:
             connection.execute(each.creation)
-            why = _obstacle(connection, each)
-            if why:
-                found[sql.fold(each.name)] = f"the trigger {each.name} on {each.owner} ({why})"
+            reason = _obstacle(connection, each)
+            if reason:
+                found[sql.fold(each.name)] = f"the trigger {each.name} on {each.owner} ({reason})"
             connection.execute(each.removal)
     return found
 
 
 def _triggers(connection: sqlite3.Connection) -> Iterator[_Trigger]:
-    # Those of temp go with the connection. A text that is no text is good enough for a trial.
+    # Those of temp end with the connection. A text with invalid bytes is good enough for a trial.
     rows = connection.execute(
         "SELECT name, tbl_name, CAST(sql AS BLOB) FROM main.sqlite_schema WHERE type = 'trigger' ORDER BY name"
     )
     for name, owner, raw in rows.fetchall():
         text = raw.decode(errors="replace")
-        # SQLite keeps it as CREATE TRIGGER name [BEFORE | AFTER | INSTEAD OF] event …, without a schema.
+        # SQLite stores it as CREATE TRIGGER name [BEFORE | AFTER | INSTEAD OF] event …, without a
+        # schema.
         words = ddl.tokens(text)
         event = next((token.word for token in words[3:6] if token.word in _EVENTS), None)
         if event is not None:
-            # In main, even where a temporary table has the name of its table.
+            # In main, even if a temporary table has the name of its table.
             creation = f"CREATE TRIGGER main.{text[words[2].start :]}"
             yield _Trigger(name=name, owner=owner, event=event, creation=creation)
 
 
 @contextmanager
 def _without(connection: sqlite3.Connection, triggers: list[_Trigger]) -> Iterator[None]:
-    """The database without any trigger, for a while."""
+    """Remove all triggers from the database for the duration of the block."""
     temporary = connection.execute("SELECT name FROM temp.sqlite_schema WHERE type = 'trigger'").fetchall()
     connection.execute(f"SAVEPOINT {_SAVEPOINT}")
     try:
@@ -92,12 +95,12 @@ def _without(connection: sqlite3.Connection, triggers: list[_Trigger]) -> Iterat
 
 
 def _obstacle(connection: sqlite3.Connection, trigger: _Trigger) -> str | None:
-    """Why a write that fires the trigger cannot be compiled; None where it can.
+    """Return why a write that fires the trigger cannot be compiled, or None if it can.
 
-    It is an empty text where only the program itself could tell. Functions and collations that are not here are lent
-    for the trial, so that what stands behind them is seen.
+    An empty text means that only the program itself could know. Missing functions and collations
+    are registered for the trial, so that later errors are found.
     """
-    lent: set[str] = set()
+    registered: set[str] = set()
     with ExitStack() as stack:
         while True:
             try:
@@ -105,19 +108,19 @@ def _obstacle(connection: sqlite3.Connection, trigger: _Trigger) -> str | None:
             except sqlite3.Error as error:
                 if is_about_storage(error):
                     raise
-                why = str(error)
+                reason = str(error)
             else:
                 return None
-            # One that was lent is a plain function: what is wrong with it need not be wrong with the real one.
-            if _ONLY_THE_PROGRAM_CAN_TELL.fullmatch(why) or any(f"{name}()" in why for name in lent):
+            # A registered one is a plain function: an error in it need not occur with the real one.
+            if _ONLY_THE_PROGRAM_CAN_TELL.fullmatch(reason) or any(f"{name}()" in reason for name in registered):
                 return ""
-            absent = _ABSENT.fullmatch(why)
+            absent = _ABSENT.fullmatch(reason)
             if absent is None:
-                return why
-            if absent["name"] in lent:
+                return reason
+            if absent["name"] in registered:
                 return ""
-            lent.add(absent["name"])
-            stack.enter_context(_lent(connection, absent["kind"], absent["name"]))
+            registered.add(absent["name"])
+            stack.enter_context(_registered(connection, absent["kind"], absent["name"]))
 
 
 def _write(connection: sqlite3.Connection, trigger: _Trigger) -> str:
@@ -126,14 +129,14 @@ def _write(connection: sqlite3.Connection, trigger: _Trigger) -> str:
         return f"INSERT INTO {table} DEFAULT VALUES"
     if trigger.event == "DELETE":
         return f"DELETE FROM {table}"
-    # A trigger may be of some columns only, and nobody writes to computed ones.
+    # A trigger may be for some columns only, and computed ones cannot be written.
     rows = connection.execute("SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden = 0", (trigger.owner,))
     columns = [sql.identifier(name) for (name,) in rows.fetchall()]
     return f"UPDATE {table} SET {', '.join(f'{column} = {column}' for column in columns)}"
 
 
 @contextmanager
-def _lent(connection: sqlite3.Connection, kind: str, name: str) -> Iterator[None]:
+def _registered(connection: sqlite3.Connection, kind: str, name: str) -> Iterator[None]:
     if kind == "function":
         connection.create_function(name, -1, lambda *_: None, deterministic=True)
     else:
@@ -142,7 +145,8 @@ def _lent(connection: sqlite3.Connection, kind: str, name: str) -> Iterator[None
         yield
     finally:
         if kind == "function":
-            # `create_function` does not take one back, and SQLite takes them by name, of whatever kind they are.
+            # `create_function` cannot unregister one, and SQLite identifies them by name, of
+            # whatever kind they are.
             connection.create_window_function(name, -1, None)
         else:
             connection.create_collation(name, None)

@@ -1,4 +1,5 @@
--- DuckDB's own list of tables has DuckLake count the rows of each; its list of columns does not, but has those of views.
+-- DuckDB's list of tables makes DuckLake count the rows of each; its list of columns does not, but
+-- includes those of views.
 SELECT table_name, column_name, data_type, is_nullable, column_default
 FROM duckdb_columns()
 WHERE database_name = $lake AND schema_name = $schema
