@@ -12,11 +12,11 @@ from catchment.control import ControlDatabase
 from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError, StorageFailedError
 from catchment.foundation import files
 from catchment.foundation.settings import Settings
+from catchment.foundation.text import plural
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import PostgresCatalog
 from catchment.pipeline import SparkRunner
 from catchment.pipeline.java import archive_path, find_java
-from catchment.pipeline.plan import plural
 
 _PYTHON_MIN = (3, 11)
 _FREE_BYTES_MIN = 2 * 1024**3

@@ -24,6 +24,7 @@ from catchment.errors import ConflictError, InputError
 from catchment.foundation import files, ids, sql
 from catchment.foundation.backoff import retry
 from catchment.foundation.ids import ProducerId, TableId
+from catchment.foundation.text import plural
 from catchment.lake import Claim, Commit, Delivery, Lake, Table, tables, types
 from catchment.lake.commit import (
     Advance,
@@ -39,7 +40,7 @@ from catchment.lake.ledger import Ledger
 from catchment.lake.placeholders import has_token
 from catchment.lake.snapshot_schema import SnapshotFile, SnapshotTable, differences, has_snapshot, schema_at
 from catchment.pipeline.deliver import Deliverer, DeliveryReport
-from catchment.pipeline.plan import Plan, Unit, plural
+from catchment.pipeline.plan import Plan, Unit
 from catchment.pipeline.work import Input, LakeFile, Mode
 
 KIND = "tenant"

@@ -10,6 +10,7 @@ from itertools import accumulate
 from catchment.errors import InputError
 from catchment.foundation.ids import ProducerId
 from catchment.foundation.settings import MIB
+from catchment.foundation.text import plural
 from catchment.lake import Claim, DeadLetter, ProducerState, Table, types
 from catchment.lake.commit import refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, OutputShape, UnitPart
@@ -258,11 +259,6 @@ def _even_pieces(parts: Sequence[UnitPart], weights: Sequence[int], pieces: int)
         if end > start:
             yield tuple(parts[start:end])
         start = end
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _megabytes(sizes: Iterable[int]) -> str:

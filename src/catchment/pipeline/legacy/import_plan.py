@@ -11,6 +11,7 @@ import duckdb
 from catchment.errors import InputError
 from catchment.foundation import ids, sql
 from catchment.foundation.ids import DEFAULT_SCHEMA, ProducerId, TableId
+from catchment.foundation.text import plural
 from catchment.lake import Table, extensions, types
 from catchment.lake.tables import PartitionKey
 from catchment.lake.types import Column
@@ -19,7 +20,7 @@ from catchment.pipeline.legacy.survey import BadFile, Survey
 from catchment.pipeline.legacy.table_columns import ColumnDrift, TableColumns, decide_columns
 from catchment.pipeline.legacy.tree import TABLE_KEY, TAILPIPE_KEYS, Leaf, Stray, Tree, tables_of
 from catchment.pipeline.legacy.views import LegacyView
-from catchment.pipeline.plan import Unit, mode_for, plural
+from catchment.pipeline.plan import Unit, mode_for
 from catchment.pipeline.work import Input, Mode
 
 KIND = "legacy"

@@ -18,6 +18,7 @@ from catchment.foundation import events, faults, files
 from catchment.foundation.clock import Clock
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import MIB
+from catchment.foundation.text import plural
 from catchment.lake import Commit, Lake
 from catchment.lake.commit import DropTable, Untouched
 from catchment.pipeline.deliver import Deliverer, DeliveryReport
@@ -47,7 +48,6 @@ from catchment.pipeline.legacy.survey import survey
 from catchment.pipeline.legacy.tree import Tree, tables_of, walk
 from catchment.pipeline.legacy.verification import Found, check_table
 from catchment.pipeline.legacy.views import LegacyView, read_views
-from catchment.pipeline.plan import plural
 
 # Limits of one commit: large enough to be cheap, small enough that a stop does not take long.
 UNITS_PER_COMMIT_MAX = 2_500
