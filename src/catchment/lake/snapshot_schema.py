@@ -16,6 +16,7 @@ from catchment.errors import InputError, InvariantError, NotSupportedError
 from catchment.foundation import sql
 from catchment.foundation.ids import TableId
 from catchment.lake import types
+from catchment.lake.catalog_snapshot import CatalogColumn, CatalogTable, find_snapshot, tables_at
 from catchment.lake.lake import Lake
 from catchment.lake.tables import PACKAGE, PartitionKey, SortKey, Table, metadata_of
 from catchment.lake.types import Column
@@ -79,13 +80,13 @@ class SnapshotTable:
 def has_snapshot(lake: Lake, snapshot: int) -> bool:
     """Whether the lake still has the snapshot."""
     with lake.snapshot() as connection:
-        return _has_snapshot(connection, lake.name, snapshot)
+        return find_snapshot(connection, lake.name, snapshot) is not None
 
 
 def schema_at(lake: Lake, schema: str, snapshot: int) -> tuple[SnapshotTable, ...]:
     """The schema's tables at the snapshot; what cannot be read from files alone is an InputError."""
     with lake.snapshot() as connection:
-        if not _has_snapshot(connection, lake.name, snapshot):
+        if find_snapshot(connection, lake.name, snapshot) is None:
             raise InputError(
                 f"The lake has no snapshot {snapshot} any more.",
                 hint="Maintenance has expired it. Begin with a newer one.",
@@ -97,8 +98,8 @@ def schema_at(lake: Lake, schema: str, snapshot: int) -> tuple[SnapshotTable, ..
                 f"Schema {schema} has views, which cannot be carried over: {', '.join(views)}.",
                 hint="Drop them, and create them again on the other side.",
             )
-        rows = connection.execute(_statement(lake, "past_tables"), given).fetchall()
-        return tuple(_Past(lake, connection, TableId(schema, row[2]), snapshot).read(*row) for row in rows)
+        found = sorted(tables_at(connection, lake.name, schema, snapshot), key=lambda table: table.name)
+        return tuple(_Past(lake, connection, TableId(schema, each.name), snapshot).read(each) for each in found)
 
 
 def differences(one: Table, other: Table) -> list[str]:
@@ -138,11 +139,6 @@ def _statement(lake: Lake, name: str) -> str:
     return sql.statement(PACKAGE, name, metadata=metadata_of(lake.name))
 
 
-def _has_snapshot(connection: duckdb.DuckDBPyConnection, lake_name: str, snapshot: int) -> bool:
-    query = f"FROM {sql.identifier(metadata_of(lake_name))}.ducklake_snapshot WHERE snapshot_id = ?"
-    return connection.execute(f"SELECT 1 {query}", [snapshot]).fetchone() is not None
-
-
 @dataclass(frozen=True, slots=True)
 class _Past:
     """One table at a snapshot, being read."""
@@ -152,32 +148,25 @@ class _Past:
     id: TableId
     snapshot: int
 
-    def read(
-        self,
-        number: int,
-        uuid: str,
-        _: str,
-        folder: str,
-        columns: Sequence[Any],
-        keys: Sequence[Any] | None,
-        order: Sequence[Any] | None,
-    ) -> SnapshotTable:
+    def read(self, found: CatalogTable) -> SnapshotTable:
         table = Table(
             id=self.id,
-            uuid=uuid,
-            folder=self._absolute(folder, self.lake.address.data_path),
+            uuid=found.uuid,
+            folder=self._absolute(found.folder, self.lake.address.data_path),
             columns=self._columns(),
-            partition_by=tuple(PartitionKey(column=name, transform=transform) for name, transform, _ in keys or ()),
+            partition_by=tuple(
+                PartitionKey(column=name, transform=transform) for name, transform in found.partition_by
+            ),
             sort_by=tuple(
                 SortKey(expression=expression, descending=way == "DESC", nulls_first=nulls == "NULLS_FIRST")
-                for expression, way, nulls in order or ()
+                for expression, way, nulls in found.sort_by
             ),
         )
-        self._refuse_inlined(number)
+        self._refuse_inlined(found.id)
         return SnapshotTable(
             table=table,
-            fields=_fields(columns, {sql.fold(column.name): column.type for column in table.columns}),
-            files=tuple(self._files(table, number, partition=keys[0][2] if keys else None)),
+            fields=_fields(found.columns, {sql.fold(column.name): column.type for column in table.columns}),
+            files=tuple(self._files(table, found.id, partition=found.partition_id)),
         )
 
     def _columns(self) -> tuple[Column, ...]:
@@ -270,10 +259,10 @@ class _Past:
         return path if path.startswith("/") or "://" in path else f"{folder.rstrip('/')}/{path}"
 
 
-def _fields(columns: Sequence[Any], kinds: dict[str, str]) -> tuple[SnapshotField, ...]:
+def _fields(columns: Sequence[CatalogColumn], kinds: dict[str, str]) -> tuple[SnapshotField, ...]:
     below: defaultdict[int | None, list[tuple[int, str, str | None]]] = defaultdict(list)
-    for number, name, initial, parent in columns:
-        below[parent].append((number, name, initial))
+    for column in columns:
+        below[column.parent].append((column.id, column.name, column.initial))
 
     def under(parent: int | None) -> tuple[SnapshotField, ...]:
         return tuple(

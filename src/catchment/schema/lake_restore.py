@@ -21,17 +21,15 @@ The consequences for deliveries are returned, for the caller to report after the
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
 from catchment.errors import BackupMissingError, CorruptInputError, InvariantError
 from catchment.foundation import files, sql
-from catchment.lake.tables import metadata_of
+from catchment.lake.catalog_snapshot import CatalogColumn, CatalogTable, changed_since, find_snapshot, tables_at
 from catchment.schema import ddl
 from catchment.schema.lake_inspect import at, count_rows, described
 from catchment.schema.ops import NEW_PREFIX
@@ -65,34 +63,6 @@ class SnapshotMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnThen:
-    """A column at a snapshot, as the catalog has it; `parent` is set if it is a part of another
-    one.
-
-    `default` is `literal:` or `expression:`, followed by its text.
-    """
-
-    id: int
-    name: str
-    type: str
-    nullable: bool
-    default: str
-    parent: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableThen:
-    """A table at a snapshot, and whether its rows have changed since."""
-
-    name: str
-    uuid: str
-    columns: tuple[ColumnThen, ...]
-    partition_by: tuple[tuple[str, str], ...] = ()
-    sort_by: tuple[tuple[str, str, str], ...] = ()
-    rows_changed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DivergedDeliveries:
     """Units on which the ledger and the table no longer agree, and the number of their rows.
 
@@ -115,11 +85,9 @@ class Moment:
     schema: str
     snapshot: int
 
-    def tables(self) -> list[TableThen]:
+    def tables(self) -> list[CatalogTable]:
         """Return its tables at that time."""
-        text = sql.statement("catchment.schema", "lake_tables_at", metadata=metadata_of(self.lake))
-        rows = self.connection.execute(text, {"snapshot": self.snapshot, "schema": self.schema}).fetchall()
-        return [_table(*row) for row in rows]
+        return tables_at(self.connection, self.lake, self.schema, self.snapshot)
 
     def source(self, table: str) -> str:
         """Return a FROM clause for the table at that time."""
@@ -132,24 +100,25 @@ class Moment:
 
 def newest(connection: duckdb.DuckDBPyConnection, lake_name: str) -> SnapshotMark:
     """Return the lake's current snapshot."""
-    row = connection.execute(f"{_snapshots(lake_name)} ORDER BY snapshot_id DESC LIMIT 1").fetchone()
-    if row is None:
+    found = find_snapshot(connection, lake_name)
+    if found is None:
         raise InvariantError("The lake has no snapshot.")
-    return SnapshotMark(snapshot=row[0], taken_at=_iso_time(row[1]))
+    return SnapshotMark(snapshot=found.id, taken_at=found.taken_at.isoformat())
 
 
 def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: SnapshotMark, *, named_by: str) -> None:
     """Raise BackupMissingError unless the lake still has the snapshot."""
-    row = connection.execute(f"{_snapshots(lake_name)} WHERE snapshot_id = ?", [mark.snapshot]).fetchone()
-    if row is None:
+    found = find_snapshot(connection, lake_name, mark.snapshot)
+    if found is None:
         raise BackupMissingError(
             f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}, which the lake no longer has.",
             hint="Maintenance expires snapshots. Raise CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS to keep them longer.",
             snapshot=mark.snapshot,
         )
-    if _iso_time(row[1]) != mark.taken_at:
+    taken_at = found.taken_at.isoformat()
+    if taken_at != mark.taken_at:
         raise CorruptInputError(
-            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}; the lake's is of {_iso_time(row[1])}.",
+            f"{named_by} names snapshot {mark.snapshot} of {mark.taken_at}; the lake's is of {taken_at}.",
             hint="It belongs to another lake. Use a backup of this one.",
         )
 
@@ -159,6 +128,7 @@ def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
     wanted = then.tables()
     newest_id = newest(then.connection, then.lake).snapshot
     present = {table.name: table for table in replace(then, snapshot=newest_id).tables()}
+    changed = changed_since(then.connection, then.lake, then.snapshot)
     rows = {table.name: count_rows(then.connection, then.source(table.name)) for table in wanted}
     actions_by_table = {table.name: _in_place(table, present.get(table.name)) for table in wanted}
     # The old rows are read before anything is changed: even at a snapshot, DuckLake omits rows that
@@ -167,7 +137,7 @@ def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
     for table in wanted:
         if actions_by_table[table.name] is None:
             _recreate(then, table)
-        elif table.rows_changed:
+        elif table.id in changed:
             _copy_rows(then, table)
     for name in present:
         if actions_by_table.get(name) is None:
@@ -178,7 +148,7 @@ def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
             new = then.name(NEW_PREFIX + table.name)
             then.connection.execute(f"ALTER TABLE {new} RENAME TO {sql.identifier(table.name)}")
         else:
-            _put_back(then, table, steps)
+            _put_back(then, table, steps, rows_changed=table.id in changed)
     for name, count in rows.items():
         now = count_rows(then.connection, then.name(name))
         if now != count:
@@ -188,7 +158,7 @@ def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
     )
 
 
-def layout(table: TableThen, name: str) -> tuple[str, ...]:
+def layout(table: CatalogTable, name: str) -> tuple[str, ...]:
     """Return the statements that partition and sort the table called `name` like this one."""
     actions: list[str] = []
     if table.partition_by:
@@ -211,31 +181,7 @@ def _diverged_deliveries(then: Moment, tables: dict[str, tuple[str, bool]]) -> I
             yield DivergedDeliveries(table=name, units=units, rows=rows, again=is_new)
 
 
-def _snapshots(lake_name: str) -> str:
-    metadata = sql.identifier(metadata_of(lake_name))
-    # As a number: a time as text depends on the catalog and on the machine's time zone.
-    return f"SELECT snapshot_id, epoch_us(snapshot_time::TIMESTAMPTZ) FROM {metadata}.ducklake_snapshot"
-
-
-def _iso_time(epoch_us: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=epoch_us)).isoformat()
-
-
-def _table(
-    name: str, uuid: str, columns: Sequence[Any], keys: Sequence[Any] | None, order: Sequence[Any] | None, changed: bool
-) -> TableThen:
-    fields = ("id", "name", "type", "nullable", "default", "parent")
-    return TableThen(
-        name=name,
-        uuid=uuid,
-        columns=tuple(ColumnThen(**dict(zip(fields, column, strict=True))) for column in columns),
-        partition_by=tuple((column, transform) for column, transform in keys or ()),
-        sort_by=tuple((expression, way, nulls) for expression, way, nulls in order or ()),
-        rows_changed=bool(changed),
-    )
-
-
-def _in_place(then: TableThen, now: TableThen | None) -> list[str] | None:
+def _in_place(then: CatalogTable, now: CatalogTable | None) -> list[str] | None:
     """Return the ALTER TABLE actions that restore the table, or None if they cannot."""
     if now is None or (then.uuid, then.partition_by, then.sort_by) != (now.uuid, now.partition_by, now.sort_by):
         return None
@@ -257,7 +203,7 @@ def _in_place(then: TableThen, now: TableThen | None) -> list[str] | None:
     return None if grown else steps
 
 
-def _column_steps(then: ColumnThen, now: ColumnThen, names: set[str]) -> list[str] | None:
+def _column_steps(then: CatalogColumn, now: CatalogColumn, names: set[str]) -> list[str] | None:
     steps: list[str] = []
     if (then.type, then.parent) != (now.type, now.parent) or (now.nullable and not then.nullable):
         return None
@@ -278,29 +224,29 @@ def _column_steps(then: ColumnThen, now: ColumnThen, names: set[str]) -> list[st
     return steps
 
 
-def _put_back(then: Moment, table: TableThen, steps: list[str]) -> None:
+def _put_back(then: Moment, table: CatalogTable, steps: list[str], *, rows_changed: bool) -> None:
     name = then.name(table.name)
-    if table.rows_changed:
+    if rows_changed:
         then.connection.execute(f"DELETE FROM {name}")
     for step in steps:
         then.connection.execute(f"ALTER TABLE {name} {step}")
-    if table.rows_changed:
+    if rows_changed:
         copy_name, columns = _copy_name(table), _columns(table)
         then.connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {copy_name}")
         then.connection.execute(f"DROP TABLE {copy_name}")
 
 
-def _copy_rows(then: Moment, table: TableThen) -> None:
+def _copy_rows(then: Moment, table: CatalogTable) -> None:
     then.connection.execute(
         f"CREATE TEMP TABLE {_copy_name(table)} AS SELECT {_columns(table)} FROM {then.source(table.name)}"
     )
 
 
-def _copy_name(table: TableThen) -> str:
+def _copy_name(table: CatalogTable) -> str:
     return sql.qualified("temp", "main", NEW_PREFIX + table.name)
 
 
-def _recreate(then: Moment, table: TableThen) -> None:
+def _recreate(then: Moment, table: CatalogTable) -> None:
     shape = described(then.connection, then.lake, then.schema, table.name, snapshot=then.snapshot)
     new = NEW_PREFIX + table.name
     create = ddl.create_sql(replace(shape, name=new)).removeprefix(f"CREATE TABLE {sql.identifier(new)}")
@@ -311,7 +257,7 @@ def _recreate(then: Moment, table: TableThen) -> None:
     then.connection.execute(f"INSERT INTO {then.name(new)} ({columns}) SELECT {columns} FROM {then.source(table.name)}")
 
 
-def _columns(table: TableThen) -> str:
+def _columns(table: CatalogTable) -> str:
     return sql.identifiers(column.name for column in table.columns if column.parent is None)
 
 

@@ -1,9 +1,12 @@
--- The tables of a schema at a snapshot: which they are, where their files lie, their columns (also those inside of
--- others) with what rows read that are older than the column, and what their files are split and ordered by.
+-- The tables of a schema at a snapshot: their identity, the folder of their files, their columns (nested ones included)
+-- with the value that older rows read, and what their files are partitioned and sorted by.
 SELECT t.table_id, t.table_uuid::VARCHAR, t.table_name,
        CASE WHEN NOT t.path_is_relative THEN t.path ELSE s.path || t.path END,
        (
-         SELECT list((c.column_id, c.column_name, c.initial_default, c.parent_column) ORDER BY c.column_order)
+         SELECT list((c.column_id, c.column_name, c.column_type, c.nulls_allowed::BOOLEAN,
+                      coalesce(c.default_value_type, '') || ':' || coalesce(c.default_value, 'NULL'), c.parent_column,
+                      c.initial_default)
+                     ORDER BY c.column_order)
          FROM {metadata}.ducklake_column c
          WHERE c.table_id = t.table_id
            AND c.begin_snapshot <= $snapshot AND coalesce(c.end_snapshot > $snapshot, true)
@@ -29,4 +32,4 @@ JOIN {metadata}.ducklake_schema s USING (schema_id)
 WHERE s.schema_name = $schema
   AND t.begin_snapshot <= $snapshot AND coalesce(t.end_snapshot > $snapshot, true)
   AND s.begin_snapshot <= $snapshot AND coalesce(s.end_snapshot > $snapshot, true)
-ORDER BY t.table_name
+ORDER BY t.table_id
