@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import LockTimeoutError, StorageFailedError, StorageUnsupportedError
-from catchment.foundation import files
+from catchment.foundation import files, process
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.files import FileLock
 from catchment.testing import FakeClock
@@ -312,7 +312,7 @@ def test_a_private_file_is_readable_by_its_owner_alone_from_the_start(tmp_path: 
 
 
 def test_a_process_has_a_start_that_no_other_with_its_number_has() -> None:
-    assert files.process_started(os.getpid()) == files.process_started(os.getpid())
+    assert process.start_tick(os.getpid()) == process.start_tick(os.getpid())
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    assert files.process_started(ended.pid) is None
+    assert process.start_tick(ended.pid) is None

@@ -273,18 +273,6 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(nearest(path)).free
 
 
-def process_started(pid: int) -> str | None:
-    """When a process of this machine started, in ticks since boot; None if there is no such
-    process.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The process name comes first, in brackets, and may contain anything.
-    return stat.rpartition(")")[2].split()[19]
-
-
 def same_device(one: Path, other: Path) -> bool:
     """Whether two paths are, or will be, on one file system."""
     return nearest(one).stat().st_dev == nearest(other).stat().st_dev

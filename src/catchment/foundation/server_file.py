@@ -9,7 +9,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from catchment.foundation import files
+from catchment.foundation import files, process
 from catchment.foundation.settings import Settings
 
 FILE_NAME = "server.json"
@@ -36,7 +36,7 @@ def announce(settings: Settings, *, uri: str, token: str, web: str | None = None
     pid, chain = os.getpid(), settings.server_tls_certificate
     running = RunningServer(
         pid=pid,
-        started=files.process_started(pid) or "",
+        started=process.start_tick(pid) or "",
         uri=uri,
         certificate=None if chain is None else str(chain.absolute()),
         token=token,
@@ -61,7 +61,7 @@ def find(settings: Settings) -> RunningServer | None:
         found = RunningServer(**json.loads(_path(settings).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.started and files.process_started(found.pid) == found.started else None
+    return found if found.started and process.start_tick(found.pid) == found.started else None
 
 
 def _path(settings: Settings) -> Path:

@@ -494,11 +494,6 @@ def spark_submit_arguments() -> str:
     return os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
 
 
-def cpu_count() -> int:
-    """Number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def default_variable(name: str, value: str) -> None:
     """Set a variable for this process and its children, unless the user has; for libraries that
     have no other interface.

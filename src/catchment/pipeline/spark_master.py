@@ -4,7 +4,8 @@ tried.
 
 import re
 
-from catchment.foundation.settings import Settings, cpu_count
+from catchment.foundation.process import cpu_count
+from catchment.foundation.settings import Settings
 
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*(\d+))?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")

@@ -9,7 +9,7 @@ returned periodically. On systems without glibc there is nothing to do.
 import ctypes
 from functools import cache
 
-from catchment.foundation import settings
+from catchment.foundation import process
 
 _ARENAS_MIN = 2
 # glibc's parameter number for the maximum number of arenas.
@@ -26,7 +26,7 @@ def bound_arenas() -> None:
     """Limit the number of arenas. Existing arenas stay, so call this before threads are started."""
     glibc = _glibc()
     if glibc is not None:
-        glibc.mallopt(_M_ARENA_MAX, max(_ARENAS_MIN, settings.cpu_count()))
+        glibc.mallopt(_M_ARENA_MAX, max(_ARENAS_MIN, process.cpu_count()))
 
 
 def give_back() -> None:

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from catchment.foundation import files
+from catchment.foundation import files, process
 
 _FILE_NAME = "demo-server.json"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -27,12 +27,12 @@ class ProcessMark:
     @classmethod
     def of(cls, pid: int) -> "ProcessMark":
         """The mark of a process that runs now."""
-        return cls(pid, files.process_started(pid) or "", _boot())
+        return cls(pid, process.start_tick(pid) or "", _boot())
 
     @property
     def is_alive(self) -> bool:
         """Whether that very process still runs."""
-        if not self.started or self.boot != _boot() or files.process_started(self.pid) != self.started:
+        if not self.started or self.boot != _boot() or process.start_tick(self.pid) != self.started:
             return False
         return _state(self.pid) not in _ENDED
 
