@@ -23,7 +23,6 @@ PREFIX = "CATCHMENT_"
 QUEUE_PREFIX = "DUCKLING_QUEUE_"
 _QUEUE = "queue_"
 FILE_NAME = "catchment.toml"
-PROJECT_FILE_NAME = "pyproject.toml"
 MIB = 1024 * 1024
 SERVER_PORT = 4214
 WEB_PORT = 4215
@@ -456,29 +455,6 @@ def settings_of(home: Path) -> Settings:
         ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectTable:
-    """One table of a project's `pyproject.toml`; relative paths in it start at the file's folder."""
-
-    file: Path
-    values: dict[str, Any]
-
-
-def project_table(folder: Path, *names: str) -> ProjectTable | None:
-    """Return the table of that name in the nearest `pyproject.toml`, from the folder upwards, or
-    None.
-    """
-    found = next((each for each in (folder, *folder.parents) if (each / PROJECT_FILE_NAME).is_file()), None)
-    if found is None:
-        return None
-    values: Any = _read_toml(found / PROJECT_FILE_NAME)
-    for name in names:
-        values = values.get(name, {})
-        if not isinstance(values, dict):
-            raise SettingsError(f"{found / PROJECT_FILE_NAME}: [{'.'.join(names)}] is not a table.")
-    return ProjectTable(file=found / PROJECT_FILE_NAME, values=values)
-
-
 def java_home() -> str | None:
     """The user's JAVA_HOME."""
     return os.environ.get("JAVA_HOME") or None
@@ -528,7 +504,8 @@ def _unit(extra: object) -> str:
     return str(extra.get("unit") or "") if isinstance(extra, dict) else ""
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; empty if there is none. Raises SettingsError if it is unreadable."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -542,7 +519,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    values = _read_toml(path)
+    values = read_toml(path)
     for name in values:
         if name == "home":
             raise SettingsError(

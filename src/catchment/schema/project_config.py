@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from catchment.errors import InputError, SettingsError
-from catchment.foundation.settings import project_table
+from catchment.foundation.settings import read_toml
 from catchment.schema.models import TableRow
 
+PROJECT_FILE_NAME = "pyproject.toml"
 TABLE = ("tool", "catchment", "schema")
 LAKE = "lake"
 _KINDS: dict[str, type] = {"db": str, "models": str, "scripts": str, "backups_keep": int}
@@ -41,14 +42,13 @@ class Project:
 def find_project(folder: Path) -> Project:
     """Return the settings of the project that this folder belongs to; empty if there is none."""
     here = folder.absolute()
-    table = project_table(here, *TABLE)
-    if table is None:
+    root = next((each for each in (here, *here.parents) if (each / PROJECT_FILE_NAME).is_file()), None)
+    if root is None:
         return Project()
+    values = _read_table(root / PROJECT_FILE_NAME)
     known = [field.name for field in fields(Project) if field.name != "folder"]
-    for name, value in table.values.items():
-        _refuse_wrong(f"{table.file}: [{'.'.join(TABLE)}]", name, value, known)
-    values: dict[str, Any] = dict(table.values)
-    root = table.file.parent
+    for name, value in values.items():
+        _refuse_wrong(f"{root / PROJECT_FILE_NAME}: [{'.'.join(TABLE)}]", name, value, known)
     if "db" in values and not is_lake(values["db"]):
         values["db"] = str(_shown(root / values["db"], here))
     if "scripts" in values:
@@ -82,6 +82,15 @@ def load_models(name: str, *, path: Iterable[Path] = ()) -> list[type[TableRow]]
             hint=f"Name a list of them: `{module_name}:MODELS`, which may be empty.",
         )
     return list(found)
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    values: Any = read_toml(path)
+    for name in TABLE:
+        values = values.get(name, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"{path}: [{'.'.join(TABLE)}] is not a table.")
+    return dict(values)
 
 
 def _shown(path: Path, here: Path) -> Path:

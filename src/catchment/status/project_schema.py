@@ -14,8 +14,8 @@ from typing import Any
 
 from catchment.errors import CatchmentError, InputError, StateError
 from catchment.foundation.ids import DEFAULT_SCHEMA
-from catchment.foundation.settings import PROJECT_FILE_NAME, Settings
-from catchment.schema.project_config import Project, find_project, is_lake
+from catchment.foundation.settings import Settings
+from catchment.schema.project_config import PROJECT_FILE_NAME, Project, find_project, is_lake
 from catchment.status.model import SchemaDatabase, ScriptFacts
 from catchment.status.schemas import unclear
 
