@@ -138,7 +138,7 @@ class _Target:
 
     @property
     def place(self) -> ImportFolders:
-        return self.job.place
+        return self.job.folders
 
     def next(self, name: str) -> str:
         """Return a command to run next, with the options that lead to the same place."""
