@@ -249,7 +249,7 @@ METRICS: tuple[MetricInfo, ...] = (
         kind="gauge",
         help="Current data files of the tables.",
         read="Many files make queries and commits slow, whatever their size.",
-        act="`catchment lake maintain` merges neighbours.",
+        act="`catchment lake maintain` merges adjacent files.",
         samples=single(lambda status: status.lake, lambda lake: lake.files),
     ),
     MetricInfo(
@@ -287,7 +287,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         name="catchment_audit_timestamp_seconds",
         kind="gauge",
-        help="When the last audit of this home ended, as Unix time.",
+        help="End of the last audit of this home, as Unix time.",
         read="`time()` minus this is its age.",
         act="Run `catchment lake audit` regularly, for example every night.",
         samples=single(lambda status: status.lake, _audited_at),
