@@ -44,16 +44,6 @@ def test_what_many_threads_count_adds_up_also_when_they_are_gone() -> None:
     assert histogram.read() == Distribution((1.0, 2.0), (25, 25, 25), 25 * 5.5)
 
 
-def test_threads_that_are_gone_leave_no_cells_behind() -> None:
-    counter = Counter()
-    for _ in range(100):
-        thread = threading.Thread(target=counter.add)
-        thread.start()
-        thread.join()
-    assert counter.read() == 100
-    assert len(counter._enrolled) <= 3
-
-
 def test_a_quantile_lies_where_that_share_of_the_values_ends() -> None:
     found = Distribution((1.0, 2.0, 4.0), (50, 40, 9, 1), 0.0)
     assert found.quantile(0.5) == 1.0

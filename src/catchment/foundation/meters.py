@@ -1,7 +1,7 @@
 """Counters and histograms of this process, cheap enough for the write path.
 
-Each thread counts in its own cells, so writers never wait for each other; a reader adds them up. A
-reading may be slightly old but never goes backwards.
+An ack counts three of them, about 2 µs in all, beside some 250 µs for the ack itself. Cells for each
+thread, added up by the reader, took 1 µs less and 30 lines more.
 """
 
 import threading
@@ -61,70 +61,43 @@ class Distribution:
         return self.bounds[-1]
 
 
-class _Cells(threading.local):
-    """The calling thread's cells; created and registered on first use."""
-
-    def __init__(self, meter: "_Meter") -> None:
-        self.values: list[float] = [0] * meter.width
-        meter.enroll(self.values)
-
-
-class _Meter:
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self._mutex = threading.Lock()
-        self._enrolled: list[tuple[threading.Thread, list[float]]] = []
-        # Sums of threads that have ended.
-        self._kept: list[float] = [0] * width
-        self._cells = _Cells(self)
-
-    def enroll(self, values: list[float]) -> None:
-        """Register a new thread's cells."""
-        with self._mutex:
-            gone = [cells for thread, cells in self._enrolled if not thread.is_alive()]
-            for cells in gone:
-                self._kept = [one + other for one, other in zip(self._kept, cells, strict=True)]
-            self._enrolled = [(thread, cells) for thread, cells in self._enrolled if thread.is_alive()]
-            self._enrolled.append((threading.current_thread(), values))
-
-    def sums(self) -> list[float]:
-        """Sums over all threads."""
-        with self._mutex:
-            return [sum(each) for each in zip(self._kept, *(cells for _, cells in self._enrolled), strict=True)]
-
-
-class Counter(_Meter):
+class Counter:
     """A monotonic counter."""
 
     def __init__(self) -> None:
-        super().__init__(1)
+        self._mutex = threading.Lock()
+        self._total = 0
 
     def add(self, amount: int = 1) -> None:
         """Add to the counter."""
-        self._cells.values[0] += amount
+        with self._mutex:
+            self._total += amount
 
     def read(self) -> int:
         """Return the total."""
-        return int(self.sums()[0])
+        return self._total
 
 
-class Histogram(_Meter):
+class Histogram:
     """A histogram of values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
-        super().__init__(len(self._bounds) + 2)
+        self._mutex = threading.Lock()
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
 
     def observe(self, value: float) -> None:
         """Record a value."""
-        values = self._cells.values
-        values[bisect_left(self._bounds, value)] += 1
-        values[-1] += value
+        at = bisect_left(self._bounds, value)
+        with self._mutex:
+            self._counts[at] += 1
+            self._sum += value
 
     def read(self) -> Distribution:
         """Return the distribution so far."""
-        *counts, total = self.sums()
-        return Distribution(self._bounds, tuple(int(each) for each in counts), total)
+        with self._mutex:
+            return Distribution(self._bounds, tuple(self._counts), self._sum)
 
 
 class Labelled:
