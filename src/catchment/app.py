@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class App:
     """One process of Catchment. Components are created on first use and closed together."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None, walled: bool = False) -> None:
-        """`walled`: client SQL runs in this process, so the lake's DuckDB instance is sandboxed."""
+    def __init__(self, settings: Settings, *, clock: Clock | None = None, sandboxed: bool = False) -> None:
+        """`sandboxed`: client SQL runs in this process, so the lake's DuckDB instance is sandboxed."""
         self.settings = settings
-        self._walled = walled
+        self._sandboxed = sandboxed
         self.clock: Clock = clock or SystemClock()
         self.meters = Meters()
         # Guards the fields below: threads that request a component concurrently must get the same
@@ -100,13 +100,13 @@ class App:
             return lake
 
     def _make_lake(self) -> Lake:
-        wall = self.wall if self._walled else None
+        sandbox = self.sandbox if self._sandboxed else None
         return Lake.from_settings(
-            self.settings, clock=self.clock, wall=wall, holds_wal=self._walled, meters=self.meters
+            self.settings, clock=self.clock, sandbox=sandbox, holds_wal=self._sandboxed, meters=self.meters
         )
 
     @property
-    def wall(self) -> Sandbox:
+    def sandbox(self) -> Sandbox:
         """The sandbox of an instance that runs client SQL."""
         return Sandbox(spill_path=self.settings.home.absolute() / "spill", memory_mb=self.settings.server_memory_mb)
 

@@ -1,4 +1,4 @@
-"""Doctor: checks what Catchment needs of this machine, each check with a hint."""
+"""Doctor: checks this machine and the configured stores; each failed check has a hint."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from catchment.pipeline.java import archive_path, find_java
 
 _PYTHON_MIN = (3, 11)
 _FREE_BYTES_MIN = 2 * 1024**3
-_IS_RIGHT = "Is {} right, is what it names up, and may this user read and write it?"
+_IS_RIGHT = "Is {} correct, does the database run, and may this user read and write it?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def examine(settings: Settings, *, prepare: bool = False) -> Iterator[Check]:
     yield _check("control", lambda: _control(settings), hint=_IS_RIGHT.format("CATCHMENT_CONTROL_DB"))
     if prepare:
         yield _check("archive", lambda: _prepare(settings))
-    log = f"Spark's log says more: {settings.home.absolute() / 'spark.log'}."
+    log = f"See Spark's log: {settings.home.absolute() / 'spark.log'}."
     yield _check("spark", lambda: _spark(settings), hint=log)
 
 
@@ -84,7 +84,7 @@ def _disk(settings: Settings) -> str:
     if free < _FREE_BYTES_MIN:
         raise LakeUnavailableError(
             f"Only {free / 1e9:.1f} GB are free at {settings.data_path}.",
-            hint="Make room, or set CATCHMENT_LAKE_DATA_PATH to a larger disk.",
+            hint="Free space, or set CATCHMENT_LAKE_DATA_PATH to a folder on a larger disk.",
         )
     return f"{free / 1e9:.1f} GB free at {settings.data_path}"
 
@@ -96,7 +96,8 @@ def _lake(settings: Settings) -> str:
             psycopg.connect(catalog.conninfo, connect_timeout=5).close()
         except psycopg.Error as error:
             raise LakeUnavailableError(
-                f"{catalog} cannot be reached: {error}", hint="Is the server up, and CATCHMENT_LAKE_CATALOG right?"
+                f"{catalog} cannot be reached: {error}",
+                hint="Is the server running and CATCHMENT_LAKE_CATALOG correct?",
             ) from None
     lake = Lake.from_settings(settings)
     try:
@@ -106,7 +107,7 @@ def _lake(settings: Settings) -> str:
     except LakeMissingError:
         places = [] if isinstance(catalog, PostgresCatalog) else [catalog.path.parent]
         _require_writable(*places, files.local_path(settings.data_path))
-        return f"none yet; it will be made at {catalog}"
+        return f"none yet; it will be created at {catalog}"
     finally:
         lake.close()
 

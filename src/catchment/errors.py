@@ -1,31 +1,31 @@
-"""Every error that Catchment raises, grouped by what the one who catches it does.
+"""Every error that Catchment raises, grouped by how a handler reacts.
 
     CatchmentError
     ├── RetryableError            wait, then do the same again
-    │   ├── ConflictError         another transaction got in between: redo the commit, keep the files
-    │   │   └── EngineFailedError   DuckDB failed inside and was replaced: so did whatever ran in it
+    │   ├── ConflictError         another transaction came first: redo the commit, keep the files
+    │   │   └── EngineFailedError   DuckDB failed inside and was replaced: all its statements failed
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
-    │   ├── ControlUnavailableError  the control database cannot be reached: what was to change may have changed
+    │   ├── ControlUnavailableError  the control database cannot be reached: the change may have been made
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
-    │   │   └── DiskFullError       for want of room: nothing of what was being written was kept
-    │   ├── LockTimeoutError      somebody else holds the lock
+    │   │   └── DiskFullError       no space left: nothing of the write was kept
+    │   ├── LockTimeoutError      another process holds the lock
     │   ├── BufferHeldError       another process has the queue's buffer open
     │   ├── BackpressureError     the buffer is full: nothing of this write was kept
     │   ├── LimitError            over a limit of the server: send less, or later
     │   │   └── QuotaExceededError  over a limit of the tenant
     │   ├── NotReadyError         the step has to wait for something: nothing was changed
-    │   ├── StaleRouteError       the tenant's home is another one by now: ask where, and write there
+    │   ├── StaleRouteError       the tenant's primary has changed: look it up, and write there
     │   ├── ShardUnreachableError the shard's server does not answer
-    │   ├── SeqGapError           rows that do not follow the last one: ship from where the receiver is
+    │   ├── SeqGapError           rows that do not follow the last one: ship from the receiver's position
     │   ├── FlushFailedError      some buffered rows did not reach the lake; they are still buffered
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
-    ├── CommitUnknownError        the commit may have landed: look in the ledger, then decide
-    ├── CancelledError            the one who asked wants it no more; nothing of it was kept
+    ├── CommitUnknownError        the commit may have been applied: read the ledger, then decide
+    ├── CancelledError            the caller cancelled it; nothing of it was kept
     │   └── TimedOutError
-    │       └── StalledError        the client neither took nor sent anything for too long
-    ├── StoppedError              somebody pressed Ctrl-C: what was committed stays
+    │       └── StalledError        the client neither read nor sent anything for too long
+    ├── StoppedError              interrupted by Ctrl-C: commits stay
     ├── FencedError               another process has taken over this producer: stop
-    ├── InputError                the caller must change what was given; nothing was written
+    ├── InputError                the caller must change the input; nothing was written
     │   ├── SettingsError
     │   ├── LakeMissingError
     │   ├── TableMissingError
@@ -33,31 +33,31 @@
     │   ├── TypeConflictError
     │   ├── CorruptInputError
     │   ├── StorageUnsupportedError
-    │   ├── PreconditionError     what a commit requires is not so
-    │   ├── NotAllowedError       this user may not do it, and nobody may reach the host
-    │   ├── NotLoggedInError      say who you are
-    │   ├── NotSupportedError     it is understood, and not offered
-    │   ├── StateError            this step is not allowed now: do one that is
-    │   │   └── InvalidStateError   a step of a move that is not of its state
-    │   ├── ScriptError           a migration script cannot be run; the database is as it was
+    │   ├── PreconditionError     a condition of a commit is not met
+    │   ├── NotAllowedError       this user may not do it, or no user may
+    │   ├── NotLoggedInError      credentials are missing or wrong
+    │   ├── NotSupportedError     it is valid, but not implemented
+    │   ├── StateError            this step is not allowed now
+    │   │   └── InvalidStateError   a step that the move's state does not allow
+    │   ├── ScriptError           a migration script cannot be run; the database is unchanged
     │   └── BackupMissingError
     ├── MachineError              the machine lacks something: install it
     │   ├── JavaMissingError
     │   └── ExtensionMissingError
-    ├── MismatchError             two shards do not hold the same rows: stop the move, keep both
-    ├── BufferDamagedError        a file of the queue cannot be opened: it is set aside, nothing is deleted
-    ├── BufferOutdatedError       the queue's buffer is an older copy, put back: nothing is taken for flushed
-    └── InvariantError            a bug of ours, or a damaged store: stop and report
+    ├── MismatchError             two shards do not have the same rows: stop the move, keep both
+    ├── BufferDamagedError        a file of the queue cannot be opened: it is quarantined, nothing is deleted
+    ├── BufferOutdatedError       the queue's buffer is a restored older copy: no row counts as flushed
+    └── InvariantError            a bug in Catchment, or a damaged store: stop and report
 
-The first line of a class's docstring is its default message. Every error survives pickling, because Spark carries
-errors from its workers to the driver.
+The first line of a class's docstring is its default message. Every error survives pickling, because
+Spark carries errors from its workers to the driver.
 """
 
 from typing import Any, ClassVar, Self
 
 EXIT_FAILED = 1
 EXIT_NEEDS_YOU = 2
-# What a shell reports of a process that Ctrl-C ended.
+# Exit code that shells report for a process interrupted by Ctrl-C.
 EXIT_STOPPED = 130
 
 
@@ -68,7 +68,7 @@ class CatchmentError(Exception):
     default_hint: ClassVar[str | None] = None
 
     def __init__(self, message: str | None = None, *, hint: str | None = None, **facts: Any) -> None:
-        """`hint` says what to do next; `facts` are the values behind the message, for logs and `--json`."""
+        """`hint` says what to do next; `facts` are the message's values, for logs and `--json`."""
         self.message = message or (type(self).__doc__ or "").partition("\n")[0]
         self.hint = hint or type(self).default_hint
         self.facts = facts
@@ -89,17 +89,19 @@ def _rebuild(
 
 
 class RetryableError(CatchmentError):
-    """It failed for now; the same call may succeed later."""
+    """The call failed; the same call may succeed later."""
 
 
 class ConflictError(RetryableError):
-    """Another transaction changed the lake in between; nothing of this one was committed."""
+    """Another transaction changed the lake first; nothing of this one was committed."""
 
 
 class EngineFailedError(ConflictError):
-    """DuckDB failed inside on a statement of another session and was replaced; what ran in it was rolled back."""
+    """DuckDB failed inside on a statement of another session and was replaced; all statements in it
+    were rolled back.
+    """
 
-    default_hint = "Run it again, a transaction from its beginning."
+    default_hint = "Run the statement again, or the transaction from its beginning."
 
 
 class LakeUnavailableError(RetryableError):
@@ -109,45 +111,45 @@ class LakeUnavailableError(RetryableError):
 
 
 class ControlUnavailableError(RetryableError):
-    """The control database is busy or cannot be reached; whether a change of it was made is not known."""
+    """The control database is busy or cannot be reached; a change may or may not have been made."""
 
-    default_hint = "Read it again before the next step. `catchment doctor` tells how it stands."
+    default_hint = "Read it again before the next step. `catchment doctor` checks the control database."
 
 
 class StorageFailedError(RetryableError):
     """A file or folder cannot be written, moved or removed."""
 
-    default_hint = "Is the disk full or read-only, and may this user write there? Then run the same again."
+    default_hint = "Is the disk full or read-only, and may this user write there? Then run the same command again."
 
 
 class DiskFullError(StorageFailedError):
-    """No space is left on the device; nothing of what was being written was kept."""
+    """No space is left on the device; nothing of the write was kept."""
 
-    default_hint = "Nothing of this was kept. Make room on that disk, then do the same again; no restart is needed."
+    default_hint = "Nothing of this write was kept. Free space on that disk and repeat it; no restart is needed."
 
 
 class LockTimeoutError(RetryableError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 class BufferHeldError(RetryableError):
     """Another process has the queue's buffer open."""
 
-    default_hint = "Ask that process, usually `catchment serve`, or stop it first."
+    default_hint = "Send the request to that process, usually `catchment serve`, or stop it first."
 
 
 class BackpressureError(RetryableError):
     """The queue's buffer is full; nothing of this write was kept."""
 
-    default_hint = "Write again later. Is the lake reachable? `catchment doctor` tells."
+    default_hint = "Write again later. Is the lake reachable? `catchment doctor` checks it."
 
 
 class LimitError(RetryableError):
-    """Over a limit of the server."""
+    """A limit of the server is exceeded."""
 
 
 class QuotaExceededError(LimitError):
-    """The tenant is over one of its limits; nothing of the write was kept."""
+    """The tenant exceeds one of its limits; nothing of the write was kept."""
 
 
 class NotReadyError(RetryableError):
@@ -155,9 +157,9 @@ class NotReadyError(RetryableError):
 
 
 class StaleRouteError(RetryableError):
-    """The tenant's home or epoch is another one by now; nothing of the write was kept."""
+    """The tenant's primary or epoch has changed; nothing of the write was kept."""
 
-    default_hint = "Ask the control plane where the tenant lives, and write again."
+    default_hint = "Look up the tenant's primary in the control database, and write again."
 
 
 class ShardUnreachableError(RetryableError):
@@ -167,7 +169,7 @@ class ShardUnreachableError(RetryableError):
 
 
 class SeqGapError(RetryableError):
-    """The rows do not follow the last one that is here; nothing of them was kept."""
+    """The rows do not follow the receiver's last row; none of them was kept."""
 
 
 class FlushFailedError(RetryableError):
@@ -177,15 +179,15 @@ class FlushFailedError(RetryableError):
 
 
 class SparkFailedError(RetryableError):
-    """Spark gave up on the job; nothing of it was committed."""
+    """Spark failed the job; nothing of it was committed."""
 
-    default_hint = "spark.log in the home tells more; `catchment doctor` tries Spark by itself."
+    default_hint = "See spark.log in the home; `catchment doctor` tests Spark by itself."
 
 
 class CommitUnknownError(CatchmentError):
-    """The connection failed during COMMIT: the commit may or may not have landed."""
+    """The connection failed during COMMIT: the commit may or may not have been applied."""
 
-    default_hint = "The ledger knows: `catchment lake audit` shows which units were delivered."
+    default_hint = "The ledger records it: `catchment lake audit` shows which units were delivered."
 
 
 class CancelledError(CatchmentError):
@@ -193,22 +195,22 @@ class CancelledError(CatchmentError):
 
 
 class TimedOutError(CancelledError):
-    """The statement took longer than it may; nothing of it was kept."""
+    """The statement timed out; nothing of it was kept."""
 
-    default_hint = "CATCHMENT_SERVER_STATEMENT_SECONDS_MAX is how long a statement may take."
+    default_hint = "CATCHMENT_SERVER_STATEMENT_SECONDS_MAX sets the timeout."
 
 
 class StalledError(TimedOutError):
-    """The client neither took nor sent anything for too long, so the call was ended."""
+    """The client neither read nor sent anything for too long; the call was ended."""
 
-    default_hint = "Read results as they come; a call waits for CATCHMENT_SERVER_STALL_SECONDS_MAX."
+    default_hint = "Read results as they arrive; a call waits at most CATCHMENT_SERVER_STALL_SECONDS_MAX."
 
 
 class StoppedError(CatchmentError):
     """Stopped by Ctrl-C."""
 
     exit_code = EXIT_STOPPED
-    default_hint = "What was committed stays, and the same command may be run again."
+    default_hint = "Commits stay, and the same command may be run again."
 
 
 class FencedError(CatchmentError):
@@ -230,7 +232,7 @@ class SettingsError(InputError):
 class LakeMissingError(InputError):
     """There is no lake."""
 
-    default_hint = "`catchment lake deliver TABLE FILES… --create` makes one. Is it the right --home?"
+    default_hint = "`catchment lake deliver TABLE FILES… --create` creates one. Is it the right --home?"
 
 
 class TableMissingError(InputError):
@@ -238,7 +240,7 @@ class TableMissingError(InputError):
 
 
 class AlreadyExistsError(InputError):
-    """It exists already."""
+    """It already exists."""
 
 
 class TypeConflictError(InputError):
@@ -254,7 +256,7 @@ class StorageUnsupportedError(InputError):
 
 
 class PreconditionError(InputError):
-    """What the commit requires is not so."""
+    """A condition of the commit is not met."""
 
 
 class NotAllowedError(InputError):
@@ -274,13 +276,13 @@ class StateError(InputError):
 
 
 class InvalidStateError(StateError):
-    """The step is not of this state of the move; nothing was changed."""
+    """The move's state does not allow this step; nothing was changed."""
 
 
 class ScriptError(InputError):
-    """A migration script cannot be run; the database is as it was."""
+    """A migration script cannot be run; the database is unchanged."""
 
-    default_hint = "Mend the script; the database is as it was before."
+    default_hint = "Correct the script; the database is unchanged."
 
 
 class BackupMissingError(InputError):
@@ -306,24 +308,24 @@ class ExtensionMissingError(MachineError):
 
 
 class MismatchError(CatchmentError):
-    """Source and target do not hold the same rows; the move stops where it is."""
+    """Source and target do not have the same rows; the move is stopped."""
 
-    default_hint = "The home goes on serving. `catchment tenant verify` compares again; `abort` undoes the move."
+    default_hint = "The primary continues to serve. `catchment tenant verify` compares again; `abort` undoes the move."
 
 
 class BufferDamagedError(CatchmentError):
     """A file of the queue cannot be opened."""
 
-    default_hint = "`catchment queue status` shows what was set aside, and how to inspect it."
+    default_hint = "`catchment queue status` lists quarantined files, and how to inspect them."
 
 
 class BufferOutdatedError(CatchmentError):
-    """The lake has rows of the queue's table that this buffer has not given: it is an older copy, put back."""
+    """The lake has rows of the table that this buffer did not deliver: it is a restored older copy."""
 
-    default_hint = "See `An older buffer` in docs/howto/back-up-and-restore.md; nothing of it was taken for flushed."
+    default_hint = "See `An older buffer` in docs/howto/back-up-and-restore.md; no row counts as flushed."
 
 
 class InvariantError(CatchmentError):
     """A fact that must always hold does not."""
 
-    default_hint = "Please report this; the lake was left as it was."
+    default_hint = "Please report this; the lake is unchanged."

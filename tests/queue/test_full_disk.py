@@ -299,7 +299,7 @@ def test_a_server_whose_disk_is_full_says_so_to_writers_and_to_whoever_watches_i
             message = str(told.value)
             assert "Unavailable" in message
             assert "No space is left on the device that holds" in message
-            assert "Make room on that disk" in message
+            assert "Free space on that disk" in message
             assert "set aside" not in message
             assert _web(server, "/healthz") == "degraded\n"
             assert '"The queue cannot accept writes: no space is left on the device."' in _web(server, "/status.json")

@@ -428,7 +428,7 @@ def test_rows_that_are_nested_too_deep_are_refused_before_they_are_kept(
     sent = arrow(f"SELECT {'[' * 17}1{']' * 17} AS c")
     if not auto_create:
         create_table(queue.lake, VALUES, columns=incoming.columns_of(sent.schema))
-    with pytest.raises(TypeConflictError, match="17 deep, and at most 16"):
+    with pytest.raises(TypeConflictError, match="17 deep, and the limit is 16"):
         queue.coordinator.enqueue(VALUES, sent)
     assert queue.buffer.tables() == ()
     assert (queue.lake.find_table(VALUES) is None) == auto_create

@@ -247,7 +247,7 @@ def test_rows_of_a_table_that_the_queue_made_outlive_a_process_that_ends_without
     layout: str, tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path, layout)
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         session = SessionRegistry(app).open(Principal("ada", Role.WRITER))
         execute(session, "CREATE TABLE duckling_queue.t AS SELECT uuid() AS u, i FROM range(5) r(i)")
         before = rows_of(execute(session, "SELECT u::VARCHAR, i FROM catchment_fresh.t ORDER BY i"))
@@ -405,7 +405,7 @@ def test_users_of_a_tenant_find_and_read_what_is_theirs_in_the_queue_and_nothing
     layout: str, tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path, layout)
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         registry = SessionRegistry(app)
         founder = registry.open(Principal("founder", Role.ADMIN))
         users = {name: registry.open(Principal(name, Role.WRITER, TenantId.parse(name))) for name in ("t7", "t8")}

@@ -262,7 +262,7 @@ def test_a_write_to_another_shard_is_waited_for_as_long_as_it_may_wait_there(mon
 def bury(scene: Scene, *tables: TableId) -> None:
     """A dead letter of each table in the source's lake."""
     with scene.lake(A).write() as connection:
-        DeadLetters(connection, scene.lake(A).name).bury(
+        DeadLetters(connection, scene.lake(A).name).add(
             DeadLetter(
                 id=f"letter-{table}",
                 unit_id="unit",

@@ -21,8 +21,8 @@ class User(TableRow):
 
 
 class Shard(TableRow):
-    """A lake that holds tenants; names are unique. `address` is where its server listens, `home` is
-    its folder.
+    """A lake with tenants; names are unique. `address` is where its server listens, `home` is its
+    folder.
 
     `stats` is the shard's last report about itself, at `seen_at`.
     """
@@ -40,7 +40,7 @@ class Shard(TableRow):
 
 
 class Tenant(TableRow):
-    """A tenant by its unique number, and the shard that holds it; `limits` by name.
+    """A tenant by its unique number, and its shard; `limits` by name.
 
     Numbers are unsigned 64-bit integers and columns are signed: the upper half is stored as
     negative numbers, in two's complement. `epoch` counts the changes of the tenant's route.

@@ -115,7 +115,9 @@ class PostgresControl:
         return read_folder(self._scripts).scripts
 
     def _pending(self, session: ControlTransaction) -> tuple[Script, ...]:
-        """Return the scripts that are not applied, after verifying that the applied ones are ours."""
+        """Return the scripts that are not applied, after verifying that the applied ones are
+        Catchment's.
+        """
         known = {script.number: script for script in self._known()}
         applied = self._applied(session)
         unknown = [record.filename for record in applied if record.number not in known]

@@ -79,7 +79,7 @@ class SqliteControl:
         return True
 
     def _look(self) -> CheckResult:
-        """Verify that the database is ours and not newer than this program."""
+        """Verify that the database is Catchment's and not newer than this program."""
         path, result = self.path, self._migrate.look()
         is_empty = len(result.model_diff.missing) == len(MODELS) and not result.model_diff.extra
         if not result.applied and not is_empty:

@@ -1,4 +1,5 @@
-"""Crash points: named places between two effects where a test can kill the process or fail the step.
+"""Crash points: named places between two effects where a test can kill the process or fail the
+step.
 
 `reach` does nothing unless a test has armed the point. Every name is declared here, and every
 declared name is both reached by the product and killed by the crash tests.
@@ -175,10 +176,10 @@ POINTS: dict[str, CrashPoint] = {
     ),
     "tenant.after_close": CrashPoint(
         "the primary's write barrier is closed, durably; the mover has no answer",
-        "the primary accepts writes again, or learns what was decided",
+        "the primary accepts writes again, or learns the decision",
     ),
     "tenant.after_settle": CrashPoint(
-        "a shard's record holds the decision; its shipper and write barrier do not reflect it",
+        "a shard's record has the decision; its shipper and write barrier do not reflect it",
         "the next start follows the record",
     ),
     "tenant.between_drops": CrashPoint(

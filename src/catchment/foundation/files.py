@@ -269,7 +269,7 @@ def size_of(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Free space on the file system that holds `path`, or will hold it."""
+    """Free space on the file system of `path`, which need not exist yet."""
     return shutil.disk_usage(nearest(path)).free
 
 
@@ -305,12 +305,12 @@ class SyncedFile:
 
     def sync(self) -> None:
         """Make the written content durable. After CommitUnknownError, only reading the file again
-        tells what was kept.
+        tells which writes were kept.
         """
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise CommitUnknownError(f"{self.path} may or may not contain what was written: {error}") from error
+            raise CommitUnknownError(f"{self.path} may or may not contain the write: {error}") from error
 
     def close(self) -> None:
         """Close the file."""

@@ -84,14 +84,14 @@ class HumanLines(logging.Formatter):
         if not self._colour:
             return f"{at} {level} {prose(verb, facts)}"
         colour = _COLOURS.get(record.levelno, "")
-        told = " ".join(f"{_DIM}{name}={_RESET}{_word(plain(value))}" for name, value in facts.items())
-        return f"{_DIM}{at}{_RESET} {colour}{level}{_RESET} {verb}  {told}".rstrip()
+        text = " ".join(f"{_DIM}{name}={_RESET}{_word(plain(value))}" for name, value in facts.items())
+        return f"{_DIM}{at}{_RESET} {colour}{level}{_RESET} {verb}  {text}".rstrip()
 
 
 def prose(verb: str, facts: Mapping[str, Any]) -> str:
     """Format verb and facts as text."""
-    told = " ".join(f"{name}={_word(plain(value))}" for name, value in facts.items())
-    return f"{verb}  {told}" if told else verb
+    text = " ".join(f"{name}={_word(plain(value))}" for name, value in facts.items())
+    return f"{verb}  {text}" if text else verb
 
 
 def plain(value: Any) -> Any:

@@ -26,8 +26,8 @@ class _Absent(MetaPathFinder):
 
 
 def skip_pandas_probe() -> None:
-    """Skip the search if pandas is not installed; for processes of ours, which install nothing
-    while they run.
+    """Skip the search if pandas is not installed; for Catchment's own processes, which install
+    nothing while they run.
     """
     if any(isinstance(finder, _Absent) for finder in sys.meta_path):
         return

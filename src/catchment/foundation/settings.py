@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
     _reads_environment: ClassVar[bool] = True
 
-    home: Path = _setting(Path("catchment-data"), "Data folder; holds everything without a path of its own.")
+    home: Path = _setting(Path("catchment-data"), "Data folder, for everything without a path of its own.")
     log_level: str = _setting("warning", "Minimum log level.", pattern="^(debug|info|warning|error)$")
     log_json: bool | None = _setting(
         None, "Log JSON, one object per line, instead of text; default: yes, unless stderr is a terminal."

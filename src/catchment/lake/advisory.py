@@ -9,12 +9,14 @@ from psycopg import errors as pg_errors
 from catchment.errors import LakeUnavailableError, LockTimeoutError
 from catchment.lake.locks import CommitLock
 
-# An arbitrary constant in the lock space of one PostgreSQL database: the catalog's.
+# Arbitrary; unique within the advisory locks of the catalog's PostgreSQL database.
 _ADVISORY_KEY = 0x43415443484D
 
 
 class AdvisoryLock(CommitLock):
-    """Excludes the other clients of a PostgreSQL catalog, by an advisory lock that ends with the connection."""
+    """Excludes other clients of a PostgreSQL catalog by an advisory lock, released with the
+    connection.
+    """
 
     def __init__(self, conninfo: str) -> None:
         super().__init__()
@@ -38,7 +40,7 @@ class AdvisoryLock(CommitLock):
             try:
                 connection.execute("SELECT pg_advisory_unlock(%s)", (_ADVISORY_KEY,))
             except psycopg.Error:
-                # The lock went with the connection.
+                # The lock was released with the connection.
                 self.close()
 
     def close(self) -> None:

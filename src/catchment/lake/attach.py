@@ -105,7 +105,7 @@ def _postgres(conninfo: str) -> PostgresCatalog:
     try:
         conninfo_to_dict(conninfo)
     except psycopg.Error:
-        # What is wrong with it is not said: the message would quote it, password and all.
+        # The parser's message is left out: it would quote the connection string with its password.
         raise SettingsError(
             "The PostgreSQL connection string of the lake's catalog cannot be read.",
             hint="CATCHMENT_LAKE_CATALOG is `postgres:host=… dbname=…`; values with spaces stand in single quotes.",
@@ -152,11 +152,11 @@ def open_connection(
         connection.execute(f"SET {name} = {sql.literal(value)}")
     more: dict[str, sql.Value] = {"CREATE_IF_NOT_EXISTS": create}
     if create and isinstance(address.catalog, SqliteCatalog):
-        # Kept in the file: whoever attaches it later has it too.
+        # Stored in the file, so it applies to every later connection.
         more["META_JOURNAL_MODE"] = "WAL"
     retry(lambda: _attach(connection, address, more), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError)
     if retry(lambda: _is_encrypted(connection, address), policy=ATTACH_BACKOFF, clock=clock, on=ConflictError):
-        # DuckDB itself only decrypts; what it encrypts with comes with this extension.
+        # DuckDB itself only decrypts; encryption needs this extension.
         extensions.load(connection, "httpfs")
     return connection
 
@@ -247,7 +247,7 @@ def _attach_error(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
     if "database is locked" in text or "already exists" in text or "duplicate key" in text:
         return ConflictError(f"Another process is opening the lake at {address.catalog}: {text}")
     if "already attached by database" in text:
-        # DuckDB holds on to a file of which it failed to write the log.
+        # DuckDB keeps a file open if it failed to write its log.
         return LakeUnavailableError(
             f"The lake at {address.catalog} cannot be opened again by this process: {text}",
             hint="Restart the process. Nothing that was committed is lost.",

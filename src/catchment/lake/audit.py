@@ -1,8 +1,10 @@
-"""The audit: proof, from the ledger and the tables alone, that every unit was delivered exactly once.
+"""The audit: proof, from the ledger and the tables alone, that every unit was delivered exactly
+once.
 
-For each producer: no unit twice, no gap and no overlap in the sequence, the watermark where the deliveries end. For
-each table that was delivered to: every file of it there, once, and as long as it was, and for each delivering snapshot
-as many rows as its units recorded. DuckLake knows the rows of a file without opening it.
+For each producer: no unit twice, no gap and no overlap in the sequence, and a watermark at the end
+of the deliveries. For each table with deliveries: every file exists once with its recorded size,
+and each delivering snapshot has as many rows as its units recorded. DuckLake counts the rows of a
+file without opening it.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +23,7 @@ from catchment.lake.tables import PACKAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """Something that must not be."""
+    """A violation of exactly-once delivery."""
 
     kind: str
     producer: str
@@ -30,7 +32,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAudit:
-    """What one producer has delivered."""
+    """Summary of one producer's deliveries."""
 
     producer: str
     epoch: int
@@ -42,7 +44,7 @@ class ProducerAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The audit's result: `findings` are faults, `notes` say what could not be compared and why."""
+    """Result of an audit: `findings` are faults, `notes` say what could not be compared and why."""
 
     producers: tuple[ProducerAudit, ...]
     findings: tuple[AuditFinding, ...]
@@ -56,11 +58,12 @@ class AuditReport:
 def audit(
     connection: duckdb.DuckDBPyConnection, ledger: Ledger, producer: ProducerId | None = None, *, data_path: str
 ) -> AuditReport:
-    """Audit one producer, or all, in the transaction that the connection is in: one snapshot of the lake."""
+    """Audit one producer, or all, within the connection's transaction: one snapshot of the lake."""
     claims = [claim for claim in ledger.producers() if producer in (None, claim.producer)]
     if producer is not None and not claims:
-        raise InputError(f"The ledger has no producer {producer}.", hint="Without --producer all are listed.")
-    # Rows are compared per snapshot, which several producers may share in a table: read all deliveries.
+        raise InputError(f"The ledger has no producer {producer}.", hint="Omit --producer to list all producers.")
+    # Rows are compared per snapshot, and several producers may share one in a table: read all
+    # deliveries.
     deliveries = ledger.deliveries()
     findings, notes = _audit_tables(connection, ledger.lake_name, deliveries, data_path=data_path)
     mine: defaultdict[ProducerId, list[Delivery]] = defaultdict(list)
@@ -115,7 +118,7 @@ def _audit_tables(
     by_table: defaultdict[str, list[Delivery]] = defaultdict(list)
     for each in deliveries:
         by_table[each.table_uuid].append(each)
-    # By what tells it from a namesake: it may have been renamed since.
+    # By uuid: a table may have been renamed since.
     names = {uuid: table for table, uuid in tables.list_uuids(connection, lake_name).items()}
     damages = _damages(connection, lake_name, by_table, data_path=data_path)
     oldest = _oldest_snapshot(connection, lake_name)
@@ -142,7 +145,7 @@ def _audit_tables(
 def _damages(
     connection: duckdb.DuckDBPyConnection, lake_name: str, wanted: Container[str], *, data_path: str
 ) -> dict[str, list[tuple[str, str]]]:
-    """What is wrong with files of the wanted tables, by the tables' uuids, each with its kind."""
+    """Return the faults of the wanted tables' files as (kind, detail), by table uuid."""
     text = sql.statement(PACKAGE, "audit_files", metadata=tables.metadata_of(lake_name))
     found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
@@ -151,11 +154,11 @@ def _damages(
             continue
         there = files.local_path(data_path) / path
         if (uuid, path) in seen:
-            found[uuid].append(("file_twice", f"{there} is in it more than once"))
+            found[uuid].append(("file_twice", f"{there} is listed more than once"))
         elif not there.exists():
-            found[uuid].append(("file_missing", f"{there} is not there"))
+            found[uuid].append(("file_missing", f"{there} does not exist"))
         elif (now := files.size_of(there)) != size:
-            found[uuid].append(("file_changed", f"{there} has {now} bytes, and had {size}"))
+            found[uuid].append(("file_changed", f"{there} has {now} bytes, the catalog recorded {size}"))
         seen.add((uuid, path))
     return found
 
@@ -170,7 +173,7 @@ def _audit_rows(
         snapshots[each.snapshot_id or 0].append(each)
     live = _rows_by_snapshot(connection, lake_name, table)
     sums = {snapshot: sum(each.rows for each in brought) for snapshot, brought in snapshots.items()}
-    # Where none are missing nobody needs to know, and the answer takes as long as counting them.
+    # Checked only if rows are missing: it takes as long as counting them.
     is_short = any(live.get(snapshot, 0) < recorded for snapshot, recorded in sums.items())
     short = _Shortfall(changed=is_short and _was_changed(connection, lake_name, table), oldest=oldest)
     for snapshot, brought in snapshots.items():
@@ -186,7 +189,7 @@ def _audit_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shortfall:
-    """Whether missing rows can be explained by what users may do to their own table."""
+    """Whether missing rows are explained by changes that users may make to their own table."""
 
     changed: bool
     oldest: int

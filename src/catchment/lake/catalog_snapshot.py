@@ -59,14 +59,14 @@ class CatalogTable:
 
 def tables_at(connection: duckdb.DuckDBPyConnection, lake_name: str, schema: str, snapshot: int) -> list[CatalogTable]:
     """Return the schema's tables at the snapshot, in the order of their creation."""
-    text = sql.statement(PACKAGE, "past_tables", metadata=metadata_of(lake_name))
+    text = sql.statement(PACKAGE, "snapshot_tables", metadata=metadata_of(lake_name))
     rows = connection.execute(text, {"snapshot": snapshot, "schema": schema}).fetchall()
     return [_table(*row) for row in rows]
 
 
 def changed_since(connection: duckdb.DuckDBPyConnection, lake_name: str, snapshot: int) -> frozenset[int]:
     """Return the ids of the lake's tables whose rows have, or may have, changed since the snapshot."""
-    text = sql.statement(PACKAGE, "past_changed_tables", metadata=metadata_of(lake_name))
+    text = sql.statement(PACKAGE, "snapshot_changed_tables", metadata=metadata_of(lake_name))
     return frozenset(table for (table,) in connection.execute(text, {"snapshot": snapshot}).fetchall())
 
 

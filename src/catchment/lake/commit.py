@@ -102,7 +102,7 @@ class RegisterFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsertFiles:
-    """Inserts what Parquet files of the table's columns hold, which must be so many rows.
+    """Inserts the rows of Parquet files with the table's columns; their number must be `rows`.
 
     For a table that takes no registered files: DuckLake reads them, and writes its own. They stay
     the caller's.
@@ -131,14 +131,24 @@ class RecordUnits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bury:
+class RecordDeadLetters:
     """Quarantines rows that can never be delivered."""
 
     letters: tuple[DeadLetter, ...]
 
 
 Precondition = TableIs | Undelivered | Untouched
-Change = CreateTable | AddColumn | DropTable | InsertRows | RegisterFiles | InsertFiles | Advance | RecordUnits | Bury
+Change = (
+    CreateTable
+    | AddColumn
+    | DropTable
+    | InsertRows
+    | RegisterFiles
+    | InsertFiles
+    | Advance
+    | RecordUnits
+    | RecordDeadLetters
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +243,8 @@ def _change(change: Change, target: Target) -> None:
             Ledger(target.connection, target.lake_name).advance(claim, seq_to, target.now)
         case RecordUnits(deliveries=deliveries):
             Ledger(target.connection, target.lake_name).record(deliveries)
-        case Bury(letters=letters):
-            DeadLetters(target.connection, target.lake_name).bury(letters)
+        case RecordDeadLetters(letters=letters):
+            DeadLetters(target.connection, target.lake_name).add(letters)
         case _ as unreachable:
             assert_never(unreachable)
 
@@ -264,7 +274,7 @@ def _register(change: RegisterFiles, target: Target) -> None:
     found = files.names_below(files.local_path(change.folder), ".parquet")
     if found != change.names:
         strays, lost = len(found - change.names), len(change.names - found)
-        raise InvariantError(f"{change.folder} holds {strays} files that nobody wrote, and lacks {lost}.")
+        raise InvariantError(f"{change.folder} has {strays} unexpected files and lacks {lost}.")
     if tables.is_encrypted(target.connection, target.lake_name):
         raise InvariantError(f"Plain files were to be registered in an encrypted lake, for {change.table}.")
     target.connection.execute(

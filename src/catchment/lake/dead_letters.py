@@ -1,5 +1,5 @@
 """Dead letters: rows that can never be delivered as they are, kept in the lake with the reason
-until somebody decides.
+until an operator decides.
 
 They lie in a table beside the ledger, so that the transaction which delivers the rest of their unit
 sets them aside: a row is either in its table or here, never in both and never in neither. Retrying
@@ -61,7 +61,7 @@ class DeadLetters:
         self._connection = connection
         self._lake = lake_name
 
-    def bury(self, letters: Iterable[DeadLetter]) -> None:
+    def add(self, letters: Iterable[DeadLetter]) -> None:
         """Quarantine rows."""
         self._connection.execute(sql.statement(PACKAGE, "dead_letters_create", lake=self._lake))
         rows = pa.Table.from_pylist([_row(each) for each in letters], schema=_SCHEMA)

@@ -1,9 +1,11 @@
-"""Erasing: delete the files of a schema's dropped tables now, and not only once the snapshots that had them expire.
+"""Erasing: delete the files of a schema's dropped tables before the snapshots that list them
+expire.
 
-Dropped tables keep their files for the sake of older snapshots. To expire these would take the past of every other
-table too. So the files go, and the snapshots stay: whoever reads the dropped tables as of then finds no file, and
-upkeep passes over files that are gone. What the catalog itself says of the tables goes when the snapshots do: names,
-numbers of rows, the smallest and largest values of columns.
+Dropped tables keep their files for older snapshots. Expiring these snapshots would also remove the
+history of every other table. So the files are deleted and the snapshots stay: reading a dropped
+table at such a snapshot fails for a missing file, and maintenance skips missing files. The
+catalog's own facts about the tables (names, row counts, minimum and maximum of columns) are removed
+when the snapshots expire.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from catchment.lake.tables import PACKAGE, metadata_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What was deleted, and what is left: files that lie elsewhere, and snapshots that know of the tables.
+    """Deleted files, and the rest: files outside the data path, and snapshots with the tables.
 
     `snapshot_first` and `snapshot_last` are None if there are no such snapshots.
     """
@@ -29,9 +31,9 @@ class Erased:
 
 
 def erase(lake: Lake, schema: str) -> Erased:
-    """Delete the files of all tables of the schema that are dropped by now; may be repeated.
+    """Delete the files of all dropped tables of the schema; idempotent.
 
-    Files that were registered outside of the lake's data path are not touched.
+    Files that were registered outside the lake's data path are not touched.
     """
     metadata = metadata_of(lake.name)
     with lake.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""DuckDB instances, and their extensions, loaded from the wheels that carry them and never from the network."""
+"""DuckDB instances and their extensions, which are loaded from wheels and never from the network."""
 
 import importlib.util
 import tempfile
@@ -13,29 +13,31 @@ import duckdb
 from catchment.errors import ExtensionMissingError
 from catchment.foundation import sql
 
-# The wheel of an extension is named after its package, DuckDB's entry point after the extension itself.
+# By package name of the extension's wheel: the extension's own name, which is DuckDB's entry point.
 _ENTRY_POINTS = {"ducklake": "ducklake", "sqlite": "sqlite_scanner", "postgres": "postgres_scanner", "httpfs": "httpfs"}
 KNOWN = tuple(_ENTRY_POINTS)
 _ATTACHED = "attached"
 _IDLE_MAX = 4
-# Instances that are kept for `attached`; a deque is safe to take from and to add to by several threads.
+# Idle instances for `attached`; appending to a deque and popping from it are thread-safe.
 _idle: deque[duckdb.DuckDBPyConnection] = deque()
 
 
 def connect(*, check_signatures: bool = False, threads: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB instance in memory that never looks for an extension by itself.
+    """Create a DuckDB instance in memory that never installs or loads an extension by itself.
 
-    It has a thread for each core, or `threads` from the start: those that are started first and ended then cost a third
-    of its making.
+    It has one thread per core, or `threads`. They are given from the start: starting a thread per
+    core and ending them again takes a third of the time to create the instance.
 
-    Checking a signature reads the whole binary, which takes most of the time of opening a lake. The binaries come from
-    installed packages: whoever could change them could change this code as well.
+    Checking a signature reads the whole binary, which takes most of the time of opening a lake. The
+    binaries come from installed packages: a process that could change them could change this code
+    as well.
     """
     config = {
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
-        # An error inside DuckDB is to end one statement. Without this it ends all later ones of the instance, and the
-        # process when a connection with an open transaction is closed. What is to be replaced then, `instance` does.
+        # An internal error of DuckDB must end one statement only. Without this, it also fails all
+        # later statements of the instance, and ends the process when a connection with an open
+        # transaction is closed. `instance` replaces the failed instance.
         "disable_database_invalidation": "true",
     }
     if threads is not None:
@@ -44,7 +46,9 @@ def connect(*, check_signatures: bool = False, threads: int | None = None) -> du
 
 
 def scratch() -> duckdb.DuckDBPyConnection:
-    """A connection for a small question that needs no lake; the caller closes it. Making an instance takes 10 ms."""
+    """Return a connection for a small query without a lake; the caller closes it. It shares one
+    instance, because creating one takes 10 ms.
+    """
     return _scratch().cursor()
 
 
@@ -57,10 +61,11 @@ def _scratch() -> duckdb.DuckDBPyConnection:
 
 @contextmanager
 def attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection for reading a DuckDB file, whose tables it has by their bare names.
+    """Open a DuckDB file for reading, with its tables under their bare names.
 
-    Connections of one process to one file would have to agree on settings, and an instance attaches a file once: so it
-    is attached to an instance that nobody else has meanwhile. That is kept for the next file, unless something failed.
+    Connections of one process to one file must agree on settings, and an instance attaches a file
+    only once. So the file is attached to an instance that no other caller uses meanwhile, which is
+    kept for the next file unless something failed.
     """
     try:
         connection = _idle.popleft()
@@ -83,10 +88,10 @@ def attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def load(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Load one extension into the instance behind `connection`."""
+    """Load one extension into the connection's instance."""
     binary = _binary(name)
-    # DuckDB derives the entry point from the file's name, which the wheels have shortened; a link puts it right
-    # without writing to a folder that other processes share.
+    # DuckDB derives the entry point from the file's name, which the wheels have shortened; a link
+    # corrects it without writing to a folder that other processes share.
     with tempfile.TemporaryDirectory(prefix="catchment-extension-") as folder:
         link = Path(folder) / f"{_ENTRY_POINTS[name]}.duckdb_extension"
         link.symlink_to(binary)
@@ -95,7 +100,8 @@ def load(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         except duckdb.Error as error:
             raise ExtensionMissingError(f"DuckDB refuses its {name} extension: {error}") from error
     if name == "httpfs":
-        # It takes keys from the process's environment, and any SQL in the instance could read them from its settings.
+        # It copies keys from the environment into its settings, which any SQL in the instance could
+        # read.
         for setting in ("s3_access_key_id", "s3_secret_access_key", "s3_session_token"):
             connection.execute(f"SET GLOBAL {setting} = ''")
 
@@ -107,5 +113,5 @@ def _binary(name: str) -> Path:
         raise ExtensionMissingError(f"The package {package} is not installed.")
     path = Path(spec.origin).parent / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
     if not path.exists():
-        raise ExtensionMissingError(f"{package} holds no extension for DuckDB {duckdb.__version__}.")
+        raise ExtensionMissingError(f"{package} contains no extension for DuckDB {duckdb.__version__}.")
     return path

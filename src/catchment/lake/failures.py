@@ -1,4 +1,4 @@
-"""DuckDB's errors of a lake's transactions, as errors that tell the caller what to do."""
+"""Translates DuckDB's errors in a lake's transactions into errors that tell the caller what to do."""
 
 from typing import assert_never
 
@@ -14,12 +14,13 @@ from catchment.errors import (
 )
 from catchment.lake.attach import DuckDbCatalog, LakeAddress, PostgresCatalog, SqliteCatalog, error_text
 
-# Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and left nothing behind.
+# Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and was rolled
+# back.
 _CONFLICT_WORDS = ("conflict", "database is locked", "primary key", "unique", "concurrent", "serialize", "deadlock")
 
 
 def before_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
-    """What a statement before COMMIT failed with; nothing has landed."""
+    """Translate the error of a statement before COMMIT: nothing was committed."""
     text = error_text(error, address)
     if isinstance(error, duckdb.InternalException | duckdb.FatalException):
         return InvariantError(f"DuckDB failed: {text}")
@@ -31,16 +32,20 @@ def before_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
 
 
 def during_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
-    """What COMMIT failed with: a conflict has left nothing, and of anything else it is unknown."""
+    """Translate the error of a COMMIT: a conflict committed nothing; otherwise the result is
+    unknown.
+    """
     text = error_text(error, address)
     return ConflictError(text) if _is_conflict(text) else CommitUnknownError(f"COMMIT failed: {text}")
 
 
 def spoils_instance(error: duckdb.Error, address: LakeAddress) -> bool:
-    """Whether a failed COMMIT takes the whole DuckDB instance with it; readers keep it until they are done.
+    """Whether the DuckDB instance must be replaced after a failed COMMIT; readers keep the old one
+    until they finish.
 
-    SQLite: it would crash later. PostgreSQL: only after anything but a conflict, since DuckLake holds on to a server
-    connection of every instance that saw a conflict. A DuckDB file cannot be opened twice by one process: it stays.
+    SQLite: yes, it would crash later. PostgreSQL: not after a conflict, because DuckLake keeps a
+    server connection open for every instance that had one. DuckDB: no, because one process cannot
+    open the file twice.
     """
     match address.catalog:
         case SqliteCatalog():

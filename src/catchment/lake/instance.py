@@ -1,12 +1,13 @@
-"""A DuckDB instance that is made on first use, and replaced once it must not be used any more.
+"""A DuckDB instance that is created on first use, and replaced when it must not be used any more.
 
-An INTERNAL or FATAL error says that an assertion of DuckDB's own failed. DuckDB would then refuse every later statement
-of the instance, and would end the process when a connection is closed that has a transaction open. Instances are made
-so that it does neither (`extensions.connect`): the error is that of one statement, and the instance is replaced here.
+An INTERNAL or FATAL error means that one of DuckDB's own assertions failed. By default, DuckDB then
+refuses every later statement of the instance, and ends the process when a connection with an open
+transaction is closed. `extensions.connect` disables both: the error ends one statement, and the
+instance is replaced here.
 
-    cursor ──▶ generation 0 ── failed inside ──▶ generation 1, made on the next use
+    cursor ──▶ generation 0 ── failed inside ──▶ generation 1, created on the next use
                │
-               └─ connections of generation 0 are lost: nothing commits on them, their owners close them
+               └─ connections of generation 0 are lost: they cannot commit, their owners close them
 """
 
 import logging
@@ -24,19 +25,19 @@ from catchment.foundation.meters import Counter
 
 Connection = duckdb.DuckDBPyConnection
 
-# An error that DuckDB has while its rows are read comes through Arrow, which leaves only the text.
+# DuckDB's errors while rows are read come through Arrow, which keeps only the text.
 _FAILED = re.compile(r"(?:INTERNAL|FATAL) Error: ")
 
 
 def has_failed_inside(error: BaseException) -> bool:
-    """Whether the error says that DuckDB itself failed, and not a statement."""
+    """Whether the error is an internal failure of DuckDB, not of a statement."""
     if isinstance(error, duckdb.InternalException | duckdb.FatalException):
         return True
     return isinstance(error, pa.ArrowException | OSError) and _FAILED.match(str(error)) is not None
 
 
 class Instance:
-    """Gives connections to one DuckDB instance at a time. Any thread may ask."""
+    """Provides connections to one DuckDB instance at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -46,35 +47,38 @@ class Instance:
         release: Callable[[Connection], None] | None = None,
         failures: Counter | None = None,
     ) -> None:
-        """`release` takes from an instance that was given up what its successor needs; `failures` counts them."""
+        """Create none yet. `release` frees resources of a replaced instance that its successor
+        needs; `failures` counts internal failures.
+        """
         self._name = name
         self._make = make
         self._release = release
         self._failures = failures
-        # Counts the instances that were given up: a connection of an older one must not write any more.
+        # Number of replaced instances: a connection of an older one must not write any more.
         self.generation = 0
-        # Those before this one failed inside: a connection of theirs must not be used at all.
+        # Generations before this one failed inside: their connections must not be used at all.
         self._sound_from = 0
-        # Set when one failed inside; whoever ends what is left on it clears it.
+        # Set when an instance failed inside; cleared by the component that closes its remaining
+        # sessions.
         self.failed = threading.Event()
         self._current: Connection | None = None
         self._mutex = threading.Lock()
 
     def cursor(self) -> Connection:
-        """A connection; the caller closes it."""
+        """Return a connection; the caller closes it."""
         with self._mutex:
             if self._current is None:
                 self._current = self._make()
             return self._current.cursor()
 
     def open_with(self, make: Callable[[], Connection]) -> None:
-        """Make the instance in another way, if there is none."""
+        """Create the instance by `make`, if there is none."""
         with self._mutex:
             if self._current is None:
                 self._current = make()
 
     def origin(self) -> "Origin":
-        """What connections are of that are made from now on."""
+        """Return the origin of connections that are created from now on."""
         return Origin(self, self.generation)
 
     def is_lost(self, generation: int) -> bool:
@@ -82,12 +86,16 @@ class Instance:
         return generation < self._sound_from
 
     def give_up(self) -> None:
-        """Have the next connection be of a new instance; readers keep the old one until they are done."""
+        """Use a new instance from the next connection on; readers keep the old one until they
+        finish.
+        """
         with self._mutex:
             self._replace()
 
     def note(self, error: BaseException, generation: int) -> None:
-        """Replace the instance of that generation, unless that is done, if the error says that it failed inside."""
+        """Replace the instance of that generation, unless it is replaced already, if the error says
+        that it failed inside.
+        """
         if not has_failed_inside(error):
             return
         with self._mutex:
@@ -102,7 +110,7 @@ class Instance:
         events.emit("engine_replaced", level=logging.ERROR, engine=self._name, reason=reason)
 
     def close(self) -> None:
-        """Close it, and every connection that it gave."""
+        """Close the instance and all of its connections."""
         with self._mutex:
             if self._current is not None:
                 self._current.close()
@@ -117,21 +125,23 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a connection is of; two of one instance are equal as long as it was not replaced between them."""
+    """The instance and generation that a connection belongs to; equal for all connections of one
+    generation.
+    """
 
     instance: Instance
     generation: int
 
     @property
     def is_lost(self) -> bool:
-        """Whether it failed inside: nothing may be done with its connections but to close them."""
+        """Whether the instance failed inside: its connections may only be closed."""
         return self.instance.is_lost(self.generation)
 
     def refuse_lost(self) -> None:
-        """Raise EngineFailedError if it failed inside."""
+        """Raise EngineFailedError if the instance failed inside."""
         if self.is_lost:
             raise EngineFailedError
 
     def note(self, error: BaseException) -> None:
-        """Have it replaced, if the error of one of its connections says that it failed inside."""
+        """Replace the instance if an error of one of its connections says that it failed inside."""
         self.instance.note(error, self.generation)

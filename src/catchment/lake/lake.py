@@ -1,4 +1,4 @@
-"""A lake that is open: reading from it, and the one way of writing to it."""
+"""An open lake: reads, and the only way to write."""
 
 import logging
 import threading
@@ -51,20 +51,21 @@ from catchment.lake.tables import LEDGER_SCHEMA, Table
 
 T = TypeVar("T")
 
-# What DuckLake itself retries inside COMMIT: conflicts on the catalog's own keys, not ours.
+# DuckLake's own retries inside COMMIT: of conflicts on the catalog's keys, not on the ledger.
 _CONNECTION: dict[str, sql.Value] = {
     "ducklake_max_retry_count": 20,
     "ducklake_retry_wait_ms": 50,
     "ducklake_retry_backoff": 1.3,
 }
-# From so many files on, one transaction is worth an instance of its own, which takes as long as they do to open.
+# From this many files on, a transaction gets its own instance, which takes as long to open as these
+# files to commit.
 _FILES_ALONE_MIN = 100
 _SHAPES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeLimits:
-    """Bounds of everything that writing to a lake waits for, and of the threads that it takes."""
+    """Limits of writes to a lake: attempts, waits, file size, threads."""
 
     commit_attempts_max: int = 20
     lock_timeout_s: float = 120
@@ -75,7 +76,7 @@ class LakeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerState:
-    """A table, where a producer stands, and which of the units asked for the table has; all as of a snapshot."""
+    """A table, a producer's claim, and the candidate units that the table has; all at one snapshot."""
 
     snapshot_id: int
     table: Table
@@ -86,9 +87,10 @@ class ProducerState:
 class Lake:
     """A DuckLake with a ledger in it.
 
-    Reading: `cursor()` gives a connection of the caller's own. Writing: `write()` is one transaction under the commit
-    lock, `commit()` applies a Commit in one. A connection whose COMMIT failed is never used again: with a SQLite
-    catalog it would crash the process in its next registration.
+    To read, use `cursor()`, which returns a new connection. To write, use `write()`, a transaction
+    under the commit lock, or `commit()`, which applies a Commit in one. A connection whose COMMIT
+    failed is never used again: with a SQLite catalog it would crash the process at its next
+    registration.
     """
 
     def __init__(
@@ -98,25 +100,29 @@ class Lake:
         limits: LakeLimits | None = None,
         clock: Clock | None = None,
         commit_lock: CommitLock | None = None,
-        wall: Sandbox | None = None,
+        sandbox: Sandbox | None = None,
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> None:
-        """With `holds_wal` the WAL of a SQLite catalog stays open: for a process that many write through for long."""
+        """Address the lake; it is opened later. `holds_wal` keeps the WAL of a SQLite catalog open,
+        for a long-running process with many writers.
+        """
         self.address = address
         self.limits = limits or LakeLimits()
         self.clock: Clock = clock or SystemClock()
         self._commit_lock = commit_lock or lock_for(address.catalog, clock=self.clock)
-        self._wall = wall
+        self._sandbox = sandbox
         counter = None if meters is None else meters.engines_replaced
         self._instance = Instance("lake", self._connect, release=partial(detach, address), failures=counter)
-        # Changes with every commit through this object: what is known of the lake's tables may be out of date then.
+        # Changes with every commit through this object: cached facts about the lake's tables may be
+        # outdated then.
         self.commits = 0
         self._counter = count(1)
         self._shapes: dict[TableId, Table] = {}
         self._shapes_mutex = threading.Lock()
         self._is_open = False
-        # Set while the lake is one that another program made and has no ledger yet: nothing may be written to it.
+        # True if another program created the lake and it has no ledger yet: nothing may be written
+        # to it.
         self._is_foreign = False
         self._wal = OpenWal(address.catalog.path) if holds_wal and isinstance(address.catalog, SqliteCatalog) else None
 
@@ -126,11 +132,13 @@ class Lake:
         settings: Settings,
         *,
         clock: Clock | None = None,
-        wall: Sandbox | None = None,
+        sandbox: Sandbox | None = None,
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> Self:
-        """The lake that the settings name; opened on first use, behind a wall where strangers' SQL will run."""
+        """Return the lake of the settings, opened on first use; in a sandbox if untrusted SQL will
+        run.
+        """
         address = LakeAddress(
             catalog=parse_catalog(settings.catalog_url.get_secret_value()),
             data_path=str(files.local_path(settings.data_path).absolute()),
@@ -143,7 +151,7 @@ class Lake:
             target_file_bytes=settings.lake_target_file_bytes,
             threads_max=settings.lake_threads_max,
         )
-        return cls(address, limits=limits, clock=clock, wall=wall, holds_wal=holds_wal, meters=meters)
+        return cls(address, limits=limits, clock=clock, sandbox=sandbox, holds_wal=holds_wal, meters=meters)
 
     def __enter__(self) -> Self:
         self.open()
@@ -158,30 +166,34 @@ class Lake:
 
     @property
     def generation(self) -> int:
-        """Which of the lake's DuckDB instances is the one to use."""
+        """Generation of the current DuckDB instance."""
         return self._instance.generation
 
     def origin(self) -> Origin:
-        """The instance that connections of `cursor()` are of from now on; asked for before they are."""
+        """Return the origin of connections from `cursor()`; call it before `cursor()`."""
         return self._instance.origin()
 
     @property
     def failed(self) -> threading.Event:
-        """Set when an instance failed inside; whoever ends what is left on it clears it."""
+        """Set when an instance failed inside; cleared by the component that closes its remaining
+        sessions.
+        """
         return self._instance.failed
 
     def open(self, *, create: bool = True) -> None:
-        """Attach the lake. `create` makes the lake, its ledger and its options if they are missing.
+        """Attach the lake. With `create`, create the lake, its ledger and its options if they are
+        missing.
 
-        Without `create`, LakeMissingError if there is no lake. A lake that another program made, which has no ledger,
-        is for reading then, and its ledger reads as empty; nothing of it is changed before `open()` gives it one.
+        Without `create`, raise LakeMissingError if there is no lake. A lake that another program
+        created has no ledger: it is read-only then, with an empty ledger, and stays unchanged until
+        `open()` creates one.
         """
         if self._is_open and (not self._is_foreign or not (create or self._examine()[0])):
             return
         if not create:
             self._attach_existing()
         elif self._is_foreign:
-            # Attached again: with `create`, its catalog is prepared for several processes.
+            # Attach again: with `create`, the catalog is prepared for several processes.
             self._instance.give_up()
         has_ledger, has_options = self._examine()
         self._is_foreign = not (has_ledger or create)
@@ -194,60 +206,65 @@ class Lake:
         self._is_open = True
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Close all connections to the catalog."""
         if self._wal is not None and self._is_open:
             self._wal.release()
             with suppress(CatchmentError):
-                # Whoever opens the catalog finds nothing to recover. If it is away, somebody else will.
+                # The next process then finds nothing to recover. If the catalog is unavailable,
+                # that process recovers it.
                 self.newest_snapshot()
         self._instance.close()
         self._commit_lock.close()
         self._is_open = False
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection for reading, with the lake as its default catalog; the caller closes it."""
+        """Return a connection for reading, with the lake as its default catalog; the caller closes
+        it.
+        """
         origin, cursor = self.origin(), self._bare_cursor()
         self._execute(cursor, f"USE {sql.identifier(self.name)}", origin)
         return cursor
 
     def find_table(self, table: TableId) -> Table | None:
-        """The table as the catalog has it now, or None."""
+        """Return the table as it is in the catalog now, or None."""
         with self._reading() as cursor:
             return self._find_table(cursor, table)
 
     def find_shape(self, table: TableId) -> Table | None:
-        """The same, remembered while no table is changed, rows aside; which columns have bounds may be as of then."""
+        """Return the same from a cache, valid while no table changes except for rows; bounds may be
+        outdated.
+        """
         with self._reading() as cursor:
             return self._find_shape(cursor, table)
 
     def table(self, table: TableId) -> Table:
-        """The table as the catalog has it now."""
+        """Return the table as it is in the catalog now, or raise TableMissingError."""
         with self._reading() as cursor:
             return tables.require_table(cursor, self.name, table, data_path=self.address.data_path)
 
     def table_in(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table:
-        """The table as the connection's transaction sees it."""
+        """Return the table as the connection's transaction sees it."""
         return tables.require_table(connection, self.name, table, data_path=self.address.data_path)
 
     def insert(self, table: TableId, rows: pa.Table) -> None:
-        """Write rows directly, in a transaction of their own: for when nothing better is at hand."""
+        """Insert rows in a transaction of their own, without the ledger: not exactly-once."""
         commits.refuse_ledger(table)
         self._retrying(lambda: self._insert(table, rows), on=(ConflictError,))
 
     def tables(self) -> tuple[TableId, ...]:
-        """Every user table."""
+        """Return every user table."""
         with self._reading() as cursor:
             return tables.list_tables(cursor, self.name)
 
     def usage(self, schema: str) -> tuple[int, int]:
-        """How many tables a schema has, and how many bytes their files."""
+        """Return the number of tables in a schema, and the bytes of their files."""
         with self._reading() as connection:
             query = sql.statement(tables.PACKAGE, "schema_usage", metadata=tables.metadata_of(self.name))
             row = connection.execute(query, [schema]).fetchone()
         return (int(row[0]), int(row[1])) if row else (0, 0)
 
     def identity(self) -> str:
-        """What tells this lake from every other one, whoever opens it by whatever address."""
+        """Return the lake's unique id, which does not depend on its address."""
         with self._reading() as connection:
             return tables.identity_of(connection, self.name)
 
@@ -257,7 +274,7 @@ class Lake:
             return tables.is_encrypted(connection, self.name)
 
     def newest_snapshot(self) -> int:
-        """The number of the lake's newest snapshot."""
+        """Return the number of the newest snapshot."""
         with self._reading() as connection:
             query = f"SELECT max(snapshot_id) FROM {tables.metadata_of(self.name)}.ducklake_snapshot"
             row = connection.execute(query).fetchone()
@@ -272,15 +289,16 @@ class Lake:
         shape_only: bool = False,
         claim: Claim | None = None,
     ) -> ProducerState:
-        """Where a producer stands with a table, as of one moment: what a delivery is planned from.
+        """Return a producer's state for a table, at one snapshot, to plan a delivery from.
 
-        `asked` are the units that the table may have, given where the producer stands. With `shape_only` the table is
-        as `find_shape` has it. A `claim` that was read before is taken as it is: one that has become old is refused by
-        the commit, like any other.
+        `asked` returns the units that the table may have, given the producer's claim. With
+        `shape_only` the table is as `find_shape` returns it. A `claim` that was read before is used
+        as it is: the commit refuses an outdated one.
         """
         with self._reading() as cursor:
             ledger = self.ledger_on(cursor)
-            # First: what is read of the catalog's own tables may be newer than the snapshot, never older.
+            # First: facts from the catalog's own tables may be newer than the snapshot, never
+            # older.
             snapshot_id = tables.snapshot_of(cursor, self.name)
             found = (self._find_shape(cursor, table) if shape_only else None) or self.table_in(cursor, table)
             stands = claim or ledger.join(producer)
@@ -293,22 +311,28 @@ class Lake:
 
     @property
     def has_ledger(self) -> bool:
-        """Whether an open lake has a ledger; one that another program made has none until it is opened for writing."""
+        """Whether an open lake has a ledger; one that another program created has none until it is
+        opened for writing.
+        """
         return not self._is_foreign
 
     @contextmanager
     def ledger(self) -> Iterator[Ledger]:
-        """The ledger, for reading."""
+        """Open the ledger for reading."""
         with self._reading() as cursor:
             yield self.ledger_on(cursor)
 
     def ledger_on(self, connection: duckdb.DuckDBPyConnection) -> Ledger:
-        """The ledger as the connection's transaction sees it; empty if the lake has none yet."""
+        """Return the ledger as the connection's transaction sees it; empty if the lake has none
+        yet.
+        """
         return Ledger(connection, self.name, is_there=self.has_ledger)
 
     @contextmanager
     def snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection whose statements all see the lake as of one moment, with the lake as its default catalog."""
+        """Open a connection whose statements all see one snapshot, with the lake as its default
+        catalog.
+        """
         with self._reading() as cursor:
             cursor.execute(f"USE {sql.identifier(self.name)}")
             yield cursor
@@ -316,7 +340,7 @@ class Lake:
     def dead_letters(
         self, ids: Sequence[str] | None = None, *, table: TableId | None = None, letters_max: int | None = None
     ) -> list[DeadLetter]:
-        """Rows that were set aside, oldest first; of many, the first ones."""
+        """Return dead letters, oldest first, at most `letters_max`."""
         with self._reading() as cursor:
             return DeadLetters(cursor, self.name).find(ids, table=table, letters_max=letters_max)
 
@@ -326,27 +350,31 @@ class Lake:
             return audit(cursor, self.ledger_on(cursor), producer, data_path=self.address.data_path)
 
     def join(self, producer: ProducerId) -> Claim:
-        """The producer as it stands, shared with all who joined it; its first delivery seeds a new one."""
+        """Return the producer's current state, which several processes may share; its first
+        delivery seeds a new one.
+        """
         with self.ledger() as ledger:
             return ledger.join(producer)
 
     def claim(self, producer: ProducerId) -> Claim:
-        """Take the producer over: whoever delivers under an older epoch gets FencedError."""
+        """Take the producer over: deliveries under an older epoch raise FencedError."""
         return self._retrying(lambda: self._take(producer))
 
     def set_watermark(self, producer: ProducerId, table: TableId, seq: int) -> None:
-        """Have a producer's deliveries go on behind `seq`, where they are not there yet; may be repeated.
+        """Start a producer's deliveries after `seq`, unless they are beyond it already; idempotent.
 
-        What lies before came into the table another way: the ledger has it as one unit without rows.
+        Earlier rows came into the table in another way: the ledger records them as one unit without
+        rows.
         """
-        self._retrying(lambda: self._cover(producer, table, seq))
+        self._retrying(lambda: self._set_watermark(producer, table, seq))
 
     def commit(self, commit: Commit, *, is_locked: bool = False) -> None:
-        """Apply the commit once, in one transaction; see `lake.commit` for the ways it fails.
+        """Apply the commit once, in one transaction; see `lake.commit` for its errors.
 
-        With `is_locked` it is the caller who holds the commit lock, by `exclusive`.
+        With `is_locked` the caller already holds the commit lock, by `exclusive`.
         """
-        # A DuckDB file cannot be opened twice by one process, and takes any number of files in one go.
+        # One process cannot open a DuckDB file twice, and with it many files are not slower per
+        # file.
         alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
         with (
             nullcontext() if is_locked else self.exclusive(),
@@ -365,21 +393,24 @@ class Lake:
 
     @contextmanager
     def write(self, *, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-        """One write transaction under the commit lock: committed when the block ends well, else rolled back.
+        """Run one write transaction under the commit lock: committed if the block succeeds, else
+        rolled back.
 
-        `into` is where DuckLake itself writes files meanwhile, a table's folder or a schema's: it leaves syncing them
-        to the system, and a catalog must not survive a power cut without the files that it names.
+        `into` is the folder, of a table or schema, that DuckLake itself writes files to meanwhile.
+        DuckLake does not sync them, and a catalog must not survive a power cut without the files
+        that it lists: they are synced before the commit.
         """
         with self.exclusive(), self._transaction(into=[] if into is None else [into]) as connection:
             yield connection
 
     @contextmanager
     def _transaction(self, *, alone: bool = False, into: Iterable[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A write transaction; on an instance that lives as long as it does, and has one thread, where it is `alone`.
+        """Run a write transaction; if `alone`, on an instance of its own with one thread.
 
-        In SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it commits. With more threads
-        than one these queries wander between them, and whoever waits keeps a core busy: it takes two to three times as
-        long. The number of threads is the instance's, and readers need theirs.
+        With SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it
+        commits. With several threads these queries move between them, and the waiting threads keep
+        cores busy: it takes two to three times as long. The number of threads is per instance, and
+        readers need theirs.
         """
         if self._is_foreign:
             raise InvariantError(f"The lake at {self.address.catalog} has no ledger, and was opened for reading.")
@@ -411,17 +442,19 @@ class Lake:
 
     @contextmanager
     def exclusive(self, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold the commit lock: for whoever runs write transactions on a connection of `cursor()`."""
+        """Hold the commit lock, for write transactions on a connection of `cursor()`."""
         with self._commit_lock.held(self.limits.lock_timeout_s if timeout_s is None else timeout_s):
             yield
 
     def commit_on(self, connection: duckdb.DuckDBPyConnection, origin: Origin) -> None:
-        """COMMIT on a connection of `cursor()`; where it fails, the connection is not to be used any more."""
+        """COMMIT on a connection of `cursor()`; if it fails, the connection must not be used any
+        more.
+        """
         origin.refuse_lost()
         self._commit(connection, origin)
 
     def redo(self) -> Backoff:
-        """How conflicting commits are redone."""
+        """Return the backoff for conflicting commits."""
         return Backoff(attempts_max=self.limits.commit_attempts_max, first_ms=20, wait_ms_max=2_000)
 
     def _hold(self, wal: OpenWal) -> None:
@@ -430,7 +463,7 @@ class Lake:
                 self.newest_snapshot()
                 wal.hold_index()
         except StorageFailedError as error:
-            # It works without.
+            # Only slower: the lake works without it.
             events.emit("wal_not_held", level=logging.WARNING, reason=error.message)
 
     def _attach_existing(self) -> None:
@@ -440,7 +473,7 @@ class Lake:
         self._instance.open_with(lambda: self._connect(create=False))
 
     def _examine(self) -> tuple[bool, bool]:
-        """Whether the lake has a ledger, and our options."""
+        """Return whether the lake has a ledger, and whether it has Catchment's options."""
         with self._reading() as cursor:
             has_options = options.are_set(cursor, self.name, file_bytes=self.limits.target_file_bytes)
             return Ledger(cursor, self.name).exists(), has_options
@@ -453,13 +486,14 @@ class Lake:
             threads=threads or self.limits.threads_max or None,
             create=create and not self._is_foreign,
         )
-        if self._wall is not None:
-            self._wall.apply(connection, self.address)
+        if self._sandbox is not None:
+            self._sandbox.apply(connection, self.address)
         return connection
 
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        # One transaction for all that is read together: it is consistent, and DuckLake loads its metadata once.
+        # One transaction for all reads of a call: they are consistent, and DuckLake loads its
+        # metadata once.
         origin = self.origin()
         with self._bare_cursor() as cursor:
             try:
@@ -496,7 +530,7 @@ class Lake:
             raise InvariantError(f"Producer {producer} is not in the ledger right after it was seeded.")
         return taken
 
-    def _cover(self, producer: ProducerId, table: TableId, seq: int) -> None:
+    def _set_watermark(self, producer: ProducerId, table: TableId, seq: int) -> None:
         claim = self.join(producer)
         if claim.seq >= seq:
             return
@@ -512,12 +546,12 @@ class Lake:
             rows=0,
             bytes=0,
             digest=None,
-            source=f"{table} up to {seq}, which came another way",
+            source=f"{table} up to {seq}, which came in another way",
             job_id=ids.new_job_id(self.clock),
             delivered_at=self.clock.now(),
         )
         changes = (Advance(claim=claim, seq_to=seq), RecordUnits(deliveries=(history,)))
-        self.commit(Commit(message=f"{producer} goes on behind {seq}", changes=changes))
+        self.commit(Commit(message=f"start {producer} after {seq}", changes=changes))
 
     def _retrying(
         self,
@@ -538,7 +572,8 @@ class Lake:
                 connection.unregister("catchment_rows")
 
     def _find_shape(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
-        # One at a time: of several who ask about a new table at once, one looks and the others find it.
+        # One at a time: of several threads that need a new table at once, one reads it and the
+        # others find it here.
         with self._shapes_mutex:
             known = self._shapes.pop(table, None)
             if known is None or not tables.is_as_it_was(connection, self.name, known):
@@ -572,11 +607,13 @@ class Lake:
         try:
             connection.execute("ROLLBACK")
         except duckdb.Error as error:
-            # The connection is beyond use; what it had open is rolled back by the catalog when it goes.
+            # The connection is unusable; the catalog rolls its transaction back when it is closed.
             self._discard(error, origin, alone=alone)
 
     def _discard(self, error: duckdb.Error, origin: Origin, *, alone: bool) -> None:
-        """Decide what else goes with a connection whose COMMIT failed; an instance that is `alone` goes anyway."""
+        """Replace the instance of a connection whose COMMIT failed, if needed; one that is `alone`
+        is closed anyway.
+        """
         origin.note(error)
         if not alone and not origin.is_lost and failures.spoils_instance(error, self.address):
             self._instance.give_up()

@@ -1,4 +1,6 @@
-"""The result of the last audit, kept beside the lake's other files, for a status that must not run one itself."""
+"""The last audit's result, stored in a file in the home, for a status that must not run an audit
+itself.
+"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -13,7 +15,7 @@ FILE_NAME = "audit.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastAudit:
-    """When the whole lake was audited last, and what came of it."""
+    """Time and result of the last audit of the whole lake."""
 
     at: datetime
     ok: bool
@@ -22,13 +24,13 @@ class LastAudit:
 
 
 def note(home: Path, report: AuditReport, now: datetime) -> None:
-    """Keep an audit's result."""
+    """Store an audit's result."""
     done = LastAudit(at=now, ok=report.ok, findings=len(report.findings), notes=len(report.notes))
     files.replace_text(home / FILE_NAME, json.dumps({**asdict(done), "at": now.isoformat()}) + "\n")
 
 
 def last(home: Path) -> LastAudit | None:
-    """The last audit's result; None where there was none, or where it cannot be read."""
+    """Return the last audit's result; None if there was none or it cannot be read."""
     try:
         kept = json.loads((home / FILE_NAME).read_text(encoding="utf-8"))
         return LastAudit(**{**kept, "at": datetime.fromisoformat(kept["at"])})

@@ -1,10 +1,11 @@
-"""The ledger: which producer has delivered what, recorded in the lake by the transaction that delivers.
+"""The ledger: deliveries by producer, recorded in the lake by the transaction that delivers.
 
-`producers` holds one row per producer, seeded before its first delivery or with it. A delivery moves `seq` of its own
-row by a guarded UPDATE, which is the fence: of two racing deliveries the second conflicts, and one of an older epoch
-finds no row. `deliveries` is append-only: one row per unit, the audit trail and the answer to "did my commit land?".
+`producers` has one row per producer, seeded before its first delivery or with it. A delivery moves
+`seq` of its own row by a guarded UPDATE, which is the fence: of two racing deliveries the second
+conflicts, and one of an older epoch finds no row. `deliveries` is append-only: one row per unit,
+the audit trail and the answer to "did my commit land?".
 
-    claim ──▶ epoch + 1: whoever delivered under the old epoch is fenced
+    claim ──▶ epoch + 1: processes that deliver under the old epoch are fenced
     join  ──▶ same epoch: several processes share a producer and race; the ledger lets each unit through once
 """
 
@@ -23,15 +24,18 @@ from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake.placeholders import without_tokens
 from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, metadata_of
 
-# Seeding a producer updates this row, so that two processes cannot both insert the same producer. So does a migration.
+# Seeding a producer updates this row, so that two processes cannot both insert the same producer.
+# So does a migration.
 _ROOT = "ledger:0:root"
-# A list of units is compared with every delivery, one by one.
+# Up to this many units are compared with every delivery, one by one; more are joined.
 _UNITS_FEW_MAX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A producer as one process sees it: the epoch it delivers under and how far the lake has it."""
+    """A producer as one process sees it: the epoch it delivers under, and its watermark in the
+    lake.
+    """
 
     producer: ProducerId
     epoch: int
@@ -40,7 +44,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One delivered unit. `seq_first..seq_last` are the sequence numbers it covers, without gap to its neighbours."""
+    """One delivered unit; it covers `seq_first..seq_last`, without a gap to its neighbours."""
 
     unit_id: str
     producer: ProducerId
@@ -60,14 +64,17 @@ class Delivery:
 
 
 class Ledger:
-    """Statements on the ledger; each method runs in whatever transaction its connection is in.
+    """Statements on the ledger; each method runs in its connection's transaction.
 
-    They compare rows, `row(a) = row(?)`, where columns would do: by those DuckLake first asks the catalog which files
-    may hold such a value, for an UPDATE twice and two thirds of its time. Of the ledger, all of them may.
+    They compare rows, `row(a) = row(?)`, instead of columns: for columns, DuckLake first queries
+    the catalog for the files that may contain such a value, which takes two thirds of an UPDATE,
+    that does so twice. All files of the ledger may contain it.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str, *, is_there: bool = True) -> None:
-        """Without `is_there` the lake has no ledger: every read finds nothing."""
+        """Read through `connection`. Without `is_there` the lake has no ledger: every read is
+        empty.
+        """
         self._connection = connection
         self.lake_name = lake_name
         self._is_there = is_there
@@ -80,47 +87,48 @@ class Ledger:
         return row is not None and row[0] == 2
 
     def create(self, now: datetime) -> None:
-        """Make both tables, inside the caller's transaction."""
+        """Create both tables, inside the caller's transaction."""
         self._connection.execute(self._statement("ledger_create"))
         self._insert_producer(_ROOT, now)
 
     def read(self, producer: ProducerId) -> Claim | None:
-        """The producer as it stands, without taking it over; None before it was seeded."""
+        """Return the producer's current state without taking it over; None if it was never seeded."""
         return self.read_all([producer]).get(producer)
 
     def read_all(self, producers: Iterable[ProducerId]) -> dict[ProducerId, Claim]:
-        """Those of the producers that were seeded, as they stand."""
+        """Return the current state of those producers that were seeded."""
         wanted = {str(each): each for each in producers}
         rows = self._rows(self._statement("ledger_read_producers"), [list(wanted)])
         found: dict[ProducerId, Claim] = {}
         for name, epoch, seq in rows:
             producer = wanted[name]
             if producer in found:
-                raise InvariantError(f"The ledger holds producer {producer} more than once.")
+                raise InvariantError(f"The ledger has producer {producer} more than once.")
             found[producer] = Claim(producer=producer, epoch=epoch, seq=seq)
         return found
 
     def join(self, producer: ProducerId) -> Claim:
-        """The producer as it stands; its first delivery seeds a new one."""
+        """Return the producer's current state; its first delivery seeds a new one."""
         return self.read(producer) or Claim(producer=producer, epoch=0, seq=0)
 
     def seed(self, producer: ProducerId, now: datetime, *, seq: int = 0) -> None:
-        """Add a producer, whose watermark is at `seq`."""
+        """Add a producer with its watermark at `seq`."""
         self.fence(now)
         self._insert_producer(str(producer), now, seq=seq)
 
     def fence(self, now: datetime) -> None:
-        """See that of all transactions that do this, or seed a producer, at the same time only one can commit."""
+        """Let only one commit of all concurrent transactions that call this or seed a producer."""
         self._bump(_ROOT, now)
 
     def claim(self, producer: ProducerId, now: datetime) -> None:
-        """Take the producer over: fence everybody who holds an older epoch."""
+        """Take the producer over: fence every process with an older epoch."""
         self._bump(str(producer), now)
 
     def advance(self, claim: Claim, seq_to: int, now: datetime) -> None:
         """Move the producer's watermark from `claim.seq` to `seq_to`, or fail without effect."""
         if (claim.epoch, claim.seq) == (0, 0) and self.read(claim.producer) is None:
-            # Seeded where its first delivery leaves it: one statement less than seeding it and moving it on.
+            # Seeded at the end of its first delivery: one statement less than seeding and advancing
+            # it.
             self.seed(claim.producer, now, seq=seq_to)
             return
         moved = self._connection.execute(
@@ -134,49 +142,54 @@ class Ledger:
             },
         ).fetchone()
         if moved == (0,):
-            self._explain(claim)
+            self._raise_outdated(claim)
         self._require_one(moved)
 
     def record(self, deliveries: Iterable[Delivery]) -> None:
         """Append units to the audit trail."""
-        # As an Arrow table: bound one by one, thousands of units would cost more than their registration.
+        # As an Arrow table: binding thousands of units one by one takes longer than registering
+        # them.
         units = pa.Table.from_pylist([_row(each) for each in deliveries], schema=_DELIVERIES)
         target = sql.qualified(self.lake_name, LEDGER_SCHEMA, "deliveries")
         with self._registered(units) as name:
             self._connection.execute(f"INSERT INTO {target} BY NAME FROM {name}")
 
     def delivered(self, unit_ids: Iterable[str], table_uuid: str) -> dict[str, Delivery]:
-        """Those of the units that the table has; a table that was dropped and made again has none."""
+        """Return those of the units that the table has; a table that was dropped and created again
+        has none.
+        """
         rows = self._of_units(self._statement("ledger_deliveries"), unit_ids, table_uuid)
         return {each.unit_id: each for each in map(_delivery, rows)}
 
     def delivered_ids(self, unit_ids: Iterable[str], table_uuid: str) -> frozenset[str]:
-        """The same, where nothing but their ids is wanted: every column that is read costs something."""
+        """Return only the ids of `delivered`, which is faster: every column that is read takes
+        time.
+        """
         every = f"SELECT unit_id FROM {sql.qualified(self.lake_name, LEDGER_SCHEMA, 'deliveries')}"
         return frozenset(str(row[0]) for row in self._of_units(every, unit_ids, table_uuid))
 
     def deliveries(self, producer: ProducerId | None = None) -> list[Delivery]:
-        """Everything delivered, by producer and sequence."""
+        """Return all deliveries, ordered by producer and sequence."""
         where = "WHERE producer = coalesce(?, producer) ORDER BY producer, seq_first"
         wanted = None if producer is None else str(producer)
         rows = self._rows(f"{self._statement('ledger_deliveries')} {where}", [wanted])
         return [_delivery(row) for row in rows]
 
     def recent(self, limit: int) -> list[Delivery]:
-        """The last deliveries, newest first."""
+        """Return the last deliveries, newest first."""
         text = f"{self._statement('ledger_deliveries')} ORDER BY delivered_at DESC, seq_last DESC LIMIT {int(limit)}"
         return [_delivery(row) for row in self._rows(text)]
 
     def producers(self) -> list[Claim]:
-        """Every producer, as it stands."""
+        """Return every producer's current state."""
         table = sql.qualified(self.lake_name, LEDGER_SCHEMA, "producers")
         rows = self._rows(f"SELECT producer, epoch, seq FROM {table} ORDER BY producer")
         return [
             Claim(producer=ProducerId.parse(name), epoch=epoch, seq=seq) for name, epoch, seq in rows if name != _ROOT
         ]
 
-    def _explain(self, claim: Claim) -> None:
-        """Why a claim no longer holds: whoever has it is to stop, or to look and do it again."""
+    def _raise_outdated(self, claim: Claim) -> None:
+        """Raise the reason why a claim is not valid any more: stop, or read again and retry."""
         current = self.read(claim.producer)
         if current is None:
             raise InvariantError(f"Producer {claim.producer} was never seeded.")
@@ -188,12 +201,12 @@ class Ledger:
             raise ConflictError(f"Producer {claim.producer} is at seq {current.seq}, not {claim.seq}.")
 
     def _of_units(self, every: str, unit_ids: Iterable[str], table_uuid: str) -> list[tuple[Any, ...]]:
-        """What a query of all deliveries gives of these units in the table."""
+        """Run a query of all deliveries, filtered by these units of the table."""
         wanted = list(unit_ids)
         if not wanted:
             return []
         if len(wanted) <= _UNITS_FEW_MAX:
-            # Planning a join with them would take as long as everything else.
+            # Planning a join with them would take as long as all the rest.
             text = f"{every} WHERE row(table_uuid) = row(?) AND list_contains(?::VARCHAR[], unit_id)"
             return self._rows(text, [table_uuid, wanted])
         with self._registered(pa.table({"unit_id": pa.array(wanted, pa.string())})) as name:
@@ -252,7 +265,7 @@ _DELIVERIES = pa.schema(
 
 
 def _naive(moment: datetime) -> datetime:
-    # Stored as UTC without a zone: DuckDB needs a further package to hand zoned times to Python.
+    # Stored as UTC without a zone: DuckDB needs another package to return zoned times to Python.
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 

@@ -1,4 +1,4 @@
-"""Upkeep: merge small files, expire snapshots, clean up, remove orphans; safe beside running
+"""Maintenance: merge small files, expire snapshots, clean up, remove orphans; safe beside running
 deliveries.
 
 Each step has two forms, one that looks and one that acts, over the same selection, so that a dry
@@ -117,11 +117,11 @@ class _Look:
     def merge(self, table: Table) -> int:
         parameters = [table.id.schema, table.id.name, self._lake.limits.target_file_bytes]
         with self._lake.cursor() as cursor:
-            return _count(cursor, self._statement("upkeep_small_files"), parameters)
+            return _count(cursor, self._statement("maintenance_small_files"), parameters)
 
     def settle(self) -> int:
         with self._lake.cursor() as cursor:
-            found = cursor.execute(self._statement("upkeep_inlined_tables"), [LEDGER_SCHEMA]).fetchall()
+            found = cursor.execute(self._statement("maintenance_inlined_tables"), [LEDGER_SCHEMA]).fetchall()
             metadata = tables.metadata_of(self._lake.name)
             return sum(_count(cursor, f"SELECT count(*) FROM {sql.qualified(metadata, name)}", []) for (name,) in found)
 
@@ -157,7 +157,7 @@ class _Act(_Look):
         merged = 0
         while processed := self._merge_some(table):
             merged += processed
-            # Whoever waits for the lock looks for it now and then: let a delivery in.
+            # Waiting processes poll the lock: give a delivery time to take it.
             self._lake.clock.sleep(_BETWEEN_MERGES_S)
         return merged
 
@@ -171,7 +171,7 @@ class _Act(_Look):
         return sum(int(row[0]) for row in rows)
 
     def settle(self) -> int:
-        # The ledger is closed to everybody's compaction; it is opened for the length of this
+        # The ledger is excluded from all compaction; it is opened for the length of this
         # transaction, under the commit lock, so that dead versions of its rows do not pile up in
         # the catalog.
         call = f"CALL {sql.identifier(self._lake.name)}.set_option"
@@ -206,17 +206,17 @@ class _Act(_Look):
 
 
 def _is_mergeable(table: Table) -> bool:
-    """Whether rows of the table are found again once DuckLake has written them anew.
+    """Whether rows of the table can still be found after DuckLake has rewritten them.
 
-    It writes filters of Bloom's, and nothing tells it not to; behind one, DuckDB finds no bytes
-    that are not text.
+    DuckLake writes Bloom filters, which cannot be disabled; with one, DuckDB does not find BLOB
+    values that are not text.
     """
     return not any(types.holds(column.type, frozenset({"blob"})) for column in table.columns)
 
 
 def _is_abandoned(path: str, alive: frozenset[str], before: datetime) -> bool:
     job_id = staging.job_of(path)
-    # Files that no job of ours wrote are DuckLake's own; it has looked at their age already.
+    # Files that no job of Catchment wrote are DuckLake's own; it has checked their age already.
     return job_id is None or (job_id not in alive and staging.is_older(job_id, before))
 
 

@@ -1,4 +1,6 @@
-"""What a lake of ours has DuckLake do otherwise than by itself: options that it keeps, for all who write to it."""
+"""DuckLake options that differ from its defaults; stored in the lake, for every process that writes
+to it.
+"""
 
 import duckdb
 
@@ -8,25 +10,28 @@ from catchment.lake.tables import LEDGER_SCHEMA
 
 
 def are_set(connection: duckdb.DuckDBPyConnection, lake_name: str, *, file_bytes: int) -> bool:
-    """Whether the lake has them."""
+    """Whether the lake has all options."""
     query = sql.statement(tables.PACKAGE, "options", metadata=tables.metadata_of(lake_name))
     found = {(name, schema): value for name, schema, value in connection.execute(query).fetchall()}
     return found.items() >= _wanted(file_bytes).items()
 
 
 def set_all(connection: duckdb.DuckDBPyConnection, lake_name: str, *, file_bytes: int) -> None:
-    """Set them, in the transaction that is open; the ledger is there by then."""
+    """Set all options in the open transaction; the ledger must exist."""
     for (name, schema), kept in _wanted(file_bytes).items():
         scope = "" if schema is None else f", schema => {sql.literal(schema)}"
-        value = sql.literal(_told(name, kept))
+        value = sql.literal(_option_value(name, kept))
         connection.execute(f"CALL {sql.identifier(lake_name)}.set_option({sql.literal(name)}, {value}{scope})")
 
 
 def _wanted(file_bytes: int) -> dict[tuple[str, str | None], str]:
-    """By name, and by schema where they are not for all of the lake; in the form in which DuckLake keeps them."""
-    # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL, and the queue does
-    # the same job better. The ledger's one-row updates are, and nobody but our own upkeep may compact it. Parquet's
-    # version 2 and zstd's lightest level take a third off what an INSERT costs, for files as small as before.
+    """Return the options by name and schema (None: the whole lake), in the form in which DuckLake
+    stores them.
+    """
+    # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL,
+    # and the queue does the same job better. The ledger's one-row updates are inlined, and only
+    # Catchment's own maintenance may compact it. Parquet's version 2 and zstd's lowest level make
+    # an INSERT a third cheaper, with files as small as before.
     return {
         ("data_inlining_row_limit", None): "0",
         ("data_inlining_row_limit", LEDGER_SCHEMA): "10",
@@ -38,8 +43,8 @@ def _wanted(file_bytes: int) -> dict[tuple[str, str | None], str]:
     }
 
 
-def _told(name: str, kept: str) -> str:
-    """How DuckLake is told the value of an option that it keeps in another form."""
+def _option_value(name: str, kept: str) -> str:
+    """Convert a stored value to the form that `set_option` takes."""
     match name:
         case "target_file_size":
             return f"{kept} bytes"

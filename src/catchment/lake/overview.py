@@ -1,4 +1,4 @@
-"""A lake at a glance: its tables and files, its snapshots, what was delivered last, and what was set aside."""
+"""Overview of a lake: tables and files, snapshots, recent deliveries, dead letters, migrations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ _MIGRATIONS = "_migrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
-    """The files of one table. A small one that is alone counts as none: there is nothing to merge it with."""
+    """The files of one table. A table's only file does not count as small: there is nothing to
+    merge it with.
+    """
 
     table: TableId
     files: int
@@ -29,7 +31,7 @@ class TableFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migrated:
-    """How far the migrations of one schema are, by their records in the lake."""
+    """Progress of one schema's migrations, by their records in the lake."""
 
     schema: str
     applied: int
@@ -39,7 +41,7 @@ class Migrated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What there is to see, at one moment of the lake."""
+    """State of the lake at one snapshot."""
 
     tables: tuple[TableFiles, ...]
     snapshots: int
@@ -56,7 +58,9 @@ NOTHING = Overview(
 
 
 def overview(lake: Lake, *, small_bytes: int, deliveries_max: int) -> Overview:
-    """The lake as it is now, from its catalog alone; files below `small_bytes` are small ones."""
+    """Return the current state of the lake, from its catalog alone; files below `small_bytes` are
+    small.
+    """
     with lake.snapshot() as connection:
         metadata = metadata_of(lake.name)
         text = sql.statement(PACKAGE, "overview_tables", metadata=metadata)
@@ -86,7 +90,7 @@ def overview(lake: Lake, *, small_bytes: int, deliveries_max: int) -> Overview:
 
 
 def _migrated(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[Migrated, ...]:
-    # Made with the first migration of the lake.
+    # Created by the first migration of the lake.
     if not has_table(connection, lake_name, TableId(LEDGER_SCHEMA, _MIGRATIONS)):
         return ()
     rows = connection.execute(sql.statement(PACKAGE, "overview_migrations", lake=lake_name)).fetchall()

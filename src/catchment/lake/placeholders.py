@@ -1,7 +1,9 @@
-"""DuckLake's placeholders: text such as `{SNAPSHOT_ID}` that it replaces anywhere in its own metadata SQL.
+"""DuckLake's placeholders: text such as `{SNAPSHOT_ID}` that it replaces anywhere in its own
+metadata SQL.
 
-It does so in values too: in commit messages, in partition values, and in the minimum and maximum of a column, after
-which a filter on that column passes the file by. So such text must not reach the catalog. Inside data files it is safe.
+It replaces them in values too: in commit messages, in partition values, and in the minimum and
+maximum of a column, after which filters on that column skip the file. So such text must not reach
+the catalog. Inside data files it is safe.
 """
 
 import re
@@ -16,5 +18,5 @@ def has_token(text: str) -> bool:
 
 
 def without_tokens(text: str) -> str:
-    """The text with its placeholders in round brackets, which mean nothing to DuckLake."""
+    """Return the text with its placeholders in round brackets, which DuckLake does not replace."""
     return _TOKEN.sub(lambda token: f"({token[0][1:-1]})", text)

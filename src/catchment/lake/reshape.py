@@ -1,8 +1,9 @@
-"""Bringing rows into a table's columns.
+"""Conversion of rows to a table's columns.
 
-Rows that come from outside are matched by name, widened where nothing is lost, and get defaults. Rows that were bound
-to the table when they were acknowledged are matched by what DuckLake knows its columns by: whatever was renamed, added,
-dropped or widened since, they come to what they would be had they been in the table all the time.
+Rows from outside are matched by name, widened if nothing is lost, and get defaults. Rows that were
+bound to the table when they were acknowledged are matched by DuckLake's field ids: whichever
+columns were renamed, added, dropped or widened since, the result is the same as if the rows had
+been in the table all the time.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +16,9 @@ from catchment.lake.types import Column, DuckDBType, Field, Fit
 
 
 def misfit(have: Sequence[Column], columns: Sequence[Column], *, cast: Collection[str] = ()) -> str | None:
-    """Why rows with columns `have` cannot go into `columns` unchanged, or None; those named in `cast` may be cast."""
+    """Return why rows with columns `have` cannot go into `columns` unchanged, or None; columns in
+    `cast` may be cast.
+    """
     there = {sql.fold(column.name): column for column in have}
     want = {sql.fold(column.name): column for column in columns}
     if len(there) != len(have):
@@ -34,19 +37,21 @@ def misfit(have: Sequence[Column], columns: Sequence[Column], *, cast: Collectio
 
 
 def select_list(have: Sequence[Column], columns: Sequence[Column]) -> list[str]:
-    """Expressions that turn a relation with columns `have` into `columns`."""
+    """Return expressions that convert a relation with columns `have` to `columns`."""
     there = {sql.fold(column.name): column for column in have}
     return [_expression(column, there.get(sql.fold(column.name))) for column in columns]
 
 
 def are_bound(rows: Sequence[Column], columns: Sequence[Column]) -> bool:
-    """Whether both are columns of the same table, and it is known which is which."""
+    """Whether both are columns of the same table, with known field ids."""
     uuids = {column.table_uuid for column in (*rows, *columns)}
     return len(uuids) == 1 and all(column.lake_field is not None for column in (*rows, *columns))
 
 
 def select_bound(rows: Sequence[Column], columns: Sequence[Column]) -> list[str]:
-    """Expressions that turn rows that were bound to earlier columns of a table into rows of its present columns."""
+    """Return expressions that convert rows bound to earlier columns of a table to its present
+    columns.
+    """
     before = {column.lake_field.id: column for column in rows if column.lake_field is not None}
     return [
         f"{_carried(before.get(column.lake_field.id), column)} AS {sql.identifier(column.name)}"
@@ -66,14 +71,14 @@ def _carried(before: Column | None, now: Column) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A value of an earlier shape: the expression that gives it, its type, and what DuckLake knows it by."""
+    """A value of an earlier shape: its expression, its type, and its DuckLake field."""
 
     expression: str
     kind: DuckDBType
     field: Field
 
     def inner(self) -> dict[int, tuple[str, DuckDBType, Field]]:
-        """The values inside it, by id, with the names that they have in it."""
+        """Return the values inside it by field id, each with its name in it."""
         return {
             field.id: (name, kind, field)
             for (name, kind), field in zip(types.children(self.kind), self.field.inner, strict=True)
@@ -81,7 +86,9 @@ class _Source:
 
 
 def _converted(source: _Source, kind: DuckDBType, field: Field, *, depth: int) -> str:
-    """The value in its present type: matched field by field inside nested types, and cast at the leaves."""
+    """Return the value in its present type: matched by field inside nested types, cast at the
+    leaves.
+    """
     if source.field == field and str(source.kind) == str(kind):
         return source.expression
     match kind.id:
@@ -97,7 +104,7 @@ def _converted(source: _Source, kind: DuckDBType, field: Field, *, depth: int) -
             value = _inside(source, 1, f"x{depth}.value", value_type, field.inner[1], depth=depth + 1)
             entry = f"lambda x{depth}: {{key: {key}, value: {value}}}"
             entries = f"list_transform(map_entries({source.expression}), {entry})"
-            # Without entries there is nothing to tell the types by.
+            # An empty map does not determine its types.
             return f"CAST(map_from_entries({entries}) AS {kind})"
         case _:
             return source.expression if str(source.kind) == str(kind) else f"CAST({source.expression} AS {kind})"
@@ -114,7 +121,7 @@ def _converted_struct(source: _Source, kind: DuckDBType, field: Field, *, depth:
         else:
             converted = _initial(inner.initial, inner_kind)
         parts.append(f"{sql.identifier(name)} := {converted}")
-    # A struct that is NULL stays so, and does not become one of NULLs.
+    # A NULL struct stays NULL, and does not become a struct of NULLs.
     return f"CASE WHEN {source.expression} IS NULL THEN NULL ELSE struct_pack({', '.join(parts)}) END"
 
 

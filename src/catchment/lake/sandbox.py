@@ -8,8 +8,7 @@ import duckdb
 from catchment.foundation import files, sql
 from catchment.lake.attach import LakeAddress
 
-# Settings that a session may change for itself: they say how its own results look, and nothing of
-# what it can reach.
+# Settings that a session may change for itself: they affect only its own results, not its access.
 SESSION_SETTINGS = frozenset(
     {
         *("timezone", "calendar", "default_null_order", "null_order", "default_order", "integer_division"),
@@ -21,14 +20,14 @@ SESSION_SETTINGS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """What a sandboxed instance may use: the lake's data folder, space to spill, and memory."""
+    """Limits of a sandboxed instance: the lake's data folder, a folder to spill to, and memory."""
 
     spill_path: Path
     memory_mb: int = 0
 
     def apply(self, connection: duckdb.DuckDBPyConnection, address: LakeAddress | None = None) -> None:
-        """Close the instance in, for good. The catalog, attached by now, stays within reach of the
-        lake alone.
+        """Sandbox the instance irrevocably. The catalog must be attached: only DuckLake can reach
+        it then.
         """
         settings: dict[str, sql.Value] = {
             "temp_directory": str(self.spill_path),
@@ -40,7 +39,7 @@ class Sandbox:
         for name, value in settings.items():
             connection.execute(f"SET {name} = {sql.literal(value)}")
         if address is not None:
-            # Made now: nothing above it can be, later.
+            # Created now: later, the sandbox forbids creating its parents.
             files.make_folder(files.local_path(address.data_path))
             folder = sql.literal(address.data_path.rstrip("/") + "/")
             connection.execute(f"SET allowed_directories = [{folder}]")

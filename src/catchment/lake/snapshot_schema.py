@@ -1,4 +1,4 @@
-"""A schema of a lake as it was at a snapshot: its tables, and the files that hold their rows.
+"""A schema of a lake as it was at a snapshot: its tables, and the files with their rows.
 
 What is read here is what DuckLake itself goes by when it reads `AT (VERSION => …)`, for a reader
 that has the files and not the catalog. Merging replaces the files of a snapshot by others that hold
@@ -54,8 +54,8 @@ class SnapshotFile:
     """A data file at a snapshot. `partial`: some of its rows, or of its deletions, are of later
     snapshots.
 
-    `names` is None where the file has the numbers of fields. `partition` are the values that it is
-    split by as the table is, or None where it is not split so.
+    `names` is None if the file has field ids. `partition` has the values of the table's partition
+    keys, or None if the file is not split by them.
     """
 
     path: str
@@ -92,7 +92,7 @@ def schema_at(lake: Lake, schema: str, snapshot: int) -> tuple[SnapshotTable, ..
                 hint="Maintenance has expired it. Begin with a newer one.",
             )
         given = {"snapshot": snapshot, "schema": schema}
-        views = [name for (name,) in connection.execute(_statement(lake, "past_views"), given).fetchall()]
+        views = [name for (name,) in connection.execute(_statement(lake, "snapshot_views"), given).fetchall()]
         if views:
             raise NotSupportedError(
                 f"Schema {schema} has views, which cannot be carried over: {', '.join(views)}.",
@@ -186,7 +186,7 @@ class _Past:
         given = {"snapshot": self.snapshot, "table": number}
         names = self._names(number)
         found = []
-        for row in self.connection.execute(_statement(self.lake, "past_files"), given).fetchall():
+        for row in self.connection.execute(_statement(self.lake, "snapshot_files"), given).fetchall():
             path, relative, size, rows, is_partial, mapping, split, values, secret, kind, delete_kind, *deletes = row
             odd = next((each for each in (kind, delete_kind) if each not in (None, "parquet")), None)
             if secret or odd is not None:
@@ -208,7 +208,9 @@ class _Past:
         return found
 
     def _check(self, found: Sequence[SnapshotFile]) -> None:
-        """What was read must be what DuckLake reads: its catalog may change with its version."""
+        """Verify the result against DuckLake's own reading: its catalog may change with its
+        version.
+        """
         listed = self.connection.execute(
             "SELECT data_file, delete_file FROM ducklake_list_files(?, ?, schema => ?, snapshot_version => ?)",
             [self.lake.name, self.id.name, self.id.schema, self.snapshot],
@@ -217,7 +219,7 @@ class _Past:
             raise InvariantError(f"DuckLake lists other files of {self.id} at snapshot {self.snapshot} than it keeps.")
 
     def _names(self, number: int) -> dict[int, tuple[FileName, ...]]:
-        rows = self.connection.execute(_statement(self.lake, "past_names"), {"table": number}).fetchall()
+        rows = self.connection.execute(_statement(self.lake, "snapshot_names"), {"table": number}).fetchall()
         below: defaultdict[tuple[int, int | None], list[tuple[Any, ...]]] = defaultdict(list)
         for mapping, column, name, target, parent, in_path in rows:
             below[mapping, parent].append((column, name, target, in_path))
@@ -239,7 +241,7 @@ class _Past:
             f"ducklake_inlined_delete_{number}"
         ):
             raise InputError(
-                f"Table {self.id} has rows or deletions in the catalog itself, which no file holds.",
+                f"Table {self.id} has rows or deletions in the catalog itself, not in a file.",
                 hint=f"CALL ducklake_flush_inlined_data('{self.lake.name}'), then begin with a newer snapshot.",
             )
 

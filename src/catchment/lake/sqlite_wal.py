@@ -1,14 +1,16 @@
-"""Keeping the WAL of a SQLite catalog in its place while many threads use it.
+"""Keeps the WAL of a SQLite catalog in place while many threads use it.
 
-Whoever is the last to close a SQLite database takes it for itself, writes its WAL back and removes it; whoever is the
-first to open it again recovers the WAL's index. DuckDB opens and closes the catalog for every transaction and scan, so
-in a server both happen all the time. Who comes in that moment is told that the database is busy, and the SQLite in
-DuckDB's extension, built without `usleep`, then sleeps for a second.
+The last connection that closes a SQLite database locks it exclusively, writes its WAL back and
+removes it; the first one that opens it again recovers the WAL's index. DuckDB opens and closes the
+catalog for every transaction and scan, so in a server both happen all the time. A connection that
+comes at that moment finds the database busy, and the SQLite in DuckDB's extension, built without
+`usleep`, then sleeps for a second.
 
-A database that another process has open too is never closed last. Here we hold what such a process would hold: a shared
-lock on the byte that comes before an exclusive lock, and one on the byte that says that the index is in use. They are
-locks of an open file, not of a process, so they count against this process's own SQLite as well. The bytes are part of
-SQLite's file format. Where the system has no such locks, nothing is held, and all is as it was.
+A database that another process has open too is never closed last. This module holds the locks that
+such a process would hold: a shared lock on the pending byte, which an exclusive lock needs, and one
+on the byte that says that the index is in use. They are locks of an open file, not of a process, so
+they also exclude this process's own SQLite. The bytes are part of SQLite's file format. If the
+system has no such locks, nothing is held, and SQLite behaves as usual.
 """
 
 import threading
@@ -17,15 +19,15 @@ from pathlib import Path
 from catchment.foundation.files import SharedFile
 
 _PENDING_BYTE = 0x4000_0000
-# In the file of the WAL's index.
+# Offset in the file of the WAL's index.
 _IN_USE_BYTE = 128
-# Where the header says how the file is to be written and read: 2 is with a WAL.
+# Write and read version in the file's header: 2 is WAL.
 _VERSIONS = slice(18, 20)
 _WITH_WAL = b"\x02\x02"
 
 
 class OpenWal:
-    """The WAL of a catalog that stays open."""
+    """A catalog's WAL that is kept open."""
 
     def __init__(self, catalog: Path) -> None:
         self._catalog = catalog
@@ -33,7 +35,9 @@ class OpenWal:
         self._mutex = threading.Lock()
 
     def hold(self) -> bool:
-        """Keep the catalog from being closed last; False where it has no WAL: then commits need what is held here."""
+        """Keep the catalog from being closed last; False without a WAL: then commits need this
+        lock.
+        """
         with self._mutex:
             if self._held:
                 return False
@@ -42,13 +46,15 @@ class OpenWal:
         return file.head(_VERSIONS.stop)[_VERSIONS] == _WITH_WAL and file.share(_PENDING_BYTE)
 
     def hold_index(self) -> None:
-        """Keep the WAL's index, which is there once somebody has used the catalog since `hold`."""
+        """Keep the WAL's index, which exists once the catalog was used after `hold`."""
         index = SharedFile(self._catalog.with_name(f"{self._catalog.name}-shm"))
         self._held.append(index)
         index.share(_IN_USE_BYTE)
 
     def release(self) -> None:
-        """Leave it to whoever closes the catalog next, last of all, to tidy up. Nothing else is under way any more."""
+        """Release the locks: the last connection to close the catalog removes the WAL. Nothing else
+        may run.
+        """
         for file in self._held:
             file.close()
         self._held.clear()

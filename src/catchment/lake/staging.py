@@ -1,13 +1,14 @@
-"""Where running jobs put their files, and how upkeep knows which jobs still run.
+"""Staging folders of running jobs, and how maintenance knows which jobs still run.
 
-    <data path>/_catchment_staging/<job>/alive.lock    held by the driver for as long as the job runs
-    <data path>/_catchment_staging/<job>/<attempt>/…   what one attempt of one task wrote
-    <data path>/_catchment_staging/<job>/insert/…      what finished tasks wrote, placed to be inserted
-    <table folder>/<job>/<batch>/…                     what finished tasks wrote, placed to be registered
+    <data path>/_catchment_staging/<job>/alive.lock    held by the driver while the job runs
+    <data path>/_catchment_staging/<job>/<attempt>/…   output of one attempt of one task
+    <data path>/_catchment_staging/<job>/insert/…      output of finished tasks, to be inserted
+    <table folder>/<job>/<batch>/…                     output of finished tasks, to be registered
 
-Everything that a job writes lies under a folder named by its id, so a file that no snapshot knows can be traced to its
-job: alive, it is left alone; dead and old enough, the file is an orphan. The age comes from the id, not from the
-file: a hard link is as old as the file it was made from.
+A job writes only below folders named by its id, so a file that no snapshot lists can be traced to
+its job. If the job runs, the file is left alone; if the job is dead and old enough, the file is an
+orphan. The age comes from the id, not from the file: a hard link is as old as the file it was made
+from.
 """
 
 import logging
@@ -34,11 +35,11 @@ class JobFolder:
     path: Path
 
     def table_folder(self, table_folder: str, batch: int) -> Path:
-        """Where one batch of this job is placed to be registered."""
+        """Return the folder of one batch of files to be registered."""
         return files.local_path(table_folder) / self.job_id / f"{batch:04d}"
 
     def insert_folder(self, table_uuid: str, batch: int) -> Path:
-        """Where one batch of this job is placed to be inserted into the table."""
+        """Return the folder of one batch of files to be inserted into the table."""
         return self.path / "insert" / f"{batch:04d}-{table_uuid}"
 
 
@@ -51,33 +52,33 @@ class Staging:
 
     @contextmanager
     def job(self) -> Iterator[JobFolder]:
-        """A folder for a new job, alive until the block ends; removed when it ends well."""
+        """Create a folder for a new job, alive inside the context; removed if the job succeeds."""
         job_id = ids.new_job_id(self._clock)
         folder = JobFolder(job_id=job_id, path=self._path / job_id)
-        # Somebody who asks whether the job lives holds the lock for an instant.
+        # A process that checks whether the job runs holds the lock for an instant.
         with files.FileLock(folder.path / _LOCK, clock=self._clock).held(timeout_s=_LOCK_S_MAX):
             yield folder
             try:
                 files.remove_tree(folder.path)
             except StorageFailedError as error:
-                # The work is done; what a late twin of a task left here goes with the next upkeep.
+                # The work is done; the next maintenance removes files of a late second attempt.
                 events.emit("staging_left", level=logging.WARNING, job=job_id, reason=error.message)
 
     def live_jobs(self) -> frozenset[str]:
-        """The jobs that run at this moment, on any process of this host."""
+        """Return the jobs that run now, in any process of this host."""
         if not self._path.exists():
             return frozenset()
         return frozenset(entry.name for entry in self._path.iterdir() if not self._is_dead(entry))
 
     def remove_dead(self, *, before: datetime) -> list[str]:
-        """Remove the staging folders of dead jobs that started before then; returns the jobs."""
+        """Remove the staging folders of dead jobs that started before then; return the jobs."""
         dead = self.dead_jobs(before=before)
         for job_id in dead:
             files.remove_tree(self._path / job_id)
         return dead
 
     def dead_jobs(self, *, before: datetime) -> list[str]:
-        """Jobs that started before then, left something in the staging area, and run no more."""
+        """Return jobs that started before then, have a staging folder, and do not run any more."""
         if not self._path.exists():
             return []
         return sorted(
@@ -90,7 +91,7 @@ class Staging:
 
 
 def job_of(path: str) -> str | None:
-    """The job that wrote the file, by the folders it lies in."""
+    """Return the job that wrote the file, by the folders in its path."""
     return next((part for part in PurePath(path).parts if ids.job_started_at(part) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""The lake's tables as values: columns, partitioning, order, and where their files belong."""
+"""The lake's tables as values: columns, partitioning, order, and the folder of their files."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ class PartitionKey:
 
     @property
     def is_transform(self) -> bool:
-        """Whether the files are split by something that is made of the column's value."""
+        """Whether the files are split by a function of the column's value."""
         return self.transform != "identity"
 
     @property
     def clause(self) -> str:
-        """The key as SET PARTITIONED BY has it; the catalog keeps a bucket as `bucket(8)`."""
+        """The key as written in SET PARTITIONED BY; the catalog stores a bucket as `bucket(8)`."""
         return self._applied(sql.identifier(self.column))
 
     @property
     def folder(self) -> str:
-        """What a registered file's `key=value` folder calls it."""
+        """The key's name in a registered file's `key=value` folder."""
         return self.transform if self.is_transform else self.column
 
     def __str__(self) -> str:
@@ -59,16 +59,17 @@ class SortKey:
 
     @property
     def clause(self) -> str:
-        """The key as ORDER BY has it."""
+        """The key as written in ORDER BY."""
         way = "DESC" if self.descending else "ASC"
         return f"{self.expression} {way} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the lake as the catalog describes it now, at this version of the lake's schema.
+    """A table of the lake as the catalog describes it, at one version of the lake's schema.
 
-    `encrypted` says that the lake encrypts its data files, each with a key of its own in the catalog.
+    `encrypted` says that the lake encrypts its data files, each with a key of its own in the
+    catalog.
     """
 
     id: TableId
@@ -82,7 +83,9 @@ class Table:
 
     @property
     def insert_reason(self) -> str | None:
-        """Why rows have to be inserted into the table, because it takes no registered files; None if it does."""
+        """Why rows must be inserted, because the table cannot take registered files; None if it
+        can.
+        """
         if self.encrypted:
             return "the lake encrypts its files"
         if not self._keys_are_in_folders():
@@ -91,15 +94,16 @@ class Table:
         return next((reason for column in self.columns if (reason := types.insert_reason(column)) is not None), None)
 
     def _keys_are_in_folders(self) -> bool:
-        """Whether names of folders can carry the partition keys: all plain columns, or all parts of a date.
+        """Whether folder names can carry the partition keys: all plain columns, or all parts of a
+        date.
 
-        DuckLake mixes up the keys of one column, and takes a folder that is called like a column for that column. What
-        a part of a TIMESTAMPTZ is depends on the session, and what bucket a value is in on DuckLake.
+        DuckLake mixes up several keys of one column, and takes a folder with the name of a column
+        for that column. Parts of a TIMESTAMPTZ depend on the session, and buckets on DuckLake.
         """
         kinds = {sql.fold(column.name): types.parse(column.type).id for column in self.columns}
         columns = {sql.fold(key.column) for key in self.partition_by}
         if not any(key.is_transform for key in self.partition_by):
-            # No folder's name is taken for a nested value.
+            # Folder names cannot carry nested values.
             return not any(kinds.get(column) in types.NESTED for column in columns)
         folders = {sql.fold(key.folder) for key in self.partition_by}
         return (
@@ -111,18 +115,18 @@ class Table:
 
 
 def metadata_of(lake_name: str) -> str:
-    """The name under which DuckLake attaches the catalog database itself."""
+    """Return the name under which DuckLake attaches the catalog database itself."""
     return f"__ducklake_metadata_{lake_name}"
 
 
 def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[TableId, ...]:
-    """Every user table that the catalog has."""
+    """Return every user table of the catalog."""
     found = (each for each in list_uuids(connection, lake_name) if each.schema != LEDGER_SCHEMA)
     return tuple(sorted(found, key=lambda table: (table.schema, table.name)))
 
 
 def has_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
-    """Whether the connection's transaction sees a table of that name; a view would do as well."""
+    """Whether the connection's transaction sees a table or view of that name."""
     try:
         connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}")
     except duckdb.CatalogException:
@@ -131,19 +135,21 @@ def has_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Tabl
 
 
 def list_uuids(connection: duckdb.DuckDBPyConnection, lake_name: str) -> dict[TableId, str]:
-    """Every table with what tells it from a namesake that was dropped."""
+    """Return every table's uuid, which differs from that of a dropped table of the same name."""
     text = sql.statement(PACKAGE, "table_uuids", metadata=metadata_of(lake_name))
     return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text).fetchall()}
 
 
 def created_by(connection: duckdb.DuckDBPyConnection, lake_name: str, info: str) -> dict[TableId, str]:
-    """The tables that the commit with this provenance created, with their uuids; none if it never landed."""
+    """Return the tables that the commit with this provenance created, with their uuids; none if it
+    was not applied.
+    """
     text = sql.statement(PACKAGE, "table_created_by", metadata=metadata_of(lake_name))
     return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text, [info]).fetchall()}
 
 
 def identity_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> str:
-    """What tells the lake from every other one: the id of its first schema."""
+    """Return the id of the lake's first schema, which is unique to the lake."""
     query = (
         f"SELECT schema_uuid FROM {metadata_of(lake_name)}.ducklake_schema "
         f"WHERE schema_name = {sql.literal(DEFAULT_SCHEMA)} AND end_snapshot IS NULL"
@@ -153,9 +159,11 @@ def identity_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> str:
 
 
 def newest_schema(connection: duckdb.DuckDBPyConnection, lake_name: str, *, since: int = 0) -> tuple[int, int]:
-    """The newest snapshot, and a number that grows with every change to any table except to its rows.
+    """Return the newest snapshot, and a number that grows with every change to a table except to
+    its rows.
 
-    `since` is a snapshot that was the newest before: a catalog that is asked for what came after sends little.
+    `since` is an earlier newest snapshot: the catalog then returns only the snapshots from there
+    on.
     """
     snapshots = f"{metadata_of(lake_name)}.ducklake_snapshot WHERE snapshot_id >= {since}"
     row = connection.execute(f"SELECT max(snapshot_id), max(schema_version) FROM {snapshots}").fetchone()
@@ -166,15 +174,15 @@ def newest_schema(connection: duckdb.DuckDBPyConnection, lake_name: str, *, sinc
 
 
 def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
-    """The number of the snapshot that the connection's transaction sees the lake's tables at, to its end."""
+    """Return the snapshot at which the connection's transaction sees the lake's tables, to its end."""
     row = connection.execute(f"SELECT id FROM {sql.identifier(lake_name)}.current_snapshot()").fetchone()
     if row is None:
-        raise InvariantError(f"A transaction on {lake_name} is at no snapshot.")
+        raise InvariantError(f"A transaction on {lake_name} has no snapshot.")
     return int(row[0])
 
 
 def is_encrypted(connection: duckdb.DuckDBPyConnection, lake_name: str) -> bool:
-    """Whether the lake encrypts its data files; decided when it is made, and never changed."""
+    """Whether the lake encrypts its data files; decided when it is created, and never changed."""
     query = f"SELECT value FROM {metadata_of(lake_name)}.ducklake_metadata WHERE key = 'encrypted'"
     return connection.execute(query).fetchall() == [("true",)]
 
@@ -182,9 +190,9 @@ def is_encrypted(connection: duckdb.DuckDBPyConnection, lake_name: str) -> bool:
 def find_table(
     connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str
 ) -> Table | None:
-    """The table, or None where the lake has none of that name."""
-    # Small statements on the catalog's own tables: as one statement they take twice as long, most of it to plan it, and
-    # DuckDB's own lists are made of all the databases that it has.
+    """Return the table, or None if the lake has none of that name."""
+    # Small statements on the catalog's own tables: as one statement they take twice as long, mostly
+    # for planning, and DuckDB's own lists cover all attached databases.
     catalog = _Catalog(connection, lake_name)
     places = catalog.rows("table_place", table.schema, table.name)
     if not places:
@@ -193,7 +201,7 @@ def find_table(
     try:
         columns = connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}").fetchall()
     except duckdb.CatalogException:
-        # The transaction that asks has dropped it.
+        # The connection's own transaction has dropped it.
         return None
     fields = catalog.rows("table_fields", table_id)
     names = {field: name for field, _, name, _ in fields}
@@ -211,7 +219,8 @@ def find_table(
                 default=_default(default),
                 initial=known[name].initial if name in known else None,
                 unbounded=name in unbounded,
-                # A column that the asking transaction has added or renamed itself is not known yet.
+                # A column that the connection's own transaction added or renamed has no known field
+                # yet.
                 table_uuid=uuid,
                 lake_field=known.get(name),
             )
@@ -231,20 +240,22 @@ def find_table(
 
 
 def is_as_it_was(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table) -> bool:
-    """Whether no table has been changed since this one was found, rows aside: the cheaper question."""
+    """Whether no table has changed since this one was found, except for rows; cheaper than
+    `find_table`.
+    """
     places = _Catalog(connection, lake_name).rows("table_place", table.id.schema, table.id.name)
     return [(uuid, version) for _, uuid, _, version, _ in places] == [(table.uuid, table.schema_version)]
 
 
 def changes_since(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table, snapshot_id: int) -> int:
-    """How many snapshots after that one have changed the table in any way."""
+    """Return the number of snapshots after that one that changed the table in any way."""
     text = sql.statement(PACKAGE, "table_changes", metadata=metadata_of(lake_name))
     row = connection.execute(text, [table.uuid, snapshot_id]).fetchone()
     return int(row[0]) if row else 0
 
 
 def require_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId, *, data_path: str) -> Table:
-    """The table, or an error that says what is there instead."""
+    """Return the table, or raise TableMissingError with a list of the existing tables."""
     found = find_table(connection, lake_name, table, data_path=data_path)
     if found is None:
         known = ", ".join(str(each) for each in list_tables(connection, lake_name)[:10]) or "none"
@@ -253,7 +264,7 @@ def require_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: 
 
 
 class _Catalog:
-    """The tables that DuckLake itself keeps of a lake's tables."""
+    """DuckLake's own tables about a lake's tables."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str) -> None:
         self._connection = connection
@@ -264,7 +275,9 @@ class _Catalog:
         return self._connection.execute(text, list(values)).fetchall()
 
     def without_bounds(self, table_id: int, fields: Iterable[tuple[Any, ...]]) -> frozenset[str]:
-        """Columns of a table with files of which DuckLake keeps no bounds, neither of them nor of a field in them."""
+        """Return columns of a table with files for which DuckLake keeps no bounds, nor for a field
+        in them.
+        """
         if not self.rows("table_has_files", table_id):
             return frozenset()
         parents = {field: parent for field, parent, _, _ in fields}
@@ -277,7 +290,7 @@ class _Catalog:
 
 
 def _fields_by_name(rows: Sequence[tuple[Any, ...]]) -> dict[str, Field]:
-    """The columns as DuckLake knows them, with the fields inside them, by the names of the columns."""
+    """Return DuckLake's fields of the columns, including nested ones, by the columns' names."""
     within: dict[int | None, list[tuple[Any, ...]]] = {}
     for row in rows:
         within.setdefault(row[1], []).append(row)

@@ -1,10 +1,11 @@
-"""Columns and types: what a lake stores, what registered files carry of it, and which source fits which column.
+"""Columns and types: which types a lake stores, which of them registered files carry, and which
+source type fits which column.
 
     registered   `ducklake_add_data_files` carries it, and every value comes back the same
-    inserted     DuckLake stores it, and refuses or misreads files that are registered with it: an INSERT carries it
+    inserted     DuckLake stores it, but refuses or misreads registered files with it: use an INSERT
     refused      DuckLake has no such type, or cannot write it
 
-Of some inserted types DuckLake's files keep only some values. The others would come back changed without a word:
+Of some inserted types DuckLake's files keep only some values. The others would change silently:
 `kept` is a condition that tells them apart.
 """
 
@@ -22,11 +23,13 @@ from catchment.foundation import sql
 
 DuckDBType = sqltypes.DuckDBPyType
 
-# Measured with DuckDB 1.5: 20 nested lists take 0.2 s to read from Parquet, and each further one doubles that.
+# Measured with DuckDB 1.5: 20 nested lists take 0.2 s to read from Parquet, and each further one
+# doubles that.
 LISTS_NESTED_MAX = 16
-# Arrow takes no more than 64 levels, of which a MAP is two.
+# Arrow accepts at most 64 levels, and a MAP is two.
 NESTING_MAX = 50
-# DuckDB's Parquet writer holds 256 KiB for each: 3,000 do not fit into a task's default memory of 1 GiB.
+# DuckDB's Parquet writer needs 256 KiB for each: 3,000 do not fit into a task's default memory of 1
+# GiB.
 LEAVES_MAX = 2_000
 NESTED = frozenset({"list", "struct", "map"})
 _REGISTERED = frozenset(
@@ -47,7 +50,8 @@ _REASONS = {
     "geometry": "DuckDB reads it back from Parquet only as a column of its own, not inside another type",
 }
 
-# For each type, the types that hold every value of it unchanged. Nested types and decimals are worked out by `fit`.
+# For each type, the types that can represent each of its values. `fit` handles nested types and
+# decimals.
 _WIDER: dict[str, frozenset[str]] = {
     "tinyint": frozenset({"smallint", "integer", "bigint", "hugeint", "float", "double"}),
     "smallint": frozenset({"integer", "bigint", "hugeint", "float", "double"}),
@@ -81,10 +85,11 @@ class Fit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What DuckLake knows a column by, or a field inside one, whatever it is called.
+    """DuckLake's identity of a column, or of a field inside one, independent of its name.
 
-    `initial` is the value, as text, of rows that are older than the field. `inner` are the fields of a struct, the
-    element of a list, or key and value of a map, in the order of the column's type.
+    `initial` is the value, as text, of rows that are older than the field. `inner` are the fields
+    of a struct, the element of a list, or key and value of a map, in the order of the column's
+    type.
     """
 
     id: int
@@ -93,7 +98,7 @@ class Field:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Field":
-        """The field that `dataclasses.asdict` has made this of."""
+        """Return the field from the output of `dataclasses.asdict`."""
         return cls(data["id"], data["initial"], tuple(cls.from_json(each) for each in data["inner"]))
 
 
@@ -101,10 +106,11 @@ class Field:
 class Column:
     """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression.
 
-    `initial` is the value, as text, that rows of a registered file read where the file lacks the column. `unbounded`
-    says that DuckLake keeps no bounds of the column for the whole table; once a table has files that stays so, which is
-    why it takes no part in comparing. `table_uuid` and `lake_field` say which column of which table it is, through all
-    renames; None if it is not a column of a table, or not known to be.
+    `initial` is the value, as text, that rows of a registered file have if the file lacks the
+    column. `unbounded` says that DuckLake keeps no bounds of the column for the whole table; that
+    cannot change once the table has files, so it is not compared. `table_uuid` and `lake_field`
+    identify the table and the column through all renames; None if it is not a column of a table, or
+    not known to be.
     """
 
     name: str
@@ -118,29 +124,31 @@ class Column:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Column":
-        """The column that `dataclasses.asdict` has made this of, by this version of Catchment or an earlier one."""
+        """Return the column from the output of `dataclasses.asdict`, of this version of Catchment
+        or an earlier one.
+        """
         known = data.get("lake_field")
         return cls(**{**data, "lake_field": None if known is None else Field.from_json(known)})
 
     @property
     def unbound(self) -> "Column":
-        """The column by its name alone, as any lake could have it."""
+        """The column without the identity of its table and field."""
         return replace(self, table_uuid=None, lake_field=None)
 
     @property
     def definition(self) -> str:
-        """The column as CREATE TABLE has it."""
+        """The column as written in CREATE TABLE."""
         default = "" if self.default is None else f" DEFAULT {self.default}"
         return f"{sql.identifier(self.name)} {self.type}{default}{'' if self.nullable else ' NOT NULL'}"
 
 
 def table_of(columns: Sequence[Column]) -> str | None:
-    """The uuid of the table that these are columns of, if it is known."""
+    """Return the uuid of the columns' table, if it is known."""
     return columns[0].table_uuid if columns else None
 
 
 def parse(text: str) -> DuckDBType:
-    """The type behind DuckDB's spelling of it."""
+    """Return the type of DuckDB's spelling."""
     try:
         return _parse(text)
     except duckdb.Error as error:
@@ -148,17 +156,18 @@ def parse(text: str) -> DuckDBType:
 
 
 def normal(text: str) -> str:
-    """DuckDB's own spelling of a type, so that equal types are equal texts."""
+    """Return DuckDB's own spelling of a type, so that equal types are equal texts."""
     return str(parse(text))
 
 
-# Types of which Arrow, as DuckDB writes it for clients, keeps no more than a text, or not even all digits.
+# Types that Arrow, as DuckDB writes it for clients, represents as text only, or without all digits.
 _CARRIED_AS_TEXT = frozenset({"uuid", "hugeint", "uhugeint", "time with time zone"})
 
 
 @cache
 def carrier(text: str) -> str:
-    """The type in which plain Arrow carries every value of a type: itself, or with texts in place of what it lacks.
+    """Return a type in which plain Arrow carries every value of a type: itself, or with text for
+    parts that Arrow lacks.
 
     A cast there and back gives the same value.
     """
@@ -181,12 +190,14 @@ def _carrier(kind: DuckDBType) -> str:
 
 
 def holds(text: str, kinds: frozenset[str]) -> bool:
-    """Whether a type is one of these kinds, or has one in it."""
+    """Whether a type is one of these kinds, or contains one."""
     return _holds(parse(text), kinds)
 
 
 def require_deliverable(column: Column) -> None:
-    """Refuse a column that DuckLake cannot store, whichever way its values come."""
+    """Raise TypeConflictError for a column that DuckLake cannot store by registering or by
+    inserting.
+    """
     culprit = _unstorable(parse(column.type))
     if culprit is not None:
         reason = _REASONS.get(culprit.id, "DuckLake has no such type")
@@ -198,43 +209,48 @@ def require_deliverable(column: Column) -> None:
 
 
 def insert_reason(column: Column) -> str | None:
-    """Why the column's values have to be inserted, because no registered file carries them; None if one does."""
+    """Return why the column's values must be inserted, because registered files cannot carry them;
+    None if they can.
+    """
     culprit = _find(parse(column.type), lambda kind: kind.id not in _REGISTERED)
     return None if culprit is None else f"column {column.name!r} is {column.type}, which registered files cannot carry"
 
 
 def kept(column: Column, *, inserted: bool = False) -> str | None:
-    """A condition, in SQL, that the lake keeps the column's value as it is; None if it keeps every value.
+    """Return an SQL condition that the lake keeps the column's value unchanged; None if it keeps
+    every value.
 
-    Where rows are `inserted`, text must not hold what DuckLake takes for a token of its own: as a bound of the column
-    it would be replaced, and filters would then miss other rows.
+    If rows are `inserted`, text must not contain a placeholder of DuckLake: in a bound of the
+    column it would be replaced, and filters would then miss other rows.
     """
     return _kept(sql.identifier(column.name), parse(column.type), _KEPT | _TOKENLESS if inserted else _KEPT)
 
 
 def require_bounded(columns: Sequence[Column]) -> None:
-    """Refuse columns that are so many, or nested so deep, that their Parquet files could not be written or read."""
+    """Raise TypeConflictError if columns are too many, or nested too deep, to write or read their
+    Parquet files.
+    """
     for column in columns:
         depth, lists = _nesting(parse(column.type))
         if lists > LISTS_NESTED_MAX:
             raise TypeConflictError(
-                f"Column {column.name!r} nests lists or maps {lists} deep, and at most {LISTS_NESTED_MAX} are taken: "
+                f"Column {column.name!r} nests lists or maps {lists} deep, and the limit is {LISTS_NESTED_MAX}: "
                 "each further one doubles the time to read it from Parquet.",
                 hint="Keep such values as JSON text.",
                 column=column.name,
             )
         if depth > NESTING_MAX:
             raise TypeConflictError(
-                f"Column {column.name!r} is nested {depth} deep, and at most {NESTING_MAX} is taken.",
+                f"Column {column.name!r} is nested {depth} deep, and the limit is {NESTING_MAX}.",
                 hint="Keep such values as JSON text.",
                 column=column.name,
             )
     leaves = sum(_leaves(parse(column.type)) for column in columns)
     if leaves > LEAVES_MAX:
         raise TypeConflictError(
-            f"The table has {leaves:,} columns, fields of STRUCTs included, and at most {LEAVES_MAX:,} are taken: "
+            f"The table has {leaves:,} columns, fields of STRUCTs included, and the limit is {LEAVES_MAX:,}: "
             "each needs memory of its own while its file is written.",
-            hint="Split the table, or keep fields that are seldom asked for in one MAP or JSON text.",
+            hint="Split the table, or keep seldom used fields in one MAP or JSON text.",
         )
 
 
@@ -256,14 +272,14 @@ def fit(source: DuckDBType, target: DuckDBType) -> Fit:
         case "struct", "struct":
             return _fit_struct(source, target)
         case "geometry", "geometry":
-            # DuckDB gives what it writes to Parquet the coordinate system that Parquet has by default.
+            # DuckDB writes geometries to Parquet with Parquet's default coordinate system.
             return Fit.WIDER if (str(source), str(target)) == (_GEOMETRY_OF_PARQUET, "GEOMETRY") else Fit.NONE
         case _:
             return Fit.WIDER if target.id in _WIDER.get(source.id, ()) and str(target) != "JSON" else Fit.NONE
 
 
 def common(one: str, other: str) -> str | None:
-    """The narrowest type we know that holds every value of both unchanged, or None where there is none."""
+    """Return the narrowest known type that represents every value of both unchanged, or None."""
     found = _common(parse(one), parse(other))
     return None if found is None else normal(found)
 
@@ -299,7 +315,7 @@ def _common_struct(one: DuckDBType, other: DuckDBType) -> str | None:
     return f"STRUCT({', '.join(f'{sql.identifier(fields[key][0])} {kind}' for key, kind in types.items())})"
 
 
-# Types that two others, of which none holds the other, may both go into; the narrowest first.
+# Types that may represent two others, neither of which fits into the other; the narrowest first.
 _SHARED = ("smallint", "integer", "bigint", "float", "double", "timestamp", "varchar")
 
 
@@ -311,7 +327,9 @@ def _common_scalar(one: DuckDBType, other: DuckDBType) -> str | None:
 
 
 def _common_decimal(one: DuckDBType, other: DuckDBType) -> str | None:
-    """Two decimals, or a decimal and a whole number: room for the digits of both, before the point and behind it."""
+    """Return a decimal for two decimals, or a decimal and a whole number: with the digits of both,
+    before and after the point.
+    """
     digits = [
         _decimal(kind) if kind.id == "decimal" else (_INTEGER_DIGITS.get(kind.id, 99), 0) for kind in (one, other)
     ]
@@ -335,7 +353,9 @@ def _holds(kind: DuckDBType, kinds: frozenset[str]) -> bool:
 
 
 def _nesting(kind: DuckDBType) -> tuple[int, int]:
-    """How deep a type is nested in Arrow, and how many lists or maps are on its longest way down."""
+    """Return how deep a type is nested in Arrow, and the largest number of lists or maps on one
+    path.
+    """
     if kind.id not in (*NESTED, "array"):
         return 0, 0
     inner = [_nesting(child) for child in _children(kind)]
@@ -348,7 +368,7 @@ def _leaves(kind: DuckDBType) -> int:
 
 
 def _find(kind: DuckDBType, is_it: Callable[[DuckDBType], bool]) -> DuckDBType | None:
-    """The type itself, or one inside it, that is what is looked for."""
+    """Return the type itself, or the first one inside it, that satisfies the predicate."""
     if is_it(kind):
         return kind
     inner = _children(kind) if kind.id in NESTED else ()
@@ -361,9 +381,9 @@ def _unstorable(kind: DuckDBType) -> DuckDBType | None:
     return _find(kind, lambda each: each.id not in (_REGISTERED | _INSERTED) - _NEVER_NESTED)
 
 
-# For each type of which DuckLake's Parquet files keep some values only, the condition that a value is one of them.
-# Whole numbers of 128 bits are stored as DOUBLE, intervals as months, days and milliseconds without a sign, and times
-# of day with a zone in UTC.
+# For each type of which DuckLake's Parquet files keep only some values, the condition that a value
+# is one of them. Whole numbers of 128 bits are stored as DOUBLE, intervals as months, days and
+# milliseconds without a sign, and times of day with a zone in UTC.
 _KEPT = {
     "hugeint": "TRY_CAST({0}::DOUBLE AS HUGEINT) IS NOT DISTINCT FROM {0}",
     "uhugeint": "TRY_CAST({0}::DOUBLE AS UHUGEINT) IS NOT DISTINCT FROM {0}",
@@ -377,7 +397,7 @@ _KEPT = {
 }
 
 
-# The text of the value is looked at closely only where it has a brace at all, which few have.
+# The regular expression runs only on texts with a brace, which few have.
 _TOKEN = "coalesce(NOT contains({0}, '{{') OR NOT regexp_matches({0}, '\\{{[A-Z_]+\\}}'), true)"
 _TOKENLESS = {
     "varchar": _TOKEN,
@@ -409,7 +429,9 @@ def _kept(value: str, kind: DuckDBType, conditions: Mapping[str, str], depth: in
 
 
 def children(kind: DuckDBType) -> list[tuple[str, DuckDBType]]:
-    """The types inside a nested type, with their names: a struct's fields, a list's element, a map's key and value."""
+    """Return the types inside a nested type, with their names: a struct's fields, a list's element,
+    a map's key and value.
+    """
     return [(name, child) for name, child in kind.children if isinstance(child, DuckDBType)]
 
 
@@ -428,7 +450,8 @@ def _fit_decimal(source: tuple[int, int], target: tuple[int, int]) -> Fit:
 
 
 def _fit_struct(source: DuckDBType, target: DuckDBType) -> Fit:
-    # Fields match by name; a field that the source lacks reads as NULL, one that the target lacks would be dropped.
+    # Fields match by name; a field that the source lacks is NULL, one that the target lacks would
+    # be dropped.
     have = {sql.fold(name): kind for name, kind in source.children}
     want = {sql.fold(name): kind for name, kind in target.children}
     if not set(have) <= set(want):

@@ -27,10 +27,10 @@ from catchment.foundation.backoff import retry
 from catchment.lake import Claim, Commit, Delivery, Lake
 from catchment.lake.commit import (
     Advance,
-    Bury,
     Change,
     InsertFiles,
     Precondition,
+    RecordDeadLetters,
     RecordUnits,
     RegisterFiles,
     TableIs,
@@ -308,7 +308,7 @@ class BatchRun:
             ]
             letters = tuple(letter for unit in part.remaining for letter in unit.buried)
             if letters:
-                changes.append(Bury(letters=letters))
+                changes.append(RecordDeadLetters(letters=letters))
             if part.names:
                 changes.append(_file_change(part))
         units = [unit_id for part in parts for unit_id in part.ids]

@@ -71,7 +71,7 @@ class Engine:
         # The queue's lake works while the catalog is unavailable; it is opened at its first use.
         self.lake: Lake = self.queue.lake if self.queue is not None else app.lake
         self.files = FileWriter(
-            app.wall, self.lake.address, threads_max=self.lake.limits.threads_max, meters=app.meters
+            app.sandbox, self.lake.address, threads_max=self.lake.limits.threads_max, meters=app.meters
         )
         self.registrar = Registrar(self.lake)
         # Without it, every tenant has its primary here.
@@ -185,7 +185,7 @@ class Engine:
 
     def _lakeless(self) -> duckdb.DuckDBPyConnection:
         raw = extensions.connect()
-        self.app.wall.apply(raw)
+        self.app.sandbox.apply(raw)
         return raw
 
     def require_lake(self) -> None:

@@ -47,7 +47,7 @@ class FlightServer:
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         # Its DuckDB runs clients' SQL.
-        self.app = App(settings, clock=clock, walled=True)
+        self.app = App(settings, clock=clock, sandboxed=True)
         self._settings = settings
         self._users = Users.from_settings(settings, clock=self.app.clock)
         self.authenticator = Authenticator.from_settings(settings, self._users, clock=self.app.clock)

@@ -1,4 +1,4 @@
-"""A kit for testing what is built on Catchment: real engines, a fake clock, faults at will."""
+"""Tools for testing programs built on Catchment: real engines, a fake clock, injected faults."""
 
 from catchment.testing.buffer import ModelBuffer, ModelDisk
 from catchment.testing.clock import FakeClock

@@ -1,4 +1,4 @@
-"""The buffer as a plain model in memory: the contract of `queue.buffer` in its smallest form."""
+"""A minimal in-memory model of the contract in `queue.buffer`."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class ModelRow:
 
 @dataclass(slots=True)
 class ModelTable:
-    """What is kept for one table: the columns that its rows are kept with, the rows, how far they were numbered."""
+    """State of one table: current columns, buffered rows, sequence numbers."""
 
     columns: tuple[Column, ...]
     rows: list[ModelRow] = field(default_factory=list)
@@ -43,17 +43,20 @@ class ModelTable:
 
 @dataclass(slots=True)
 class ModelDisk:
-    """What outlives a model buffer: give the same to another one to open it again, a new one to wipe it."""
+    """Durable state of a model buffer: pass it to another buffer to reopen it, or a new one to wipe
+    it.
+    """
 
     incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
     tables: dict[TableId, ModelTable] = field(default_factory=dict)
-    # How many tables had a name before, and the producers of those whose name is another's by now.
+    # Number of earlier tables of a name, and the producers of tables whose name now belongs to
+    # another table.
     lives: dict[TableId, int] = field(default_factory=dict)
     formers: dict[TableId, ProducerId] = field(default_factory=dict)
 
 
 class ModelBuffer:
-    """The `Buffer` protocol on lists. Parcels are slices of at most `chunk_rows` rows; for one thread."""
+    """The `Buffer` protocol on lists, for one thread. Payloads have at most `chunk_rows` rows."""
 
     def __init__(self, *, clock: Clock, chunk_rows: int, disk: ModelDisk | None = None) -> None:
         self.disk = disk or ModelDisk()
@@ -106,7 +109,7 @@ class ModelBuffer:
         return next((state for state in self.tables() if state.table == table), None)
 
     def seal(self) -> None:
-        """Every row is available as it is."""
+        """Do nothing: every row is available already."""
 
     def parcels(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
         return [
@@ -118,7 +121,7 @@ class ModelBuffer:
         ]
 
     def release(self, parcel: FlushPayload) -> None:
-        """Nothing was leased."""
+        """Do nothing: no payload is leased."""
 
     def stage(self, parcel: FlushPayload, folder: Path) -> Staged:
         path = folder / f"{parcel.id}.arrow"
@@ -131,7 +134,7 @@ class ModelBuffer:
         kept = self.disk.tables[parcel.table].rows
         found = [row.content for row in kept if parcel.seq_first <= row.seq <= parcel.seq_last]
         if len(found) != parcel.rows:
-            raise InvariantError(f"{parcel.table} has {len(found)} of the parcel's {parcel.rows} rows.")
+            raise InvariantError(f"{parcel.table} has {len(found)} of the payload's {parcel.rows} rows.")
         return pa.concat_tables(found)
 
     def retire(self, parcel: FlushPayload) -> None:
@@ -174,16 +177,18 @@ class ModelBuffer:
         return ()
 
     def end_session(self, session: str) -> None:
-        """Sessions have nothing of their own."""
+        """Do nothing: sessions have no state."""
 
     def sweep(self) -> None:
-        """Nothing is ever due."""
+        """Do nothing: nothing expires."""
 
     def close(self) -> None:
-        """The disk stays as it is."""
+        """Do nothing: the disk stays as it is."""
 
     def _part(self, table: TableId, before: ModelTable) -> None:
-        """Keep the rows of a table under another name, once its own is another table's."""
+        """Keep the rows of a dropped table under another name, because its own now belongs to a new
+        table.
+        """
         former = TableId(table.schema, f"{table.name}@{types.table_of(before.columns)}")
         self.disk.formers[former] = self.producer(table)
         self.disk.lives[table] = self.disk.lives.get(table, 0) + 1
@@ -208,7 +213,7 @@ class ModelBuffer:
 
 
 def _versions(rows: Iterable[ModelRow]) -> list[list[ModelRow]]:
-    """Rows in their order, apart where their columns change."""
+    """Group consecutive rows with the same columns, in order."""
     return [list(some) for _, some in groupby(rows, key=lambda row: row.columns)]
 
 
@@ -217,7 +222,7 @@ def _size(rows: Iterable[ModelRow]) -> int:
 
 
 def _shaped(rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """The rows in the columns, as DuckDB casts them."""
+    """Return the rows, cast to the columns by DuckDB."""
     with _caster().cursor() as connection:
         connection.register("arriving", rows)
         return connection.execute(f"SELECT {incoming.select_list(rows.schema, columns)} FROM arriving").to_arrow_table()

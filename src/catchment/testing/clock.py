@@ -1,10 +1,10 @@
-"""A clock that stands still until it is told otherwise."""
+"""A clock that only a test advances."""
 
 from datetime import UTC, datetime, timedelta
 
 
 class FakeClock:
-    """Time as the test says; sleeping moves it on at once and is remembered."""
+    """A clock that stands still until `advance`; sleeping advances it at once and is recorded."""
 
     def __init__(self, now: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = now
@@ -22,6 +22,6 @@ class FakeClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self._now += timedelta(seconds=seconds)
         self._monotonic_s += seconds

@@ -1,13 +1,15 @@
-"""Generated data as Tailpipe kept it before it had a lake: Parquet in hive folders, and views of it in a DuckDB file.
+"""Generated data in Tailpipe's layout before it had a lake: Parquet in hive folders, and views in a
+DuckDB file.
 
 ```
 <home>/data/[<workspace>/]tailpipe.db
 <home>/data/[<workspace>/]tp_table=<t>/tp_partition=<p>/tp_index=<i>/tp_date=<d>/<name>.parquet
 ```
 
-The hive keys are in the folders' names only. Everything follows from the seed, and every row of a home has a `tp_id` of
-its own. What real trees have that a clean one has not is switched on one by one (`Odd`): each oddity lies in leaves of
-its own in the first table, and is put there after the views were made, as data that came later.
+The hive keys are only in the folders' names. All data is derived from the seed, and every row of a
+home has a unique `tp_id`. Oddities of real trees are enabled one by one (`Odd`): each one has
+leaves of its own in the first table, which are added after the views were created, like data that
+came later.
 """
 
 import glob
@@ -44,26 +46,29 @@ _VIEW_WITHOUT_DATA = "forgotten_log"
 
 
 class TreeShape(StrEnum):
-    """Which columns a table has; both have lists, a list of structs, and one column for each kind of drift."""
+    """Columns of a table; both shapes have lists, a list of structs, and one column for each kind
+    of drift.
+    """
 
     CLOUDTRAIL = "cloudtrail"
     ACCESS_LOG = "access_log"
 
 
 class Odd(StrEnum):
-    """What a tree may hold beside clean leaves; each is made on request only."""
+    """Oddities that a tree may have beside clean leaves; created only on request."""
 
-    # An index of digits that is not a number: 000123456789.
+    # An index of digits that must not be read as a number: 000123456789.
     LEADING_ZEROS = "leading_zeros"
-    # Values with slashes, percent signs, spaces, quotes, foreign letters; encoded in some folders, plain in another.
+    # Values with slashes, percent signs, spaces, quotes, foreign letters; encoded in some folders,
+    # plain in another.
     ENCODED_VALUES = "encoded_values"
-    # A leaf whose index is NULL, and one whose date is.
+    # A leaf whose index is NULL, and one whose date is NULL.
     NULL_VALUES = "null_values"
     # A leaf without files.
     EMPTY_LEAF = "empty_leaf"
     # A file that lacks `tp_usernames`.
     MISSING_COLUMN = "missing_column"
-    # A file with `tp_tags`, a list that no view knows.
+    # A file with `tp_tags`, a list that is in no view.
     EXTRA_COLUMN = "extra_column"
     # A file in which the INTEGER column is a BIGINT, with values that need it.
     WIDER_NUMBER = "wider_number"
@@ -71,7 +76,7 @@ class Odd(StrEnum):
     WIDER_ITEMS = "wider_items"
     # A file with its columns in reverse order.
     OTHER_ORDER = "other_order"
-    # A file in which the VARCHAR column is a STRUCT: nothing makes one of the other.
+    # A file in which the VARCHAR column is a STRUCT: neither converts to the other.
     CONFLICT = "conflict"
     # Texts with place holders, quotes, line ends; NaN and infinity.
     HOSTILE_VALUES = "hostile_values"
@@ -81,11 +86,13 @@ class Odd(StrEnum):
     ZERO_BYTE_FILE = "zero_byte_file"
     # A file of random bytes, beside a good one.
     GARBAGE_FILE = "garbage_file"
-    # What an interrupted collection or compaction leaves: names that end in .tmp, .invalid, .compacted.
+    # Leftovers of an interrupted collection or compaction: names that end in .tmp, .invalid,
+    # .compacted.
     LEFTOVERS = "leftovers"
-    # What a compaction leaves that was killed between its renames: all rows are in names that end in .compacted.
+    # Leftovers of a compaction that was killed between its renames: all rows are in names that end
+    # in .compacted.
     CUT_COMPACTION = "cut_compaction"
-    # File names with spaces and quotes, and one that is, as a glob, the name of its neighbour.
+    # File names with spaces and quotes, and one that matches another file's name if read as a glob.
     STRANGE_NAMES = "strange_names"
     # A Parquet file of no rows, beside one with rows.
     ZERO_ROWS = "zero_rows"
@@ -93,9 +100,9 @@ class Odd(StrEnum):
     CRUMBS = "crumbs"
     # A Parquet file directly below the table's folder.
     WRONG_DEPTH = "wrong_depth"
-    # A table's folder for which there is no view.
+    # A table's folder without a view.
     TABLE_WITHOUT_VIEW = "table_without_view"
-    # A view over a folder that is gone.
+    # A view of a folder that does not exist any more.
     VIEW_WITHOUT_DATA = "view_without_data"
     # Views that left the keys' types to DuckDB: an index of digits is a BIGINT there.
     GUESSED_KEYS = "guessed_keys"
@@ -109,7 +116,7 @@ BLOCKING = frozenset({Odd.CONFLICT, Odd.TRUNCATED_FILE, Odd.ZERO_BYTE_FILE, Odd.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyTable:
-    """How much of a table is made, oddities aside; it has at least one leaf, file and row."""
+    """Size of a table without its oddities; it has at least one leaf, file and row."""
 
     name: str
     shape: TreeShape = TreeShape.CLOUDTRAIL
@@ -120,7 +127,9 @@ class LegacyTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyLeaf:
-    """One folder at the depth of the date. `rows` counts the files that are Parquet; the others are named apart."""
+    """One folder at the level of the date. `rows` counts rows of Parquet files; other files are
+    listed separately.
+    """
 
     path: str
     table: str
@@ -134,7 +143,9 @@ class LegacyLeaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyHome:
-    """What was made. Paths of leaves and places are relative to `data`; `values` are those of `KEYS`, decoded."""
+    """A generated home. Paths of leaves and places are relative to `data`; `values` are those of
+    `KEYS`, decoded.
+    """
 
     home: Path
     data: Path
@@ -149,7 +160,9 @@ class LegacyHome:
         return self.data / DATABASE
 
     def rows(self, table: str, *, without: frozenset[Odd] = frozenset()) -> int:
-        """How many rows the table's leaves hold, leaves with one of these oddities left out."""
+        """Return the number of rows in the table's leaves, except leaves with one of these
+        oddities.
+        """
         return sum(leaf.rows for leaf in self.leaves if leaf.table == table and leaf.odd not in without)
 
 
@@ -161,7 +174,9 @@ def make_legacy_home(
     seed: int = 0,
     odd: frozenset[Odd] = frozenset(),
 ) -> LegacyHome:
-    """Make a home of the given tables; an empty `workspace` leaves that level out. The data folder must not exist."""
+    """Create a home with the given tables; an empty `workspace` omits that level. The data folder
+    must not exist.
+    """
     data = home / "data" / workspace
     data.mkdir(parents=True)
     with duckdb.connect() as connection:
@@ -186,7 +201,9 @@ def make_legacy_home(
 
 
 def snapshot_tree(path: Path) -> dict[str, tuple[int, str]]:
-    """Every file below the path with its size and SHA-256, every folder with nothing; equal trees give equal values."""
+    """Return every file below the path with its size and SHA-256, and every folder; equal for equal
+    trees.
+    """
     found: dict[str, tuple[int, str]] = {}
     for folder, folders, names in os.walk(path):
         below = Path(folder)
@@ -200,7 +217,9 @@ def snapshot_tree(path: Path) -> dict[str, tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """The columns of a shape: expressions over the row's number `i`, and the ones that drift is about."""
+    """The columns of a shape: expressions over the row's number `i`, and the names of those that
+    drift.
+    """
 
     own: Mapping[str, str]
     text: str
@@ -209,7 +228,7 @@ class _Columns:
     items: str
 
 
-# Columns that every table has, beside tp_id and the two timestamps, which are the file's own.
+# Columns of every table, beside tp_id and the two timestamps, which differ by file.
 _COMMON = {
     "tp_source_type": "'aws_s3_bucket'",
     "tp_akas": "['arn:aws:iam::' || (hash(i, {seed}) % 90) || ':user/u' || (hash(i, {seed}) % 500)]",
@@ -275,7 +294,9 @@ _STRANGE_NAMES = ("with space.parquet", 'it\'s "quoted".parquet', "part[1].parqu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """A Parquet file to be written into a leaf; `drift` is what it selects of the table's columns."""
+    """A Parquet file to be written into a leaf; `drift` is its SELECT list over the table's
+    columns.
+    """
 
     name: str
     rows: int = _ODD_ROWS
@@ -284,7 +305,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Tree:
-    """The tree while it is made: statements that are due, leaves that were put, where oddities are."""
+    """The tree under construction: pending statements, leaves, places of oddities."""
 
     data: Path
     connection: duckdb.DuckDBPyConnection
@@ -300,7 +321,7 @@ class _Tree:
         self.rng = random.Random(self.seed)
 
     def put_table(self, table: LegacyTable, odd: Odd | None = None) -> None:
-        """Clean leaves, spread over partitions, indexes and days."""
+        """Add clean leaves, spread over partitions, indexes and days."""
         indexes = [
             f"{self.rng.randrange(10**11, 10**12)}" if table.shape is TreeShape.CLOUDTRAIL else f"web-{n:02d}"
             for n in range(_INDEXES)
@@ -323,7 +344,9 @@ class _Tree:
         odd: Odd | None,
         plain: str = "",
     ) -> LegacyLeaf:
-        """A leaf whose files are written by the next `write`; characters in `plain` stay as they are in its path."""
+        """Add a leaf whose files the next `write` writes; characters in `plain` are not encoded in
+        its path.
+        """
         keyed = zip(KEYS, values, strict=True)
         path = "/".join((f"{TABLE_KEY}={table.name}", *(f"{key}={_segment(value, plain)}" for key, value in keyed)))
         (self.data / path).mkdir(parents=True)
@@ -342,14 +365,14 @@ class _Tree:
         return leaf
 
     def put_file(self, table: LegacyTable, path: str) -> None:
-        """A Parquet file that is in no leaf."""
+        """Add a Parquet file outside all leaves."""
         self.due.append(self._statement(table, _Wanted(name=path), None, path))
 
     def mark(self, odd: Odd, place: str) -> None:
         self.places.setdefault(odd, []).append(place)
 
     def write(self) -> None:
-        """Run what is due, by several connections: a small file keeps no more than one core busy."""
+        """Run the pending statements on several connections: a small file keeps only one core busy."""
         statements, self.due = self.due, []
         connections = [self.connection.cursor() for _ in range(_WRITERS)]
         with ThreadPoolExecutor(_WRITERS) as pool:
@@ -374,7 +397,7 @@ class _Tree:
         return f"COPY (SELECT {wanted.drift} FROM ({rows})) TO {target} (FORMAT parquet, COMPRESSION snappy)"
 
     def _source(self, shape: TreeShape, rows: int) -> str:
-        """The rows that files of a shape start from, made once."""
+        """Return the relation of base rows for files of a shape, created once."""
         if (shape, rows) not in self.sources:
             name = sql.identifier(f"{shape}_{rows}")
             columns = ", ".join(
@@ -404,7 +427,7 @@ def _column_names(shape: TreeShape) -> tuple[str, ...]:
 
 
 def _make_views(tree: _Tree, tables: Sequence[LegacyTable], odd: frozenset[Odd]) -> tuple[str, ...]:
-    """Make the database while every view's files are in place, since DuckDB looks at them then."""
+    """Create the database while every view's files exist, because DuckDB reads them then."""
     seen = list(tables)
     if Odd.VIEW_WITHOUT_DATA in odd:
         seen.insert(0, LegacyTable(name=_VIEW_WITHOUT_DATA, shape=tables[0].shape, leaves=1))
@@ -416,7 +439,7 @@ def _make_views(tree: _Tree, tables: Sequence[LegacyTable], odd: frozenset[Odd])
     database, log = tree.data / DATABASE, tree.data / f"{DATABASE}.wal"
     with duckdb.connect(database) as connection:
         _run(connection, [*statements[:-1], "CHECKPOINT", statements[-1]])
-        # What a program that was killed leaves; closing would put the log into the database.
+        # The state that a killed program leaves; closing would write the log into the database.
         killed = (database.read_bytes(), log.read_bytes())
     if Odd.WAL in odd:
         database.write_bytes(killed[0])
@@ -475,7 +498,7 @@ def _empty(tree: _Tree, table: LegacyTable, odd: Odd) -> None:
 
 
 def _drifted(tree: _Tree, table: LegacyTable, odd: Odd) -> None:
-    """An ordinary file, and one that has drifted."""
+    """Add an ordinary file, and one that has drifted."""
     columns = _SHAPES[table.shape]
     at = "row_number() OVER (ORDER BY tp_id)"
     # One past the end of the list is NULL.
@@ -523,7 +546,7 @@ def _without_view(tree: _Tree, table: LegacyTable, odd: Odd) -> None:
     tree.put_table(LegacyTable(name=_TABLE_WITHOUT_VIEW, shape=table.shape, leaves=2, rows_per_file=_ODD_ROWS), odd)
 
 
-# Oddities that are files or folders; the others are in the database, and made with the views.
+# Oddities in files or folders; the others are in the database, and created with the views.
 _LEAVES: Mapping[Odd, Callable[[_Tree, LegacyTable, Odd], None]] = {
     Odd.LEADING_ZEROS: _zeros,
     Odd.ENCODED_VALUES: _encoded,
@@ -550,7 +573,7 @@ _LEAVES: Mapping[Odd, Callable[[_Tree, LegacyTable, Odd], None]] = {
 
 
 def _spoil(tree: _Tree) -> None:
-    """Put what is no Parquet beside the good files, which it is made from."""
+    """Write unreadable files and leftovers beside the good files that they are derived from."""
     for n, leaf in enumerate(tree.leaves):
         folder = tree.data / leaf.path
         match leaf.odd:
@@ -565,7 +588,7 @@ def _spoil(tree: _Tree) -> None:
                 names = tuple(f"old_{ending}.parquet.{ending}" for ending in ("tmp", "invalid", "compacted"))
                 for name in names:
                     (folder / name).write_bytes((folder / leaf.files[0]).read_bytes())
-                # What is compacted is in a file of that name.
+                # Compacted rows are in a file of that name.
                 (folder / leaf.files[0]).rename(folder / _SNAP)
                 tree.leaves[n] = replace(leaf, files=(_SNAP, *leaf.files[1:]), leftovers=names)
             case Odd.CUT_COMPACTION:

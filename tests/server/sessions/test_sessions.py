@@ -38,7 +38,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegist
         lake_lock_timeout_seconds=1,
         queue_auto_create_tables=True,
     )
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         registry = SessionRegistry(app)
         yield registry
         registry.close_all()

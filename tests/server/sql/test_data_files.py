@@ -41,7 +41,7 @@ def run(session: Session, text: str) -> pa.Table:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     settings = Settings(home=tmp_path_factory.mktemp("files"), lake_threads_max=1)
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         registry = SessionRegistry(app)
         founder = registry.open(Principal("founder", Role.ADMIN))
         for table in ("main.t", "t7.t", "t8.secrets"):

@@ -107,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         database.execute(f"CREATE TABLE s AS SELECT '{SECRET}' AS word")
     home = tmp_path_factory.mktemp("walls")
     settings = Settings(home=home, lake_threads_max=1)
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         registry = SessionRegistry(app)
         session = registry.open(Principal("founder", Role.ADMIN))
         run(session, "CREATE TABLE t (a INTEGER, b VARCHAR)")

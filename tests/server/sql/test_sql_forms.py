@@ -30,7 +30,7 @@ def run(session: Session, text: str) -> pa.Table:
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegistry]:
     settings = Settings(home=tmp_path_factory.mktemp("forms"), lake_threads_max=1, queue_auto_create_tables=True)
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         registry = SessionRegistry(app)
         founder = registry.open(Principal("founder", Role.ADMIN))
         for schema in ("main", "t7", "t8"):

@@ -60,7 +60,7 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     settings = Settings(home=tmp_path_factory.mktemp("islands"), lake_threads_max=1, queue_auto_create_tables=True)
-    with App(settings, walled=True) as app:
+    with App(settings, sandboxed=True) as app:
         registry = SessionRegistry(app)
         founder = registry.open(Principal("founder", Role.ADMIN))
         for schema, table in (("t8", "secrets"), ("main", "secrets"), ("staging", "secrets"), ("t7", "events")):

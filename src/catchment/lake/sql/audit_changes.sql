@@ -1,4 +1,4 @@
--- Evidence that rows of the table were deleted or rewritten after they came.
+-- Whether rows of the table were deleted or rewritten after their delivery.
 SELECT (
     EXISTS (SELECT 1 FROM {metadata}.ducklake_delete_file d WHERE d.table_id = t.table_id)
     OR EXISTS (

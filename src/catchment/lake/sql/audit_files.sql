@@ -1,4 +1,4 @@
--- The files that every table consists of now, with the size that DuckLake has of each.
+-- The current files of every table, with the size that DuckLake recorded.
 SELECT t.table_uuid::VARCHAR,
        CASE WHEN NOT f.path_is_relative::BOOLEAN THEN f.path
             WHEN NOT t.path_is_relative::BOOLEAN THEN t.path || f.path

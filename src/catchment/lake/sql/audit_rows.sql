@@ -1,3 +1,3 @@
--- Rows that each snapshot brought into the table and that are still there. DuckLake keeps a row's snapshot through
--- merging, expiry and cleaning.
+-- Rows that each snapshot added to the table and that still exist. DuckLake keeps a row's snapshot
+-- through merging, expiry and cleaning.
 SELECT snapshot_id, count(*) FROM {lake}.{schema}.{table} GROUP BY snapshot_id

@@ -1,5 +1,5 @@
--- The files with rows of a schema's tables that are all dropped: those that older snapshots have, and those that wait
--- to be deleted. A table that was renamed has several rows, and is dropped only if none of them is of now.
+-- The files of a schema's dropped tables: those that older snapshots list, and those scheduled for
+-- deletion. A renamed table has several rows, and is dropped only if none of them is current.
 WITH dropped AS (
     SELECT DISTINCT t.table_id,
            CASE WHEN NOT t.path_is_relative::BOOLEAN THEN t.path ELSE s.path || t.path END AS folder

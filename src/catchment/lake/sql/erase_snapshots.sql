@@ -1,4 +1,4 @@
--- The snapshots that still know a dropped table of the schema: how many, the first and the last.
+-- Snapshots that still have a dropped table of the schema: their number, the first and the last.
 SELECT count(*), min(x.snapshot_id), max(x.snapshot_id)
 FROM {metadata}.ducklake_snapshot x
 WHERE EXISTS (

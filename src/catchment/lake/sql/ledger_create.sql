@@ -1,5 +1,5 @@
--- The ledger lives in the lake itself: a DuckDB transaction can write to one database only, and the record of a
--- delivery must commit with the delivery.
+-- The ledger is in the lake itself: a DuckDB transaction can write to one database only, and the
+-- record of a delivery must commit with the delivery.
 CREATE SCHEMA {lake}._catchment;
 
 CREATE TABLE {lake}._catchment.producers (

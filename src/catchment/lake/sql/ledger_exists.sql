@@ -1,4 +1,4 @@
--- Asked of the catalog: DuckDB's own list of tables goes through those of every database that is attached.
+-- Queries the catalog: DuckDB's own list of tables covers every attached database.
 SELECT count(*)
 FROM {metadata}.ducklake_table t
 JOIN {metadata}.ducklake_schema s USING (schema_id)

@@ -1,4 +1,4 @@
--- The options that the lake has for all of it, and for a schema. DuckLake's own list of them loads every table first.
+-- Options of the whole lake and of schemas. DuckLake's own list of options loads every table first.
 SELECT option.key, schema.schema_name, option.value
 FROM {metadata}.ducklake_metadata option
 LEFT JOIN {metadata}.ducklake_schema schema

@@ -1,4 +1,4 @@
--- How far the migrations of each schema are, by their records.
+-- Progress of each schema's migrations, by their records.
 SELECT schema_name, count(*), max_by(filename, number), max_by(finished_at, number)
 FROM {lake}._catchment._migrations
 GROUP BY schema_name

@@ -1,4 +1,4 @@
--- Every user table with the files that it consists of now, and how many of them are small.
+-- Every user table with its current files, and the number of small ones.
 SELECT s.schema_name, t.table_name,
        count(f.data_file_id),
        coalesce(sum(f.file_size_bytes), 0),

@@ -1,4 +1,4 @@
--- The tables of a schema, and the bytes of the files that they consist of now.
+-- The number of tables of a schema, and the bytes of their current files.
 SELECT count(DISTINCT t.table_id), coalesce(sum(f.file_size_bytes), 0)
 FROM {metadata}.ducklake_schema s
 JOIN {metadata}.ducklake_table t ON t.schema_id = s.schema_id AND t.end_snapshot IS NULL

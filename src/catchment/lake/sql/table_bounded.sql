@@ -1,2 +1,2 @@
--- Columns, and fields in them, of which DuckLake keeps bounds for the whole table.
+-- Columns and nested fields for which DuckLake keeps bounds of the whole table.
 SELECT column_id FROM {metadata}.ducklake_table_column_stats WHERE table_id = ?

@@ -1,4 +1,4 @@
--- Snapshots that changed a table: every change but its creation names it by its number.
+-- Snapshots that changed a table: every change except its creation refers to it by its number.
 SELECT count(*)
 FROM {metadata}.ducklake_snapshot_changes c
 JOIN {metadata}.ducklake_table t ON regexp_matches(c.changes_made, ':' || t.table_id || '($|,)')

@@ -1,4 +1,4 @@
--- Columns and the fields in them, with what files that lack one would come to.
+-- Columns and nested fields, with the value for files that lack them.
 SELECT column_id, parent_column, column_name, initial_default
 FROM {metadata}.ducklake_column
 WHERE table_id = ? AND end_snapshot IS NULL

@@ -1,4 +1,4 @@
--- The catalog's own tables that hold a schema's inlined rows, dead versions included.
+-- The catalog's own tables with a schema's inlined rows, including dead versions.
 SELECT i.table_name
 FROM {metadata}.ducklake_inlined_data_tables i
 JOIN {metadata}.ducklake_table t ON t.table_id = i.table_id AND t.end_snapshot IS NULL

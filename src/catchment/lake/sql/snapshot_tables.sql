@@ -1,5 +1,5 @@
--- The tables of a schema at a snapshot: their identity, the folder of their files, their columns (nested ones included)
--- with the value that older rows read, and what their files are partitioned and sorted by.
+-- The tables of a schema at a snapshot: identity, folder, columns (also nested ones) with the value
+-- for rows that are older than the column, partition keys and sort keys.
 SELECT t.table_id, t.table_uuid::VARCHAR, t.table_name,
        CASE WHEN NOT t.path_is_relative THEN t.path ELSE s.path || t.path END,
        (

@@ -1,4 +1,4 @@
--- Files below the size aimed at; merging takes them together where they are neighbours of one partition and schema.
+-- Files below the target size; merging combines neighbours of one partition and schema.
 SELECT CASE WHEN count(*) > 1 THEN count(*) ELSE 0 END
 FROM {metadata}.ducklake_data_file f
 JOIN {metadata}.ducklake_table t ON t.table_id = f.table_id AND t.end_snapshot IS NULL

@@ -1,5 +1,6 @@
--- The data files of a table at a snapshot, each with its deletions and the values that it was split by. A file that was
--- merged begins with the oldest of its rows, and `partial_max` is the snapshot of the newest; so it is with deletions.
+-- The data files of a table at a snapshot, each with its deletions and partition values. A merged
+-- file begins at the snapshot of its oldest row, and `partial_max` is that of its newest; deletions
+-- likewise.
 SELECT f.path, f.path_is_relative::BOOLEAN, f.file_size_bytes, f.record_count, f.partial_max IS NOT NULL, f.mapping_id,
        f.partition_id,
        (
