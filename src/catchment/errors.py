@@ -97,9 +97,7 @@ class ConflictError(RetryableError):
 
 
 class EngineFailedError(ConflictError):
-    """DuckDB failed inside on a statement of another session and was replaced; all statements in it
-    were rolled back.
-    """
+    """DuckDB failed inside on another session's statement and was replaced; its work is undone."""
 
     default_hint = "Run the statement again, or the transaction from its beginning."
 

@@ -171,7 +171,7 @@ def test_a_database_that_is_not_what_the_scripts_make_is_refused(home: Home, cha
 def test_a_database_of_somebody_else_is_not_touched(home: Home) -> None:
     home.path.parent.mkdir()
     home.run("CREATE TABLE precious (id INTEGER PRIMARY KEY)")
-    with pytest.raises(StateError, match="no control database"):
+    with pytest.raises(StateError, match="not a control database"):
         home.open()
     assert home.run("SELECT name FROM sqlite_schema") == [("precious",)]
 

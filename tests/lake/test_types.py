@@ -395,10 +395,10 @@ def test_columns_within_the_bounds_are_taken(kinds: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kinds", "reason"),
     [
-        (["INTEGER", _nested("list", 17)], "'c1' nests lists or maps 17 deep, and at most 16"),
+        (["INTEGER", _nested("list", 17)], "'c1' nests lists or maps 17 deep, and the limit is 16"),
         ([_nested("map", 17)], "nests lists or maps 17 deep"),
         ([f"{_nested('list', 16)}[3]"], "nests lists or maps 17 deep"),
-        ([_nested("struct", 51)], "nested 51 deep, and at most 50"),
+        ([_nested("struct", 51)], "nested 51 deep, and the limit is 50"),
         (["INTEGER"] * 2_001, "2,001 columns"),
         ([f"STRUCT({', '.join(f'f{n} INTEGER' for n in range(1_001))})"] * 2, "2,002 columns"),
     ],

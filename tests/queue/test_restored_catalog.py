@@ -61,7 +61,7 @@ def _audit(settings: Settings) -> AuditReport:
 
 def test_a_flush_behind_rows_that_a_restored_lake_lacks_is_refused_and_the_rows_stay(settings: Settings) -> None:
     with open_queue(settings) as queue:
-        with pytest.raises(FlushFailedError, match=r"is at seq 10, and unit .* starts at 21"):
+        with pytest.raises(FlushFailedError, match=r"is at seq 10, but unit .* starts at 21"):
             queue.force_flush_all()
         with queue.fresh(EVENTS) as fresh:
             assert sorted(fresh.rows()["id"].to_pylist()) == [*range(1, 11), *range(21, 26)]

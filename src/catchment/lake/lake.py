@@ -57,8 +57,7 @@ _CONNECTION: dict[str, sql.Value] = {
     "ducklake_retry_wait_ms": 50,
     "ducklake_retry_backoff": 1.3,
 }
-# From this many files on, a transaction gets its own instance, which takes as long to open as these
-# files to commit.
+# From this many files on, a transaction gets its own instance: opening it takes as long as them.
 _FILES_ALONE_MIN = 100
 _SHAPES_MAX = 1_000
 
@@ -89,8 +88,7 @@ class Lake:
 
     To read, use `cursor()`, which returns a new connection. To write, use `write()`, a transaction
     under the commit lock, or `commit()`, which applies a Commit in one. A connection whose COMMIT
-    failed is never used again: with a SQLite catalog it would crash the process at its next
-    registration.
+    failed is never used again: with a SQLite catalog it would crash the process.
     """
 
     def __init__(
@@ -104,8 +102,8 @@ class Lake:
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> None:
-        """Address the lake; it is opened later. `holds_wal` keeps the WAL of a SQLite catalog open,
-        for a long-running process with many writers.
+        """`holds_wal` keeps a SQLite catalog's WAL open, for a long-running process with many
+        writers.
         """
         self.address = address
         self.limits = limits or LakeLimits()
@@ -114,15 +112,13 @@ class Lake:
         self._sandbox = sandbox
         counter = None if meters is None else meters.engines_replaced
         self._instance = Instance("lake", self._connect, release=partial(detach, address), failures=counter)
-        # Changes with every commit through this object: cached facts about the lake's tables may be
-        # outdated then.
+        # Changes with every commit through this object: cached tables may be outdated then.
         self.commits = 0
         self._counter = count(1)
         self._shapes: dict[TableId, Table] = {}
         self._shapes_mutex = threading.Lock()
         self._is_open = False
-        # True if another program created the lake and it has no ledger yet: nothing may be written
-        # to it.
+        # True for a lake of another program without a ledger: nothing may be written to it.
         self._is_foreign = False
         self._wal = OpenWal(address.catalog.path) if holds_wal and isinstance(address.catalog, SqliteCatalog) else None
 
@@ -136,9 +132,7 @@ class Lake:
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> Self:
-        """Return the lake of the settings, opened on first use; in a sandbox if untrusted SQL will
-        run.
-        """
+        """Return the lake of the settings, opened on first use; untrusted SQL needs a `sandbox`."""
         address = LakeAddress(
             catalog=parse_catalog(settings.catalog_url.get_secret_value()),
             data_path=str(files.local_path(settings.data_path).absolute()),
@@ -175,13 +169,11 @@ class Lake:
 
     @property
     def failed(self) -> threading.Event:
-        """Set when an instance failed inside; cleared by the component that closes its remaining
-        sessions.
-        """
+        """Set when an instance failed inside; cleared by the closer of its remaining sessions."""
         return self._instance.failed
 
     def open(self, *, create: bool = True) -> None:
-        """Attach the lake. With `create`, create the lake, its ledger and its options if they are
+        """Attach the lake. With `create`, create it, its ledger and its options if they are
         missing.
 
         Without `create`, raise LakeMissingError if there is no lake. A lake that another program
@@ -210,17 +202,15 @@ class Lake:
         if self._wal is not None and self._is_open:
             self._wal.release()
             with suppress(CatchmentError):
-                # The next process then finds nothing to recover. If the catalog is unavailable,
-                # that process recovers it.
+                # The next process then has nothing to recover, unless the catalog is unavailable
+                # now.
                 self.newest_snapshot()
         self._instance.close()
         self._commit_lock.close()
         self._is_open = False
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Return a connection for reading, with the lake as its default catalog; the caller closes
-        it.
-        """
+        """Return a connection to read, with the lake as default catalog; the caller closes it."""
         origin, cursor = self.origin(), self._bare_cursor()
         self._execute(cursor, f"USE {sql.identifier(self.name)}", origin)
         return cursor
@@ -231,9 +221,7 @@ class Lake:
             return self._find_table(cursor, table)
 
     def find_shape(self, table: TableId) -> Table | None:
-        """Return the same from a cache, valid while no table changes except for rows; bounds may be
-        outdated.
-        """
+        """Return the same, cached until a table changes otherwise than in rows; bounds may be old."""
         with self._reading() as cursor:
             return self._find_shape(cursor, table)
 
@@ -311,9 +299,7 @@ class Lake:
 
     @property
     def has_ledger(self) -> bool:
-        """Whether an open lake has a ledger; one that another program created has none until it is
-        opened for writing.
-        """
+        """Whether the lake has a ledger; another program's lake has none until opened for writing."""
         return not self._is_foreign
 
     @contextmanager
@@ -323,16 +309,12 @@ class Lake:
             yield self.ledger_on(cursor)
 
     def ledger_on(self, connection: duckdb.DuckDBPyConnection) -> Ledger:
-        """Return the ledger as the connection's transaction sees it; empty if the lake has none
-        yet.
-        """
+        """Return the ledger as the connection's transaction sees it; empty if there is none yet."""
         return Ledger(connection, self.name, is_there=self.has_ledger)
 
     @contextmanager
     def snapshot(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Open a connection whose statements all see one snapshot, with the lake as its default
-        catalog.
-        """
+        """Open a connection that sees one snapshot, with the lake as its default catalog."""
         with self._reading() as cursor:
             cursor.execute(f"USE {sql.identifier(self.name)}")
             yield cursor
@@ -350,9 +332,7 @@ class Lake:
             return audit(cursor, self.ledger_on(cursor), producer, data_path=self.address.data_path)
 
     def join(self, producer: ProducerId) -> Claim:
-        """Return the producer's current state, which several processes may share; its first
-        delivery seeds a new one.
-        """
+        """Return the producer's state, which processes may share; its first delivery seeds it."""
         with self.ledger() as ledger:
             return ledger.join(producer)
 
@@ -363,16 +343,12 @@ class Lake:
     def set_watermark(self, producer: ProducerId, table: TableId, seq: int) -> None:
         """Start a producer's deliveries after `seq`, unless they are beyond it already; idempotent.
 
-        Earlier rows came into the table in another way: the ledger records them as one unit without
-        rows.
+        Earlier rows came in another way: the ledger records them as one unit without rows.
         """
         self._retrying(lambda: self._set_watermark(producer, table, seq))
 
     def commit(self, commit: Commit, *, is_locked: bool = False) -> None:
-        """Apply the commit once, in one transaction; see `lake.commit` for its errors.
-
-        With `is_locked` the caller already holds the commit lock, by `exclusive`.
-        """
+        """Apply the commit in one transaction; if `is_locked`, the caller has the `exclusive` lock."""
         # One process cannot open a DuckDB file twice, and with it many files are not slower per
         # file.
         alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
@@ -393,12 +369,11 @@ class Lake:
 
     @contextmanager
     def write(self, *, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Run one write transaction under the commit lock: committed if the block succeeds, else
-        rolled back.
+        """Run a write transaction under the commit lock; it is rolled back if the block raises.
 
-        `into` is the folder, of a table or schema, that DuckLake itself writes files to meanwhile.
-        DuckLake does not sync them, and a catalog must not survive a power cut without the files
-        that it lists: they are synced before the commit.
+        `into` is the folder that DuckLake itself writes files to meanwhile. It does not sync them,
+        and a catalog must not survive a power cut without its files: they are synced before the
+        commit.
         """
         with self.exclusive(), self._transaction(into=[] if into is None else [into]) as connection:
             yield connection
@@ -432,7 +407,7 @@ class Lake:
                 self._roll_back(connection, origin, alone=alone)
                 origin.note(error)
                 if isinstance(error, duckdb.Error):
-                    raise self._before_commit(error) from None
+                    raise failures.before_commit(error, self.address) from None
                 raise
             self._commit(connection, origin, alone=alone)
         finally:
@@ -447,9 +422,7 @@ class Lake:
             yield
 
     def commit_on(self, connection: duckdb.DuckDBPyConnection, origin: Origin) -> None:
-        """COMMIT on a connection of `cursor()`; if it fails, the connection must not be used any
-        more.
-        """
+        """COMMIT on a connection of `cursor()`, which must not be used any more if this fails."""
         origin.refuse_lost()
         self._commit(connection, origin)
 
@@ -492,8 +465,7 @@ class Lake:
 
     @contextmanager
     def _reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        # One transaction for all reads of a call: they are consistent, and DuckLake loads its
-        # metadata once.
+        # One transaction per call: its reads are consistent, and DuckLake loads its metadata once.
         origin = self.origin()
         with self._bare_cursor() as cursor:
             try:
@@ -502,7 +474,7 @@ class Lake:
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 origin.note(error)
                 if isinstance(error, duckdb.Error):
-                    raise self._before_commit(error) from None
+                    raise failures.before_commit(error, self.address) from None
                 raise
 
     def _bare_cursor(self) -> duckdb.DuckDBPyConnection:
@@ -572,8 +544,7 @@ class Lake:
                 connection.unregister("catchment_rows")
 
     def _find_shape(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
-        # One at a time: of several threads that need a new table at once, one reads it and the
-        # others find it here.
+        # One at a time: of several threads that need a new table, one reads it, the others find it.
         with self._shapes_mutex:
             known = self._shapes.pop(table, None)
             if known is None or not tables.is_as_it_was(connection, self.name, known):
@@ -592,14 +563,14 @@ class Lake:
             connection.execute(statement)
         except duckdb.Error as error:
             origin.note(error)
-            raise self._before_commit(error) from None
+            raise failures.before_commit(error, self.address) from None
 
     def _commit(self, connection: duckdb.DuckDBPyConnection, origin: Origin, *, alone: bool = False) -> None:
         try:
             connection.execute("COMMIT")
         except duckdb.Error as error:
             self._discard(error, origin, alone=alone)
-            raise self._during_commit(error) from None
+            raise failures.during_commit(error, self.address) from None
         finally:
             self.commits = next(self._counter)
 
@@ -611,18 +582,12 @@ class Lake:
             self._discard(error, origin, alone=alone)
 
     def _discard(self, error: duckdb.Error, origin: Origin, *, alone: bool) -> None:
-        """Replace the instance of a connection whose COMMIT failed, if needed; one that is `alone`
-        is closed anyway.
+        """Replace the instance after a failed COMMIT, if needed; one that is `alone` is closed
+        anyway.
         """
         origin.note(error)
         if not alone and not origin.is_lost and failures.spoils_instance(error, self.address):
             self._instance.give_up()
-
-    def _before_commit(self, error: duckdb.Error) -> CatchmentError:
-        return failures.before_commit(error, self.address)
-
-    def _during_commit(self, error: duckdb.Error) -> CatchmentError:
-        return failures.during_commit(error, self.address)
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s

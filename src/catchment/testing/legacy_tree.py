@@ -46,9 +46,7 @@ _VIEW_WITHOUT_DATA = "forgotten_log"
 
 
 class TreeShape(StrEnum):
-    """Columns of a table; both shapes have lists, a list of structs, and one column for each kind
-    of drift.
-    """
+    """Columns of a table; both have lists, a list of structs, and a column for each kind of drift."""
 
     CLOUDTRAIL = "cloudtrail"
     ACCESS_LOG = "access_log"
@@ -127,9 +125,7 @@ class LegacyTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyLeaf:
-    """One folder at the level of the date. `rows` counts rows of Parquet files; other files are
-    listed separately.
-    """
+    """One folder at the level of the date. `rows` counts Parquet rows; other files are separate."""
 
     path: str
     table: str
@@ -143,9 +139,7 @@ class LegacyLeaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyHome:
-    """A generated home. Paths of leaves and places are relative to `data`; `values` are those of
-    `KEYS`, decoded.
-    """
+    """A generated home. Paths are relative to `data`; `values` are those of `KEYS`, decoded."""
 
     home: Path
     data: Path
@@ -174,9 +168,7 @@ def make_legacy_home(
     seed: int = 0,
     odd: frozenset[Odd] = frozenset(),
 ) -> LegacyHome:
-    """Create a home with the given tables; an empty `workspace` omits that level. The data folder
-    must not exist.
-    """
+    """Create a home, whose data folder must not exist; an empty `workspace` omits that level."""
     data = home / "data" / workspace
     data.mkdir(parents=True)
     with duckdb.connect() as connection:
@@ -201,9 +193,7 @@ def make_legacy_home(
 
 
 def snapshot_tree(path: Path) -> dict[str, tuple[int, str]]:
-    """Return every file below the path with its size and SHA-256, and every folder; equal for equal
-    trees.
-    """
+    """Return all files below the path with size and SHA-256, and all folders."""
     found: dict[str, tuple[int, str]] = {}
     for folder, folders, names in os.walk(path):
         below = Path(folder)
@@ -217,9 +207,7 @@ def snapshot_tree(path: Path) -> dict[str, tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """The columns of a shape: expressions over the row's number `i`, and the names of those that
-    drift.
-    """
+    """A shape's columns: expressions over the row's number `i`, and the names of those that drift."""
 
     own: Mapping[str, str]
     text: str
@@ -294,9 +282,7 @@ _STRANGE_NAMES = ("with space.parquet", 'it\'s "quoted".parquet', "part[1].parqu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """A Parquet file to be written into a leaf; `drift` is its SELECT list over the table's
-    columns.
-    """
+    """A Parquet file to be written into a leaf; `drift` selects from the table's columns."""
 
     name: str
     rows: int = _ODD_ROWS
