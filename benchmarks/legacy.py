@@ -37,6 +37,7 @@ from catchment.pipeline import Deliverer, Mode, SparkRunner
 from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
+from catchment.pipeline.plan import ADOPT_BYTES_MIN
 from catchment.testing.legacy_tree import KEYS, LegacyTable, TreeShape, make_legacy_home
 
 REPEATS = 3
@@ -115,7 +116,7 @@ class Bench:
                 bytes_per_commit_max=BYTES_PER_COMMIT_MAX,
             ),
             parallelism=self._runner.parallelism,
-            adopt_bytes_min=settings.deliver_adopt_bytes_min,
+            adopt_bytes_min=ADOPT_BYTES_MIN,
             data_path=Path(lake.address.data_path),
             clock=SystemClock(),
         )

@@ -23,12 +23,19 @@ from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED, Catchmen
 from catchment.foundation import faults
 from catchment.foundation.event_catalogue import AROUND, IDS, VERBS
 from catchment.foundation.settings import FILE_NAME, Settings, declared
+from catchment.lake import LakeLimits
 from catchment.pipeline.legacy.job import LegacyImport
+from catchment.pipeline.runner import RESTART_SECONDS_MAX
+from catchment.pipeline.spark_master import TASK_FAILURES, TASK_FAILURES_MAX
+from catchment.queue.policy import RETRY_SECONDS_MAX
 from catchment.schema import Migrate
 from catchment.server.sql_forms import FORMS, Form
 from catchment.server.users import Users
+from catchment.status.background import AGE_SECONDS_MAX
 from catchment.status.keys import KEYS
+from catchment.tenants.migration import GATE_SECONDS_MAX
 from catchment.tenants.service import TenantService
+from catchment.tenants.shard import WAITS
 from catchment.web.metric_catalogue import METRICS
 from catchment.web.metrics import PROCESS, MetricInfo
 
@@ -228,8 +235,17 @@ def _modules() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 def retries_page() -> str:
     """Return the page about retries."""
     defaults = {each.name: f"{each.default} {each.unit}".rstrip() + f" (`{each.variable}`)" for each in declared()}
+    constants = {
+        "copy_wait": f"{WAITS.copy_s:g} seconds",
+        "flush_retry": f"{RETRY_SECONDS_MAX} seconds",
+        "gate": f"{GATE_SECONDS_MAX:g} seconds (`--gate-seconds`)",
+        "gate_wait": f"{WAITS.gate_s:g} seconds",
+        "lock_timeout": f"{LakeLimits().lock_timeout_s:g} seconds",
+        "spark_restart": f"{RESTART_SECONDS_MAX} seconds",
+        "task_failures": f"{TASK_FAILURES_MAX} tries (`{TASK_FAILURES}` in `CATCHMENT_SPARK_CONF`)",
+    }
     declared_retries = tomllib.loads(RETRIES.read_text(encoding="utf-8"))["retry"]
-    rows = [tuple(cell.format(**defaults) for cell in row.values()) for row in declared_retries]
+    rows = [tuple(cell.format(**defaults, **constants) for cell in row.values()) for row in declared_retries]
     return _page(
         "Retries",
         "Waits between attempts are randomised: each lasts between half and all of the time in the table.",
@@ -289,7 +305,7 @@ def metrics_page() -> str:
         "loopback, a server without users requires no login.",
         "",
         "Counters and histograms belong to the process and start at 0 with it. Values about lake, imports",
-        "and tenants are at most `CATCHMENT_STATUS_SECONDS_MAX` old. A part that is unreachable has no",
+        f"and tenants are at most {AGE_SECONDS_MAX:g} s old. A part that is unreachable has no",
         "samples; `catchment_part_available` shows which.",
         "",
         "[deploy/alerts.yml](../../deploy/alerts.yml) has alert rules, and",

@@ -21,6 +21,7 @@ from catchment.pipeline.legacy import known_imports
 from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
+from catchment.pipeline.plan import ADOPT_BYTES_MIN
 from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
 from catchment.queue.segment_files import SegmentState
 from catchment.queue.shared_buffer import FILE_NAME
@@ -153,7 +154,7 @@ class App:
                 bytes_per_commit_max=BYTES_PER_COMMIT_MAX,
             ),
             parallelism=self.runner.parallelism,
-            adopt_bytes_min=self.settings.deliver_adopt_bytes_min,
+            adopt_bytes_min=ADOPT_BYTES_MIN,
             data_path=files.local_path(self.settings.data_path),
             clock=self.clock,
             own_files=self._own_files(),

@@ -118,7 +118,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                     folder / name,
                     CATCHMENT_CONTROL_DB=f"sqlite:{control}",
                     CATCHMENT_SHARD_NAME=name,
-                    CATCHMENT_SHARD_REPORT_SECONDS="0.2",
                     DUCKLING_QUEUE_AUTO_CREATE_TABLES="true",
                     DUCKLING_QUEUE_ROTATE_INTERVAL_SECONDS="86400",
                 )
@@ -129,7 +128,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         remotes = Remotes(settings)
         opened.callback(remotes.close)
         store = ControlStore(ControlDatabase.open(settings))
-        router = TenantRouter.from_settings(store, settings)
+        router = TenantRouter(store)
         gateway = TenantGateway(router, remotes.connect, clock=SystemClock())
         fleet = Fleet(Shell(folder), control, servers, remotes, store, gateway)
         assert fleet.ok("shard", "add", "a", "--home", servers["a"].home)["location"] == servers["a"].uri

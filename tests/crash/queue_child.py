@@ -189,7 +189,6 @@ def _serve(settings: Settings, point: str | None) -> None:
             rotate_size_bytes=settings.queue_rotate_size_bytes,
             rotate_interval=timedelta(seconds=settings.queue_rotate_interval_seconds),
             keep_flushed=timedelta(hours=settings.queue_flushed_keep_hours),
-            checkpoint_bytes=settings.queue_checkpoint_bytes,
             leases=Granted(),
             clock=clock,
         )

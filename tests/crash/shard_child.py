@@ -8,6 +8,7 @@ as by a power cut. What it flushes, it flushes without Spark.
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -15,11 +16,13 @@ from pydantic import SecretStr
 from catchment.foundation import faults
 from catchment.foundation.settings import Settings
 from catchment.server.flight_server import FlightServer
+from catchment.tenants import shard
 from catchment.testing import InlineRunner
 
 
 def main() -> None:
     home, name, control, port = sys.argv[1:]
+    shard.WAITS = replace(shard.WAITS, copy_s=1)
     server = FlightServer(
         Settings(
             home=Path(home),
@@ -28,7 +31,6 @@ def main() -> None:
             server_port=int(port),
             queue_auto_create_tables=True,
             queue_flush_interval_seconds=1,
-            tenant_copy_wait_seconds=1,
         )
     )
     server.app._runner = InlineRunner()  # type: ignore[assignment]

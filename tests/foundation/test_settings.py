@@ -104,6 +104,28 @@ def test_a_key_that_is_no_setting_is_refused_with_the_nearest_one_and_the_file(h
     assert error.hint == "Did you mean log_level?"
 
 
+@pytest.mark.parametrize("name", settings._REMOVED)
+def test_a_removed_setting_is_refused_with_what_became_of_it(
+    name: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert name not in Settings.model_fields
+    variable = settings._variable(name)
+    monkeypatch.setenv(variable, "1")
+    error = _refused()
+    assert error.message == f"The environment sets {variable}, which {settings._REMOVED[name]}."
+    assert error.hint == "Unset the variable."
+    monkeypatch.delenv(variable)
+    _write(home, f"{name} = 1")
+    error = _refused(home)
+    assert error.message == f"{home / settings.FILE_NAME} sets {name!r}, which {settings._REMOVED[name]}."
+    assert error.hint == "Remove it from the file."
+
+
+def test_a_removed_setting_names_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATCHMENT_SPARK_TASK_FAILURES_MAX", "8")
+    assert "merged into spark_conf, as spark.task.maxFailures" in _refused().message
+
+
 def test_the_queues_settings_have_the_names_that_people_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUCKLING_QUEUE_BUFFER_MAX_ROWS", "7")
     monkeypatch.setenv("DUCKLING_QUEUE_LAYOUT", "sessions")
@@ -147,14 +169,14 @@ def test_a_wrong_value_in_the_environment_is_named(name: str, monkeypatch: pytes
     [
         ("lake_commit_attempts_max", 0),
         ("lake_commit_attempts_max", 1001),
-        ("lake_lock_timeout_seconds", 0),
+        ("lake_transaction_seconds_max", 0),
         ("lake_target_file_bytes", 1024),
         ("lake_threads_max", -1),
         ("deliver_units_per_commit_max", 0),
-        ("deliver_adopt_bytes_min", -1),
+        ("queue_max_db_bytes", -1),
         ("deliver_task_memory_mb", 1),
         ("spark_driver_memory_mb", 1),
-        ("spark_task_failures_max", 0),
+        ("spark_task_seconds_max", 0),
     ],
 )
 def test_a_number_out_of_bounds_is_named(name: str, value: int, home: Path) -> None:

@@ -284,8 +284,9 @@ def test_units_go_in_batches_of_a_bounded_size(lake: Lake, make_settings: MakeSe
 
 
 def _auto(lake: Lake, make_settings: MakeSettings, path: Path) -> tuple[DeliveryReport, set[str]]:
-    settings = make_settings("duckdb", deliver_adopt_bytes_min=0)
-    report = deliverer(lake, settings).run(Units(_unit(path.name, path)), mode=Mode.AUTO)
+    work = deliverer(lake, make_settings("duckdb"))
+    work.bounds = replace(work.bounds, adopt_bytes_min=0)
+    report = work.run(Units(_unit(path.name, path)), mode=Mode.AUTO)
     with lake.ledger() as ledger:
         return report, {each.mode for each in ledger.deliveries()}
 

@@ -32,8 +32,9 @@ BINARY = (Column(name="id", type="BIGINT"), Column(name="hash", type="BLOB"))
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings(deliver_adopt_bytes_min=1)
+def settings(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr("catchment.pipeline.deliver.ADOPT_BYTES_MIN", 1)
+    return make_settings()
 
 
 def _binary_files(folder: Path, count: int) -> list[Path]:

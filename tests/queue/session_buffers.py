@@ -62,7 +62,6 @@ def buffers(root: Path, clock: FakeClock) -> Iterator[Make]:
             "rotate_size_bytes": 100 * MIB,
             "rotate_interval": timedelta(seconds=300),
             "keep_flushed": timedelta(days=3),
-            "checkpoint_bytes": 512 * MIB,
             "leases": FileLeases(root, clock),
             "clock": clock,
             **values,

@@ -18,6 +18,7 @@ from catchment.foundation import events, faults
 from catchment.foundation.events import Event
 from catchment.foundation.ids import TableId
 from catchment.pipeline.flush import FlushPipeline
+from catchment.queue import policy
 from catchment.queue.coordinator import DIRECT
 from catchment.queue.flushing import TableFlush
 from catchment.queue.policy import Trigger
@@ -369,9 +370,10 @@ def test_rows_that_go_past_the_queue_are_brought_into_the_tables_columns_too(mak
 
 
 def test_while_the_lake_is_away_writes_are_acknowledged_and_afterwards_everything_drains_once(
-    make_queue: MakeQueue,
+    make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_queue(queue_rotate_interval_seconds=10, queue_retry_seconds_max=60)
+    monkeypatch.setattr(policy, "RETRY_SECONDS_MAX", 60)
+    queue = make_queue(queue_rotate_interval_seconds=10)
     queue.write(range(5))
     queue.lake.down = True
     queue.write(range(5, 10))

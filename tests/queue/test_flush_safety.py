@@ -14,11 +14,10 @@ from catchment.errors import BufferHeldError, CommitUnknownError, StorageFailedE
 from catchment.foundation import faults
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
-from catchment.foundation.settings import MIB
 from catchment.lake import Lake
 from catchment.queue import Buffer, DqCoordinator, FlushPayload, TableFlush, open_buffer
 from catchment.queue.flushing import Progress
-from catchment.queue.policy import Trigger
+from catchment.queue.policy import RETRY_SECONDS_MAX, Trigger
 from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store, new_identity
 from catchment.queue.writes import Write
@@ -34,7 +33,7 @@ GROUP_ROWS = 122_880
 def _store(path: Path) -> Store:
     clock = SystemClock()
     fresh = new_identity("1", "", clock)
-    return Store.open(path, identity_table="dq_buffer", fresh=fresh, checkpoint_bytes=512 * MIB)
+    return Store.open(path, identity_table="dq_buffer", fresh=fresh)
 
 
 def _many(first: int, count: int) -> pa.Table:
@@ -205,7 +204,7 @@ def test_a_flush_that_keeps_failing_is_tried_ever_less_often(layout: str, make_s
         trouble = queue.status().tables[0].trouble
         assert trouble is not None
         assert trouble.failures == flusher.calls
-        assert trouble.retry_at - clock.now() <= timedelta(seconds=settings.queue_retry_seconds_max)
+        assert trouble.retry_at - clock.now() <= timedelta(seconds=RETRY_SECONDS_MAX)
         buffer.close()
 
 

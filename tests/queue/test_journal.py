@@ -13,7 +13,6 @@ import pytest
 from catchment.errors import BufferDamagedError
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
-from catchment.foundation.settings import MIB
 from catchment.queue import journal as journals
 from catchment.queue.journal import SUFFIX, Entry, Journal
 from catchment.queue.shared_buffer import SharedBuffer
@@ -46,9 +45,7 @@ def _ids(entries: list[Entry]) -> list[int]:
 
 def _store(folder: Path) -> Store:
     fresh = new_identity("1", "", SystemClock())
-    return Store.open(
-        folder / "buffer.duckdb", identity_table="dq_buffer", fresh=fresh, checkpoint_bytes=512 * MIB, journalled=True
-    )
+    return Store.open(folder / "buffer.duckdb", identity_table="dq_buffer", fresh=fresh, journalled=True)
 
 
 def _write(store: Store, first: int, count: int) -> None:
@@ -167,7 +164,7 @@ def _long(number: int, length: int = 5_000) -> pa.Table:
 
 
 def _shared(folder: Path) -> SharedBuffer:
-    return SharedBuffer(folder, chunk_rows=1_000, checkpoint_bytes=512 * MIB, clock=SystemClock())
+    return SharedBuffer(folder, chunk_rows=1_000, clock=SystemClock())
 
 
 @pytest.mark.parametrize("pages", [1, 2])

@@ -1,5 +1,6 @@
 """When to flush, from what is buffered and the time; how long to leave a table alone: longer, up to a bound."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catchment.foundation.backoff import Backoff
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.queue.buffer import TableState
@@ -14,13 +16,11 @@ from catchment.queue.policy import FlushFailure, Policy, Trigger, failed_again
 
 UNHURRIED = settings(deadline=None)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-POLICY = Policy.from_settings(
-    Settings(
-        queue_buffer_max_rows=100,
-        queue_rotate_size_bytes=1_000,
-        queue_rotate_interval_seconds=60,
-        queue_retry_seconds_max=90,
-    )
+POLICY = replace(
+    Policy.from_settings(
+        Settings(queue_buffer_max_rows=100, queue_rotate_size_bytes=1_000, queue_rotate_interval_seconds=60)
+    ),
+    retry=Backoff(attempts_max=1, first_ms=1_000, wait_ms_max=90_000),
 )
 
 

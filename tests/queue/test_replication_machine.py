@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from catchment.errors import InvariantError, SeqGapError
 from catchment.foundation.ids import TableId
-from catchment.foundation.settings import MIB
 from catchment.lake.types import Column
 from catchment.queue.replication import LogRows
 from catchment.queue.shared_buffer import SharedBuffer
@@ -122,7 +121,7 @@ class ShippingMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def _open(self, side: str) -> None:
-        buffer = SharedBuffer(self.folders[side], chunk_rows=CHUNK_ROWS, checkpoint_bytes=512 * MIB, clock=FakeClock())
+        buffer = SharedBuffer(self.folders[side], chunk_rows=CHUNK_ROWS, clock=FakeClock())
         assert buffer.set_aside() == ()
         self.buffers[side] = buffer
         self.opened.append(buffer)

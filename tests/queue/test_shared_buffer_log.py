@@ -13,7 +13,6 @@ import pytest
 from catchment.errors import InvariantError, SeqGapError, StateError
 from catchment.foundation import faults
 from catchment.foundation.ids import TableId
-from catchment.foundation.settings import MIB
 from catchment.lake.types import Column
 from catchment.queue import incoming
 from catchment.queue.buffer import SEQ
@@ -44,7 +43,7 @@ def open_buffer(tmp_path: Path) -> Iterator[Open]:
             if after is not None:
                 name = f"{after}-after-crash-{next(copies)}"
                 shutil.copytree(tmp_path / after, tmp_path / name)
-            buffer = SharedBuffer(tmp_path / name, chunk_rows=4, checkpoint_bytes=512 * MIB, clock=FakeClock())
+            buffer = SharedBuffer(tmp_path / name, chunk_rows=4, clock=FakeClock())
             return stack.enter_context(closing(buffer))
 
         yield make

@@ -27,6 +27,7 @@ from catchment.lake import Lake
 from catchment.lake.types import Column
 from catchment.pipeline import Deliverer, SparkRunner, spark_driver
 from catchment.pipeline.flush import FlushPipeline
+from catchment.pipeline.runner import RESTART_SECONDS_MAX
 from catchment.pipeline.work import Input, Mode, OutputShape, Task, UnitPart
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.testing import FakeClock
@@ -139,7 +140,7 @@ def killed_while_it_starts(settings: Settings) -> None:
             ):
                 runner.run([task])
             assert not _children()
-            clock.advance(settings.spark_restart_seconds_max)
+            clock.advance(RESTART_SECONDS_MAX)
         assert len(runner.run([task])) == 1
         assert len(_jvms()) == 1
     assert not _jvms()
@@ -163,15 +164,15 @@ def killed_at_random(settings: Settings) -> None:
     killer.start()
     with SparkRunner(settings, clock) as runner:
         while killer.is_alive():
-            clock.advance(settings.spark_restart_seconds_max)
+            clock.advance(RESTART_SECONDS_MAX)
             with suppress(SparkFailedError):
                 runner.run([task])
             most = max(most, len(_jvms()))
         # The last kill may be found out by a job.
-        clock.advance(settings.spark_restart_seconds_max)
+        clock.advance(RESTART_SECONDS_MAX)
         with suppress(SparkFailedError):
             runner.run([task])
-        clock.advance(settings.spark_restart_seconds_max)
+        clock.advance(RESTART_SECONDS_MAX)
         assert len(runner.run([task])) == 1
     assert not _jvms()
     assert most <= 1
@@ -249,7 +250,7 @@ def flush(settings: Settings) -> None:
         assert queue.due_tables() == []
         with pytest.raises(FlushFailedError, match="The next attempt to start Spark is in"):
             queue.force_flush_all()
-        clock.advance(settings.spark_restart_seconds_max)
+        clock.advance(RESTART_SECONDS_MAX)
         queue.flush_stale_buffers()
         assert queue.status().tables[0].trouble is None
         assert rows_of(lake, "SELECT id FROM events") == [(1,)]

@@ -32,7 +32,7 @@ from catchment.foundation.meters import Meters
 from catchment.foundation.settings import Settings, load_settings
 from catchment.lake import Commit, DeadLetter
 from catchment.lake.audit import AuditFinding, AuditReport
-from catchment.lake.commit import Bury
+from catchment.lake.commit import RecordDeadLetters
 from catchment.lake.last_audit import last, note
 from catchment.pipeline.legacy import known_imports
 from catchment.pipeline.legacy.folders import ImportFolders
@@ -40,7 +40,7 @@ from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.queue.buffer import QuarantinedFile, TableState
 from catchment.queue.coordinator import QueueStatus, TableStatus
 from catchment.queue.policy import FlushFailure
-from catchment.status import Status, StatusReader
+from catchment.status import Status, StatusReader, readings
 from catchment.status.background import SLOW, WAIT_S_MAX, BackgroundPart, BackgroundReader
 from catchment.status.keys import KEYS
 from catchment.status.model import FOR_ADMINS, PARTS, SchemaDatabase, Schemas, Sessions, StatusPart
@@ -457,14 +457,17 @@ def test_an_audit_with_findings_needs_somebody_until_the_next_one(tmp_path: Path
     assert status.lake.value.last_audit.ok
 
 
-def test_of_many_tables_the_largest_are_listed_and_all_are_counted(tmp_path: Path) -> None:
+def test_of_many_tables_the_largest_are_listed_and_all_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readings, "TABLES_MAX", 2)
     found = _queue_status()
     [table] = found.tables
     tables = tuple(
         replace(table, state=replace(table.state, table=replace(EVENTS, name=f"t{size}"), bytes=size))
         for size in range(10)
     )
-    with App(Settings(home=tmp_path / "none", status_tables_max=2)) as app:
+    with App(Settings(home=tmp_path / "none")) as app:
         queue = _status(app, queue=lambda: replace(found, tables=tables)).queue.value
     assert queue is not None
     assert (queue.tables_total, queue.rows) == (10, 30)
@@ -505,7 +508,7 @@ def test_the_lake_is_told_by_tables_with_small_files_dead_letters_and_migrations
         create_table(app.lake, LONELY)
         for table in (EVENTS, EVENTS, LONELY):
             app.lake.insert(table, event_rows(range(1_000)))
-        app.lake.commit(Commit(message="bury", changes=(Bury(letters=(letter,)),)))
+        app.lake.commit(Commit(message="bury", changes=(RecordDeadLetters(letters=(letter,)),)))
         with app.lake.write() as connection:
             connection.execute(sql.statement("catchment.schema", "lake_migrations_create", lake="lake"))
             for number in (1, 2):

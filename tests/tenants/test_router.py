@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from catchment.errors import ControlUnavailableError, InvalidStateError, StateError
-from catchment.foundation.settings import Settings
 from catchment.tenants.control_store import ControlStore, Placement
 from catchment.tenants.model import (
     DualWrite,
@@ -243,9 +242,8 @@ def test_a_tenant_whose_route_is_read_slowly_does_not_hold_up_another(clock: Fak
         assert stuck.result(10) == (A,)
 
 
-def test_the_settings_bound_what_is_kept(plane: Plane, clock: FakeClock) -> None:
-    settings = Settings(tenant_route_seconds_max=2, tenant_routes_max=1)
-    router = TenantRouter.from_settings(cast(ControlStore, plane), settings, clock=clock)
+def test_age_and_number_of_kept_routes_are_bounded(plane: Plane, clock: FakeClock) -> None:
+    router = TenantRouter(cast(ControlStore, plane), route_seconds_max=2, routes_max=1, clock=clock)
     router.route(SEVEN, Access.READ)
     clock.advance(1.9)
     router.route(SEVEN, Access.READ)

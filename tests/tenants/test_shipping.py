@@ -29,6 +29,7 @@ from catchment.tenants import shipping
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Positions, TenantId
 from catchment.tenants.run_move import run_move
+from catchment.tenants.shard import WAITS
 from catchment.tenants.shard_api import RetainedHistory
 from catchment.tenants.transport import shard_messages as wire
 from catchment.tenants.transport.remote_shard import RemoteShard
@@ -242,7 +243,7 @@ def suppressed(action: Callable[[], object]) -> None:
 
 
 def test_a_write_to_another_shard_is_waited_for_as_long_as_it_may_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(tenant_gate_wait_seconds=11, tenant_copy_wait_seconds=2, queue_full_wait_seconds=5)
+    settings = Settings(queue_full_wait_seconds=11)
     shard = RemoteShard(A, "grpc://127.0.0.1:1", settings)
     waits: list[float] = []
 
@@ -255,7 +256,7 @@ def test_a_write_to_another_shard_is_waited_for_as_long_as_it_may_wait_there(mon
 
     monkeypatch.setattr(shard, "_act", answer)
     shard.write(T7, "events", events(1), epoch=1)
-    assert waits[0] > 11 + 2 + 5
+    assert waits[0] > 11 + WAITS.gate_s + WAITS.copy_s
     shard.close()
 
 

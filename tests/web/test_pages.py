@@ -18,7 +18,7 @@ from catchment.foundation.ids import ProducerId
 from catchment.foundation.meters import Distribution, Meters
 from catchment.foundation.settings import Settings
 from catchment.lake import Commit, DeadLetter
-from catchment.lake.commit import Bury
+from catchment.lake.commit import RecordDeadLetters
 from catchment.lake.dead_letters import packed
 from catchment.status import Status
 from catchment.status.model import FOR_ADMINS
@@ -414,7 +414,7 @@ def test_a_dead_letter_is_shown_without_its_row_and_is_gone_once_it_is_delivered
         assert desk.letters().value == ()
         create_table(app.lake)
         letters = tuple(_letter(number) for number in range(LETTERS_SHOWN_MAX + 1))
-        app.lake.commit(Commit(message="bury", changes=(Bury(letters=letters),)))
+        app.lake.commit(Commit(message="bury", changes=(RecordDeadLetters(letters=letters),)))
         # What was known is kept for a while.
         assert desk.letters().value == ()
         assert desk.retry(["letter 0"]).delivered == ("letter 0",)

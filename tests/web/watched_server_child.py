@@ -12,6 +12,7 @@ from pathlib import Path
 
 from catchment.foundation.settings import load_settings
 from catchment.server.flight_server import FlightServer
+from catchment.status import background
 from catchment.testing import InlineRunner
 
 
@@ -21,10 +22,11 @@ def main() -> None:
         Path(home),
         server_port=0,
         server_web_port=web_port,
-        # Every statement is a slow one, and every answer is of this moment.
+        # Every statement is a slow one.
         server_slow_statement_seconds=0,
-        status_seconds_max=0,
     )
+    # Every answer is of this moment.
+    background.AGE_SECONDS_MAX = 0
     server = FlightServer(settings)
     server.app._runner = InlineRunner()  # type: ignore[assignment]
     server.start()

@@ -9,6 +9,7 @@ from catchment.cli import move_output
 from catchment.cli.context import AsJson, Home, agree, command
 from catchment.errors import EXIT_FAILED, EXIT_NEEDS_YOU, EXIT_STOPPED
 from catchment.foundation.text import plural
+from catchment.tenants.migration import GATE_SECONDS_MAX
 from catchment.tenants.model import MoveInfo, TenantConfig, TenantInfo
 from catchment.tenants.reports import MoveComparison, MovePlan, TenantDetails, TenantEntry, UndoneMove
 from catchment.tenants.service import GC_WINDOW_S
@@ -102,7 +103,7 @@ def move(
     ] = None,
     gate_seconds: Annotated[
         float | None,
-        typer.Option(help="Longest pause of writes at the switch; default CATCHMENT_TENANT_GATE_SECONDS_MAX.", min=0.1),
+        typer.Option(help=f"Longest pause of writes at the switch; default {GATE_SECONDS_MAX:g}.", min=0.1),
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,

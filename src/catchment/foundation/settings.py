@@ -33,6 +33,27 @@ HOURS_MAX = 1_000_000
 _LAKE_NAMES_TAKEN = ("main", "temp", "system", "memory", "pg_catalog", "information_schema")
 
 
+# Former settings, and what became of them.
+_REMOVED = {
+    "deliver_adopt_bytes_min": "is a constant now, 16 MiB; `--mode adopt` and `--mode rewrite` override it",
+    "lake_lock_timeout_seconds": "is a constant now, 120 s per attempt of lake_commit_attempts_max",
+    "queue_checkpoint_bytes": "is a constant now, 512 MiB",
+    "queue_retry_seconds_max": "is a constant now, 300 s",
+    "server_batch_rows_max": "is a constant now, 1,000,000 rows",
+    "server_prepared_max": "is a constant now, 1,000 per session",
+    "server_statement_bytes_max": "is a constant now, 1 MiB",
+    "shard_report_seconds": "is a constant now, 5 s",
+    "spark_restart_seconds_max": "is a constant now, 60 s",
+    "spark_task_failures_max": "was merged into spark_conf, as spark.task.maxFailures",
+    "status_seconds_max": "is a constant now, 15 s",
+    "status_tables_max": "is a constant now, 200",
+    "tenant_copy_wait_seconds": "is a constant now, 2 s",
+    "tenant_gate_seconds_max": "is the option --gate-seconds of `catchment tenant move`",
+    "tenant_gate_wait_seconds": "is a constant now, 10 s",
+    "tenant_route_seconds_max": "is a constant now, 30 s",
+    "tenant_routes_max": "is a constant now, 100,000",
+    "tenant_usage_seconds_max": "is a constant now, 10 s",
+}
 # Settings are listed in groups, by the first word of their names.
 _GROUPS = {
     "home": "General",
@@ -41,10 +62,9 @@ _GROUPS = {
     "deliver": "Lake",
     "queue": "Queue",
     "control": "Tenants and shards",
-    "tenant": "Tenants and shards",
     "shard": "Tenants and shards",
     "server": "Server",
-    "status": "Status",
+    "status": "Server",
     "spark": "Spark",
 }
 
@@ -76,9 +96,6 @@ class Settings(BaseSettings):
     lake_commit_attempts_max: int = _setting(
         20, "Attempts to commit against conflicting writers.", unit="tries", ge=1, le=1000
     )
-    lake_lock_timeout_seconds: float = _setting(
-        120, "Timeout for the lock that serialises commits.", unit="seconds", gt=0
-    )
     lake_transaction_seconds_max: float = _setting(
         600, "Maximum duration of a write transaction; a longer one is rolled back and repeated.", unit="seconds", gt=0
     )
@@ -106,33 +123,6 @@ class Settings(BaseSettings):
         "default: a SQLite file in the home.",
     )
 
-    tenant_route_seconds_max: float = _setting(
-        30, "Age at which a cached tenant route is read from the control database again.", unit="seconds", gt=0
-    )
-    tenant_routes_max: int = _setting(100_000, "Maximum number of tenant routes in memory.", unit="routes", ge=1)
-    tenant_usage_seconds_max: float = _setting(
-        10,
-        "Age at which a tenant's usage is measured again for its limits.",
-        unit="seconds",
-        ge=0,
-    )
-
-    tenant_gate_wait_seconds: float = _setting(
-        10, "Timeout of a write while its tenant's primary changes.", unit="seconds", gt=0
-    )
-    tenant_gate_seconds_max: float = _setting(
-        5,
-        "Time without a decision after which a primary with a closed write barrier accepts writes again.",
-        unit="seconds",
-        gt=0,
-    )
-    tenant_copy_wait_seconds: float = _setting(
-        2,
-        "Time after which a write is acknowledged without confirmation by the tenant's replica.",
-        unit="seconds",
-        gt=0,
-    )
-
     shard_name: str | None = _setting(
         None, "Name of this server as a shard; tenants are placed in shards.", pattern="^[a-z][a-z0-9-]{0,62}$"
     )
@@ -142,17 +132,8 @@ class Settings(BaseSettings):
     shard_ca: Path | None = _setting(
         None, "Certificates of the authority that issued the other shards' certificates; default: the system's."
     )
-    shard_report_seconds: float = _setting(
-        5, "Interval at which a shard reports its state to the control database.", unit="seconds", gt=0
-    )
 
     deliver_units_per_commit_max: int = _setting(5_000, "Maximum number of units per commit.", unit="units", ge=1)
-    deliver_adopt_bytes_min: int = _setting(
-        16 * MIB,
-        "In mode `auto`, files of at least this size are adopted unchanged; smaller ones are rewritten together.",
-        unit="bytes",
-        ge=0,
-    )
     deliver_task_memory_mb: int = _setting(
         1024, "DuckDB memory limit of one Spark task; it spills beyond that.", unit="MiB", ge=64
     )
@@ -198,15 +179,6 @@ class Settings(BaseSettings):
     queue_flushed_keep_hours: float = _setting(
         72, "Retention of a session's file after its rows are in the lake.", unit="hours", ge=0, le=HOURS_MAX
     )
-    queue_retry_seconds_max: float = _setting(
-        300, "Maximum wait between two attempts of a failing flush.", unit="seconds", gt=0
-    )
-    queue_checkpoint_bytes: int = _setting(
-        512 * MIB,
-        "Size of the buffer's WAL at which DuckDB checkpoints it between writes.",
-        unit="bytes",
-        ge=MIB,
-    )
     queue_lease_postgres: SecretStr | None = _setting(
         None, "PostgreSQL that leases sessions' files to hosts; default: the lake's, if it has one, else file locks."
     )
@@ -241,11 +213,7 @@ class Settings(BaseSettings):
     server_statements_max: int = _setting(
         32, "Maximum number of concurrent statements: this many reads, and as many others.", unit="statements", ge=1
     )
-    server_statement_bytes_max: int = _setting(MIB, "Maximum length of a statement's text.", unit="bytes", ge=1024)
     server_message_bytes_max: int = _setting(64 * MIB, "Maximum size of a message.", unit="bytes", ge=MIB)
-    server_batch_rows_max: int = _setting(
-        1_000_000, "Maximum number of rows in one batch of an upload.", unit="rows", ge=1
-    )
     server_write_bytes_max: int = _setting(
         1024 * MIB,
         "Maximum size of one write to the queue, or of all writes to it in one transaction.",
@@ -257,9 +225,6 @@ class Settings(BaseSettings):
         "Maximum size of a result that is kept for a client which sends another request before it has read the result.",
         unit="bytes",
         ge=MIB,
-    )
-    server_prepared_max: int = _setting(
-        1_000, "Maximum number of prepared statements per session.", unit="statements", ge=1
     )
     server_memory_mb: int = _setting(
         0,
@@ -274,19 +239,6 @@ class Settings(BaseSettings):
         ge=0,
     )
 
-    status_seconds_max: float = _setting(
-        15,
-        "Age at which the status of lake, imports and tenants is read again.",
-        unit="seconds",
-        ge=0,
-    )
-    status_tables_max: int = _setting(
-        200,
-        "Maximum number of tables, and of tenants, that the status lists; totals cover all of them.",
-        unit="tables",
-        ge=1,
-        le=10_000,
-    )
     status_schema_project: Path | None = _setting(
         None, "Folder of a project whose database the status compares with its models; this runs the models' code."
     )
@@ -296,10 +248,6 @@ class Settings(BaseSettings):
     spark_start_seconds_max: float = _setting(
         120, "Timeout for starting Java, and then for starting Spark in it.", unit="seconds", gt=0
     )
-    spark_restart_seconds_max: float = _setting(
-        60, "Maximum wait before Spark is started again after a failed start.", unit="seconds", gt=0
-    )
-    spark_task_failures_max: int = _setting(4, "Attempts of one Spark task before its job fails.", unit="tries", ge=1)
     spark_task_seconds_max: float = _setting(
         600,
         "Timeout of a Spark task; its output is tried again later.",
@@ -526,6 +474,8 @@ def _read_file(path: Path) -> dict[str, Any]:
                 f"{path} sets 'home', but the file is itself in the home.",
                 hint="CATCHMENT_HOME sets the home, or --home does.",
             )
+        if name in _REMOVED:
+            raise SettingsError(f"{path} sets {name!r}, which {_REMOVED[name]}.", hint="Remove it from the file.")
         if name not in Settings.model_fields:
             raise SettingsError(
                 f"{path} sets {name!r}, which is not a setting.", hint=_nearest(name, Settings.model_fields)
@@ -535,7 +485,12 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _refuse_unknown_variables() -> None:
     known = {setting.variable: None for setting in declared()}
+    removed = {_variable(name): fate for name, fate in _REMOVED.items()}
     for variable in os.environ:
+        if variable in removed:
+            raise SettingsError(
+                f"The environment sets {variable}, which {removed[variable]}.", hint="Unset the variable."
+            )
         if variable.startswith((PREFIX, QUEUE_PREFIX)) and variable not in known:
             raise SettingsError(
                 f"The environment sets {variable}, which is not a setting.", hint=_nearest(variable, known)

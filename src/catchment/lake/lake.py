@@ -67,6 +67,7 @@ class LakeLimits:
     """Limits of writes to a lake: attempts, waits, file size, threads."""
 
     commit_attempts_max: int = 20
+    # Longer than a merge of files usually takes; a wait that fails counts as one attempt to commit.
     lock_timeout_s: float = 120
     transaction_s_max: float = 600
     target_file_bytes: int = 128 * MIB
@@ -140,7 +141,6 @@ class Lake:
         )
         limits = LakeLimits(
             commit_attempts_max=settings.lake_commit_attempts_max,
-            lock_timeout_s=settings.lake_lock_timeout_seconds,
             transaction_s_max=settings.lake_transaction_seconds_max,
             target_file_bytes=settings.lake_target_file_bytes,
             threads_max=settings.lake_threads_max,

@@ -19,7 +19,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Claim, Lake, ProducerState, Table
 from catchment.lake.staging import Staging
 from catchment.pipeline.batch import BatchRun, JobContext, PlanPart, PlanProgress
-from catchment.pipeline.plan import Bounds, Plan, Unit, plan
+from catchment.pipeline.plan import ADOPT_BYTES_MIN, Bounds, Plan, Unit, plan
 from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import Mode, UnitFailure
 
@@ -97,7 +97,7 @@ class Deliverer:
         self.memory_mb = settings.deliver_task_memory_mb
         self.bounds = Bounds(
             file_bytes=settings.lake_target_file_bytes,
-            adopt_bytes_min=settings.deliver_adopt_bytes_min,
+            adopt_bytes_min=ADOPT_BYTES_MIN,
             units_per_commit_max=units_per_commit_max or settings.deliver_units_per_commit_max,
             parallelism=runner.parallelism,
             file_bytes_min=file_bytes_min,

@@ -15,6 +15,9 @@ from catchment.lake import Claim, DeadLetter, ProducerState, Table, types
 from catchment.lake.commit import refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, OutputShape, UnitPart
 
+# In mode `auto`, files of at least this size are adopted unchanged; smaller ones are rewritten
+# together. The status calls smaller files small.
+ADOPT_BYTES_MIN = 16 * MIB
 _SMALL_BYTES = 16 * MIB
 _INSERT_BYTES_MAX = 512 * MIB
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RESTART_FIRST_MS = 1_000
+# Maximum wait before Spark is started again after a failed start.
+RESTART_SECONDS_MAX = 60
 
 
 class Runner(Protocol):
@@ -47,9 +49,7 @@ class SparkRunner:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._backoff = Backoff(
-            attempts_max=1, first_ms=_RESTART_FIRST_MS, wait_ms_max=settings.spark_restart_seconds_max * 1_000
-        )
+        self._backoff = Backoff(attempts_max=1, first_ms=_RESTART_FIRST_MS, wait_ms_max=RESTART_SECONDS_MAX * 1_000)
         self._session: SparkDriver | None = None
         self._mutex = threading.Lock()
         self._failures = 0

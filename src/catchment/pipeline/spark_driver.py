@@ -24,7 +24,7 @@ from catchment.foundation import events, files
 from catchment.foundation.settings import Settings, environment
 from catchment.pipeline import java, jvm, kernel
 from catchment.pipeline.jvm import launch_gateway
-from catchment.pipeline.spark_master import master_that_retries, parallelism
+from catchment.pipeline.spark_master import TASK_FAILURES, TASK_FAILURES_MAX, master_that_retries, parallelism
 from catchment.pipeline.work import Task, TaskResult
 
 T = TypeVar("T")
@@ -299,7 +299,7 @@ def _conf(settings: Settings) -> SparkConf:
         "spark.python.daemon.module": "catchment.spark_daemon",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.worker.reuse": "true",
-        "spark.task.maxFailures": str(settings.spark_task_failures_max),
+        TASK_FAILURES: str(TASK_FAILURES_MAX),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **settings.spark_conf,

@@ -10,6 +10,9 @@ from catchment.foundation.settings import Settings
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*(\d+))?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 _CLUSTER_PARALLELISM = 16
+# Attempts of one task before its job fails: Spark's own default on a cluster.
+TASK_FAILURES = "spark.task.maxFailures"
+TASK_FAILURES_MAX = 4
 
 
 def parallelism(settings: Settings) -> int:
@@ -30,5 +33,5 @@ def master_that_retries(settings: Settings) -> str:
     # master's name has a number of attempts.
     local = _LOCAL.fullmatch(settings.spark_master)
     if local and not local[2]:
-        return f"local[{local[1] or 1},{settings.spark_task_failures_max}]"
+        return f"local[{local[1] or 1},{settings.spark_conf.get(TASK_FAILURES, TASK_FAILURES_MAX)}]"
     return settings.spark_master

@@ -83,7 +83,6 @@ class ActiveSegments:
         layout: SegmentFolders,
         *,
         incarnation: str,
-        checkpoint_bytes: int,
         leases: Leases,
         clock: Clock,
         on_sealed: Callable[[SegmentName, Sequence[SegmentPart]], None],
@@ -91,7 +90,6 @@ class ActiveSegments:
         self._layout = layout
         self._on_sealed = on_sealed
         self._incarnation = incarnation
-        self._checkpoint_bytes = checkpoint_bytes
         self._leases = leases
         self._clock = clock
         # What this process writes. A name is in here before its file exists, and until it has moved: an orphan must
@@ -121,7 +119,6 @@ class ActiveSegments:
             path,
             identity_table=IDENTITY,
             fresh=new_identity(self._incarnation, session, self._clock),
-            checkpoint_bytes=self._checkpoint_bytes,
         )
 
     def lease(self, name: SegmentName) -> Lease | None:

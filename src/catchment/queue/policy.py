@@ -8,6 +8,9 @@ from catchment.foundation.backoff import Backoff
 from catchment.foundation.settings import Settings
 from catchment.queue.buffer import TableState
 
+# Maximum wait between two attempts of a failing flush.
+RETRY_SECONDS_MAX = 300
+
 
 class Trigger(StrEnum):
     """Why a table is flushed."""
@@ -33,7 +36,7 @@ class Policy:
             rows_max=settings.queue_buffer_max_rows,
             bytes_max=settings.queue_rotate_size_bytes,
             age_max=timedelta(seconds=settings.queue_rotate_interval_seconds),
-            retry=Backoff(attempts_max=1, first_ms=1_000, wait_ms_max=settings.queue_retry_seconds_max * 1_000),
+            retry=Backoff(attempts_max=1, first_ms=1_000, wait_ms_max=RETRY_SECONDS_MAX * 1_000),
         )
 
     def trigger(self, state: TableState, now: datetime) -> Trigger | None:

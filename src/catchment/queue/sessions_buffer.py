@@ -59,7 +59,6 @@ class SessionsBuffer:
         rotate_size_bytes: int,
         rotate_interval: timedelta,
         keep_flushed: timedelta,
-        checkpoint_bytes: int,
         leases: Leases,
         clock: Clock,
         meters: Meters | None = None,
@@ -76,7 +75,6 @@ class SessionsBuffer:
         self._segments = ActiveSegments(
             self._layout,
             incarnation=self._incarnation,
-            checkpoint_bytes=checkpoint_bytes,
             leases=leases,
             clock=clock,
             on_sealed=self._note_sealed,
@@ -98,7 +96,6 @@ class SessionsBuffer:
             rotate_size_bytes=settings.queue_rotate_size_bytes,
             rotate_interval=timedelta(seconds=settings.queue_rotate_interval_seconds),
             keep_flushed=timedelta(hours=settings.queue_flushed_keep_hours),
-            checkpoint_bytes=settings.queue_checkpoint_bytes,
             leases=leases_for(settings, settings.queue_path, clock),
             clock=clock,
             meters=meters,

@@ -62,14 +62,12 @@ class SharedBuffer:
         root: Path,
         *,
         chunk_rows: int,
-        checkpoint_bytes: int,
         clock: Clock,
         bytes_max: int = 0,
         meters: Meters | None = None,
     ) -> None:
         self._root = root
         self._chunk_rows = chunk_rows
-        self._checkpoint_bytes = checkpoint_bytes
         # Under a small cap, retired rows that are still in the WAL would take up the room of new ones for good.
         self._checkpoint_after_bytes = min(_CHECKPOINT_AFTER_BYTES, bytes_max // 8 or _CHECKPOINT_AFTER_BYTES)
         self._clock = clock
@@ -92,7 +90,6 @@ class SharedBuffer:
         return cls(
             settings.queue_path,
             chunk_rows=settings.queue_flush_chunk_rows,
-            checkpoint_bytes=settings.queue_checkpoint_bytes,
             clock=clock,
             bytes_max=settings.queue_max_db_bytes,
             meters=meters,
@@ -322,7 +319,6 @@ class SharedBuffer:
             self._root / FILE_NAME,
             identity_table=_IDENTITY,
             fresh=new_identity(secrets.token_hex(8), "", self._clock),
-            checkpoint_bytes=self._checkpoint_bytes,
             journalled=True,
         )
         rows = sum(log.rows for log in store.logs().values())

@@ -30,6 +30,7 @@ from catchment.errors import BufferDamagedError, CatchmentError, CommitUnknownEr
 from catchment.foundation import faults, files, sql
 from catchment.foundation.clock import Clock
 from catchment.foundation.ids import TableId
+from catchment.foundation.settings import MIB
 from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue import incoming, meta
@@ -43,6 +44,9 @@ from catchment.queue.writes import Numbered, Write, groups_of, news_of, numbers_
 WAL = ".wal"
 FLUSHED_PREFIX = "__dq_flushed_"
 _READ_BATCH_ROWS = 100_000
+# Size of the WAL at which DuckDB checkpoints by itself, between two writes, which then wait: 2 to 3 s
+# for a million rows. Flushes checkpoint much earlier.
+_CHECKPOINT_BYTES = 512 * MIB
 _AT_TYPE = pa.timestamp("us")
 
 
@@ -75,7 +79,6 @@ class Store:
         *,
         identity_table: str,
         fresh: BufferIdentity,
-        checkpoint_bytes: int,
         journalled: bool = False,
     ) -> Self:
         """Open the file, replaying its WAL and its journal, or make it with the identity given."""
@@ -85,7 +88,7 @@ class Store:
             "autoload_known_extensions": "false",
             # One: small commits wait for no other thread, and many sessions' files may be open at once.
             "threads": "1",
-            "checkpoint_threshold": f"{checkpoint_bytes}b",
+            "checkpoint_threshold": f"{_CHECKPOINT_BYTES}b",
             "arrow_lossless_conversion": "true",
         }
         if not path.exists() and any(files.size_of(path.with_name(path.name + suffix)) for suffix in (WAL, SUFFIX)):

@@ -69,7 +69,7 @@ class Actions:
 
     def _prepare(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         request = messages.body(sql.ActionCreatePreparedStatementRequest, body)
-        statement = call.text = messages.text_in(request, self._settings.server_statement_bytes_max)
+        statement = call.text = messages.text_in(request)
         with self._lookup.session(context, request.transaction_id) as session:
             prepared = session.prepare(statement, transaction=messages.transaction_in(request))
             result = sql.ActionCreatePreparedStatementResult(

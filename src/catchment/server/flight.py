@@ -68,7 +68,7 @@ class FlightService(grpc.GenericRpcHandler):
         )
         self._actions = Actions(self._lookup, settings, shard)
         self._limits = wire.Limits(
-            batch_rows=settings.server_batch_rows_max,
+            batch_rows=wire.BATCH_ROWS_MAX,
             message_bytes=settings.server_message_bytes_max,
             kept_bytes=settings.server_write_bytes_max,
         )
@@ -136,7 +136,7 @@ class FlightService(grpc.GenericRpcHandler):
     def _execute(
         self, command: sql.CommandStatementQuery | sql.CommandStatementUpdate, session: Session, call: Call
     ) -> StatementOutcome:
-        text = call.text = messages.text_in(command, self._settings.server_statement_bytes_max)
+        text = call.text = messages.text_in(command)
         is_update = isinstance(command, sql.CommandStatementUpdate)
         with self._log.running(session.id, session.principal, text):
             return session.execute(text, call, transaction=messages.transaction_in(command), is_update=is_update)
@@ -147,7 +147,7 @@ class FlightService(grpc.GenericRpcHandler):
             with self._lookup.session(context, messages.handle_in(command)) as session:
                 match command:
                     case sql.CommandStatementQuery():
-                        text = messages.text_in(command, self._settings.server_statement_bytes_max)
+                        text = messages.text_in(command)
                         prepared = session.prepare(text, transaction=messages.transaction_in(command))
                         schema = prepared.schema
                         session.close_prepared(prepared.handle)

@@ -33,7 +33,7 @@ class LocalClient:
     def __init__(self, server: RunningServer, settings: Settings) -> None:
         self._server = server
         self._limits = wire.Limits(
-            batch_rows=settings.server_batch_rows_max,
+            batch_rows=wire.BATCH_ROWS_MAX,
             message_bytes=settings.server_message_bytes_max,
             kept_bytes=settings.server_result_bytes_max,
         )

@@ -12,11 +12,13 @@ from google.protobuf.message import DecodeError, Message
 from catchment.errors import InputError, LimitError, NotSupportedError
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.foundation.settings import MIB
 from catchment.server.values import IfExists, IngestTarget
 
 M = TypeVar("M", bound=Message)
 WithText = sql.CommandStatementQuery | sql.CommandStatementUpdate | sql.ActionCreatePreparedStatementRequest
 
+STATEMENT_BYTES_MAX = MIB
 _URL = "type.googleapis.com/"
 _FLIGHT_SQL = "arrow.flight.protocol.sql."
 _COMMANDS = (
@@ -108,12 +110,13 @@ def handle_in(message: Message) -> bytes:
     return next((handle for name in _HANDLES if name in fields and (handle := getattr(message, name))), b"")
 
 
-def text_in(message: WithText, bytes_max: int) -> str:
+def text_in(message: WithText) -> str:
     """Return the text of a statement. Raises LimitError if it is too long."""
     # A text has at most four bytes per character, and nearly all texts are far below the limit.
-    if 4 * len(message.query) > bytes_max and len(message.query.encode()) > bytes_max:
+    if 4 * len(message.query) > STATEMENT_BYTES_MAX and len(message.query.encode()) > STATEMENT_BYTES_MAX:
         raise LimitError(
-            f"The statement is longer than {bytes_max:,} bytes.", hint="Bind parameters, or use bulk ingest."
+            f"The statement is longer than {STATEMENT_BYTES_MAX:,} bytes.",
+            hint="Bind parameters, or use bulk ingest.",
         )
     return message.query
 

@@ -114,7 +114,7 @@ class PeerSession:
         self._clock = clock
         self._seconds_max = settings.server_statement_seconds_max
         self._limits = wire.Limits(
-            batch_rows=settings.server_batch_rows_max,
+            batch_rows=wire.BATCH_ROWS_MAX,
             message_bytes=settings.server_message_bytes_max,
             kept_bytes=settings.server_result_bytes_max,
         )

@@ -39,6 +39,7 @@ from catchment.server.transactions import RolledBackTransactions, Transaction
 from catchment.server.values import Call, IngestTarget, Principal, StatementOutcome
 from catchment.tenants.model import TenantId
 
+PREPARED_MAX = 1_000
 _TRANSACTIONS_MAX = 8
 _RESULTS_MAX = 64
 DEFAULT_QUEUE_NAME = "default"
@@ -201,7 +202,7 @@ class Session:
     def prepare(self, text: str, *, transaction: bytes | None = None) -> PreparedStatement:
         """Inspect a statement, to run it later."""
         with self._mutex:
-            if len(self._prepared) >= self._engine.settings.server_prepared_max:
+            if len(self._prepared) >= PREPARED_MAX:
                 raise LimitError(
                     f"The session already has {len(self._prepared):,} prepared statements.", hint="Close some."
                 )

@@ -14,6 +14,8 @@ import pyarrow as pa
 from catchment.flight_protocol.flight_sql_pb2 import SqlInfo
 from catchment.foundation.settings import Settings
 from catchment.lake import extensions
+from catchment.server import messages
+from catchment.server.sessions import PREPARED_MAX
 
 
 class _Bits(int):
@@ -181,8 +183,8 @@ def _limits(settings: Settings) -> dict[int, Value]:
         **unlimited,
         SqlInfo.SQL_MAX_CONNECTIONS: settings.server_sessions_max,
         SqlInfo.SQL_MAX_ROW_SIZE_INCLUDES_BLOBS: True,
-        SqlInfo.SQL_MAX_STATEMENT_LENGTH: settings.server_statement_bytes_max,
-        SqlInfo.SQL_MAX_STATEMENTS: settings.server_prepared_max,
+        SqlInfo.SQL_MAX_STATEMENT_LENGTH: messages.STATEMENT_BYTES_MAX,
+        SqlInfo.SQL_MAX_STATEMENTS: PREPARED_MAX,
     }
 
 

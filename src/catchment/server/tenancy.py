@@ -21,8 +21,11 @@ from catchment.tenants.model import DEFAULT_TENANT, ShardId, ShardInfo, TenantId
 from catchment.tenants.quota import Quotas, Usage
 from catchment.tenants.records import Residents
 from catchment.tenants.router import EPOCH_UNASSIGNED, Access, TenantRouter
-from catchment.tenants.shard import TenantShard, Waits
+from catchment.tenants.shard import TenantShard
 from catchment.tenants.transport.remote_shard import Remotes
+
+# A shard counts as offline after 30 s without a report.
+REPORT_SECONDS = 5
 
 
 class Tenancy:
@@ -40,9 +43,9 @@ class Tenancy:
         self._remotes = Remotes(settings)
         self._peers = Peers(settings, clock)
         self._control = ControlClient(self._store)
-        self._router = TenantRouter.from_settings(self._store, settings, clock=clock)
+        self._router = TenantRouter(self._store, clock=clock)
         self._gateway = TenantGateway(self._router, self._remotes.connect, clock=clock)
-        self._quotas = Quotas(self._usage, usage_seconds_max=settings.tenant_usage_seconds_max, clock=clock)
+        self._quotas = Quotas(self._usage, clock=clock)
         self.shard = TenantShard(
             shard,
             app.queue,
@@ -51,7 +54,6 @@ class Tenancy:
             connect=self._remotes.connect,
             clock=clock,
             admission=self,
-            waits=Waits(gate_s=settings.tenant_gate_wait_seconds, copy_s=settings.tenant_copy_wait_seconds),
         )
         self._remotes.add(self.shard)
         self._stopping = threading.Event()
@@ -178,5 +180,5 @@ class Tenancy:
                 self._store.report(self.shard.id, self.shard.facts())
             except CatchmentError as error:
                 events.emit("report_failed", level=logging.WARNING, reason=error.message)
-            if self._stopping.wait(self._app.settings.shard_report_seconds):
+            if self._stopping.wait(REPORT_SECONDS):
                 return

@@ -16,6 +16,8 @@ from catchment.server import decoded_size, ipc
 # Clients refuse larger messages than they expect: Grafana's limit is 4 MiB, that of ADBC's driver
 # 16 MiB.
 MESSAGE_BYTES = 2 * 1024 * 1024
+# Rows in one batch of an upload. A column of Arrow's null type has rows and no bytes.
+BATCH_ROWS_MAX = 1_000_000
 
 _CONTINUATION = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8

@@ -18,6 +18,8 @@ from catchment.status.model import StatusPart
 
 T = TypeVar("T")
 WAIT_S_MAX = 2.0
+# Age at which a cached part is read again: metrics are seldom scraped more often.
+AGE_SECONDS_MAX = 15.0
 SLOW = "reading it takes too long"
 
 

@@ -41,7 +41,7 @@ _LAKE = {
     "files": "their current data files",
     "bytes": "size of these files",
     "rows": "rows in them",
-    "small_files": "files below CATCHMENT_DELIVER_ADOPT_BYTES_MIN that are not alone in their table",
+    "small_files": "files below 16 MiB that are not alone in their table",
     "small_file_share": "their share of all files, 0 to 1",
     "snapshots": "number of snapshots; 0 if there is no lake yet",
     "snapshot_newest": "number of the newest one",

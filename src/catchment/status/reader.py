@@ -16,7 +16,7 @@ from catchment.errors import BufferHeldError, CatchmentError, DiskFullError, Inp
 from catchment.foundation.meters import Meters
 from catchment.pipeline.legacy.folders import ImportPhase
 from catchment.queue.coordinator import QueueStatus
-from catchment.status import project_schema, readings, schemas
+from catchment.status import background, project_schema, readings, schemas
 from catchment.status.background import WAIT_S_MAX, BackgroundPart, BackgroundReader
 from catchment.status.model import (
     Health,
@@ -126,7 +126,7 @@ class StatusReader:
         )
 
     def _cached(self, name: str, ask: Callable[[], T], *, seconds_min: float = 0.0) -> BackgroundPart[T]:
-        seconds_max = max(seconds_min, self._app.settings.status_seconds_max)
+        seconds_max = max(seconds_min, background.AGE_SECONDS_MAX)
         return BackgroundPart(name, ask, seconds_max=seconds_max, reader=self._reader, clock=self._clock)
 
     def _now(self, ask: Callable[[], T]) -> StatusPart[T]:
@@ -146,8 +146,7 @@ class StatusReader:
         """Return the queue; if it cannot be read, also the reason that makes the status degraded."""
         now = self._clock.now()
         try:
-            tables_max = self._app.settings.status_tables_max
-            return StatusPart(now, readings.queue(self._ask_queue(), lake, self._recorder, tables_max=tables_max)), None
+            return StatusPart(now, readings.queue(self._ask_queue(), lake, self._recorder)), None
         except CatchmentError as error:
             return StatusPart(now, unavailable=error.message), _trouble(error)
 

@@ -15,6 +15,7 @@ from catchment.pipeline.legacy import known_imports
 from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.report import ImportStatus as LegacyStatus
+from catchment.pipeline.plan import ADOPT_BYTES_MIN
 from catchment.queue.coordinator import QueueStatus, TableStatus
 from catchment.status import schemas
 from catchment.status.model import (
@@ -39,6 +40,8 @@ from catchment.status.recorder import Recorder
 from catchment.tenants.control import topology_of
 from catchment.tenants.model import Complete, Finalizing, MoveInfo
 
+# Tables, and tenants, that the status lists; totals cover all of them.
+TABLES_MAX = 200
 DELIVERIES_MAX = 20
 PROBLEMS_MAX = 20
 FINISHED_MAX = 20
@@ -57,7 +60,7 @@ _UNCLEAR = LegacyStatus(
 )
 
 
-def queue(found: QueueStatus, lake: LakePart | None, recorder: Recorder, *, tables_max: int) -> Queue:
+def queue(found: QueueStatus, lake: LakePart | None, recorder: Recorder) -> Queue:
     """Read the queue; dead letters are included if the lake has answered."""
     letters = None if lake is None else {each.table: each.dead_letters for each in lake.tables}
     tables = [_queue_table(each, found.at, letters, recorder) for each in found.tables]
@@ -72,7 +75,7 @@ def queue(found: QueueStatus, lake: LakePart | None, recorder: Recorder, *, tabl
         bytes_max=found.bytes_max,
         oldest_age_s=max(ages, default=None),
         tables_total=len(tables),
-        tables=tuple(tables[:tables_max]),
+        tables=tuple(tables[:TABLES_MAX]),
         set_aside=tuple(QuarantinedFileStatus(path=str(each.path), reason=each.reason) for each in found.set_aside),
     )
 
@@ -107,16 +110,14 @@ class LakeSeen:
 def lake(app: App) -> LakeSeen:
     """Read the lake from its catalog; a missing lake is not created and gives empty values."""
     try:
-        seen = overview(
-            app.existing_lake, small_bytes=app.settings.deliver_adopt_bytes_min, deliveries_max=DELIVERIES_MAX
-        )
+        seen = overview(app.existing_lake, small_bytes=ADOPT_BYTES_MIN, deliveries_max=DELIVERIES_MAX)
     except LakeMissingError:
         seen = NOTHING
-    part = _lake_part(seen, last_audit.last(app.settings.home), tables_max=app.settings.status_tables_max)
+    part = _lake_part(seen, last_audit.last(app.settings.home))
     return LakeSeen(lake=part, schemas=schemas.recorded(app.settings.lake_name, seen.migrated))
 
 
-def _lake_part(seen: Overview, done: LastAudit | None, *, tables_max: int) -> LakePart:
+def _lake_part(seen: Overview, done: LastAudit | None) -> LakePart:
     tables = [
         LakeTable(
             table=str(each.table),
@@ -143,7 +144,7 @@ def _lake_part(seen: Overview, done: LastAudit | None, *, tables_max: int) -> La
         snapshot_at=seen.snapshot_at,
         # Includes dead letters of dropped tables.
         dead_letters=sum(seen.dead_letters.values()),
-        tables=tuple(tables[:tables_max]),
+        tables=tuple(tables[:TABLES_MAX]),
         last_deliveries=_delivered(seen),
         last_audit=None if done is None else Audit(at=done.at, ok=done.ok, findings=done.findings, notes=done.notes),
     )
@@ -224,7 +225,7 @@ def tenants(app: App) -> Tenants:
         ),
         tenants=tuple(
             TenantFacts(tenant=str(each.id), name=each.name, shard=str(each.shard), epoch=each.epoch)
-            for each in seen.assignments[: app.settings.status_tables_max]
+            for each in seen.assignments[:TABLES_MAX]
         ),
         moves=tuple(_move(each, now, lags.get(each.source, 0.0)) for each in seen.moves),
         finished=_finished(facts.moves),

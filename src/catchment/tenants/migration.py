@@ -57,6 +57,8 @@ from catchment.tenants.protocol import (
 )
 from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode, TableDigest
 
+# Time without a decision after which a primary with a closed write barrier accepts writes again.
+GATE_SECONDS_MAX = 5.0
 _COMPARISONS_MAX = 20
 _COMPARE_AGAIN_S = 0.1
 _DISK_SPARE = 1.2
@@ -145,9 +147,9 @@ class TenantMigration:
         connect: Callable[[ShardId, str], ShardNode],
         backfill: HistoryCopier,
         clock: Clock,
-        gate_s: float = 5.0,
+        gate_s: float | None = None,
     ) -> None:
-        """`gate_s` is how long the gate may be closed before the source takes its writers back."""
+        """`gate_s` is how long the write barrier may be closed before the source accepts writes again."""
         if source_shard == target_shard:
             raise InputError(f"{tenant} is in {source_shard} already.")
         self.tenant = tenant
@@ -157,7 +159,7 @@ class TenantMigration:
         self._connect = connect
         self._backfill = backfill
         self._clock = clock
-        self._gate_s = gate_s
+        self._gate_s = GATE_SECONDS_MAX if gate_s is None else gate_s
 
     # What there is.
 

@@ -11,6 +11,8 @@ from catchment.foundation.clock import Clock, SystemClock
 from catchment.tenants.model import TenantConfig, TenantId
 
 BURST_S = 1.0
+# Age at which a tenant's usage is measured again, by a query of the lake.
+USAGE_SECONDS_MAX = 10
 _TENANTS_MAX = 100_000
 # What sums of floats may lose: whoever comes back at the time that was said is not sent away again.
 _ROWS_LOST = 1e-6
@@ -51,7 +53,11 @@ class Quotas:
     """
 
     def __init__(
-        self, usage: Callable[[TenantId], Usage], *, usage_seconds_max: float, clock: Clock | None = None
+        self,
+        usage: Callable[[TenantId], Usage],
+        *,
+        usage_seconds_max: float = USAGE_SECONDS_MAX,
+        clock: Clock | None = None,
     ) -> None:
         self._usage = usage
         self._usage_seconds_max = usage_seconds_max

@@ -9,11 +9,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
 
 from catchment.errors import ControlUnavailableError, InvalidStateError, InvariantError
 from catchment.foundation.clock import Clock, SystemClock
-from catchment.foundation.settings import Settings
 from catchment.tenants.control import nowhere
 from catchment.tenants.control_store import ControlStore, Placement, refuse_foreign
 from catchment.tenants.model import DualWrite, MoveInfo, Route, ShardId, ShardInfo, TenantConfig, TenantId, TenantInfo
@@ -21,6 +19,10 @@ from catchment.tenants.placement import place
 
 # The epoch of a tenant that nobody has created: where it would live is known, and no shard is its home.
 EPOCH_UNASSIGNED = 0
+# Age at which a cached route is read again. A shard refuses a wrong route anyway, which replaces it.
+ROUTE_SECONDS_MAX = 30
+# Routes in memory, a few hundred bytes each.
+ROUTES_MAX = 100_000
 
 
 class Access(StrEnum):
@@ -61,8 +63,8 @@ class TenantRouter:
         self,
         store: ControlStore,
         *,
-        route_seconds_max: float,
-        routes_max: int,
+        route_seconds_max: float = ROUTE_SECONDS_MAX,
+        routes_max: int = ROUTES_MAX,
         clock: Clock | None = None,
     ) -> None:
         self._store = store
@@ -73,16 +75,6 @@ class TenantRouter:
         self._kept: OrderedDict[TenantId, _Kept] = OrderedDict()
         # Guards the above, and is never held while the control database is asked.
         self._mutex = threading.Lock()
-
-    @classmethod
-    def from_settings(cls, store: ControlStore, settings: Settings, *, clock: Clock | None = None) -> Self:
-        """With the bounds that the settings give."""
-        return cls(
-            store,
-            route_seconds_max=settings.tenant_route_seconds_max,
-            routes_max=settings.tenant_routes_max,
-            clock=clock,
-        )
 
     def route(self, tenant: TenantId, access: Access) -> tuple[ShardInfo, ...]:
         """The shards for that access, the home first; StateError where no shard is in the tenant's regions."""

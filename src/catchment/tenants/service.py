@@ -348,7 +348,7 @@ class TenantService:
             connect=self._remotes.connect,
             backfill=self._history(),
             clock=self._clock,
-            gate_s=self._settings.tenant_gate_seconds_max if gate_s is None else gate_s,
+            gate_s=gate_s,
         )
 
     def _migration_of(self, move: MoveInfo) -> TenantMigration:

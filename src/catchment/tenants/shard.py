@@ -61,6 +61,9 @@ class Waits:
     drain_s: float = 3.0
 
 
+WAITS = Waits()
+
+
 class Decisions(Protocol):
     """What a shard asks of the control plane, and only when its own record does not say enough."""
 
@@ -108,7 +111,7 @@ class TenantShard:
         self._connect = connect
         self._clock = clock
         self._admission = admission
-        self._waits = waits or Waits()
+        self._waits = waits or WAITS
         # Guards the dictionaries; whoever changes a tenant's record holds its lock as well.
         self._mutex = threading.Lock()
         self._gates: dict[TenantId, WriteBarrier] = {}

@@ -9,6 +9,7 @@ from catchment.app import App
 from catchment.errors import LakeMissingError
 from catchment.queue import dead_letter_actions
 from catchment.queue.dead_letter_actions import Retried
+from catchment.status import background
 from catchment.status.background import BackgroundPart, BackgroundReader
 from catchment.status.model import StatusPart
 
@@ -63,7 +64,7 @@ class LakeDeadLetterService:
         self._reader.close()
 
     def _cached(self) -> BackgroundPart[tuple[ShownDeadLetter, ...]]:
-        seconds_max = self._app.settings.status_seconds_max
+        seconds_max = background.AGE_SECONDS_MAX
         return BackgroundPart(
             "letters", self._read, seconds_max=seconds_max, reader=self._reader, clock=self._app.clock
         )

@@ -128,7 +128,7 @@ METRICS: tuple[MetricInfo, ...] = (
         kind="gauge",
         labels=("table",),
         help="Rows of a table that are not yet in the lake.",
-        read="Which tables fill the buffer. Only the largest are listed: CATCHMENT_STATUS_TABLES_MAX.",
+        read="Which tables fill the buffer. Only the 200 largest are listed.",
         act="If one only grows, see its flush failures.",
         samples=several(lambda status: status.queue, lambda queue: [((t.table,), t.rows) for t in queue.tables]),
     ),
@@ -271,7 +271,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         name="catchment_small_file_share",
         kind="gauge",
-        help="Share of the files that are below CATCHMENT_DELIVER_ADOPT_BYTES_MIN and not alone in their table.",
+        help="Share of the files that are below 16 MiB and not alone in their table.",
         read="0 is best. The queue delivers small files if few rows arrive between two flushes.",
         act="Flush less often, and run `catchment lake maintain`.",
         samples=single(lambda status: status.lake, lambda lake: lake.small_file_share),
@@ -350,7 +350,7 @@ METRICS: tuple[MetricInfo, ...] = (
         kind="gauge",
         labels=("shard",),
         help="Time since a shard's last report to the control database.",
-        read="A few seconds: CATCHMENT_SHARD_REPORT_SECONDS. After 30 s a shard counts as offline.",
+        read="A few seconds: shards report every 5 s. After 30 s a shard counts as offline.",
         act="Check that its server runs and reaches the control database.",
         samples=several(
             lambda status: status.tenants,

@@ -8,6 +8,7 @@ import pytest
 
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import MIB, Settings
+from catchment.server import messages, sessions, wire
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 
 OVER = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -23,27 +24,28 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], C
         server_port=0,
         server_sessions_max=4,
         server_statements_max=1,
-        server_statement_bytes_max=1024,
         server_message_bytes_max=MIB,
-        server_batch_rows_max=100,
         server_write_bytes_max=MIB,
         server_result_bytes_max=MIB,
-        server_prepared_max=3,
         server_memory_mb=64,
     )
     clients: list[Client] = []
-    with server(settings) as running:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "STATEMENT_BYTES_MAX", 1024)
+        patch.setattr(wire, "BATCH_ROWS_MAX", 100)
+        patch.setattr(sessions, "PREPARED_MAX", 3)
+        with server(settings) as running:
 
-        def open_one() -> Client:
-            client = Client(running.uri)
-            clients.append(client)
-            client.authorization = f"Bearer {client.handshake()}"
-            client.query("SELECT 1")
-            return client
+            def open_one() -> Client:
+                client = Client(running.uri)
+                clients.append(client)
+                client.authorization = f"Bearer {client.handshake()}"
+                client.query("SELECT 1")
+                return client
 
-        yield open_one
-        for client in clients:
-            client.close()
+            yield open_one
+            for client in clients:
+                client.close()
 
 
 @pytest.fixture

@@ -40,10 +40,12 @@ ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", None]})
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlightServer]:
     home = tmp_path_factory.mktemp("flight")
-    limits = {"server_batch_rows_max": 10_000, "server_message_bytes_max": MIB, "server_statement_bytes_max": 2_000}
-    settings = Settings(home=home, server_port=0, server_statements_max=4, **limits)  # type: ignore[arg-type]
-    with server(settings) as found:
-        yield found
+    settings = Settings(home=home, server_port=0, server_statements_max=4, server_message_bytes_max=MIB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BATCH_ROWS_MAX", 10_000)
+        patch.setattr(messages, "STATEMENT_BYTES_MAX", 2_000)
+        with server(settings) as found:
+            yield found
 
 
 @pytest.fixture

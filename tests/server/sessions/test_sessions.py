@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -35,10 +36,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegist
     settings = Settings(
         home=tmp_path_factory.mktemp("sessions"),
         lake_threads_max=1,
-        lake_lock_timeout_seconds=1,
         queue_auto_create_tables=True,
     )
     with App(settings, sandboxed=True) as app:
+        app.lake.limits = replace(app.lake.limits, lock_timeout_s=1)
         registry = SessionRegistry(app)
         yield registry
         registry.close_all()

@@ -4,14 +4,17 @@ import base64
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
 from catchment.control import ControlDatabase
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from catchment.pipeline.tenant_history import ShardBackfill
+from catchment.server import tenancy
 from catchment.server.flight_server import FlightServer
 from catchment.server.tenancy import Tenancy
 from catchment.server.users import Users
@@ -19,6 +22,7 @@ from catchment.server.values import Role
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig
+from catchment.tenants.router import TenantRouter
 from catchment.tenants.run_move import run_move
 from catchment.tenants.transport.remote_shard import Remotes
 from catchment.testing import InlineRunner
@@ -48,8 +52,6 @@ class Place:
             server_users_file=self.folder / "users.json",
             server_port=0,
             server_statements_max=2,
-            # Nobody hears of a move but by being refused.
-            tenant_route_seconds_max=3600,
         )
 
     def start(self, shard: ShardId, secret: str | None = SECRET) -> FlightServer:
@@ -58,7 +60,10 @@ class Place:
             put_lake(settings)
         server = FlightServer(settings)
         server.app._runner = InlineRunner()  # type: ignore[assignment]
-        server.start()
+        with pytest.MonkeyPatch.context() as patch:
+            # A server learns of a move only by being refused.
+            patch.setattr(tenancy, "TenantRouter", partial(TenantRouter, route_seconds_max=3600))
+            server.start()
         self.servers[shard] = server
         return server
 

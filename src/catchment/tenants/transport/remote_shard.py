@@ -16,6 +16,7 @@ from catchment.lake.erase import Erased
 from catchment.queue.buffer import Ack
 from catchment.queue.replication import LogRows
 from catchment.tenants.model import Positions, ShardId, TenantId
+from catchment.tenants.shard import WAITS
 from catchment.tenants.shard_api import Lag, Replica, RetainedHistory, ShardNode, TableDigest, TenantRecord
 from catchment.tenants.transport import shard_messages as wire
 from catchment.tenants.transport.channels import open_channel, shard_login, was_never_sent
@@ -36,9 +37,7 @@ class RemoteShard:
         self._login = shard_login(settings)
         # A write may wait for the write barrier, for room in the queue, and for the replica. A
         # caller that gives up earlier does not know the outcome.
-        self._write_s = _CALL_S + sum(
-            (settings.tenant_gate_wait_seconds, settings.queue_full_wait_seconds, settings.tenant_copy_wait_seconds)
-        )
+        self._write_s = _CALL_S + sum((WAITS.gate_s, settings.queue_full_wait_seconds, WAITS.copy_s))
         self._channel = open_channel(location, settings)
         self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_DO_ACTION)
 
