@@ -9,8 +9,9 @@ from catchment.pipeline.work import Task, TaskResult
 class InlineRunner:
     """Runs tasks one after the other in this process."""
 
-    def __init__(self, *, parallelism: int = 2, after_task: Callable[[Task], object] | None = None) -> None:
-        self.parallelism = parallelism
+    parallelism = 2
+
+    def __init__(self, *, after_task: Callable[[Task], object] | None = None) -> None:
         self._after_task = after_task
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
