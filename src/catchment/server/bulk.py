@@ -2,8 +2,8 @@
 
     stream ──▶ files in the table's folder ──▶ commit (register them)
                │ failed, refused or cancelled:  │ refused: the files are removed
-               │ the files are removed          │ unknown: they stay; maintenance removes them if the
-               │                                │ lake does not have them
+               │ the files are removed          │ unknown: they stay; maintenance removes them
+               │                                │ if the lake does not have them
                └─ killed: nothing is visible; the files are orphans
 
 The lake's commit lock is held for the transaction only: neither a slow client nor a large table

@@ -45,7 +45,7 @@ _CACHED_CHARACTERS_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader of the lists: a user of the lake or, with `own`, of the tenant with that schema."""
+    """The reader of the lists: a user of the lake or, with `own`, of the tenant of that schema."""
 
     lake: str
     own: str | None = None

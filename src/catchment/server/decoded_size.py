@@ -5,7 +5,7 @@ to one value any number of times, and some types take no bytes at all. A message
 represent terabytes. The computation here takes a small multiple of the message's size, whatever it
 represents.
 
-    received rows ──▶ for each column: the size of all elements before a position ──▶ refuse, or decode
+    rows ──▶ for each column: the size of all elements before a position ──▶ refuse or decode
 
 An array is queried for the total size of its elements before given positions, not for the size of
 each: so an array of runs, which may have any number of elements, is never iterated.

@@ -53,7 +53,7 @@ class TenantRouting(Protocol):
         """Return the tenant whose tables are in the schema; None if it belongs to no tenant."""
 
     def remote_primary(self, tenant: TenantId, *, refresh: bool = False) -> ShardInfo | None:
-        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips the cache."""
+        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips caches."""
 
     def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
         """Return a session of a tenant's user on another shard's server."""

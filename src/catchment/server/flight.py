@@ -47,7 +47,7 @@ class FlightService(grpc.GenericRpcHandler):
         clock: Clock | None = None,
         log: StatementLog | None = None,
     ) -> None:
-        """`shard` is the tenants' part of this server, if it is a shard; `log` records statements."""
+        """`shard` is the tenants' part of this server, if it has one; `log` records statements."""
         self._settings = settings
         self._log = log or StatementLog(
             registry.engine.app.meters,
@@ -243,7 +243,7 @@ def _flight_info(descriptor: flight.FlightDescriptor, schema: bytes, ticket: byt
 
 
 def _changed(outcome: StatementOutcome) -> sql.DoPutUpdateResult:
-    """Return the number of changed rows; 0 if none, as -1 tells JDBC that there are rows to read."""
+    """Return the number of changed rows; 0 if none, as -1 tells JDBC that there are rows."""
     outcome.result.close()
     return sql.DoPutUpdateResult(record_count=outcome.rows or 0)
 

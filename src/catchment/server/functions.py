@@ -61,7 +61,7 @@ _QUERY = re.compile(r"\b(from|select|table|pivot|describe|show|summarize)\b", re
 
 @cache
 def refused() -> frozenset[str]:
-    """Return table functions that are not known to be harmless, unless the name has another kind."""
+    """Return table functions that may not be harmless, unless the name has another kind."""
     with _all_loaded() as connection:
         found = connection.execute(
             "SELECT lower(function_name) FROM duckdb_functions() GROUP BY ALL "
@@ -116,7 +116,7 @@ def refused_to_tenants() -> frozenset[str]:
 
 @cache
 def allowed_to_tenants() -> frozenset[str]:
-    """Return scalar functions and macros that depend on arguments, time, chance and session only."""
+    """Return scalar functions and macros of only arguments, time, chance and session."""
     return frozenset(name for name, is_harmless in _scalars().items() if is_harmless)
 
 

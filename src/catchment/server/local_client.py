@@ -1,4 +1,4 @@
-"""A client for commands on the server's machine, which query the server instead of its open files."""
+"""A client for commands on the server's machine, which must not open the server's files."""
 
 import base64
 import socket

@@ -91,8 +91,8 @@ def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Tr
     """Enqueue the rows of a table that was created for them: at COMMIT if a transaction created it."""
     if joined is not None:
         with statements.connection(joined):
-            # The queue cannot see the table before COMMIT; `create_table` has checked that it can take such
-            # rows.
+            # The queue cannot see the table before COMMIT; `create_table` has checked that it can
+            # take such rows.
             joined.keep(table, rows)
         return
     try:

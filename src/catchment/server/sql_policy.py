@@ -236,7 +236,7 @@ def _permit_macro(text: str, macro: Macro) -> Permission:
 
 
 def tables_of(called: Called) -> list[tuple[str, ...]]:
-    """Return the tables that a table function names by strings; NotAllowedError if it is refused."""
+    """Return the tables that a table function names by strings; NotAllowedError if refused."""
     if called.name in TABLE_FUNCTIONS or called.name not in functions.known():
         return []
     if called.name in functions.TABLE_READERS:

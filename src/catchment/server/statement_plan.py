@@ -204,7 +204,7 @@ Step = Plain | Capture | CreateThroughQueue | FreshRead | QueueCommand | NamedSt
 
 
 def plan(text: str, schema: str = DEFAULT_SCHEMA) -> tuple[Step, ...]:
-    """Return the steps of a text, one per statement; the queue's tables are in `schema` by default."""
+    """Return the steps of a text, one per statement; `schema` is the queue's default schema."""
     constants = _plan_constants(text, schema)
     if constants is not None:
         return (constants,)

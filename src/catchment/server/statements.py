@@ -374,8 +374,8 @@ class Statements:
         """Return the statement's permission; a tenant's user may name only the tenant's tables.
 
         For a user without a tenant, all tenants whose tables are named must have their primary
-        here. With `lists_limited`, the statement runs as `readable` returns it, and its macros are looked
-        up.
+        here. With `lists_limited`, the statement runs as `readable` returns it, and its macros are
+        looked up.
         """
         permission = authorize(statement, text, tokens, self.session.principal)
         sees_all = self.session.scope is None and self.session.principal.role >= Role.ADMIN
@@ -495,8 +495,9 @@ class Statements:
         *,
         on_partial: Callable[[], None] | None = None,
     ) -> StatementOutcome:
-        """Run a statement that changes something, for each bound row; `on_partial` is called if only
-        some succeeded.
+        """Run a statement that changes something, for each bound row.
+
+        `on_partial` is called if only some of the rows succeeded.
         """
         limit = self.session.engine.settings.server_result_bytes_max
         parts: list[pa.Table] = []

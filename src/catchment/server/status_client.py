@@ -16,7 +16,7 @@ _TIMEOUT_S = 30.0
 
 
 def fetch_status(server: RunningServer) -> dict[str, Any]:
-    """Return `/status.json` as an admin sees it; StateError if it is switched off or unreachable."""
+    """Return `/status.json` as an admin sees it; StateError if it is off or unreachable."""
     if server.web is None:
         raise StateError("The server has no web server: it was started with `--web-port off`.")
     login = base64.b64encode(f"{LOCAL}:{server.token}".encode()).decode()

@@ -120,7 +120,7 @@ class Tenancy:
         return tenant if is_known else None
 
     def remote_primary(self, tenant: TenantId, *, refresh: bool = False) -> ShardInfo | None:
-        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips the cache."""
+        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips caches."""
         # A cached route is enough while the control database is unavailable: a shard that is not
         # the primary refuses the call.
         routed = self._router.refresh(tenant) if refresh else self._router.routed(tenant, Access.WRITE)

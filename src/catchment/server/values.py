@@ -25,8 +25,8 @@ class Role(IntEnum):
 class Principal:
     """An authenticated caller; a tenant's user can see only the tenant's tables.
 
-    `credential_version` is a digest that changes with the user's password, role or tenant; None for callers
-    that are not in the file of users.
+    `credential_version` is a digest that changes with the user's password, role or tenant; None for
+    callers that are not in the file of users.
     """
 
     name: str

@@ -58,7 +58,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, call: Call, cut_off: Callable[[], object]) -> Iterator[None]:
-        """Watch the call while the block runs; `cut_off` ends it from outside, without a response."""
+        """Watch the call while the block runs; `cut_off` ends it from outside, with no response."""
         if call.deadline_s is None:
             yield
             return

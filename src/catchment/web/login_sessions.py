@@ -56,7 +56,7 @@ class UserDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedIn:
-    """An identified caller: `key` is its cookie, `credential_version` its credential version at login."""
+    """An identified caller: `key` is its cookie; `credential_version` is that of its login."""
 
     identity: Identity
     key: str

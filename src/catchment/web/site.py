@@ -80,7 +80,7 @@ def application(
     clock: Clock | None = None,
     live: Live | None = None,
 ) -> Starlette:
-    """Build the application; `hosts` are the allowed host names, `dead_letters` serves dead letters."""
+    """Build the application; `hosts` are the allowed host names."""
     clock = clock or SystemClock()
     live = live or Live(clock=clock)
     site = Site(status, LoginSessions(directory, clock), Shared(status, clock), live, dead_letters)
