@@ -19,7 +19,7 @@ from catchment.pipeline.tenant_history import ShardBackfill
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import ShardId, TenantId
-from catchment.tenants.run_move import insist, run_move
+from catchment.tenants.run_move import retry_step, run_move
 from catchment.tenants.transport.remote_shard import Remotes
 from catchment.testing import InlineRunner
 
@@ -44,7 +44,7 @@ def main() -> None:
     if what == "move":
         run_move(migration, clock=clock, gc_window_s=0.0)
     else:
-        insist({"abort": migration.abort, "reverse": migration.reverse}[what], clock=clock)
+        retry_step({"abort": migration.abort, "reverse": migration.reverse}[what], clock=clock)
     remotes.close()
 
 

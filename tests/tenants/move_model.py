@@ -62,7 +62,7 @@ class Row(NamedTuple):
     state: str
     cutover: int
     source: int
-    home: int
+    primary: int
     epoch: int
     is_over: bool
     returned: int = 0
@@ -121,8 +121,8 @@ class Model:
 
     def start(self) -> World:
         """A tenant at home in the first shard, with one row; somebody wants it in the second."""
-        home = Node(Rec(ShardRole.HOME, 1), begin=0, log=(1,))
-        return World((Row(1, 1, "Idle", 0, 0, 0, 1, False),), (home, Node(None)), acked=1)
+        primary = Node(Rec(ShardRole.PRIMARY, 1), begin=0, log=(1,))
+        return World((Row(1, 1, "Idle", 0, 0, 0, 1, False),), (primary, Node(None)), acked=1)
 
     def steps(self, world: World) -> Steps:
         """All that may happen next."""
@@ -193,7 +193,7 @@ class Model:
         rec = self.settles(node.rec, duty(at, row))
         if rec == node.rec:
             return node._replace(rec=self.reopens(rec, row.version)) if rec.move == row.move else node
-        is_shipping = rec.role is ShardRole.HOME and rec.sync is not None
+        is_shipping = rec.role is ShardRole.PRIMARY and rec.sync is not None
         return node._replace(rec=rec, hold=(row.move, node.position) if is_shipping else None)
 
     def give_back(self, world: World, at: int) -> Steps:
@@ -208,7 +208,7 @@ class Model:
         row = world.row
         if row.is_over:
             if row.move < self.bounds.moves:
-                opened = Row(row.move + 1, 1, "Idle", 0, row.home, row.home, row.epoch, False)
+                opened = Row(row.move + 1, 1, "Idle", 0, row.primary, row.primary, row.epoch, False)
                 yield f"swap: a move is opened, {shown(opened)}", decide(world, opened)
             return
         for observed in self.observed(world, row):
@@ -257,7 +257,7 @@ class Model:
 
     def welcomed(self, node: Node, row: Row) -> Node:
         """The shard as a copy; what it has of an earlier move goes."""
-        rec = welcomes(node.rec, Rec(ShardRole.COPY, row.epoch, move=row.move))
+        rec = welcomes(node.rec, Rec(ShardRole.REPLICA, row.epoch, move=row.move))
         return node if rec is None or rec == node.rec else Node(rec)
 
     def holding(self, world: World, row: Row) -> Steps:
@@ -295,20 +295,20 @@ class Model:
 
     def closing(self, world: World, row: Row) -> Steps:
         """Writers are out, and the copy has everything: the home promises durably to take no more, then it answers."""
-        node, copy = world.nodes[row.home], world.nodes[1 - row.home].position
+        node, replica = world.nodes[row.primary], world.nodes[1 - row.primary].position
         rec = self.closes(node.rec, row)
         for what, at, epoch, *reached in world.told:
-            if (what, at, epoch) == ("reached", 1 - row.home, row.epoch):
-                copy = max(copy, reached[0])
-        if rec is None or not self.may_close(node, copy):
+            if (what, at, epoch) == ("reached", 1 - row.primary, row.epoch):
+                replica = max(replica, reached[0])
+        if rec is None or not self.may_close(node, replica):
             return
-        answer = ("closed", row.move, row.version, node.position, copy)
+        answer = ("closed", row.move, row.version, node.position, replica)
         if rec != node.rec or answer not in world.told:
-            name = f"{NAMES[row.home]} closes its gate for version {row.version}, at {node.position}"
-            yield name, put(world, row.home, node._replace(rec=rec), answer)
+            name = f"{NAMES[row.primary]} closes its gate for version {row.version}, at {node.position}"
+            yield name, put(world, row.primary, node._replace(rec=rec), answer)
 
-    def may_close(self, node: Node, copy: int) -> bool:
-        return not node.inside and copy >= node.position
+    def may_close(self, node: Node, replica: int) -> bool:
+        return not node.inside and replica >= node.position
 
     # What a shard decides by its record.
 
@@ -335,26 +335,26 @@ class Model:
 
     def lost(self, world: World) -> str | None:
         """By what is decided, the home has every row that was acked, once and in its place, and no other."""
-        rows = world.nodes[world.row.home].rows
+        rows = world.nodes[world.row.primary].rows
         if rows == tuple(range(1, world.acked + 1)):
             return None
-        return f"{world.acked} rows were acked, and the home {NAMES[world.row.home]} has {rows}"
+        return f"{world.acked} rows were acked, and the home {NAMES[world.row.primary]} has {rows}"
 
     def divided(self, world: World) -> str | None:
         """Only the home takes writes, and what the other has is how the home begins."""
-        at = 1 - world.row.home
-        node, home = world.nodes[at], world.nodes[world.row.home]
-        if node.rec and node.rec.role is ShardRole.HOME and node.rec.closed_for is None:
-            return f"{NAMES[at]} takes writes, and {NAMES[world.row.home]} is the home"
+        at = 1 - world.row.primary
+        node, primary = world.nodes[at], world.nodes[world.row.primary]
+        if node.rec and node.rec.role is ShardRole.PRIMARY and node.rec.closed_for is None:
+            return f"{NAMES[at]} takes writes, and {NAMES[world.row.primary]} is the home"
         if len(set(node.rows)) < len(node.rows):
             return f"{NAMES[at]} has a row twice: {node.rows}"
-        if node.begin is not None and node.rows != home.rows[: node.position]:
-            return f"{NAMES[at]} has {node.rows}, which is not how the home begins: {home.rows}"
+        if node.begin is not None and node.rows != primary.rows[: node.position]:
+            return f"{NAMES[at]} has {node.rows}, which is not how the home begins: {primary.rows}"
         return None
 
     def forlorn(self, world: World) -> str | None:
         """The home takes writes, or comes to it without any mover."""
-        if self.admits(world.nodes[world.row.home].rec, world.row.epoch) or self.recovers(world):
+        if self.admits(world.nodes[world.row.primary].rec, world.row.epoch) or self.recovers(world):
             return None
         return f"nobody takes writes in epoch {world.row.epoch}, and without a mover nobody ever will"
 
@@ -365,13 +365,13 @@ class Model:
             nodes = [self.heard(node, at, row) for at, node in enumerate(nodes)]
             if any(is_closed_for(node.rec, row) for node in nodes):
                 row = swapped(row, "returned") or row
-        return self.admits(nodes[row.home].rec, row.epoch)
+        return self.admits(nodes[row.primary].rec, row.epoch)
 
 
 def put(world: World, at: int, node: Node, answer: tuple[Any, ...] | None = None) -> World:
     """The world with this shard in it; what it ships from now on may arrive at any time."""
     rec, ships = node.rec, world.ships
-    if rec is not None and rec.role is ShardRole.HOME and rec.sync is not None and node.hold is not None:
+    if rec is not None and rec.role is ShardRole.PRIMARY and rec.sync is not None and node.hold is not None:
         first = node.begin or 0
         ships |= {
             (at, rec.epoch, first + number, row)
@@ -395,7 +395,7 @@ def is_closed_for(rec: Rec | None, row: Row) -> bool:
 
 def shown(row: Row) -> str:
     over = ", over" if row.is_over else ""
-    return f"move {row.move} version {row.version}: {row.state}{over}, home {NAMES[row.home]} in epoch {row.epoch}"
+    return f"move {row.move} version {row.version}: {row.state}{over}, home {NAMES[row.primary]} in epoch {row.epoch}"
 
 
 # Between the model's small values and those of the protocol.
@@ -405,9 +405,11 @@ def shown(row: Row) -> str:
 def record(rec: Rec | None, at: int = 0) -> TenantRecord | None:
     if rec is None:
         return None
-    copy = None if rec.sync is None else Replica(shard=SHARDS[1 - at].id, location="", sync=rec.sync)
+    replica = None if rec.sync is None else Replica(shard=SHARDS[1 - at].id, location="", sync=rec.sync)
     move = None if rec.move is None else str(rec.move)
-    return TenantRecord(tenant=TENANT, role=rec.role, epoch=rec.epoch, copy=copy, move=move, closed_for=rec.closed_for)
+    return TenantRecord(
+        tenant=TENANT, role=rec.role, epoch=rec.epoch, replica=replica, move=move, closed_for=rec.closed_for
+    )
 
 
 def needed(rec: Rec) -> TenantRecord:
@@ -417,7 +419,7 @@ def needed(rec: Rec) -> TenantRecord:
 
 
 def small(record: TenantRecord) -> Rec:
-    sync = None if record.copy is None else record.copy.sync
+    sync = None if record.replica is None else record.replica.sync
     return Rec(record.role, record.epoch, sync, None if record.move is None else int(record.move), record.closed_for)
 
 
@@ -456,13 +458,13 @@ def closes(rec: Rec | None, move: int, version: int) -> Rec | None:
 
 @cache
 def holds(rec: Rec | None, epoch: int, move: int) -> Rec | None:
-    return tried(lambda: protocol.holds(record(rec), epoch=epoch, move=str(move)))
+    return tried(lambda: protocol.retains_log(record(rec), epoch=epoch, move=str(move)))
 
 
 @cache
 def replicates(rec: Rec | None, epoch: int, sync: bool) -> Rec | None:
-    copy = Replica(shard=SHARDS[1].id, location="", sync=sync)
-    return tried(lambda: protocol.replicates(record(rec), copy, epoch=epoch))
+    replica = Replica(shard=SHARDS[1].id, location="", sync=sync)
+    return tried(lambda: protocol.replicates(record(rec), replica, epoch=epoch))
 
 
 @cache
@@ -479,7 +481,7 @@ def drops(rec: Rec | None, epoch: int) -> bool:
 def duty(at: int, row: Row) -> Rec:
     """What the control database says that the shard is."""
     tenant = TenantInfo(
-        id=TENANT, name="", config=TenantConfig(), shard=SHARDS[row.home].id, epoch=row.epoch, created_at=LONG_AGO
+        id=TENANT, name="", config=TenantConfig(), shard=SHARDS[row.primary].id, epoch=row.epoch, created_at=LONG_AGO
     )
     return small(protocol.duty(SHARDS[at].id, tenant, None if row.is_over else _move(row), SHARDS[1 - at]))
 
@@ -500,7 +502,7 @@ def swapped(row: Row, kind: str, one: int = 0, other: int = 0) -> Row | None:
         state=step.state.name,
         cutover=step.state.cutover_seqno if isinstance(step.state, DualWrite) else 0,
         source=row.source,
-        home=target if step.home is protocol.Side.TARGET else row.source,
+        primary=target if step.primary is protocol.Side.TARGET else row.source,
         epoch=row.epoch + step.is_new_route,
         is_over=step.outcome is not None,
         returned=row.returned + (kind == "returned"),
@@ -514,9 +516,9 @@ def _observation(kind: str, one: int, other: int) -> protocol.Observation:
         case "dual-write":
             return protocol.DualWriting(cutover=_positions(one))
         case "switch":
-            return protocol.Closed(gate=_positions(one), target=_positions(other), now_ns=0)
+            return protocol.Closed(closed_at=_positions(one), target=_positions(other), now_ns=0)
         case "reverse":
-            return protocol.Reversing(gate=_positions(one), source=_positions(other))
+            return protocol.Reversing(closed_at=_positions(one), source=_positions(other))
         case "collect":
             return protocol.Collecting(now_ns=0, gc_window_ns=0, readers=0, is_same=True)
         case "returned":

@@ -217,7 +217,7 @@ def test_a_state_comes_back_with_its_own_data(
 
 def test_a_change_of_a_move_that_is_another_by_now_changes_nothing(store: ControlStore, move: MoveInfo) -> None:
     first = store.change_move(move, PreparingTarget(3))
-    route = Route(tenant=SEVEN, epoch=2, home=B)
+    route = Route(tenant=SEVEN, epoch=2, primary=B)
     with pytest.raises(ConflictError, match="in PreparingTarget, version 1, and was read at version 0") as lost:
         store.change_move(move, DualWrite(CUTOVER), route=route)
     assert (lost.value.facts["state"], lost.value.facts["version"]) == ("PreparingTarget", 1)
@@ -239,13 +239,13 @@ def test_a_move_ends_in_one_of_the_ways_that_there_are(store: ControlStore, move
 
 
 def test_the_route_changes_with_the_move_or_not_at_all(store: ControlStore, move: MoveInfo) -> None:
-    moved = store.change_move(move, Finalizing(1), route=Route(tenant=SEVEN, epoch=2, home=B))
+    moved = store.change_move(move, Finalizing(1), route=Route(tenant=SEVEN, epoch=2, primary=B))
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (B, 2)
     for epoch in (1, 2):
         with pytest.raises(ConflictError, match=f"in epoch 2, and cannot go on to {epoch}"):
-            store.change_move(moved, Complete(), route=Route(tenant=SEVEN, epoch=epoch, home=A))
+            store.change_move(moved, Complete(), route=Route(tenant=SEVEN, epoch=epoch, primary=A))
     with pytest.raises(InputError, match="nowhere"):
-        store.change_move(moved, Complete(), route=Route(tenant=SEVEN, epoch=9, home=ShardId("nowhere")))
+        store.change_move(moved, Complete(), route=Route(tenant=SEVEN, epoch=9, primary=ShardId("nowhere")))
     assert store.move(SEVEN) == moved
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (B, 2)
 
@@ -258,7 +258,7 @@ def test_of_many_who_swap_at_once_one_wins(settings: Settings, store: ControlSto
         own = ControlStore(ControlDatabase.open(settings))
         together.wait()
         try:
-            own.change_move(move, PreparingTarget(number), route=Route(tenant=SEVEN, epoch=2 + number, home=B))
+            own.change_move(move, PreparingTarget(number), route=Route(tenant=SEVEN, epoch=2 + number, primary=B))
         except ConflictError:
             return None
         return number
@@ -291,7 +291,7 @@ def test_of_many_who_begin_a_move_at_once_one_does(settings: Settings, store: Co
 
 def test_the_plane_tells_everything_in_keys_that_stay(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
     plane = ControlPlane(store, clock)
-    dual = store.change_move(move, DualWrite(CUTOVER), route=Route(tenant=SEVEN, epoch=2, home=A))
+    dual = store.change_move(move, DualWrite(CUTOVER), route=Route(tenant=SEVEN, epoch=2, primary=A))
     plane.report(A, {"replication_lag_s": 5.5, "disk_free_bytes": 10})
     plane.report(B, {})
     clock.advance(1)
@@ -373,11 +373,11 @@ def test_a_move_as_routers_see_it(store: ControlStore, move: MoveInfo, clock: Fa
     router = TenantRouter(store, route_seconds_max=10, routes_max=10, clock=clock)
     a, b = shard(A), shard(B)
     assert (router.route(SEVEN, Access.READ), router.route(SEVEN, Access.WRITE)) == ((a,), (a,))
-    dual = store.change_move(move, DualWrite(CUTOVER), route=Route(tenant=SEVEN, epoch=2, home=A, copy=B))
+    dual = store.change_move(move, DualWrite(CUTOVER), route=Route(tenant=SEVEN, epoch=2, primary=A, replica=B))
     assert router.route(SEVEN, Access.WRITE) == (a,)
     assert router.set_dual_write(SEVEN, A, B).epoch == 2
     assert (router.route(SEVEN, Access.READ), router.route(SEVEN, Access.WRITE)) == ((a,), (a, b))
-    switched = store.change_move(dual, Finalizing(1), route=Route(tenant=SEVEN, epoch=3, home=B, copy=A))
+    switched = store.change_move(dual, Finalizing(1), route=Route(tenant=SEVEN, epoch=3, primary=B, replica=A))
     assert router.finalize_migration(SEVEN, B).epoch == 3
     assert (router.route(SEVEN, Access.READ), router.route(SEVEN, Access.WRITE)) == ((b,), (b,))
     store.change_move(switched, Complete(), outcome="complete")

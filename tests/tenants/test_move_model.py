@@ -64,8 +64,8 @@ def test_longer_moves_lose_nothing_and_leave_one_home(
 
 
 def _is_settled(world: World) -> bool:
-    home, other = world.nodes[world.row.home], world.nodes[1 - world.row.home]
-    is_told = home.rec == Rec(ShardRole.HOME, world.row.epoch) and home.hold is None
+    home, other = world.nodes[world.row.primary], world.nodes[1 - world.row.primary]
+    is_told = home.rec == Rec(ShardRole.PRIMARY, world.row.epoch) and home.hold is None
     return world.row.is_over and is_told and (other.rec is None or other == Node(Rec(ShardRole.GONE, world.row.epoch)))
 
 
@@ -206,7 +206,7 @@ class AnyEpochIsReceived(Model):
     """A copy takes rows of any epoch."""
 
     def accepts(self, rec: Rec | None, epoch: int) -> bool:
-        return rec is not None and rec.role is ShardRole.COPY
+        return rec is not None and rec.role is ShardRole.REPLICA
 
 
 class CopyTakesWrites(Model):
@@ -308,7 +308,12 @@ class DropBeforeDecision(Model):
     def closing(self, world: World, row: Row) -> Steps:
         yield from super().closing(world, row)
         node = world.nodes[row.source]
-        if row.state == "Finalizing" and node.rec and node.rec.role is ShardRole.COPY and node.rec.epoch <= row.epoch:
+        if (
+            row.state == "Finalizing"
+            and node.rec
+            and node.rec.role is ShardRole.REPLICA
+            and node.rec.epoch <= row.epoch
+        ):
             yield f"s is dropped by {shown(row)}", put(world, row.source, Node(Rec(ShardRole.GONE, row.epoch)))
 
 
@@ -318,7 +323,7 @@ class ClearedByName(Model):
     def preparing(self, world: World, row: Row) -> Steps:
         yield from super().preparing(world, row)
         node = world.nodes[1 - row.source]
-        if node.rec and node.rec.role is ShardRole.COPY and node.rec.epoch <= row.epoch:
+        if node.rec and node.rec.role is ShardRole.REPLICA and node.rec.epoch <= row.epoch:
             yield f"t is dropped by {shown(row)}", put(world, 1 - row.source, Node(node.rec))
 
 
@@ -326,7 +331,7 @@ class WelcomeStartsOver(Model):
     """A welcome that comes again empties the copy."""
 
     def welcomed(self, node: Node, row: Row) -> Node:
-        rec = move_model.welcomes(node.rec, Rec(ShardRole.COPY, row.epoch, move=row.move))
+        rec = move_model.welcomes(node.rec, Rec(ShardRole.REPLICA, row.epoch, move=row.move))
         return node if rec is None else Node(rec)
 
 

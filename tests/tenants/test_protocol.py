@@ -30,8 +30,8 @@ TENANT = TenantId(7)
 ONE, TWO = TableId("t7", "events"), TableId("t7", "clicks")
 S, T = ShardId("s"), ShardId("t")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-HOME = TenantRecord(tenant=TENANT, role=ShardRole.HOME, epoch=4)
-COPY = replace(HOME, role=ShardRole.COPY, move="m")
+HOME = TenantRecord(tenant=TENANT, role=ShardRole.PRIMARY, epoch=4)
+COPY = replace(HOME, role=ShardRole.REPLICA, move="m")
 GONE = replace(HOME, role=ShardRole.GONE)
 TO_T = Replica(shard=T, location="grpc://t", sync=False)
 
@@ -47,10 +47,10 @@ IDLE, PREPARING, DUAL, FINALIZING, COMPLETE = (
     Finalizing(1_000),
     Complete(),
 )
-CLOSED = protocol.Closed(target=_at(120), gate=_at(120), now_ns=5_000, pause_ms=2.5)
+CLOSED = protocol.Closed(target=_at(120), closed_at=_at(120), now_ns=5_000, pause_ms=2.5)
 WAITED = protocol.Collecting(now_ns=2_000, gc_window_ns=1_000, readers=0, is_same=True)
 SHORT_IN_ONE = protocol.CaughtUp(target=_at(90, 50), is_same=True)
-BACK = protocol.Reversing(source=_at(130), gate=_at(130))
+BACK = protocol.Reversing(source=_at(130), closed_at=_at(130))
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ BACK = protocol.Reversing(source=_at(130), gate=_at(130))
         (IDLE, protocol.TargetPrepared(target=_at(60, 30)), Transition(state=PREPARING)),
         (PREPARING, protocol.DualWriting(cutover=_at(100)), Transition(state=DUAL)),
         (DUAL, protocol.CaughtUp(target=_at(100), is_same=True), Transition(state=DUAL, is_repeat=True)),
-        (DUAL, CLOSED, Transition(state=Finalizing(5_000, 2.5), home=Side.TARGET, is_new_route=True)),
+        (DUAL, CLOSED, Transition(state=Finalizing(5_000, 2.5), primary=Side.TARGET, is_new_route=True)),
         (DUAL, protocol.Returned(), Transition(state=DualWrite(_at(100), returned=1))),
-        (FINALIZING, protocol.Returned(), Transition(state=FINALIZING, home=Side.TARGET)),
-        (FINALIZING, WAITED, Transition(state=COMPLETE, home=Side.TARGET, is_new_route=True, outcome="complete")),
+        (FINALIZING, protocol.Returned(), Transition(state=FINALIZING, primary=Side.TARGET)),
+        (FINALIZING, WAITED, Transition(state=COMPLETE, primary=Side.TARGET, is_new_route=True, outcome="complete")),
         (
             Finalizing(1_000, 2.5),
             WAITED,
-            Transition(state=Complete(2.5), home=Side.TARGET, is_new_route=True, outcome="complete"),
+            Transition(state=Complete(2.5), primary=Side.TARGET, is_new_route=True, outcome="complete"),
         ),
         (IDLE, protocol.Aborting(), Transition(state=IDLE, is_new_route=True, outcome="aborted")),
         (PREPARING, protocol.Aborting(), Transition(state=IDLE, is_new_route=True, outcome="aborted")),
@@ -94,7 +94,7 @@ def test_what_is_observed_leads_to_the_next_state(
 def test_a_request_that_is_made_again_finds_its_state_as_it_was(
     state: MigrationState, observation: protocol.Observation, home: Side
 ) -> None:
-    assert protocol.advance(state, observation) == Transition(state=state, home=home, is_repeat=True)
+    assert protocol.advance(state, observation) == Transition(state=state, primary=home, is_repeat=True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,11 @@ def test_a_request_that_is_made_again_finds_its_state_as_it_was(
         (DUAL, protocol.CaughtUp(target=_at(90), is_same=True), "The target is at 90, and the cut-over requires 100."),
         (DUAL, SHORT_IN_ONE, "The target is at 90 in t7.events, and the cut-over requires 100."),
         (DUAL, replace(CLOSED, target=_at(119)), "The target is at 119, and the source is at 120."),
-        (DUAL, replace(CLOSED, target=_at(99), gate=_at(99)), "The target is at 99, and the cut-over requires 100."),
+        (
+            DUAL,
+            replace(CLOSED, target=_at(99), closed_at=_at(99)),
+            "The target is at 99, and the cut-over requires 100.",
+        ),
         (FINALIZING, replace(WAITED, now_ns=1_999), "The source is kept for another 0.0 s."),
         (FINALIZING, replace(WAITED, now_ns=0, gc_window_ns=12_000_000_000), "The source is kept for another 12.0 s."),
         (FINALIZING, replace(WAITED, readers=3), "The source is still read by 3."),
@@ -191,14 +195,14 @@ def test_a_decision_counts_where_it_is_newer_and_opens_no_gate_where_it_is_not()
 
 
 def test_a_gate_opens_once_its_move_has_another_version() -> None:
-    closed = replace(HOME, move="m", copy=TO_T, closed_for=2)
+    closed = replace(HOME, move="m", replica=TO_T, closed_for=2)
     assert protocol.reopens(closed, 2) == closed
     assert protocol.reopens(closed, 1) == closed
     assert protocol.reopens(closed, 3) == replace(closed, closed_for=None)
 
 
 def test_a_gate_closes_for_its_own_move_and_never_for_an_older_version() -> None:
-    home = replace(HOME, move="m", copy=TO_T)
+    home = replace(HOME, move="m", replica=TO_T)
     closed = protocol.closes(home, move="m", version=2)
     assert closed == replace(home, closed_for=2)
     assert protocol.closes(closed, move="m", version=2) == closed
@@ -209,13 +213,13 @@ def test_a_gate_closes_for_its_own_move_and_never_for_an_older_version() -> None
 
 
 def test_a_home_holds_its_log_and_ships_it_in_its_own_epoch_only() -> None:
-    held = protocol.holds(HOME, epoch=4, move="m")
+    held = protocol.retains_log(HOME, epoch=4, move="m")
     assert held == replace(HOME, move="m")
     shipping = protocol.replicates(held, TO_T, epoch=4)
-    assert shipping.copy == TO_T
+    assert shipping.replica == TO_T
     for record, epoch in [(HOME, 3), (COPY, 4), (None, 4)]:
         with pytest.raises(StaleRouteError):
-            protocol.holds(record, epoch=epoch, move="m")
+            protocol.retains_log(record, epoch=epoch, move="m")
         with pytest.raises(StaleRouteError):
             protocol.replicates(record, TO_T, epoch=epoch)
 
@@ -245,12 +249,12 @@ def test_a_shard_drops_a_tenant_only_when_it_is_decided_that_it_is_nothing_to_it
 @pytest.mark.parametrize(
     ("state", "home", "roles", "sync"),
     [
-        (IDLE, S, (ShardRole.HOME, ShardRole.GONE), None),
-        (PREPARING, S, (ShardRole.HOME, ShardRole.COPY), False),
-        (DUAL, S, (ShardRole.HOME, ShardRole.COPY), True),
-        (FINALIZING, T, (ShardRole.COPY, ShardRole.HOME), True),
-        (None, T, (ShardRole.GONE, ShardRole.HOME), None),
-        (None, S, (ShardRole.HOME, ShardRole.GONE), None),
+        (IDLE, S, (ShardRole.PRIMARY, ShardRole.GONE), None),
+        (PREPARING, S, (ShardRole.PRIMARY, ShardRole.REPLICA), False),
+        (DUAL, S, (ShardRole.PRIMARY, ShardRole.REPLICA), True),
+        (FINALIZING, T, (ShardRole.REPLICA, ShardRole.PRIMARY), True),
+        (None, T, (ShardRole.GONE, ShardRole.PRIMARY), None),
+        (None, S, (ShardRole.PRIMARY, ShardRole.GONE), None),
     ],
 )
 def test_the_control_plane_says_what_each_shard_is(
@@ -267,5 +271,5 @@ def test_the_control_plane_says_what_each_shard_is(
     assert tuple(each.role for each in found) == roles
     assert {each.epoch for each in found} == {4}
     assert {each.move for each in found} == {None if state in (None, IDLE) else "m"}
-    copies = [each.copy for each in found if each.role is ShardRole.HOME]
+    copies = [each.replica for each in found if each.role is ShardRole.PRIMARY]
     assert [copy and copy.sync for copy in copies] == [sync]

@@ -100,7 +100,7 @@ def test_reads_go_to_the_home_and_writes_to_both_only_in_dual_write(
 ) -> None:
     routed = routed_by(SEVEN, placed(known, under_way))
     assert (routed.shards(Access.READ), routed.shards(Access.WRITE)) == (reads, writes)
-    assert [routed.route.home, routed.route.copy] == [writes[0].id, writes[1].id if writes[1:] else None]
+    assert [routed.route.primary, routed.route.replica] == [writes[0].id, writes[1].id if writes[1:] else None]
 
 
 def test_an_assignment_wins_over_the_hash_and_a_draining_home_stays_one() -> None:
@@ -108,9 +108,9 @@ def test_an_assignment_wins_over_the_hash_and_a_draining_home_stays_one() -> Non
     for home in (A, B, C):
         drained = tuple(replace(shard, is_draining=shard == home) for shard in (A, B, C))
         routed = routed_by(SEVEN, Placement(tenant=tenant(home), move=None, shards=drained))
-        assert routed.route.home == home.id
+        assert routed.route.primary == home.id
     unassigned = routed_by(SEVEN, Placement(tenant=None, move=None, shards=(A, B, C)))
-    assert (unassigned.home, unassigned.route.epoch) == (by_hash, EPOCH_UNASSIGNED)
+    assert (unassigned.primary, unassigned.route.epoch) == (by_hash, EPOCH_UNASSIGNED)
 
 
 def test_a_tenant_without_a_shard_in_its_regions_has_no_route() -> None:
@@ -145,7 +145,7 @@ def test_a_route_is_remembered_until_it_is_too_old(router: TenantRouter, plane: 
 def test_a_refresh_learns_of_a_change_at_once(router: TenantRouter, plane: Plane) -> None:
     assert router.epoch(SEVEN) == 1
     plane.answer = placed(tenant(B, epoch=2))
-    assert router.refresh(SEVEN).route.home == B.id
+    assert router.refresh(SEVEN).route.primary == B.id
     assert router.route(SEVEN, Access.WRITE) == (B,)
 
 
@@ -192,7 +192,7 @@ def test_switches_believe_only_what_the_control_plane_says(router: TenantRouter,
     with pytest.raises(InvalidStateError, match="t7 lives in a with no shard beside it"):
         router.set_dual_write(SEVEN, A.id, B.id)
     plane.answer = placed(tenant(A, epoch=2), move(DualWrite(Positions())))
-    assert router.set_dual_write(SEVEN, A.id, B.id).copy == B.id
+    assert router.set_dual_write(SEVEN, A.id, B.id).replica == B.id
     with pytest.raises(InvalidStateError, match="and not in b with no shard"):
         router.finalize_migration(SEVEN, B.id)
     plane.answer = placed(tenant(B, epoch=3), move(Finalizing(0)))

@@ -8,7 +8,7 @@ import pytest
 from catchment.errors import NotReadyError, RetryableError, ShardUnreachableError
 from catchment.foundation import faults
 from catchment.tenants.model import Complete, Finalizing, Idle, PreparingTarget
-from catchment.tenants.run_move import MovePhase, MoveReport, insist, run_move
+from catchment.tenants.run_move import MovePhase, MoveReport, retry_step, run_move
 from catchment.tenants.shard_api import Lag, ShardRole
 from catchment.testing import FakeClock
 from tests.tenants.two_shards import T7, A, B, Scene, events, two_shards
@@ -154,10 +154,10 @@ def test_a_step_that_fails_for_good_ends_with_its_last_error(scene: Scene) -> No
     assert 10 < len(watched.errors) < 100
     slept = len(clock.slept_s)
     with faults.armed("move.before_drop", fail), pytest.raises(ShardUnreachableError):
-        insist(scene.move().abort, clock=clock)
+        retry_step(scene.move().abort, clock=clock)
     assert 10 < len(clock.slept_s) - slept < 100
-    insist(scene.move().abort, clock=clock)
-    insist(scene.move().abort, clock=clock)
+    retry_step(scene.move().abort, clock=clock)
+    retry_step(scene.move().abort, clock=clock)
     assert scene.rows_in(A) == [1, 2, 3, 4]
 
 
@@ -190,7 +190,7 @@ def test_a_switch_that_nobody_was_told_of_is_told_by_the_next_drive(scene: Scene
         report = _drive(scene)
     assert (report.state, report.retries, report.pause_ms) == ("Finalizing", 1, None)
     roles = {each: record.role for each in (A, B) if (record := scene.shards[each].record(T7)) is not None}
-    assert roles == {A: ShardRole.COPY, B: ShardRole.HOME}
+    assert roles == {A: ShardRole.REPLICA, B: ShardRole.PRIMARY}
 
 
 def test_a_home_that_was_not_told_of_an_abort_asks_before_it_holds_for_the_next_move(scene: Scene) -> None:

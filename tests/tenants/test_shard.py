@@ -28,7 +28,7 @@ from catchment.testing import InlineRunner
 from tests.server.server_process import wait_until
 from tests.tenants.two_shards import T7, A, B, Scene, events, two_shards
 
-WAITS = Waits(gate_s=30, copy_s=2, drain_s=3)
+WAITS = Waits(gate_s=30, replica_s=2, drain_s=3)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_gate_for_which_nobody_comes_back_opens_and_the_old_decision_is_void(s
     in_dual_write(scene)
     known = scene.store.move(T7)
     assert known is not None
-    scene.shards[A].close_gate(T7, move=known.token, version=known.version, deadline_s=0.1)
+    scene.shards[A].close_barrier(T7, move=known.token, version=known.version, deadline_s=0.1)
     # It waits at the gate, and is let in.
     scene.gateway().signal_for_tenant(T7, "events", events(2))
     assert scene.rows_in(A) == [1, 2]
@@ -67,7 +67,7 @@ def test_a_home_whose_gate_was_closed_when_it_was_killed_asks_before_it_takes_a_
     in_dual_write(scene)
     known = scene.store.move(T7)
     assert known is not None
-    scene.shards[A].close_gate(T7, move=known.token, version=known.version, deadline_s=3600)
+    scene.shards[A].close_barrier(T7, move=known.token, version=known.version, deadline_s=3600)
     scene.shards[A].close()
     decisions = _Away(ControlClient(scene.store))
     again = TenantShard(
@@ -85,7 +85,7 @@ def test_a_home_whose_gate_was_closed_when_it_was_killed_asks_before_it_takes_a_
     with pytest.raises(NotReadyError):
         again.write(T7, "events", events(2), epoch=epoch)
     decisions.is_away = False
-    wait_until(lambda: not again._gate(T7).is_closed, "the gate opens")
+    wait_until(lambda: not again._barrier(T7).is_closed, "the gate opens")
     again.write(T7, "events", events(3), epoch=epoch)
     assert scene.rows_in(A) == [1, 3]
     again.close()
@@ -116,7 +116,7 @@ def test_a_home_that_was_never_told_of_the_switch_learns_it_from_the_first_write
     move.finalize()
     epoch = scene.store.tenant(T7).epoch
     # As if nobody had told the target.
-    scene.shards[B]._records.keep(TenantRecord(tenant=T7, role=ShardRole.COPY, epoch=epoch - 1, move="x"))
+    scene.shards[B]._records.keep(TenantRecord(tenant=T7, role=ShardRole.REPLICA, epoch=epoch - 1, move="x"))
     scene.shards[B].write(T7, "events", events(2), epoch=epoch)
     assert scene.rows_in(B) == [1, 2]
 
@@ -166,7 +166,7 @@ def test_of_two_who_switch_at_once_one_decides_and_the_tenant_has_one_home(scene
     assert "done" in outcomes
     assert scene.store.tenant(T7).epoch == 2
     roles = {shard: found and found.role for shard, found in ((each, scene.shards[each].record(T7)) for each in (A, B))}
-    assert roles == {A: ShardRole.COPY, B: ShardRole.HOME}
+    assert roles == {A: ShardRole.REPLICA, B: ShardRole.PRIMARY}
     scene.gateway().signal_for_tenant(T7, "events", events(2))
     assert scene.rows_in(B) == [1, 2]
 

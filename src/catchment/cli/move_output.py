@@ -113,7 +113,7 @@ class Display:
         """Rows that the copy lacks, and the time that they take."""
         eta = "" if left_s is None else f", about {left_s:,.0f} s left"
         error = f" ({lag.error})" if lag.error else ""
-        self._show(f"{plural(lag.rows, 'row')} behind{eta}{error}", done=lag.copy.total, total=lag.home.total)
+        self._show(f"{plural(lag.rows, 'row')} behind{eta}{error}", done=lag.replica.total, total=lag.primary.total)
 
     def window(self, left_s: float) -> None:
         """How long the source is kept."""

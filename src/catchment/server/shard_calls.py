@@ -27,18 +27,18 @@ class ShardCalls:
             "facts": lambda shard, _tenant, _values, _tables: dict(shard.facts()),
             "record": _record,
             "write": _write,
-            "receive": _receive,
+            "receive": _append_replicated,
             "positions": lambda shard, tenant, _values, _tables: wire.pack_positions(shard.positions(tenant)),
             "welcome": lambda shard, tenant, values, _tables: shard.welcome(
                 tenant, epoch=values["epoch"], move=values["move"]
             ),
-            "hold": _hold,
+            "hold": _retain_log,
             "begin_at": lambda shard, tenant, values, _tables: shard.start_after(
                 tenant, wire.unpack_positions(values["positions"]), move=values["move"]
             ),
             "replicate": _replicate,
             "lag": lambda shard, tenant, _values, _tables: wire.pack_lag(shard.lag(tenant)),
-            "close_gate": _close_gate,
+            "close_gate": _close_barrier,
             "settle": _settle,
             "digests": lambda shard, tenant, values, _tables: wire.pack_digests(
                 shard.digests(tenant, wire.unpack_positions(values["at"]))
@@ -79,22 +79,22 @@ def _record(shard: TenantShard, tenant: TenantId, _values: _Values, _tables: _Ta
     return None if found is None else found.to_json()
 
 
-def _hold(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
-    return wire.pack_held(shard.retain_log(tenant, epoch=values["epoch"], move=values["move"]))
+def _retain_log(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
+    return wire.pack_retained(shard.retain_log(tenant, epoch=values["epoch"], move=values["move"]))
 
 
 def _replicate(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
-    copy = Replica.from_json(values["copy"])
-    return wire.pack_positions(shard.replicate(tenant, copy, epoch=values["epoch"]))
+    replica = Replica.from_json(values["copy"])
+    return wire.pack_positions(shard.replicate(tenant, replica, epoch=values["epoch"]))
 
 
-def _receive(shard: TenantShard, tenant: TenantId, values: _Values, tables: _Tables) -> Any:
+def _append_replicated(shard: TenantShard, tenant: TenantId, values: _Values, tables: _Tables) -> Any:
     shipments = wire.unpack_shipments(values["shipments"], tables)
     return wire.pack_positions(shard.append_replicated(tenant, shipments, epoch=values["epoch"]))
 
 
-def _close_gate(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
-    positions = shard.close_gate(
+def _close_barrier(shard: TenantShard, tenant: TenantId, values: _Values, _tables: _Tables) -> Any:
+    positions = shard.close_barrier(
         tenant, move=values["move"], version=values["version"], deadline_s=values["deadline_s"]
     )
     return wire.pack_positions(positions)

@@ -87,7 +87,7 @@ class Tenancy:
             is_closed = record is not None and record.closed_for is not None
             # If the write barrier is closed, another shard may already be the primary, and have
             # rows that are not here.
-            if is_closed and self._router.refresh(tenant).home.id != self.shard.id:
+            if is_closed and self._router.refresh(tenant).primary.id != self.shard.id:
                 raise StaleRouteError(f"{tenant} no longer has its primary on {self.shard.id}.")
             yield
 
@@ -128,7 +128,7 @@ class Tenancy:
             routed = self._router.refresh(tenant)
         if routed.route.epoch == EPOCH_UNASSIGNED:
             raise StateError(f"The tenant {tenant} does not exist.", hint="Create it with `catchment tenant create`.")
-        return None if routed.home.id == self.shard.id else routed.home
+        return None if routed.primary.id == self.shard.id else routed.primary
 
     def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
         """Return a session of a tenant's user on another shard's server."""
@@ -150,7 +150,7 @@ class Tenancy:
         """Check with the control database whether this shard has become the tenant's primary: the
         process that decided so may have died before it reported.
         """
-        if self._router.refresh(tenant).home.id != self.shard.id:
+        if self._router.refresh(tenant).primary.id != self.shard.id:
             return False
         decided = self._control.decided(tenant, self.shard.id)
         if decided is None:

@@ -328,8 +328,8 @@ def _latest_moves(session: ControlTransaction) -> tuple[MoveInfo, ...]:
 
 
 def _change_route(session: ControlTransaction, move: MoveInfo, route: Route) -> None:
-    _shard(session, route.home)
-    values = [route.home.name, route.epoch, _signed(move.tenant), route.epoch]
+    _shard(session, route.primary)
+    values = [route.primary.name, route.epoch, _signed(move.tenant), route.epoch]
     if session.execute(_statement("tenant_route"), values).rowcount != 1:
         epoch = _tenant(session, move.tenant).epoch
         raise ConflictError(

@@ -36,7 +36,7 @@ class TenantGateway:
         while True:
             try:
                 routed = self._router.routed(tenant, Access.WRITE)
-                node = self._connect(routed.home.id, routed.home.location)
+                node = self._connect(routed.primary.id, routed.primary.location)
                 return node.write(tenant, table, rows, epoch=routed.route.epoch, session=session)
             except (StaleRouteError, NotReadyError, ShardUnreachableError) as error:
                 # Nothing was kept: it is safe to write again, maybe elsewhere.

@@ -237,12 +237,12 @@ class TenantMigration:
         source, target = self._nodes()
         if is_due(move.state, Request.PREPARE):
             target.welcome(self.tenant, epoch=epoch, move=move.token)
-            held = source.retain_log(self.tenant, epoch=epoch, move=move.token)
+            retained = source.retain_log(self.tenant, epoch=epoch, move=move.token)
             faults.reach("move.after_hold")
-            self._copy_history(move, held, progress)
+            self._copy_history(move, retained, progress)
             faults.reach("move.after_backfill")
-            target.start_after(self.tenant, held.watermarks, move=move.token)
-            source.replicate(self.tenant, self._copy(sync=False), epoch=epoch)
+            target.start_after(self.tenant, retained.watermarks, move=move.token)
+            source.replicate(self.tenant, self._replica(sync=False), epoch=epoch)
             faults.reach("move.after_replicate")
         reached = target.positions(self.tenant)
         self._step(move, advance(move.state, TargetPrepared(target=reached)))
@@ -254,7 +254,7 @@ class TenantMigration:
         cutover = Positions()
         if is_due(move.state, Request.DUAL_WRITE):
             # In this order: all that is written before the switch is in what the switch returns.
-            cutover = self._nodes()[0].replicate(self.tenant, self._copy(sync=True), epoch=epoch)
+            cutover = self._nodes()[0].replicate(self.tenant, self._replica(sync=True), epoch=epoch)
             faults.reach("move.after_dual_write")
         state = self._step(move, advance(move.state, DualWriting(cutover=cutover))).state
         return state.cutover_seqno if isinstance(state, DualWrite) else cutover.total
@@ -267,10 +267,14 @@ class TenantMigration:
             advance(move.state, CaughtUp(target=target.positions(self.tenant), is_same=True))
             self._require_same(move)
             started_s = self._clock.monotonic_s()
-            gate = source.close_gate(self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s)
+            closed_at = source.close_barrier(
+                self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s
+            )
             faults.reach("move.after_close")
             reached = target.positions(self.tenant)
-            move = self._step(move, advance(move.state, Closed(target=reached, gate=gate, now_ns=self._now_ns())))
+            move = self._step(
+                move, advance(move.state, Closed(target=reached, closed_at=closed_at, now_ns=self._now_ns()))
+            )
             faults.reach("move.after_switch")
             self._settle_all()
             self._note_pause(move, (self._clock.monotonic_s() - started_s) * 1000)
@@ -295,7 +299,7 @@ class TenantMigration:
             self._require_same(move)
             self._step(move, advance(move.state, waited))
             faults.reach("move.after_collect")
-        return self._let_go(gone=self.source_shard)
+        return self._discard(gone=self.source_shard)
 
     def abort(self) -> Erased:
         """Undo a move that has not switched; the tenant stays where it is, and the target forgets it."""
@@ -308,7 +312,7 @@ class TenantMigration:
             faults.reach("move.after_abort")
         elif move.outcome != "aborted":
             raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
-        return self._let_go(gone=self.target_shard)
+        return self._discard(gone=self.target_shard)
 
     def reverse(self) -> Erased:
         """Make the source the home again, with all that was written since; the target forgets the tenant."""
@@ -319,13 +323,15 @@ class TenantMigration:
             self._settle_all()
             self._require_same(move)
             source, target = self._nodes()
-            gate = target.close_gate(self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s)
+            closed_at = target.close_barrier(
+                self.tenant, move=move.token, version=move.version, deadline_s=self._gate_s
+            )
             faults.reach("move.after_close")
-            self._step(move, advance(move.state, Reversing(source=source.positions(self.tenant), gate=gate)))
+            self._step(move, advance(move.state, Reversing(source=source.positions(self.tenant), closed_at=closed_at)))
             faults.reach("move.after_reverse")
         elif move.outcome != "reversed":
             raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
-        return self._let_go(gone=self.target_shard)
+        return self._discard(gone=self.target_shard)
 
     # Inside.
 
@@ -335,8 +341,8 @@ class TenantMigration:
             return move
         route = None
         if step.is_new_route:
-            home = self.source_shard if step.home is Side.SOURCE else self.target_shard
-            route = Route(tenant=self.tenant, epoch=self._control.tenant(self.tenant).epoch + 1, home=home)
+            primary = self.source_shard if step.primary is Side.SOURCE else self.target_shard
+            route = Route(tenant=self.tenant, epoch=self._control.tenant(self.tenant).epoch + 1, primary=primary)
         changed = self._control.change_move(move, step.state, route=route, outcome=step.outcome)
         name, outcome = step.state.name, step.outcome
         events.emit("move_changed", tenant=str(self.tenant), move=move.token, state=name, outcome=outcome)
@@ -353,25 +359,25 @@ class TenantMigration:
     def _settle_all(self) -> int:
         """Tell both shards what is decided, at the same time: writers wait for both. The epoch of that decision."""
         placement = self._control.placement(self.tenant)
-        with ThreadPoolExecutor(2) as telling:
-            told = [
-                telling.submit(events.carried(node.settle), record)
+        with ThreadPoolExecutor(2) as executor:
+            calls = [
+                executor.submit(events.carried(node.settle), record)
                 for node in self._nodes()
                 if (record := record_for(node.id, placement)) is not None
             ]
-        for each in told:
+        for each in calls:
             each.result()
         return 0 if placement.tenant is None else placement.tenant.epoch
 
-    def _let_go(self, *, gone: ShardId) -> Erased:
+    def _discard(self, *, gone: ShardId) -> Erased:
         """The move is over: its home follows nobody, and the other shard has nothing of the tenant any more."""
         epoch = self._settle_all()
         faults.reach("move.before_drop")
         return self._node(self._control.shard(gone)).drop(self.tenant, epoch=epoch)
 
-    def _copy_history(self, move: MoveInfo, held: RetainedHistory, progress: HistoryProgress | None) -> None:
+    def _copy_history(self, move: MoveInfo, retained: RetainedHistory, progress: HistoryProgress | None) -> None:
         source, target = (self._control.shard(each) for each in (move.source, move.target))
-        self._backfill.run(self.tenant, source, target, snapshot=held.snapshot, token=move.token, progress=progress)
+        self._backfill.run(self.tenant, source, target, snapshot=retained.snapshot, token=move.token, progress=progress)
 
     def _require_same(self, move: MoveInfo) -> None:
         compared = self.verify()
@@ -380,7 +386,7 @@ class TenantMigration:
         facts = {"tables": compared.tables, "rows": compared.rows}
         events.emit("tenant_compared", tenant=str(self.tenant), move=move.token, **facts)
 
-    def _copy(self, *, sync: bool) -> Replica:
+    def _replica(self, *, sync: bool) -> Replica:
         target = self._control.shard(self.target_shard)
         return Replica(target.id, target.location, sync)
 
@@ -423,7 +429,7 @@ class TenantMigration:
         """Where the last move was to leave nothing at the target, and its mover died before that: see to it now."""
         last = self._control.last_move(self.tenant)
         if last is not None and self.target_shard == (last.source if last.outcome == "complete" else last.target):
-            self._let_go(gone=self.target_shard)
+            self._discard(gone=self.target_shard)
 
     def _now_ns(self) -> int:
         return int(self._clock.now().timestamp() * 1_000_000_000)

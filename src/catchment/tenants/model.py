@@ -107,8 +107,8 @@ class Route:
 
     tenant: TenantId
     epoch: int
-    home: ShardId
-    copy: ShardId | None = None
+    primary: ShardId
+    replica: ShardId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Closed:
     """The source's gate is closed for the version that is about to be swapped; the source ends at `gate`."""
 
     target: Positions
-    gate: Positions
+    closed_at: Positions
     now_ns: int
     pause_ms: float = 0.0
 
@@ -113,7 +113,7 @@ class Reversing:
     """The target's gate is closed for the version that is about to be swapped; the target ends at `gate`."""
 
     source: Positions
-    gate: Positions
+    closed_at: Positions
 
 
 Observation = TargetPrepared | DualWriting | CaughtUp | Closed | Returned | Collecting | Aborting | Reversing
@@ -128,7 +128,7 @@ class Transition:
     """
 
     state: MigrationState
-    home: Side = Side.SOURCE
+    primary: Side = Side.SOURCE
     is_new_route: bool = False
     is_repeat: bool = False
     outcome: str | None = None
@@ -183,7 +183,7 @@ def advance(state: MigrationState, observation: Observation) -> Transition:
         case CaughtUp() | Closed():
             return _finalize(state, observation)
         case Returned():
-            return _give_back(state)
+            return _reopen(state)
         case Collecting():
             return _collect(state, observation)
         case Aborting():
@@ -208,40 +208,42 @@ def _dual_write(state: MigrationState, seen: DualWriting) -> Transition:
 
 def _finalize(state: MigrationState, seen: CaughtUp | Closed) -> Transition:
     if not is_due(state, Request.FINALIZE) or not isinstance(state, DualWrite):
-        return Transition(state=state, home=Side.TARGET, is_repeat=True)
+        return Transition(state=state, primary=Side.TARGET, is_repeat=True)
     _require(seen.target, state.cutover, "target", "the cut-over requires")
     if isinstance(seen, CaughtUp):
         _require_same(seen.is_same)
         return Transition(state=state, is_repeat=True)
-    _require(seen.target, seen.gate, "target", "the source is at")
-    return Transition(state=Finalizing(seen.now_ns, seen.pause_ms), home=Side.TARGET, is_new_route=True)
+    _require(seen.target, seen.closed_at, "target", "the source is at")
+    return Transition(state=Finalizing(seen.now_ns, seen.pause_ms), primary=Side.TARGET, is_new_route=True)
 
 
-def _give_back(state: MigrationState) -> Transition:
+def _reopen(state: MigrationState) -> Transition:
     match state:
         case DualWrite():
             return Transition(state=replace(state, returned=state.returned + 1))
         case Finalizing():
-            return Transition(state=state, home=Side.TARGET)
+            return Transition(state=state, primary=Side.TARGET)
     raise InvalidStateError(f"The move is in {state.name}, in which no gate is closed.", state=state.name)
 
 
 def _collect(state: MigrationState, seen: Collecting) -> Transition:
     if not is_due(state, Request.COLLECT) or not isinstance(state, Finalizing):
-        return Transition(state=state, home=Side.TARGET, is_repeat=True)
+        return Transition(state=state, primary=Side.TARGET, is_repeat=True)
     left_ns = seen.gc_window_ns - max(0, seen.now_ns - state.switched_at_ns)
     if left_ns > 0:
         raise NotReadyError(f"The source is kept for another {left_ns / _NS_PER_S:,.1f} s.", left_ns=left_ns)
     if seen.readers:
         raise NotReadyError(f"The source is still read by {seen.readers}.", readers=seen.readers)
     _require_same(seen.is_same)
-    return Transition(state=Complete(state.pause_ms or None), home=Side.TARGET, is_new_route=True, outcome="complete")
+    return Transition(
+        state=Complete(state.pause_ms or None), primary=Side.TARGET, is_new_route=True, outcome="complete"
+    )
 
 
 def _reverse(state: MigrationState, seen: Reversing) -> Transition:
     if not is_due(state, Request.REVERSE):
         return Transition(state=state, is_repeat=True)
-    _require(seen.source, seen.gate, "source", "the target is at")
+    _require(seen.source, seen.closed_at, "source", "the target is at")
     return Transition(state=Idle(), is_new_route=True, outcome="reversed")
 
 
@@ -276,7 +278,7 @@ def is_behind(record: TenantRecord | None, epoch: int) -> bool:
 def admits(record: TenantRecord | None, epoch: int) -> TenantRecord:
     """The record by which a write is taken; StaleRouteError where it is not for here, NotReadyError where it waits."""
     record = _current(record, epoch)
-    if record.role is not ShardRole.HOME:
+    if record.role is not ShardRole.PRIMARY:
         raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
     if record.closed_for is not None:
         raise NotReadyError(f"{record.tenant} is changing its home: its writes wait.", epoch=record.epoch)
@@ -286,7 +288,7 @@ def admits(record: TenantRecord | None, epoch: int) -> TenantRecord:
 def accepts(record: TenantRecord | None, epoch: int) -> TenantRecord:
     """The record by which rows are taken from the home; StaleRouteError where they come from an old one."""
     record = _current(record, epoch)
-    if record.role is not ShardRole.COPY:
+    if record.role is not ShardRole.REPLICA:
         raise StaleRouteError(f"This shard is no copy of {record.tenant}.", epoch=record.epoch)
     return record
 
@@ -310,35 +312,35 @@ def closes(record: TenantRecord | None, *, move: str, version: int) -> TenantRec
 
     It never goes back to an older version: that would let it open while a newer one is being decided.
     """
-    if record is None or record.role is not ShardRole.HOME or record.move != move or record.copy is None:
+    if record is None or record.role is not ShardRole.PRIMARY or record.move != move or record.replica is None:
         raise StaleRouteError("This shard is not the home that this move is about to change.")
     if record.closed_for is not None and record.closed_for > version:
         raise StaleRouteError(f"The gate is closed for version {record.closed_for} of the move, not {version}.")
     return replace(record, closed_for=version)
 
 
-def holds(record: TenantRecord | None, *, epoch: int, move: str) -> TenantRecord:
+def retains_log(record: TenantRecord | None, *, epoch: int, move: str) -> TenantRecord:
     """The record of a home that keeps its log for a move."""
     record = _current(record, epoch)
-    if record.role is not ShardRole.HOME:
+    if record.role is not ShardRole.PRIMARY:
         raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
     return replace(record, move=move)
 
 
-def replicates(record: TenantRecord | None, copy: Replica, *, epoch: int) -> TenantRecord:
+def replicates(record: TenantRecord | None, replica: Replica, *, epoch: int) -> TenantRecord:
     """The record of a home that ships to a copy. One that writers wait for, they wait for until it is let go."""
     record = _current(record, epoch)
-    if record.role is not ShardRole.HOME:
+    if record.role is not ShardRole.PRIMARY:
         raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
-    is_sync = record.copy is not None and record.copy.shard == copy.shard and record.copy.sync
-    return replace(record, copy=replace(copy, sync=copy.sync or is_sync))
+    is_sync = record.replica is not None and record.replica.shard == replica.shard and record.replica.sync
+    return replace(record, replica=replace(replica, sync=replica.sync or is_sync))
 
 
 def welcomes(record: TenantRecord | None, fresh: TenantRecord) -> TenantRecord:
     """The record of a shard that becomes a copy. Where it changes, all that is here is from before, and goes."""
     if record is None:
         return fresh
-    if record.epoch > fresh.epoch or record.role is ShardRole.HOME:
+    if record.epoch > fresh.epoch or record.role is ShardRole.PRIMARY:
         raise StaleRouteError(f"This shard is at epoch {record.epoch} of {record.tenant}.", epoch=record.epoch)
     return record if record.move == fresh.move and record.epoch == fresh.epoch else fresh
 
@@ -364,18 +366,18 @@ def _current(record: TenantRecord | None, epoch: int) -> TenantRecord:
 
 def duty(shard: ShardId, tenant: TenantInfo, move: MoveInfo | None, other: ShardInfo | None) -> TenantRecord:
     """What a shard is to a tenant, by the tenant's home and its unfinished move, whose other shard is `other`."""
-    copy: Replica | None = None
+    replica: Replica | None = None
     under_way = move is not None and shard in (move.source, move.target) and not isinstance(move.state, Idle)
     if tenant.shard != shard:
-        role = ShardRole.COPY if under_way else ShardRole.GONE
+        role = ShardRole.REPLICA if under_way else ShardRole.GONE
     else:
-        role = ShardRole.HOME
+        role = ShardRole.PRIMARY
         if under_way and move is not None and other is not None:
-            copy = Replica(shard=other.id, location=other.location, sync=not isinstance(move.state, PreparingTarget))
+            replica = Replica(shard=other.id, location=other.location, sync=not isinstance(move.state, PreparingTarget))
     return TenantRecord(
         tenant=tenant.id,
         role=role,
         epoch=tenant.epoch,
-        copy=copy,
+        replica=replica,
         move=move.token if under_way and move is not None else None,
     )

@@ -62,16 +62,16 @@ class Records:
             self._loaded()[record.tenant] = record
             self._sort()
 
-    def held(self, tenant: TenantId, move: str) -> RetainedHistory | None:
+    def retained(self, tenant: TenantId, move: str) -> RetainedHistory | None:
         """From where this move copies the tenant, if that was settled already."""
         kept = _load(self._path(tenant, ".hold"))
         if kept is None or kept["move"] != move:
             return None
         return RetainedHistory(snapshot=kept["snapshot"], watermarks=Positions.from_json(kept["watermarks"]))
 
-    def keep_held(self, tenant: TenantId, move: str, held: RetainedHistory) -> None:
+    def keep_retained(self, tenant: TenantId, move: str, retained: RetainedHistory) -> None:
         """Settle from where this move copies the tenant."""
-        kept = {"move": move, "snapshot": held.snapshot, "watermarks": held.watermarks.to_json()}
+        kept = {"move": move, "snapshot": retained.snapshot, "watermarks": retained.watermarks.to_json()}
         self._write(self._path(tenant, ".hold"), kept)
 
     def _loaded(self) -> dict[TenantId, TenantRecord]:
@@ -86,7 +86,7 @@ class Records:
         records = (self._known or {}).values()
         self._residents = Residents(
             known=frozenset(record.tenant.schema for record in records),
-            away=frozenset(record.tenant.schema for record in records if record.role is not ShardRole.HOME),
+            away=frozenset(record.tenant.schema for record in records if record.role is not ShardRole.PRIMARY),
         )
 
     def _path(self, tenant: TenantId, what: str = "") -> Path:

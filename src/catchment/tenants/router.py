@@ -38,14 +38,14 @@ class Routed:
 
     route: Route
     config: TenantConfig
-    home: ShardInfo
-    copy: ShardInfo | None = None
+    primary: ShardInfo
+    replica: ShardInfo | None = None
 
     def shards(self, access: Access) -> tuple[ShardInfo, ...]:
         """The home, and for writes also the shard that gets them as well."""
-        if access is Access.READ or self.copy is None:
-            return (self.home,)
-        return (self.home, self.copy)
+        if access is Access.READ or self.replica is None:
+            return (self.primary,)
+        return (self.primary, self.replica)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,20 +128,20 @@ class TenantRouter:
 
     def set_dual_write(self, tenant: TenantId, source: ShardId, target: ShardId) -> Route:
         """Write to both from now on, as the control database must have been told before."""
-        return self._expect(tenant, home=source, copy=target)
+        return self._expect(tenant, primary=source, replica=target)
 
     def finalize_migration(self, tenant: TenantId, target: ShardId) -> Route:
         """Read and write at the target alone from now on, as the control database must have been told before."""
-        return self._expect(tenant, home=target, copy=None)
+        return self._expect(tenant, primary=target, replica=None)
 
-    def _expect(self, tenant: TenantId, *, home: ShardId, copy: ShardId | None) -> Route:
+    def _expect(self, tenant: TenantId, *, primary: ShardId, replica: ShardId | None) -> Route:
         route = self.refresh(tenant).route
-        if (route.home, route.copy) != (home, copy):
+        if (route.primary, route.replica) != (primary, replica):
             raise InvalidStateError(
-                f"{tenant} lives in {route.home} with {route.copy or 'no shard'} beside it, "
-                f"and not in {home} with {copy or 'no shard'}.",
-                home=str(route.home),
-                copy=route.copy and str(route.copy),
+                f"{tenant} lives in {route.primary} with {route.replica or 'no shard'} beside it, "
+                f"and not in {primary} with {replica or 'no shard'}.",
+                home=str(route.primary),
+                copy=route.replica and str(route.replica),
                 epoch=route.epoch,
             )
         return route
@@ -155,25 +155,27 @@ def routed_by(tenant: TenantId, placement: Placement) -> Routed:
     resident = [shard for shard in placement.shards if known.config.allows(shard.region)]
     if not resident:
         raise nowhere(tenant, known.config)
-    copy = _copy(known, placement.move)
-    route = Route(tenant=tenant, epoch=known.epoch, home=known.shard, copy=copy)
+    replica = _replica(known, placement.move)
+    route = Route(tenant=tenant, epoch=known.epoch, primary=known.shard, replica=replica)
     return Routed(
         route=route,
         config=known.config,
-        home=_resident(known, known.shard, placement.shards),
-        copy=_resident(known, copy, placement.shards) if copy else None,
+        primary=_resident(known, known.shard, placement.shards),
+        replica=_resident(known, replica, placement.shards) if replica else None,
     )
 
 
 def _by_hash(tenant: TenantId, shards: Iterable[ShardInfo]) -> Routed:
     config = TenantConfig()
-    home = place(tenant, config, shards)
-    if home is None:
+    primary = place(tenant, config, shards)
+    if primary is None:
         raise nowhere(tenant, config)
-    return Routed(route=Route(tenant=tenant, epoch=EPOCH_UNASSIGNED, home=home.id), config=config, home=home)
+    return Routed(
+        route=Route(tenant=tenant, epoch=EPOCH_UNASSIGNED, primary=primary.id), config=config, primary=primary
+    )
 
 
-def _copy(tenant: TenantInfo, move: MoveInfo | None) -> ShardId | None:
+def _replica(tenant: TenantInfo, move: MoveInfo | None) -> ShardId | None:
     """The shard that gets the writes as well: only in dual-write."""
     if move is None or not isinstance(move.state, DualWrite):
         return None

@@ -40,7 +40,7 @@ from catchment.tenants.model import (
 from catchment.tenants.shard_api import Lag
 
 # Each leaves the move as it was, or as somebody else has made it: its state is read again, and gone on from.
-_AGAIN = (
+_RETRIED = (
     *(NotReadyError, ShardUnreachableError, ConflictError, StaleRouteError),
     *(ControlUnavailableError, LakeUnavailableError, LockTimeoutError),
 )
@@ -140,25 +140,25 @@ def run_move(
     What has to wait is tried again, within bounds; then its last error is raised. `stop` is asked between steps and
     while waiting.
     """
-    run = _Drive(migration, clock, watcher or _Nobody(), gc_window_s, stop)
-    with events.context(tenant=str(migration.tenant)), events.listening(run.hear):
+    run = _MoveRun(migration, clock, watcher or _NoWatcher(), gc_window_s, stop)
+    with events.context(tenant=str(migration.tenant)), events.listening(run.on_event):
         return run.run()
 
 
-def insist(operation: Callable[[], T], *, clock: Clock) -> T:
+def retry_step(operation: Callable[[], T], *, clock: Clock) -> T:
     """Do one step of a move until it need not wait any more, within bounds."""
     attempt = 1
     while True:
         try:
             return operation()
-        except _AGAIN as error:
+        except _RETRIED as error:
             if attempt >= _POLICY.attempts_max or _left_s(error) > 0:
                 raise
         clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)
         attempt += 1
 
 
-class _Nobody:
+class _NoWatcher:
     """Does not listen."""
 
     def phase(self, phase: MovePhase) -> None: ...
@@ -172,7 +172,7 @@ class _Nobody:
     def again(self, error: RetryableError, wait_s: float) -> None: ...
 
 
-class _Drive:
+class _MoveRun:
     def __init__(
         self,
         migration: TenantMigration,
@@ -196,7 +196,7 @@ class _Drive:
         self._retries = 0
         self._erased: Erased | None = None
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Learn from the migration what one step of it is at."""
         if event.facts.get("tenant") != str(self._migration.tenant):
             return
@@ -209,14 +209,14 @@ class _Drive:
         attempt, stopped = 1, False
         while True:
             try:
-                self._refuse_stop()
-                if self._step(self._look()):
+                self._check_stop()
+                if self._step(self._read_state()):
                     break
                 attempt = 1
             except CancelledError:
                 stopped = True
                 break
-            except _AGAIN as error:
+            except _RETRIED as error:
                 if attempt >= _POLICY.attempts_max or error.facts.get("is_stalled"):
                     raise
                 if not self._again(error, attempt):
@@ -226,7 +226,7 @@ class _Drive:
         self._leave()
         if stopped:
             # The step before may have changed it.
-            self._look()
+            self._read_state()
         move = self._migration
         return MoveReport(
             tenant=move.tenant,
@@ -242,7 +242,7 @@ class _Drive:
             erased=self._erased,
         )
 
-    def _look(self) -> MigrationState:
+    def _read_state(self) -> MigrationState:
         state = self._migration.state
         if not self._states or self._states[-1] != state.name:
             self._states.append(state.name)
@@ -255,16 +255,16 @@ class _Drive:
         match state:
             case Idle():
                 self._enter(MovePhase.PREPARING)
-                self._migration.prepare_target(self._hear_history)
+                self._migration.prepare_target(self._on_history)
             case PreparingTarget():
                 self._enter(MovePhase.CATCHING_UP)
                 self._follow(lambda lag: lag.rows <= _LITTLE_ROWS)
-                self._refuse_stop()
+                self._check_stop()
                 self._migration.enter_dual_write()
             case DualWrite():
                 self._enter(MovePhase.DUAL_WRITE)
-                self._follow(lambda lag: lag.rows <= _LITTLE_ROWS and lag.copy.covers(state.cutover))
-                self._refuse_stop()
+                self._follow(lambda lag: lag.rows <= _LITTLE_ROWS and lag.replica.covers(state.cutover))
+                self._check_stop()
                 self._enter(MovePhase.COMPARING)
                 self._migration.finalize()
             case Finalizing() | Complete():
@@ -276,7 +276,7 @@ class _Drive:
         if isinstance(state, Finalizing):
             # Whoever switched may have died before the shards were told.
             self._migration.finalize()
-            self._look()
+            self._read_state()
         if self._gc_window_s is None:
             return True
         self._enter(MovePhase.WAITING_FOR_GC)
@@ -289,7 +289,7 @@ class _Drive:
             self._watcher.window(left_s)
             self._wait(min(left_s, 1.0))
             return False
-        self._look()
+        self._read_state()
         return True
 
     def _follow(self, is_near: Callable[[Lag], bool]) -> None:
@@ -300,8 +300,8 @@ class _Drive:
             lag = self._migration.lag()
             now_s = self._clock.monotonic_s()
             first = first or lag
-            if reached is None or lag.copy.total > reached:
-                reached, moved_s = lag.copy.total, now_s
+            if reached is None or lag.replica.total > reached:
+                reached, moved_s = lag.replica.total, now_s
             self._watcher.lag(lag, _eta_s(first, lag, now_s - started_s))
             if is_near(lag):
                 return
@@ -310,14 +310,14 @@ class _Drive:
                 raise NotReadyError(
                     f"The copy is {lag.rows:,} rows behind, and gets no further.{reason}", is_stalled=True
                 )
-            self._refuse_stop()
+            self._check_stop()
             self._clock.sleep(_LOOK_S)
 
-    def _hear_history(self, done: int, total: int) -> None:
+    def _on_history(self, done: int, total: int) -> None:
         self._bytes = done
         self._watcher.history(done, total)
         # What is committed is recorded, so it is safe to leave between two commits.
-        self._refuse_stop()
+        self._check_stop()
 
     def _again(self, error: RetryableError, attempt: int) -> bool:
         """Wait for another try; False where somebody has asked to stop meanwhile."""
@@ -333,10 +333,10 @@ class _Drive:
     def _wait(self, seconds: float) -> None:
         until_s = self._clock.monotonic_s() + seconds
         while (left_s := until_s - self._clock.monotonic_s()) > 0:
-            self._refuse_stop()
+            self._check_stop()
             self._clock.sleep(min(left_s, _LOOK_S))
 
-    def _refuse_stop(self) -> None:
+    def _check_stop(self) -> None:
         if self._stop():
             raise CancelledError("The move was stopped; it goes on from where it is.")
 

@@ -34,7 +34,7 @@ from catchment.tenants.reports import (
     TenantMove,
     UndoneMove,
 )
-from catchment.tenants.run_move import MovePhase, MoveReport, Watcher, insist, run_move
+from catchment.tenants.run_move import MovePhase, MoveReport, Watcher, retry_step, run_move
 from catchment.tenants.transport.remote_shard import Remotes
 
 GC_WINDOW_S = 300.0
@@ -287,13 +287,13 @@ class TenantService:
     def abort(self, tenant: TenantId | str) -> UndoneMove:
         """Undo a move that has not switched: the tenant stays, and the target deletes its data."""
         last = self._last_move(tenant)
-        erased = insist(self._migration_of(last).abort, clock=self._clock)
+        erased = retry_step(self._migration_of(last).abort, clock=self._clock)
         return UndoneMove(tenant=self.store.tenant(last.tenant), move=last, outcome="aborted", erased=erased)
 
     def reverse(self, tenant: TenantId | str) -> UndoneMove:
         """Bring a tenant back after the switch, with everything that was written since."""
         last = self._last_move(tenant)
-        erased = insist(self._migration_of(last).reverse, clock=self._clock)
+        erased = retry_step(self._migration_of(last).reverse, clock=self._clock)
         return UndoneMove(tenant=self.store.tenant(last.tenant), move=last, outcome="reversed", erased=erased)
 
     def verify(self, tenant: TenantId | str) -> MoveComparison:
@@ -304,7 +304,7 @@ class TenantService:
                 f"{last.tenant} is not being moved: there is one copy of it, and nothing to compare.",
                 hint=f"`catchment tenant status {last.tenant}` shows the last move.",
             )
-        return MoveComparison(move=last, comparison=insist(self._migration_of(last).verify, clock=self._clock))
+        return MoveComparison(move=last, comparison=retry_step(self._migration_of(last).verify, clock=self._clock))
 
     def gc(
         self,
@@ -370,7 +370,7 @@ class TenantService:
         last, erased = request.last, None
         if last is not None and last.outcome == "complete" and collects:
             migration = self._migration_of(last)
-            erased = insist(lambda: migration.gc_source(0), clock=self._clock)
+            erased = retry_step(lambda: migration.gc_source(0), clock=self._clock)
         return MoveReport(
             tenant=request.tenant.id,
             source=request.source if last is None else last.source,

@@ -37,10 +37,10 @@ from catchment.tenants.protocol import (
     admits,
     closes,
     drops,
-    holds,
     is_behind,
     reopens,
     replicates,
+    retains_log,
     settles,
     welcomes,
 )
@@ -57,7 +57,7 @@ class Waits:
     """How long a shard waits: writers at a closed gate, a write for the copy, a closing gate for those inside."""
 
     gate_s: float = 10.0
-    copy_s: float = 2.0
+    replica_s: float = 2.0
     drain_s: float = 3.0
 
 
@@ -114,7 +114,7 @@ class TenantShard:
         self._waits = waits or WAITS
         # Guards the dictionaries; whoever changes a tenant's record holds its lock as well.
         self._mutex = threading.Lock()
-        self._gates: dict[TenantId, WriteBarrier] = {}
+        self._barriers: dict[TenantId, WriteBarrier] = {}
         self._locks: dict[TenantId, threading.RLock] = {}
         self._shippers: dict[TenantId, Shipper] = {}
         # Guards the two counts.
@@ -128,13 +128,13 @@ class TenantShard:
         """Go on where the last process on this home stopped."""
         for record in self._records.all():
             if record.closed_for is not None:
-                self._gate(record.tenant).close(wait_s=self._waits.drain_s)
+                self._barrier(record.tenant).close(wait_s=self._waits.drain_s)
                 self._watch(record.tenant, record.closed_for, after_s=0.0)
                 continue
-            if record.role is ShardRole.COPY:
+            if record.role is ShardRole.REPLICA:
                 with suppress(RetryableError):
                     # It may have been decided meanwhile what this shard is.
-                    record = self._hear(record.tenant) or record
+                    record = self._refresh(record.tenant) or record
             self._ship(record)
             if record.move is None:
                 # Whoever ended the move may have been killed before its log was let go.
@@ -157,7 +157,7 @@ class TenantShard:
             "lake": self._lake_identity(),
             "free_bytes": files.free_bytes(self._home),
             "buffered_rows": sum(state.rows for state in self._queue.buffer.tables()),
-            "tenants": [str(each.tenant) for each in records if each.role is ShardRole.HOME],
+            "tenants": [str(each.tenant) for each in records if each.role is ShardRole.PRIMARY],
             "replication_lag_s": max((each.lag().seconds for each in list(self._shippers.values())), default=0.0),
         }
 
@@ -171,9 +171,9 @@ class TenantShard:
 
     def record(self, tenant: TenantId) -> TenantRecord | None:
         """What this shard is to the tenant; where it was never told, the control plane is asked."""
-        return self._records.find(tenant) or self._hear(tenant)
+        return self._records.find(tenant) or self._refresh(tenant)
 
-    def _hear(self, tenant: TenantId) -> TenantRecord | None:
+    def _refresh(self, tenant: TenantId) -> TenantRecord | None:
         """What the control plane has decided by now."""
         decided = self._decisions.decided(tenant, self._id)
         if decided is not None and (decided.role is not ShardRole.GONE or self._records.find(tenant) is not None):
@@ -189,25 +189,25 @@ class TenantShard:
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
         target = TableId(tenant.schema, table)
         if is_behind(self._records.find(tenant), epoch):
-            self._hear(tenant)
+            self._refresh(tenant)
         if self._admission is not None:
             # Outside of the gate: it may have to ask the lake.
             self._admission.admit(tenant, target, rows)
-        with self._gate(tenant).enter(wait_s=self._waits.gate_s):
+        with self._barrier(tenant).enter(wait_s=self._waits.gate_s):
             record = admits(self._records.find(tenant), epoch)
             ack, shipment = self._queue.take(target, rows, session=session)
             faults.reach("tenant.after_home_write")
             shipper = self._shippers.get(tenant)
             if shipper is not None:
                 shipper.hand_over(shipment)
-                if record.copy is not None and record.copy.sync:
-                    shipper.wait_for(target, ack.seq_last, wait_s=self._waits.copy_s)
+                if record.replica is not None and record.replica.sync:
+                    shipper.wait_for(target, ack.seq_last, wait_s=self._waits.replica_s)
             return ack
 
     def append_replicated(self, tenant: TenantId, shipments: Sequence[LogRows], *, epoch: int) -> Positions:
         if is_behind(self._records.find(tenant), epoch):
-            self._hear(tenant)
-        with self._gate(tenant).enter(wait_s=self._waits.copy_s):
+            self._refresh(tenant)
+        with self._barrier(tenant).enter(wait_s=self._waits.replica_s):
             accepts(self._records.find(tenant), epoch)
             foreign = [part.table for part in shipments if part.table.schema != tenant.schema]
             if foreign:
@@ -227,14 +227,14 @@ class TenantShard:
         """While the tenant's tables are read here; StaleRouteError where it lives elsewhere."""
         with self._counted(self._readers, tenant):
             # In this order: whoever is let in has been counted before anybody could take the tables away.
-            self._require_home(tenant)
+            self._require_primary(tenant)
             yield
 
     @contextmanager
     def changing(self, tenant: TenantId) -> Iterator[None]:
         """While the tenant's tables are changed past the queue: not while it moves, because no log has the change."""
         with self._counted(self._changes, tenant):
-            if self._require_home(tenant).move is not None:
+            if self._require_primary(tenant).move is not None:
                 raise NotReadyError(
                     f"{tenant} is being moved: its tables take rows through duckling_queue only.",
                     hint="Write through duckling_queue, or wait for the move to end.",
@@ -252,9 +252,9 @@ class TenantShard:
                 those[tenant] -= 1
                 self._done.notify_all()
 
-    def _require_home(self, tenant: TenantId) -> TenantRecord:
+    def _require_primary(self, tenant: TenantId) -> TenantRecord:
         record = self.record(tenant)
-        if record is None or record.role is not ShardRole.HOME:
+        if record is None or record.role is not ShardRole.PRIMARY:
             raise StaleRouteError(f"{tenant} does not live in {self._id}.")
         return record
 
@@ -267,14 +267,14 @@ class TenantShard:
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
         with self._lock(tenant):
             known = self._records.find(tenant)
-            fresh = TenantRecord(tenant=tenant, role=ShardRole.COPY, epoch=epoch, move=move)
+            fresh = TenantRecord(tenant=tenant, role=ShardRole.REPLICA, epoch=epoch, move=move)
             welcomed = welcomes(known, fresh)
             if welcomed != known:
                 if known is None:
                     self._refuse_tables(tenant)
                 else:
                     # What is here is of an earlier life of the tenant, or of a move that was undone.
-                    self._forget(tenant)
+                    self._delete(tenant)
                 self._records.keep(welcomed)
 
     def _refuse_tables(self, tenant: TenantId) -> None:
@@ -289,8 +289,8 @@ class TenantShard:
         with self._lock(tenant):
             if is_behind(self._records.find(tenant), epoch):
                 # An earlier move was undone, and whoever did so died before this shard was told.
-                self._hear(tenant)
-            record = holds(self._records.find(tenant), epoch=epoch, move=move)
+                self._refresh(tenant)
+            record = retains_log(self._records.find(tenant), epoch=epoch, move=move)
             self._records.keep(record)
             # No change past the queue begins from now on. Those under way are waited for; writes go on.
             with self._done:
@@ -298,13 +298,13 @@ class TenantShard:
                     raise NotReadyError(f"Somebody is changing tables of {tenant} past the queue.")
             self._queue.retain_log(tenant.schema)
             faults.reach("tenant.after_hold")
-            known = self._records.held(tenant, move)
+            known = self._records.retained(tenant, move)
             if known is None:
-                known = self._look(tenant)
-                self._records.keep_held(tenant, move, known)
+                known = self._read_history(tenant)
+                self._records.keep_retained(tenant, move, known)
             return known
 
-    def _look(self, tenant: TenantId) -> RetainedHistory:
+    def _read_history(self, tenant: TenantId) -> RetainedHistory:
         """The tenant in the lake, as of one snapshot, with how far its log is in there."""
         lake, buffer = self._queue.lake, self._queue.buffer
         lake.open()
@@ -320,7 +320,7 @@ class TenantShard:
     def start_after(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
         with self._lock(tenant):
             record = self._records.find(tenant)
-            if record is None or record.role is not ShardRole.COPY or record.move != move:
+            if record is None or record.role is not ShardRole.REPLICA or record.move != move:
                 raise InvalidStateError(f"{self._id} awaits no copy of {tenant}.")
             # From now on, because it takes longer than a change of the home may: it ships back when it is the home.
             self._queue.retain_log(tenant.schema)
@@ -328,10 +328,10 @@ class TenantShard:
                 if self._queue.positions(tenant.schema).get(table, 0) < seq:
                     self._queue.start_after(table, seq)
 
-    def replicate(self, tenant: TenantId, copy: Replica, *, epoch: int) -> Positions:
+    def replicate(self, tenant: TenantId, replica: Replica, *, epoch: int) -> Positions:
         with self._lock(tenant):
-            record = replicates(self._records.find(tenant), copy, epoch=epoch)
-            with self._gate(tenant).closed(wait_s=self._waits.drain_s):
+            record = replicates(self._records.find(tenant), replica, epoch=epoch)
+            with self._barrier(tenant).closed(wait_s=self._waits.drain_s):
                 self._records.keep(record)
                 self._ship(record)
                 return self.positions(tenant)
@@ -342,24 +342,24 @@ class TenantShard:
             raise InvalidStateError(f"{self._id} has no copy of {tenant} to follow it.")
         return shipper.lag()
 
-    def close_gate(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
+    def close_barrier(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
         with self._lock(tenant):
             record = closes(self._records.find(tenant), move=move, version=version)
             shipper = self._shippers.get(tenant)
-            if shipper is None or record.copy is None or not record.copy.sync:
+            if shipper is None or record.replica is None or not record.replica.sync:
                 raise InvalidStateError(f"{tenant} is not written to two shards.")
             # What is missing now is shipped while writers still get in; behind the gate there is little left.
-            shipper.catch_up(self.positions(tenant), wait_s=self._waits.copy_s)
-            gate = self._gate(tenant)
-            was_closed = gate.is_closed
-            gate.close(wait_s=self._waits.drain_s)
+            shipper.catch_up(self.positions(tenant), wait_s=self._waits.replica_s)
+            barrier = self._barrier(tenant)
+            was_closed = barrier.is_closed
+            barrier.close(wait_s=self._waits.drain_s)
             try:
                 positions = self.positions(tenant)
-                shipper.catch_up(positions, wait_s=self._waits.copy_s)
+                shipper.catch_up(positions, wait_s=self._waits.replica_s)
                 self._records.keep(record)
             except BaseException:
                 if not was_closed:
-                    gate.open()
+                    barrier.open()
                 raise
             faults.reach("tenant.after_close")
             self._watch(tenant, version, after_s=deadline_s)
@@ -372,18 +372,18 @@ class TenantShard:
             settled = settles(known, record)
             if settled == known:
                 return
-            if settled.role is ShardRole.HOME and settled.copy is not None:
+            if settled.role is ShardRole.PRIMARY and settled.replica is not None:
                 # Before the first write: what is written from now on is shipped back from the log.
-                self._hold(tenant)
+                self._retain_log(tenant)
             self._records.keep(settled)
             faults.reach("tenant.after_settle")
-            if settled.role is ShardRole.HOME:
+            if settled.role is ShardRole.PRIMARY:
                 self._ship(settled)
             # Whoever waits is let in, or told to go elsewhere; what is left to do here takes longer.
-            self._gate(tenant).open()
-            if settled.role is not ShardRole.HOME:
+            self._barrier(tenant).open()
+            if settled.role is not ShardRole.PRIMARY:
                 self._ship(settled)
-            if settled.copy is None:
+            if settled.replica is None:
                 self._queue.release_log(tenant.schema)
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
@@ -402,9 +402,9 @@ class TenantShard:
     def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
         with self._lock(tenant):
             drops(self._records.find(tenant), epoch=epoch)
-            return self._forget(tenant)
+            return self._delete(tenant)
 
-    def _forget(self, tenant: TenantId) -> Erased:
+    def _delete(self, tenant: TenantId) -> Erased:
         """Delete the tenant's log, then its tables, and then their files."""
         self._queue.drop(tenant.schema)
         faults.reach("tenant.between_drops")
@@ -422,7 +422,7 @@ class TenantShard:
 
     # Inside.
 
-    def _hold(self, tenant: TenantId) -> None:
+    def _retain_log(self, tenant: TenantId) -> None:
         if tenant.schema not in self._queue.held_schemas():
             self._queue.retain_log(tenant.schema)
 
@@ -430,9 +430,9 @@ class TenantShard:
         self._queue.lake.open()
         return [table for table in self._queue.lake.tables() if table.schema == tenant.schema]
 
-    def _gate(self, tenant: TenantId) -> WriteBarrier:
+    def _barrier(self, tenant: TenantId) -> WriteBarrier:
         with self._mutex:
-            return self._gates.setdefault(tenant, WriteBarrier(self._clock))
+            return self._barriers.setdefault(tenant, WriteBarrier(self._clock))
 
     def _lock(self, tenant: TenantId) -> threading.RLock:
         with self._mutex:
@@ -440,19 +440,19 @@ class TenantShard:
 
     def _ship(self, record: TenantRecord) -> None:
         """Have the shipper that the record wants, and no other."""
-        copy = record.copy
+        replica = record.replica
         before = self._shippers.get(record.tenant)
-        if before is not None and copy is not None and before.serves(copy.shard, copy.location, record.epoch):
+        if before is not None and replica is not None and before.serves(replica.shard, replica.location, record.epoch):
             return
         if before is not None:
             del self._shippers[record.tenant]
             before.stop()
-        if record.role is ShardRole.HOME and copy is not None:
+        if record.role is ShardRole.PRIMARY and replica is not None:
             shipper = Shipper(
                 record.tenant,
                 self._queue,
                 self._connect,
-                to=(copy.shard, copy.location),
+                to=(replica.shard, replica.location),
                 epoch=record.epoch,
                 clock=self._clock,
                 move=record.move,
@@ -488,10 +488,10 @@ class TenantShard:
         """Open a gate for which nobody came back, or learn what was decided meanwhile."""
         tenant = record.tenant
         now = self._decisions.take_back(tenant, move, version)
-        self._hear(tenant)
+        self._refresh(tenant)
         if self._records.find(tenant) == record:
             opened = reopens(record, now)
             self._records.keep(opened)
             self._ship(opened)
-            self._gate(tenant).open()
+            self._barrier(tenant).open()
             events.emit("gate_returned", level=logging.WARNING, tenant=str(tenant), move=move)

@@ -21,8 +21,8 @@ from catchment.tenants.model import Positions, ShardId, TenantId
 class ShardRole(StrEnum):
     """What a shard is to a tenant."""
 
-    HOME = "home"
-    COPY = "copy"
+    PRIMARY = "home"
+    REPLICA = "copy"
     GONE = "gone"
 
 
@@ -55,7 +55,7 @@ class TenantRecord:
     tenant: TenantId
     role: ShardRole
     epoch: int
-    copy: Replica | None = None
+    replica: Replica | None = None
     move: str | None = None
     closed_for: int | None = None
 
@@ -65,7 +65,7 @@ class TenantRecord:
             "tenant": self.tenant.number,
             "role": self.role.value,
             "epoch": self.epoch,
-            "copy": None if self.copy is None else self.copy.to_json(),
+            "copy": None if self.replica is None else self.replica.to_json(),
             "move": self.move,
             "closed_for": self.closed_for,
         }
@@ -77,7 +77,7 @@ class TenantRecord:
             tenant=TenantId(kept["tenant"]),
             role=ShardRole(kept["role"]),
             epoch=kept["epoch"],
-            copy=None if kept["copy"] is None else Replica.from_json(kept["copy"]),
+            replica=None if kept["copy"] is None else Replica.from_json(kept["copy"]),
             move=kept["move"],
             closed_for=kept["closed_for"],
         )
@@ -107,15 +107,15 @@ class TableDigest:
 class Lag:
     """How far a copy is behind its home."""
 
-    home: Positions
-    copy: Positions
+    primary: Positions
+    replica: Positions
     is_sync: bool
     seconds: float = 0.0
     error: str | None = None
 
     @property
     def rows(self) -> int:
-        return max(0, self.home.total - self.copy.total)
+        return max(0, self.primary.total - self.replica.total)
 
 
 class ShardNode(Protocol):
@@ -156,7 +156,7 @@ class ShardNode(Protocol):
         """Have the tenant's tables, whose history is in the lake, go on behind these numbers."""
         ...
 
-    def replicate(self, tenant: TenantId, copy: Replica, *, epoch: int) -> Positions:
+    def replicate(self, tenant: TenantId, replica: Replica, *, epoch: int) -> Positions:
         """As the home, ship to this copy from now on. Returns how far it is.
 
         It is done under the gate: writes before it are in what is returned, all after it know of the copy.
@@ -167,7 +167,7 @@ class ShardNode(Protocol):
         """How far the copy is."""
         ...
 
-    def close_gate(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
+    def close_barrier(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
         """Let no write in, and see that the copy has everything; NotReadyError, and open again, where it has not.
 
         With nothing heard for `deadline_s`, the shard asks the control plane to take the writers back.

@@ -31,10 +31,10 @@ _BYTES_MAX = 8 * 1024 * 1024
 _WAITING_BYTES_MAX = 32 * 1024 * 1024
 _LOOK_S = 0.2
 _TRY_AGAIN_S = (0.05, 2.0)
-_LET_GO_S = 1.0
+_TRUNCATE_S = 1.0
 # Arrow and DuckDB have errors of their own, also while rows are read: the copy would stay behind, and the log held, for
 # good if they ended the thread.
-_TROUBLES = (CatchmentError, pa.ArrowException, duckdb.Error, OSError, ValueError, MemoryError)
+_FAILURES = (CatchmentError, pa.ArrowException, duckdb.Error, OSError, ValueError, MemoryError)
 
 
 class Shipper:
@@ -57,18 +57,18 @@ class Shipper:
         self._connect = connect
         self._to = to
         self._epoch = epoch
-        self._told: dict[str, Any] = {"tenant": str(tenant), "move": move, "shard": str(to[0])}
+        self._event_facts: dict[str, Any] = {"tenant": str(tenant), "move": move, "shard": str(to[0])}
         self._clock = clock
         self._changed = threading.Condition()
         # What was just written, to be sent without reading it back; where it is missing, the log has it.
         self._waiting: dict[TableId, list[LogRows]] = {}
         self._waiting_bytes = 0
         self._has_news = True
-        self._copy: dict[TableId, int] | None = None
+        self._replica: dict[TableId, int] | None = None
         self._is_behind = True
         self._error: str | None = None
         self._stopping = False
-        self._let_go_s = self._level_s = clock.monotonic_s()
+        self._truncated_s = self._level_s = clock.monotonic_s()
         self._thread = threading.Thread(target=self._run, name=f"catchment-ship-{tenant}", daemon=True)
 
     def start(self) -> None:
@@ -119,20 +119,22 @@ class Shipper:
     def lag(self) -> Lag:
         """How far the copy is."""
         with self._changed:
-            home = Positions(self._queue.positions(self._tenant.schema))
-            copy = self._positions()
-            seconds = 0.0 if copy.covers(home) else self._clock.monotonic_s() - self._level_s
-            return Lag(home=home, copy=copy, is_sync=not self._is_behind, seconds=seconds, error=self._error)
+            primary = Positions(self._queue.positions(self._tenant.schema))
+            replica = self._positions()
+            seconds = 0.0 if replica.covers(primary) else self._clock.monotonic_s() - self._level_s
+            return Lag(
+                primary=primary, replica=replica, is_sync=not self._is_behind, seconds=seconds, error=self._error
+            )
 
     def _positions(self) -> Positions:
-        return Positions(dict(self._copy or {}))
+        return Positions(dict(self._replica or {}))
 
     def _has(self, table: TableId, seq: int) -> bool:
-        return self._copy is not None and self._copy.get(table, 0) >= seq
+        return self._replica is not None and self._replica.get(table, 0) >= seq
 
     def _fall_behind(self, reason: str) -> None:
         if not self._is_behind:
-            events.emit("copy_behind", level=logging.WARNING, **self._told, reason=reason)
+            events.emit("copy_behind", level=logging.WARNING, **self._event_facts, reason=reason)
         self._is_behind = True
         self._error = reason
         self._waiting.clear()
@@ -149,20 +151,20 @@ class Shipper:
             except SeqGapError:
                 # The copy was set back, or is another one: it says where it is.
                 with self._changed:
-                    self._copy = None
-            except _TROUBLES as error:
+                    self._replica = None
+            except _FAILURES as error:
                 reason = error.message if isinstance(error, CatchmentError) else f"{type(error).__name__}: {error}"
                 with self._changed:
                     self._fall_behind(reason)
-                    self._copy = None
+                    self._replica = None
                     self._changed.wait_for(lambda: self._stopping, pause_s)
                 pause_s = min(pause_s * 2, _TRY_AGAIN_S[1])
 
     def _idle(self) -> None:
         """Everything is shipped: let go of what both have, and wait for more."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._let_go_s > _LET_GO_S:
-            self._let_go_s = now_s
+        if now_s - self._truncated_s > _TRUNCATE_S:
+            self._truncated_s = now_s
             for table, seq in self._positions().by_table.items():
                 self._queue.truncate_log(table, seq)
         with self._changed:
@@ -171,43 +173,46 @@ class Shipper:
     def _round(self) -> bool:
         """Ship what there is, as much as goes into one message; False where there is nothing."""
         node = self._connect(*self._to)
-        copy = self._copy
-        if copy is None:
-            copy = dict(node.positions(self._tenant).by_table)
+        replica = self._replica
+        if replica is None:
+            replica = dict(node.positions(self._tenant).by_table)
         with self._changed:
-            self._copy = copy
+            self._replica = replica
             waiting, self._waiting = self._waiting, {}
             self._waiting_bytes = 0
             self._has_news = False
-        home = self._queue.positions(self._tenant.schema)
-        parts = list(self._next(copy, home, waiting))
+        primary = self._queue.positions(self._tenant.schema)
+        parts = list(self._next(replica, primary, waiting))
         if not parts:
             self._level_s = self._clock.monotonic_s()
             with self._changed:
                 # Whatever was written since is handed over: the copy is told of it before its writer is.
-                if self._is_behind and not self._lags(copy):
+                if self._is_behind and not self._is_lagging(replica):
                     self._is_behind = False
                     self._error = None
-                    events.emit("copy_caught_up", **self._told)
+                    events.emit("copy_caught_up", **self._event_facts)
             return False
         reached = node.append_replicated(self._tenant, parts, epoch=self._epoch)
         with self._changed:
-            self._copy = dict(reached.by_table)
+            self._replica = dict(reached.by_table)
             self._changed.notify_all()
         return True
 
-    def _lags(self, copy: Mapping[TableId, int]) -> bool:
-        home = self._queue.positions(self._tenant.schema)
-        return any(copy.get(table, 0) < seq for table, seq in home.items())
+    def _is_lagging(self, replica: Mapping[TableId, int]) -> bool:
+        primary = self._queue.positions(self._tenant.schema)
+        return any(replica.get(table, 0) < seq for table, seq in primary.items())
 
     def _next(
-        self, copy: Mapping[TableId, int], home: Mapping[TableId, int], waiting: Mapping[TableId, Sequence[LogRows]]
+        self,
+        replica: Mapping[TableId, int],
+        primary: Mapping[TableId, int],
+        waiting: Mapping[TableId, Sequence[LogRows]],
     ) -> Iterator[LogRows]:
         """What the copy lacks, from right behind what it has: as it was handed over, or from the log."""
         size = 0
-        for table, last in home.items():
-            after = copy.get(table, 0)
-            if not last and table not in copy:
+        for table, last in primary.items():
+            after = replica.get(table, 0)
+            if not last and table not in replica:
                 yield from self._empty(table)
             if after >= last:
                 continue

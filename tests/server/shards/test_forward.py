@@ -285,10 +285,10 @@ def test_a_shard_that_nobody_told_of_its_tenant_learns_it_from_the_first_reader(
     with faults.armed("move.after_switch", _be_gone), pytest.raises(MoverGoneError):
         place.move()
     assert place.store.tenant(T7).shard == B
-    assert role() is HomeRole.COPY
+    assert role() is HomeRole.REPLICA
     # The old home has not heard of it either, and does not answer from what it has.
     assert _count(client) == 1
-    assert role() is HomeRole.HOME
+    assert role() is HomeRole.PRIMARY
 
 
 def test_a_forwarded_statement_is_never_forwarded_again(place: Place) -> None:

@@ -73,18 +73,18 @@ class RemoteShard:
         self._ask("welcome", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S)
 
     def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
-        return wire.unpack_held(self._ask("hold", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S))
+        return wire.unpack_retained(self._ask("hold", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S))
 
     def start_after(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
         self._ask("begin_at", tenant, {"positions": wire.pack_positions(positions), "move": move}, seconds=_LONG_CALL_S)
 
-    def replicate(self, tenant: TenantId, copy: Replica, *, epoch: int) -> Positions:
-        return wire.unpack_positions(self._ask("replicate", tenant, {"copy": copy.to_json(), "epoch": epoch}))
+    def replicate(self, tenant: TenantId, replica: Replica, *, epoch: int) -> Positions:
+        return wire.unpack_positions(self._ask("replicate", tenant, {"copy": replica.to_json(), "epoch": epoch}))
 
     def lag(self, tenant: TenantId) -> Lag:
         return wire.unpack_lag(self._ask("lag", tenant, {}))
 
-    def close_gate(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
+    def close_barrier(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
         values = {"move": move, "version": version, "deadline_s": deadline_s}
         return wire.unpack_positions(self._ask("close_gate", tenant, values))
 

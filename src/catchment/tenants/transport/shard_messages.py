@@ -113,12 +113,12 @@ def unpack_ack(kept: Mapping[str, Any]) -> Ack:
     return Ack(table=TableId(*kept["table"]), source=kept["source"], seq_first=first, seq_last=last)
 
 
-def pack_held(held: RetainedHistory) -> dict[str, Any]:
+def pack_retained(retained: RetainedHistory) -> dict[str, Any]:
     """Encode retained history."""
-    return {"snapshot": held.snapshot, "watermarks": pack_positions(held.watermarks)}
+    return {"snapshot": retained.snapshot, "watermarks": pack_positions(retained.watermarks)}
 
 
-def unpack_held(kept: Mapping[str, Any]) -> RetainedHistory:
+def unpack_retained(kept: Mapping[str, Any]) -> RetainedHistory:
     """Decode retained history."""
     return RetainedHistory(snapshot=kept["snapshot"], watermarks=unpack_positions(kept["watermarks"]))
 
@@ -126,8 +126,8 @@ def unpack_held(kept: Mapping[str, Any]) -> RetainedHistory:
 def pack_lag(lag: Lag) -> dict[str, Any]:
     """Encode a lag."""
     return {
-        "home": pack_positions(lag.home),
-        "copy": pack_positions(lag.copy),
+        "home": pack_positions(lag.primary),
+        "copy": pack_positions(lag.replica),
         "is_sync": lag.is_sync,
         "seconds": lag.seconds,
         "error": lag.error,
@@ -137,8 +137,8 @@ def pack_lag(lag: Lag) -> dict[str, Any]:
 def unpack_lag(kept: Mapping[str, Any]) -> Lag:
     """Decode a lag."""
     return Lag(
-        home=unpack_positions(kept["home"]),
-        copy=unpack_positions(kept["copy"]),
+        primary=unpack_positions(kept["home"]),
+        replica=unpack_positions(kept["copy"]),
         is_sync=kept["is_sync"],
         seconds=kept["seconds"],
         error=kept["error"],
