@@ -164,7 +164,7 @@ def test_without_a_control_database_a_command_says_so_and_makes_none(
 def test_a_folder_that_is_no_home_is_no_shard(shell: Shell, tmp_path: Path) -> None:
     ended = shell.run("shard", "add", "a", "--location", "grpc://host:1", "--json", home=tmp_path)
     assert ended.code == 2
-    assert "no home of Catchment" in ended.json["message"]
+    assert "not a home of Catchment" in ended.json["message"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -338,7 +338,7 @@ def test_a_move_with_history_survives_the_death_of_its_mover_and_ends_with_every
     assert fleet.run("tenant", "gc", name, "--window", "0", "--json").json["error"] == "MismatchError"
     b.rows(f"INSERT INTO {name}.old VALUES (1)")
 
-    # The copy is nobody's to read: whoever asks is told where the tenant lives.
+    # The replica is not readable: a client learns where the tenant lives.
     with pytest.raises(OperationalError, match=f"{name} has its primary on shard b, at {b.uri}"):
         a.rows(f"SELECT count(*) FROM {name}.old")
     held = list(Path(a.settings.data_path, name).rglob("*.parquet"))
@@ -353,7 +353,7 @@ def test_a_move_with_history_survives_the_death_of_its_mover_and_ends_with_every
     assert list(Path(a.settings.data_path, name).rglob("*")) == []
     said = fleet.run("tenant", "gc", name).out
     assert f"{name} lives in b." in said
-    assert "none of its rows are there any more" in said
+    assert "no rows of the tenant are left there" in said
     assert "CATCHMENT_LAKE_SNAPSHOT_KEEP_HOURS" in said
     fleet.write(name, 7)
     assert fleet.ids_in("b", name) == list(range(8))
@@ -431,7 +431,7 @@ def test_a_person_at_a_terminal_is_asked_sees_the_phases_and_stops_the_wait_with
 
     read_until("[y/N]")
     os.write(master, b"y\n")
-    read_until("the source goes in")
+    read_until("the source is deleted in")
     process.send_signal(signal.SIGINT)
     read_until("Stopping once")
     out, _ = process.communicate(timeout=PATIENCE_S)

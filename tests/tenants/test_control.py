@@ -242,7 +242,7 @@ def test_the_route_changes_with_the_move_or_not_at_all(store: ControlStore, move
     moved = store.change_move(move, Finalizing(1), route=Route(tenant=SEVEN, epoch=2, primary=B))
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (B, 2)
     for epoch in (1, 2):
-        with pytest.raises(ConflictError, match=f"in epoch 2, and cannot go on to {epoch}"):
+        with pytest.raises(ConflictError, match=f"in epoch 2 and cannot change to {epoch}"):
             store.change_move(moved, Complete(), route=Route(tenant=SEVEN, epoch=epoch, primary=A))
     with pytest.raises(InputError, match="nowhere"):
         store.change_move(moved, Complete(), route=Route(tenant=SEVEN, epoch=9, primary=ShardId("nowhere")))
@@ -363,7 +363,7 @@ def test_a_tenant_without_a_shard_is_placed_in_its_regions(store: ControlStore, 
     american = TenantConfig(required_regions=frozenset({"us"}))
     assert plane.create_tenant(SEVEN, name="acme", config=american).shard == C
     store.set_draining(C)
-    with pytest.raises(StateError, match=r"No shard in us, where it must live, can take t8\."):
+    with pytest.raises(StateError, match=r"No shard in us, where it must live, can accept t8\."):
         plane.create_tenant(TenantId(8), name="other", config=american)
     placed = {plane.create_tenant(TenantId(number), name="", config=TenantConfig()).shard for number in range(20, 50)}
     assert placed == {A, B}

@@ -110,7 +110,7 @@ def test_a_request_that_is_made_again_finds_its_state_as_it_was(
         ),
         (FINALIZING, replace(WAITED, now_ns=1_999), "The source is kept for another 0.0 s."),
         (FINALIZING, replace(WAITED, now_ns=0, gc_window_ns=12_000_000_000), "The source is kept for another 12.0 s."),
-        (FINALIZING, replace(WAITED, readers=3), "The source is still read by 3."),
+        (FINALIZING, replace(WAITED, readers=3), "The source still has readers: 3."),
         (FINALIZING, replace(BACK, source=_at(129)), "The source is at 129, and the target is at 130."),
     ],
 )  # fmt: skip
@@ -158,8 +158,8 @@ def test_a_request_of_another_state_is_told_what_can_be_done_instead() -> None:
     with pytest.raises(InvalidStateError) as refused:
         protocol.advance(FINALIZING, protocol.Aborting())
     assert refused.value.message == "The move is in Finalizing; abort is for Idle and PreparingTarget and DualWrite."
-    assert refused.value.hint == "Now it can: gc, reverse."
-    with pytest.raises(InvalidStateError, match="no gate is closed"):
+    assert refused.value.hint == "Possible now: gc, reverse."
+    with pytest.raises(InvalidStateError, match="no write barrier is closed"):
         protocol.advance(PREPARING, protocol.Returned())
 
 

@@ -1,4 +1,4 @@
-"""Output that the commands of tenants and of shards share: how a move goes, and what came of it."""
+"""Output of the commands of tenants and shards: progress and results of moves."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 _SAY_AGAIN_S = 5.0
 _SHOWN: dict[MovePhase, tuple[str, str]] = {
     MovePhase.PREPARING: ("preparing", "the target gets the history"),
-    MovePhase.CATCHING_UP: ("catching up", "the target gets what was written since"),
+    MovePhase.CATCHING_UP: ("catching up", "the target gets the rows written since"),
     MovePhase.DUAL_WRITE: ("dual-write", "both get every write"),
-    MovePhase.COMPARING: ("comparing", "source and target must hold the same"),
-    MovePhase.SWITCHING: ("switching", "the target becomes the home"),
+    MovePhase.COMPARING: ("comparing", "source and target must be equal"),
+    MovePhase.SWITCHING: ("switching", "the target becomes the primary"),
     MovePhase.WAITING_FOR_GC: ("waiting for GC", "the source is kept for its window"),
 }
 
 
 @contextmanager
 def shown_moves(run: RunningCommand, resume: str) -> Iterator[tuple["Display", Callable[[], bool]]]:
-    """Show the progress of moves on stderr; yields their watcher, and a function that says whether
-    they shall stop.
+    """Show the progress of moves on stderr; yields their watcher, and a function that returns
+    whether to stop.
 
-    Ctrl-C stops after the current step, a second one at once. `resume` is the command that goes on.
+    Ctrl-C stops after the current step, a second one at once. `resume` is the command that
+    continues.
     """
     display = Display(run.out, run.catchment.app.clock, resume)
     try:
@@ -51,31 +52,31 @@ def shown_moves(run: RunningCommand, resume: str) -> Iterator[tuple["Display", C
         ):
             yield display, stop
     except KeyboardInterrupt:
-        run.out.say(f"Stopped. The tenant writes on, nothing is lost or doubled: `{display.resume}` goes on.")
+        run.out.say(f"Stopped. The tenant keeps writing; nothing is lost or duplicated. `{display.resume}` continues.")
         raise typer.Exit(EXIT_STOPPED) from None
 
 
 def resume_command(tenant: TenantId, target: ShardId) -> str:
-    """The command that goes on with a move."""
+    """Return the command that continues a move."""
     return f"catchment tenant move {tenant} --to {target}"
 
 
 class Display:
-    """How a move goes, on stderr: a line for each phase with a bar on a terminal, plain lines elsewhere."""
+    """Progress of a move on stderr: a bar for each phase on a terminal, plain lines elsewhere."""
 
     def __init__(self, out: Output, clock: Clock, resume: str) -> None:
         self._out = out
         self._clock = clock
         self._said_s = 0.0
         self._task: TaskID | None = None
-        # Set while it draws, on a terminal.
+        # Set while bars are shown, on a terminal.
         self._bars: Progress | None = None
-        # The command that goes on with the move that is shown.
+        # The command that continues the current move.
         self.resume = resume
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Draw, for a while."""
+        """Show progress for the duration of the block."""
         self._start()
         try:
             yield
@@ -84,7 +85,7 @@ class Display:
             self._stop()
 
     def moving(self, source: ShardId, move: DrainMove) -> None:
-        """Begin with a tenant."""
+        """Start the display of a tenant's move."""
         self._finish()
         self._stop()
         self.resume = resume_command(move.tenant, move.target)
@@ -92,12 +93,12 @@ class Display:
         self._start()
 
     def left_behind(self, _tenant: TenantId, error: CatchmentError) -> None:
-        """Why a tenant stays."""
+        """Show why a tenant stays."""
         self._stop()
         self._out.say(f"  {error.message}")
 
     def phase(self, phase: MovePhase) -> None:
-        """Begin a line."""
+        """Start the display of a phase."""
         if self._bars is None:
             self._out.say(f"  {': '.join(_SHOWN[phase])}")
             self._said_s = self._clock.monotonic_s()
@@ -106,22 +107,22 @@ class Display:
         self._task = self._bars.add_task(_SHOWN[phase][0], total=None, detail="")
 
     def history(self, done: int, total: int) -> None:
-        """Bytes of the history, as a bar."""
+        """Show the copied bytes of the history."""
         self._show(f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done=done, total=total)
 
     def lag(self, lag: Lag, left_s: float | None) -> None:
-        """Rows that the copy lacks, and the time that they take."""
+        """Show the lag of the replica, and the estimated time to catch up."""
         eta = "" if left_s is None else f", about {left_s:,.0f} s left"
         error = f" ({lag.error})" if lag.error else ""
         self._show(f"{plural(lag.rows, 'row')} behind{eta}{error}", done=lag.replica.total, total=lag.primary.total)
 
     def window(self, left_s: float) -> None:
-        """How long the source is kept."""
-        self._show(f"the source goes in {left_s:,.0f} s")
+        """Show for how long the source is kept."""
+        self._show(f"the source is deleted in {left_s:,.0f} s")
 
     def again(self, error: RetryableError, wait_s: float) -> None:
-        """Why a step is done again."""
-        self._out.say(f"  {error.message} Trying again in {wait_s:.1f} s.")
+        """Show why a step is retried."""
+        self._out.say(f"  {error.message} Retrying in {wait_s:.1f} s.")
 
     def _show(self, detail: str, *, done: int | None = None, total: int | None = None) -> None:
         if self._bars is not None and self._task is not None:
@@ -156,7 +157,7 @@ class Display:
 
 
 def report_facts(report: MoveReport) -> dict[str, Any]:
-    """A drive's report for programs."""
+    """Return the report of a run as JSON."""
     return {
         "ok": not report.stopped,
         "tenant": str(report.tenant),
@@ -176,41 +177,41 @@ def report_facts(report: MoveReport) -> dict[str, Any]:
 
 
 def report_lines(report: MoveReport) -> Iterator[str]:
-    """The same for a person."""
+    """Yield the lines of the report of a run."""
     tenant, source, target = report.tenant, report.source, report.target
     if report.stopped:
-        yield f"Stopped in {report.state}; {tenant} writes on, and nothing is lost or doubled."
+        yield f"Stopped in {report.state}; {tenant} keeps writing, and nothing is lost or duplicated."
     elif report.state == "Complete":
         yield f"{tenant} lives in {target}."
         yield from erased_lines(source, report.erased)
     else:
-        yield f"{tenant} lives in {target}; {source} is kept as a copy that gets every write."
+        yield f"{tenant} lives in {target}; {source} is kept as a replica that gets every write."
     if report.rows is not None:
-        yield f"{plural(report.rows, 'row')} compared and the same; {report.bytes / 1e6:,.1f} MB of history copied."
+        yield f"{plural(report.rows, 'row')} compared and equal; {report.bytes / 1e6:,.1f} MB of history copied."
     if report.pause_ms is not None:
         yield f"Writes waited for {report.pause_ms:,.1f} ms at the switch."
     spent = ", ".join(f"{phase.value} {spent_s:,.1f} s" for phase, spent_s in report.seconds.items())
     if spent:
-        yield f"It took: {spent}."
+        yield f"Time: {spent}."
     yield from (f"Next: {each}" for each in next_commands(tenant, target, report.state))
 
 
 def erased_facts(erased: Erased | None) -> dict[str, Any] | None:
-    """What a shard has deleted of a tenant, for programs."""
+    """Return what a shard deleted of a tenant as JSON."""
     return None if erased is None else asdict(erased)
 
 
 def erased_lines(shard: ShardId, erased: Erased | None) -> Iterator[str]:
-    """The same for a person, with what is left of it."""
+    """Yield the lines about what a shard deleted, and what remains."""
     if erased is None:
         return
     yield (
-        f"{shard} has dropped its tables, and deleted {plural(erased.files, 'file')} with {erased.bytes:,} bytes: "
-        "none of its rows are there any more."
+        f"{shard} has dropped the tables and deleted {plural(erased.files, 'file')} with {erased.bytes:,} bytes: "
+        "no rows of the tenant are left there."
     )
     if erased.files_elsewhere:
         yield (
-            f"{plural(erased.files_elsewhere, 'file')} outside of that lake's data path are left: "
+            f"{plural(erased.files_elsewhere, 'file')} outside of the lake's data path are left: "
             "they were registered from there."
         )
     if erased.snapshots:
@@ -222,7 +223,7 @@ def erased_lines(shard: ShardId, erased: Erased | None) -> Iterator[str]:
 
 
 def next_commands(tenant: TenantId, target: ShardId, state: str) -> tuple[str, ...]:
-    """What can be done with a move in that state."""
+    """Return the commands that a move in that state allows."""
     match state:
         case "PreparingTarget" | "DualWrite":
             return (resume_command(tenant, target), f"catchment tenant abort {tenant}")
@@ -233,7 +234,7 @@ def next_commands(tenant: TenantId, target: ShardId, state: str) -> tuple[str, .
 
 
 def preflight_facts(found: Preflight, phases: Sequence[MovePhase]) -> dict[str, Any]:
-    """A pre-flight for programs."""
+    """Return a preflight as JSON."""
     return {
         "ok": found.ok,
         "dry_run": True,
@@ -251,21 +252,21 @@ def preflight_facts(found: Preflight, phases: Sequence[MovePhase]) -> dict[str, 
 
 
 def preflight_lines(found: Preflight) -> Iterator[str]:
-    """The same for a person."""
+    """Yield the lines of a preflight."""
     history = found.history
     yield (
         f"{found.tenant.id} would move from {found.source.id} to {found.target.id}: "
         f"{plural(history.tables, 'table')}, {plural(history.files, 'file')} with "
-        f"{history.bytes / 1e6:,.1f} MB, and what is buffered."
+        f"{history.bytes / 1e6:,.1f} MB, and the buffered rows."
     )
     yield from (f"  {note}" for note in history.notes)
     yield from (f"Problem: {problem}" for problem in found.problems)
     if found.ok:
-        yield f"Nothing stands in the way: `catchment tenant move {found.tenant.id} --to {found.target.id}`."
+        yield f"No problems found: `catchment tenant move {found.tenant.id} --to {found.target.id}`."
 
 
 def move_facts(status: MoveStatus) -> dict[str, Any]:
-    """A move for programs."""
+    """Return a move as JSON."""
     move, lag = status.move, status.lag
     return {
         "token": move.token,
@@ -284,25 +285,25 @@ def move_facts(status: MoveStatus) -> dict[str, Any]:
 
 
 def lag_facts(lag: Lag) -> dict[str, Any]:
-    """How far a copy is, for programs."""
+    """Return a replica's lag as JSON."""
     return {"rows": lag.rows, "seconds": round(lag.seconds, 3), "is_sync": lag.is_sync, "error": lag.error}
 
 
 def move_lines(status: MoveStatus) -> Iterator[str]:
-    """A move for a person."""
+    """Yield the lines of a move."""
     move, lag = status.move, status.lag
     where = f"from {move.source} to {move.target}"
     if move.finished_at is not None:
         yield f"The last move, {where}, is {move.outcome} since {move.finished_at:%Y-%m-%d %H:%M:%S} UTC."
         yield from _pause_lines(move.state)
         return
-    yield f"On its way {where}, in {move.state.name} since {move.updated_at:%Y-%m-%d %H:%M:%S} UTC."
+    yield f"Moving {where}, in {move.state.name} since {move.updated_at:%Y-%m-%d %H:%M:%S} UTC."
     yield from _pause_lines(move.state)
     if lag is not None:
         state = "confirms every write" if lag.is_sync else f"is behind{f': {lag.error}' if lag.error else ''}"
-        yield f"The copy lacks {plural(lag.rows, 'row')} and {state}."
+        yield f"The replica lacks {plural(lag.rows, 'row')} and {state}."
     elif status.lag_unknown is not None:
-        yield f"How far the copy is, is not known: {status.lag_unknown}"
+        yield f"The lag of the replica is unknown: {status.lag_unknown}"
     yield from (f"Next: {each}" for each in next_commands(move.tenant, move.target, move.state.name))
 
 

@@ -1,4 +1,4 @@
-"""`catchment shard`: the shards that tenants live in, and emptying one."""
+"""`catchment shard`: add, list and drain the shards that tenants live in."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -15,9 +15,9 @@ from catchment.tenants.drain import DrainPlan, DrainReport, LeftTenant
 from catchment.tenants.model import ShardInfo
 from catchment.tenants.reports import AddedShard, ShardStatus
 
-group = typer.Typer(help="The shards that tenants live in, and emptying one.", no_args_is_help=True)
+group = typer.Typer(help="Add, list and drain shards.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="SHARD", help="The shard's name.")]
+Name = Annotated[str, typer.Argument(metavar="SHARD", help="Name of the shard.")]
 
 
 @group.command()
@@ -27,12 +27,12 @@ def add(
     location: Annotated[
         str | None,
         typer.Option(
-            help="Where the others reach its server, `grpc://HOST:PORT`; default that of the server of this home.",
+            help="Address of its server for other shards, `grpc://HOST:PORT`; default: this home's running server.",
             show_default=False,
         ),
     ] = None,
     region: Annotated[
-        str | None, typer.Option(help="The region that it is in; default `default`.", show_default=False)
+        str | None, typer.Option(help="Region of the shard; default `default`.", show_default=False)
     ] = None,
     home: Annotated[
         Path | None,
@@ -40,23 +40,23 @@ def add(
             "--home",
             parser=named_folder,
             metavar="PATH",
-            help="The shard's own home, on all hosts alike; default CATCHMENT_HOME.",
+            help="Home of the shard, the same path on all hosts; default CATCHMENT_HOME.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a shard in, or say that it is at another location now. Start its server with `serve --shard` first."""
+    """Add a shard, or change its location. Start its server with `serve --shard` first."""
     with command(home, as_json) as run:
         added = run.catchment.tenants.add_shard(name, location=location, region=region)
         if added.unreachable is not None:
-            run.out.say(f"{added.unreachable} It is added all the same.")
+            run.out.say(f"{added.unreachable} The shard is added without this check.")
         facts = {**_shard_facts(added.shard), "control": added.control, "is_new": added.is_new}
         run.out.value(facts, _added_lines(added))
 
 
 @group.command(name="list")
 def list_shards(home: Home = None, as_json: AsJson = False) -> None:
-    """List the shards: where they are, how they are, how many tenants live there."""
+    """List shards with their location, health and number of tenants."""
     with command(home, as_json) as run:
         found, now = run.catchment.tenants.shards(), run.catchment.app.clock.now()
         shown = [
@@ -84,18 +84,16 @@ def drain(
     gc_after: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after its switch at which a tenant is deleted here; without it, it is kept as a copy.", min=0
+            help="Delete each tenant here this many seconds after its switch; default: keep a replica.", min=0
         ),
     ] = None,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Let tenants come here again; those that left stay away.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; needed where there is no terminal.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Accept tenants again; those that have left stay away.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; required without a terminal.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move every tenant away, each to where its hash puts it, and let none come; exit 1 when some are left."""
+    """Move every tenant to the shard that its hash selects; accept none. Exit 1 if some are left."""
     with command(home, as_json) as run:
         tenants = run.catchment.tenants
         if undo:
@@ -103,7 +101,7 @@ def drain(
             if not dry_run:
                 tenants.undo_drain(name)
             facts = {"shard": name, "is_draining": dry_run and is_draining}
-            run.out.value(facts, [f"Tenants {'would be' if dry_run else 'are'} let into {name} again."])
+            run.out.value(facts, [f"{name} {'would accept' if dry_run else 'accepts'} tenants again."])
             return
         plan = tenants.plan_drain(name, collects=gc_after is not None)
         if dry_run:
@@ -124,7 +122,7 @@ def drain(
 def _added_lines(added: AddedShard) -> Iterator[str]:
     shard, verb = added.shard, "Added" if added.is_new else "Changed"
     yield f"{verb} {shard.id}, region {shard.region}, at {shard.location}, home {shard.home}."
-    yield f"Its control database is {added.control}; all shards must have the same."
+    yield f"Its control database is {added.control}; all shards must use the same one."
 
 
 def _drain_facts(report: DrainReport) -> dict[str, Any]:
@@ -149,7 +147,7 @@ def _drain_lines(report: DrainReport) -> Iterator[str]:
     yield from _left_lines(report.left)
     yield f"{plural(len(report.moved), 'tenant')} moved away from {report.shard}, {len(report.left)} left."
     if any(each.state == "Finalizing" for each in report.moved):
-        yield f"Next: catchment shard drain {report.shard} --gc-after SECONDS deletes what is kept here as copies."
+        yield f"Next: catchment shard drain {report.shard} --gc-after SECONDS deletes the replicas here."
 
 
 def _plan_lines(plan: DrainPlan) -> Iterator[str]:

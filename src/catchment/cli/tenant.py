@@ -1,4 +1,4 @@
-"""`catchment tenant`: who lives in which shard, and moving one to another while it keeps writing."""
+"""`catchment tenant`: create and list tenants, and move them between shards."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -15,17 +15,17 @@ from catchment.tenants.reports import MoveComparison, MovePlan, TenantDetails, T
 from catchment.tenants.service import GC_WINDOW_S
 
 _EXIT_CODES = (
-    "Exit codes: 0 done, or nothing to do; 1 failed, has to wait, or source and target differ; 2 needs something from "
-    "you, such as --yes; 130 stopped by Ctrl-C, and `catchment tenant move` goes on."
+    "Exit codes: 0 done, or nothing to do; 1 failed, not ready, or source and target differ; 2 needs input from "
+    "you, such as --yes; 130 stopped by Ctrl-C; `catchment tenant move` continues."
 )
 
 group = typer.Typer(
-    help=f"Who lives in which shard, and moving one to another while it keeps writing.\n\n{_EXIT_CODES}",
+    help=f"Create and list tenants, and move them between shards while they keep writing.\n\n{_EXIT_CODES}",
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, by its number: `t7`, or `7`.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; needed where there is no terminal.")]
+Name = Annotated[str, typer.Argument(metavar="TENANT", help="Number of the tenant: `t7` or `7`.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; required without a terminal.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
@@ -33,20 +33,18 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done
 def create(
     tenant: Name,
     *,
-    name: Annotated[str | None, typer.Option(help="A name for people; default the number.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Display name; default: the number.", show_default=False)] = None,
     shard: Annotated[
-        str | None, typer.Option(help="The shard that it lives in; default by consistent hash.", show_default=False)
+        str | None, typer.Option(help="Shard to create it in; default: by consistent hash.", show_default=False)
     ] = None,
-    rows_per_second: Annotated[int | None, typer.Option(help="Rows a second that it may write.")] = None,
-    tables: Annotated[int | None, typer.Option(help="Tables that it may have.")] = None,
-    storage_bytes: Annotated[int | None, typer.Option(help="Bytes that it may store.")] = None,
-    region: Annotated[
-        list[str] | None, typer.Option(help="A region that it may live in, and no other; may be repeated.")
-    ] = None,
+    rows_per_second: Annotated[int | None, typer.Option(help="Limit of rows per second.")] = None,
+    tables: Annotated[int | None, typer.Option(help="Limit of tables.")] = None,
+    storage_bytes: Annotated[int | None, typer.Option(help="Limit of stored bytes.")] = None,
+    region: Annotated[list[str] | None, typer.Option(help="Region that it must stay in; can be repeated.")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a tenant in; it can write at once."""
+    """Create a tenant; it can write at once."""
     with command(home, as_json) as run:
         tenants = run.catchment.tenants
         config = TenantConfig(
@@ -58,13 +56,13 @@ def create(
         made = tenants.create(tenant, name=name, config=config, shard=shard)
         lines = [f"{made.id} lives in {made.shard}, schema {made.id.schema}."]
         run.out.value(
-            _tenant_facts(made), [*lines, f"A user of it: catchment user add NAME --role writer --tenant {made.id}"]
+            _tenant_facts(made), [*lines, f"Add a user: catchment user add NAME --role writer --tenant {made.id}"]
         )
 
 
 @group.command(name="list")
 def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
-    """List the tenants, their homes, limits and moves."""
+    """List tenants with their shard, limits and moves."""
     with command(home, as_json) as run:
         found = run.catchment.tenants.tenants()
         if found:
@@ -76,7 +74,7 @@ def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def show(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Show a tenant: limits, home, epoch, how far its tables are, and its move."""
+    """Show a tenant's limits, shard, epoch, table positions and move."""
     with command(home, as_json) as run:
         found = run.catchment.tenants.show(tenant)
         facts = {
@@ -93,11 +91,11 @@ def show(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 def move(
     tenant: Name,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="SHARD", help="The shard that it shall live in.")],
+    to: Annotated[str, typer.Option("--to", metavar="SHARD", help="Shard to move it to.")],
     gc_after: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after the switch at which the source is deleted; without it, the source is kept as a copy.",
+            help="Delete the source this many seconds after the switch; default: keep it as a replica.",
             min=0,
         ),
     ] = None,
@@ -110,7 +108,7 @@ def move(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move a tenant while it keeps writing, or go on with a move that was stopped; exit 130 when stopped by Ctrl-C."""
+    """Move a tenant while it keeps writing, or continue a move. Exit 130 if stopped by Ctrl-C."""
     with command(home, as_json) as run:
         tenants = run.catchment.tenants
         request = tenants.request_move(tenant, to)
@@ -130,7 +128,7 @@ def move(
         if request.under_way is None:
             question = f"Move {number} from {source} to {target}? It keeps writing."
         else:
-            question = f"Go on with the move of {number} from {source} to {target}, in {request.state}?"
+            question = f"Continue the move of {number} from {source} to {target}, in {request.state}?"
         agree(run, question, yes=yes)
         with move_output.shown_moves(run, move_output.resume_command(number, target)) as (display, stop):
             report = tenants.move(number, target, gc_window_s=gc_after, gate_s=gate_seconds, watcher=display, stop=stop)
@@ -141,13 +139,13 @@ def move(
 
 @group.command()
 def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Show the tenant's move: its state, how far the copy is, and the pause at the switch."""
+    """Show a tenant's move: its state, the lag of the replica, and the pause at the switch."""
     with command(home, as_json) as run:
         status = run.catchment.tenants.status(tenant)
         found = status.tenant
         facts = {"tenant": str(found.id), "shard": str(found.shard), "epoch": found.epoch}
         if status.move is None:
-            lines = [f"{found.id} lives in {found.shard}, and was never moved."]
+            lines = [f"{found.id} lives in {found.shard} and was never moved."]
             run.out.value({**facts, "move": None, "next": []}, lines)
             return
         last = status.move.move
@@ -160,7 +158,7 @@ def status(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Undo a move that has not switched: the tenant stays where it is, and the target forgets it."""
+    """Undo a move before its switch: the tenant stays, and the target deletes its data."""
     with command(home, as_json) as run:
         undone = run.catchment.tenants.abort(tenant)
         run.out.value(_undone_facts(undone), _undone_lines(undone))
@@ -168,7 +166,7 @@ def abort(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Bring a tenant back after the switch, with all that was written since; the target forgets it."""
+    """Bring a tenant back after the switch, with all rows; the target deletes its data."""
     with command(home, as_json) as run:
         undone = run.catchment.tenants.reverse(tenant)
         run.out.value(_undone_facts(undone), _undone_lines(undone))
@@ -176,7 +174,7 @@ def reverse(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def verify(tenant: Name, home: Home = None, as_json: AsJson = False) -> None:
-    """Compare source and target of a move, table by table, by reading them all; exit 1 when they differ."""
+    """Compare source and target of a move by reading all tables. Exit 1 if they differ."""
     with command(home, as_json) as run:
         verified = run.catchment.tenants.verify(tenant)
         move, found = verified.move, verified.comparison
@@ -195,12 +193,12 @@ def gc(
         float, typer.Option(help="Seconds for which the source is kept after the switch.", min=0)
     ] = GC_WINDOW_S,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the window has passed, and nobody reads there.")
+        bool, typer.Option("--wait", help="Wait until the window has passed and the source has no readers.")
     ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the tenant and its files from the source of its move, for good; exit 1 while the window has not passed."""
+    """Delete the tenant from the source of its move. Exit 1 while the window has not passed."""
     with command(home, as_json) as run:
         tenants = run.catchment.tenants
         if wait:
@@ -235,7 +233,7 @@ def _plan_lines(plan: MovePlan) -> Iterator[str]:
         yield from move_output.preflight_lines(plan.preflight)
     if plan.under_way is not None:
         yield from move_output.move_lines(plan.under_way)
-        yield f"It would go on with: {', '.join(plan.phases) or 'nothing'}."
+        yield f"It would continue with: {', '.join(plan.phases) or 'nothing'}."
 
 
 def _undone_facts(undone: UndoneMove) -> dict[str, Any]:
@@ -291,9 +289,9 @@ def _show_lines(found: TenantDetails) -> Iterator[str]:
     yield f"{tenant.id} ({tenant.name}) lives in {tenant.shard}, schema {tenant.id.schema}, epoch {tenant.epoch}."
     yield f"Limits: {_limits(tenant.config)}."
     if positions is None:
-        yield f"How far its tables are, is not known: {found.positions_unknown}"
+        yield f"The positions of its tables are unknown: {found.positions_unknown}"
     else:
-        yield f"{plural(positions.total, 'row')} taken:" if positions.by_table else "No rows were taken yet."
+        yield f"{plural(positions.total, 'row')} accepted:" if positions.by_table else "No rows were accepted yet."
         yield from (f"  {table}: {seq:,}" for table, seq in sorted(positions.by_table.items()))
     if found.move is not None:
         yield from move_output.move_lines(found.move)
@@ -302,7 +300,7 @@ def _show_lines(found: TenantDetails) -> Iterator[str]:
 def _verify_lines(verified: MoveComparison) -> Iterator[str]:
     move, found = verified.move, verified.comparison
     yield from (f"DIFFERENT {each}" for each in found.differences)
-    verdict = "are the same" if found.ok else "differ"
+    verdict = "are equal" if found.ok else "differ"
     yield (
         f"{plural(found.rows, 'row')} of {plural(found.tables, 'table')} compared: "
         f"{move.source} and {move.target} {verdict}."

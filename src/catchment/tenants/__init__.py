@@ -1,4 +1,4 @@
-"""Tenants: who lives in which shard, and how one moves to another while it keeps writing."""
+"""Tenants: their placement in shards, and moves between shards while they keep writing."""
 
 from catchment.errors import InvalidStateError as InvalidState
 from catchment.errors import NotReadyError as NotReady

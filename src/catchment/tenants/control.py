@@ -1,4 +1,4 @@
-"""`ControlPlane`: which shards there are and how they are, which tenant lives where, and what is on its way."""
+"""`ControlPlane`: shards and their health, tenants and their placement, and moves."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SILENT_OFFLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """How everything stands at one moment. Of the moves, those that are not finished."""
+    """All shards, tenants and unfinished moves at one moment."""
 
     shards: tuple[ShardInfo, ...]
     reports: Mapping[ShardId, ShardReport]
@@ -27,11 +27,11 @@ class Topology:
     at: datetime
 
     def to_json(self) -> dict[str, Any]:
-        """The topology for programs; the keys are kept from version to version.
+        """Return the topology as JSON; its keys are stable across versions.
 
-        `at`, `regions` {region: health}, `shards` {name: region, location, home, is_draining, tenants, stats, seen_at},
-        `tenants` {t7: name, shard, epoch, config}, `moves` {t7: token, source, target, state, data, version,
-        created_at, updated_at}. Times are in ISO 8601 and UTC.
+        `at`, `regions` {region: health}, `shards` {name: region, location, home, is_draining,
+        tenants, stats, seen_at}, `tenants` {t7: name, shard, epoch, config}, `moves` {t7: token,
+        source, target, state, data, version, created_at, updated_at}. Times are ISO 8601 in UTC.
         """
         return {
             "at": self.at.isoformat(),
@@ -55,36 +55,38 @@ class Topology:
 
 
 class ControlPlane:
-    """What is known of all shards and tenants; every answer is read from the control database anew."""
+    """View of all shards and tenants; every call reads the control database."""
 
     def __init__(self, store: ControlStore, clock: Clock | None = None) -> None:
         self.store = store
         self._clock: Clock = clock or SystemClock()
 
     def topology(self) -> Topology:
-        """How everything stands."""
+        """Return the current topology."""
         return topology_of(self.store.facts(), now=self._clock.now())
 
     def shard_stats(self, shard: ShardId) -> ShardReport:
-        """What the shard last said of itself, and when; InputError where there is none of that name."""
+        """Return the last report of a shard, with its time. Raises InputError if there is no such
+        shard.
+        """
         report = self.store.facts().reports.get(shard)
         if report is None:
-            raise InputError(f"There is no shard {shard}.", hint="`catchment shard list` shows those that there are.")
+            raise InputError(f"There is no shard {shard}.", hint="`catchment shard list` shows all shards.")
         return report
 
     def report(self, shard: ShardId, stats: Mapping[str, Any]) -> None:
-        """A shard says how it is; it does so every few seconds."""
+        """Store the report of a shard; shards send one every few seconds."""
         self.store.report(shard, stats)
 
     def region_health(self, region: str) -> RegionHealth:
-        """How the region is; InputError where no shard is in it."""
+        """Return the health of a region. Raises InputError if no shard is in it."""
         health = self.topology().regions.get(region)
         if health is None:
             raise InputError(f"No shard is in {region}.", hint="`catchment shard list` shows every shard's region.")
         return health
 
     def update_topology(self, shard: ShardInfo) -> None:
-        """Have the shard be known as this: taken in, or changed where it is known already."""
+        """Add the shard, or change it if it exists."""
         try:
             self.store.add_shard(shard)
         except AlreadyExistsError:
@@ -93,7 +95,7 @@ class ControlPlane:
     def create_tenant(
         self, tenant: TenantId, *, name: str, config: TenantConfig, shard: ShardId | None = None
     ) -> TenantInfo:
-        """Take a tenant in; without a shard, where its hash says."""
+        """Create a tenant; without a shard, where its hash puts it."""
         if shard is None:
             found = place(tenant, config, self.store.shards())
             if found is None:
@@ -102,12 +104,12 @@ class ControlPlane:
         return self.store.create_tenant(tenant, name, config, shard)
 
     def to_json(self) -> dict[str, Any]:
-        """The topology for programs, as `Topology.to_json` describes it."""
+        """Return the topology as JSON; see `Topology.to_json`."""
         return self.topology().to_json()
 
 
 def topology_of(facts: ControlFacts, *, now: datetime) -> Topology:
-    """The topology that the facts make. Pure."""
+    """Return the topology of these facts. Pure."""
     by_region: dict[str, list[ShardReport]] = {}
     for shard in facts.shards:
         by_region.setdefault(shard.region, []).append(facts.reports[shard.id])
@@ -122,9 +124,10 @@ def topology_of(facts: ControlFacts, *, now: datetime) -> Topology:
 
 
 def health_of(reports: Iterable[ShardReport], *, now: datetime) -> RegionHealth:
-    """How a region is, from what its shards last said. Pure.
+    """Return the health of a region from the last reports of its shards. Pure.
 
-    Offline when none of them has said anything for 30 s; Degraded when one of them has not, or is more than 5 s behind.
+    Offline if none has reported for 30 s; Degraded if one has not, or if its replication is more
+    than 5 s late.
     """
     known = list(reports)
     heard = [report for report in known if not _is_silent(report, now=now)]
@@ -136,11 +139,11 @@ def health_of(reports: Iterable[ShardReport], *, now: datetime) -> RegionHealth:
 
 
 def nowhere(tenant: TenantId, config: TenantConfig) -> StateError:
-    """The error that no shard can have the tenant."""
+    """Return the error that no shard can have the tenant."""
     regions = sorted(config.required_regions)
     where = f" in {', '.join(regions)}, where it must live," if regions else ""
     return StateError(
-        f"No shard{where} can take {tenant}.",
+        f"No shard{where} can accept {tenant}.",
         hint="`catchment shard list` shows every shard's region, and which are being drained; `shard add` adds one.",
         required_regions=regions,
     )

@@ -1,4 +1,6 @@
-"""The control database, as a shard asks it: rarely, and only where its own record does not say enough."""
+"""Client of a shard for the control database: used rarely, only if the shard's own record is not
+enough.
+"""
 
 from contextlib import suppress
 
@@ -10,7 +12,7 @@ from catchment.tenants.shard_api import TenantRecord
 
 
 def record_for(shard: ShardId, placement: Placement) -> TenantRecord | None:
-    """What a shard is to a tenant; None where there is no such tenant."""
+    """Return the role of a shard for a tenant; None if there is no such tenant."""
     tenant, move = placement.tenant, placement.move
     if tenant is None:
         return None
@@ -22,21 +24,23 @@ def record_for(shard: ShardId, placement: Placement) -> TenantRecord | None:
 
 
 class ControlClient:
-    """What a shard asks of the control plane."""
+    """Decisions of the control plane, for a shard."""
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
 
     def decided(self, tenant: TenantId, shard: ShardId) -> TenantRecord | None:
-        """What the shard is to the tenant by now; None where there is no such tenant."""
+        """Return the shard's current role for the tenant; None if there is no such tenant."""
         return record_for(shard, self._store.placement(tenant))
 
     def take_back(self, tenant: TenantId, move: str, version: int) -> int:
-        """Change the move so that whoever knows this version of it cannot; which version it has then."""
+        """Change the move so that a swap from this version fails, and return the version it has
+        then.
+        """
         found = self._store.move(tenant)
         if found is not None and found.token == move and found.version == version:
             with suppress(ConflictError):
-                # Where this is lost, somebody has decided.
+                # If this is lost, another process has decided.
                 self._store.change_move(found, advance(found.state, Returned()).state)
-        # Every change makes it at least one more, and a move that is over has no version that anybody could swap.
+        # Every change increases the version by at least one, and a finished move cannot be swapped.
         return version + 1

@@ -1,7 +1,9 @@
-"""`ControlStore`: shards, tenants and moves in the control database, as values; a move changes by compare-and-swap.
+"""`ControlStore`: shards, tenants and moves in the control database; a move changes by
+compare-and-swap.
 
-The same statements run on SQLite and on PostgreSQL. Writers take turns in both, so what one transaction reads is still
-so when it writes. After ControlUnavailableError a change may have been made: read again, then decide.
+The same statements run on SQLite and PostgreSQL. Both serialize writers, so what a transaction
+reads is still true when it writes. After ControlUnavailableError a change may have been made: read
+again, then decide.
 """
 
 import json
@@ -29,7 +31,7 @@ from catchment.tenants.model import (
     state_from_json,
 )
 
-# How a move ends.
+# Outcomes of a move.
 OUTCOMES = frozenset({"complete", "aborted", "reversed"})
 MOVES_SHOWN_MAX = 1_000
 _ACTIVE = "active"
@@ -39,20 +41,22 @@ _HALF = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """What a shard last said of itself, and when; None where it has said nothing yet."""
+    """Last report of a shard, with its time; None if it has not reported yet."""
 
     stats: Mapping[str, Any]
     seen_at: datetime | None
 
     @property
     def replication_lag_s(self) -> float:
-        """How long the oldest row waits that a copy does not have yet."""
+        """Age of the oldest row that a replica does not have yet."""
         return float(self.stats.get("replication_lag_s", 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """All that a tenant's route is made of, at one moment; `tenant` is None where nobody has created it."""
+    """Everything that determines a tenant's route, at one moment; `tenant` is None if it was not
+    created.
+    """
 
     tenant: TenantInfo | None
     move: MoveInfo | None
@@ -61,7 +65,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFacts:
-    """Everything in the store, at one moment; of the moves, those under way and the newest."""
+    """Content of the store at one moment; of the moves, unfinished ones and the newest finished
+    ones.
+    """
 
     shards: tuple[ShardInfo, ...]
     reports: Mapping[ShardId, ShardReport]
@@ -70,23 +76,23 @@ class ControlFacts:
 
 
 class ControlStore:
-    """What the control plane knows, durably. Any thread, and any number of processes, may use it."""
+    """Shards, tenants and moves, stored durably. Safe for any number of threads and processes."""
 
     def __init__(self, database: ControlDatabase, *, clock: Clock | None = None) -> None:
         self._database = database
         self._clock: Clock = clock or SystemClock()
 
     def add_shard(self, shard: ShardInfo) -> None:
-        """Take a shard in; AlreadyExistsError where there is one of that name."""
+        """Add a shard. Raises AlreadyExistsError if there is one of that name."""
         values = [shard.id.name, shard.region, shard.location, shard.home, _state(shard), _moment(self._clock.now())]
         with self._database.transaction() as session:
             if session.execute(_statement("shard_add"), values).rowcount != 1:
-                raise AlreadyExistsError(
-                    f"There is a shard {shard.id} already.", hint="`catchment shard list` shows it."
-                )
+                raise AlreadyExistsError(f"Shard {shard.id} already exists.", hint="`catchment shard list` shows it.")
 
     def change_shard(self, shard: ShardInfo) -> None:
-        """Have a shard's region, location, folder and state be these; its tenants must be allowed to live there."""
+        """Change a shard's region, location, home and state. Raises StateError if one of its
+        tenants may not live in the region.
+        """
         with self._database.transaction() as session:
             _shard(session, shard.id)
             for tenant in _tenants(session, "WHERE shards.name = ?", [shard.id.name]):
@@ -95,60 +101,68 @@ class ControlStore:
             session.execute(_statement("shard_change"), values)
 
     def shards(self) -> tuple[ShardInfo, ...]:
-        """Every shard, by name."""
+        """Return all shards, by name."""
         with self._database.reading() as session:
             return _shards(session)
 
     def shard(self, shard: ShardId) -> ShardInfo:
-        """The shard of that name; InputError where there is none."""
+        """Return a shard. Raises InputError if there is none of that name."""
         with self._database.reading() as session:
             return _shard(session, shard)
 
     def set_draining(self, shard: ShardId, is_draining: bool = True) -> None:
-        """Let no tenant come to the shard any more, or again."""
+        """Stop placing tenants in the shard, or allow it again."""
         with self._database.transaction() as session:
             _shard(session, shard)
             state = _DRAINING if is_draining else _ACTIVE
             session.execute("UPDATE shards SET state = ? WHERE name = ?", [state, shard.name])
 
     def report(self, shard: ShardId, stats: Mapping[str, Any]) -> None:
-        """Keep what a shard says of itself, and that it is there now; its `replication_lag_s` counts for its region."""
+        """Store the report of a shard, with the current time; its `replication_lag_s` affects its
+        region's health.
+        """
         values = [json.dumps(stats), _moment(self._clock.now()), shard.name]
         with self._database.transaction() as session:
             _shard(session, shard)
             session.execute("UPDATE shards SET stats = ?, seen_at = ? WHERE name = ?", values)
 
     def create_tenant(self, tenant: TenantId, name: str, config: TenantConfig, shard: ShardId) -> TenantInfo:
-        """Take a tenant in, at home in that shard and in epoch 1; AlreadyExistsError where there is one."""
+        """Create a tenant in a shard, in epoch 1. Raises AlreadyExistsError if there is one of that
+        number.
+        """
         now = self._clock.now()
         values = [_signed(tenant), name, shard.name, json.dumps(config.to_json()), _moment(now)]
         with self._database.transaction() as session:
             _refuse_unfit(tenant, config, _shard(session, shard))
             if session.execute(_statement("tenant_add"), values).rowcount != 1:
                 raise AlreadyExistsError(
-                    f"There is a tenant {tenant} already.", hint=f"`catchment tenant show {tenant}` shows it."
+                    f"Tenant {tenant} already exists.", hint=f"`catchment tenant show {tenant}` shows it."
                 )
         return TenantInfo(id=tenant, name=name, config=config, shard=shard, epoch=1, created_at=now)
 
     def tenants(self) -> tuple[TenantInfo, ...]:
-        """Every tenant, by number."""
+        """Return all tenants, by number."""
         with self._database.reading() as session:
             return _tenants(session)
 
     def tenant(self, tenant: TenantId) -> TenantInfo:
-        """The tenant of that number; InputError where there is none."""
+        """Return a tenant. Raises InputError if there is none of that number."""
         with self._database.reading() as session:
             return _tenant(session, tenant)
 
     def set_config(self, tenant: TenantId, config: TenantConfig) -> None:
-        """Have these limits from now on; regions in which the tenant does not live now are refused."""
+        """Replace the tenant's limits. Raises StateError if they exclude the region that it lives
+        in.
+        """
         with self._database.transaction() as session:
             refuse_foreign(tenant, config, _shard(session, _tenant(session, tenant).shard))
             values = [json.dumps(config.to_json()), _signed(tenant)]
             session.execute("UPDATE tenants SET limits = ? WHERE number = ?", values)
 
     def open_move(self, tenant: TenantId, source: ShardId, target: ShardId, now: datetime) -> MoveInfo:
-        """Begin a move of the tenant; StateError where one is unfinished, or where it does not live in `source`."""
+        """Start a move of the tenant. Raises StateError if one is unfinished, or if the tenant does
+        not live in `source`.
+        """
         token = secrets.token_hex(8)
         idle = Idle()
         values = [
@@ -162,7 +176,7 @@ class ControlStore:
                 raise _unfinished(unfinished)
             if known.shard != source or source == target:
                 raise StateError(
-                    f"{tenant} lives in {known.shard}, and cannot move from {source} to {target}.",
+                    f"{tenant} lives in {known.shard}; it cannot move from {source} to {target}.",
                     home=str(known.shard),
                 )
             _refuse_unfit(tenant, known.config, _shard(session, target))
@@ -171,29 +185,31 @@ class ControlStore:
             return opened
 
     def move(self, tenant: TenantId) -> MoveInfo | None:
-        """The tenant's unfinished move."""
+        """Return the tenant's unfinished move, if there is one."""
         with self._database.reading() as session:
             return _newest_move(session, tenant, is_open=True)
 
     def last_move(self, tenant: TenantId) -> MoveInfo | None:
-        """The tenant's newest move, finished or not."""
+        """Return the tenant's newest move, finished or not."""
         with self._database.reading() as session:
             return _newest_move(session, tenant, is_open=False)
 
     def moves(self) -> tuple[MoveInfo, ...]:
-        """Moves under way, then finished ones, newest first; at most a thousand."""
+        """Return unfinished moves, then finished ones, newest first; at most a thousand."""
         with self._database.reading() as session:
             return _latest_moves(session)
 
     def change_move(
         self, move: MoveInfo, state: MigrationState, *, route: Route | None = None, outcome: str | None = None
     ) -> MoveInfo:
-        """Change the move as it was read; ConflictError where it is another by now, and nothing is changed.
+        """Change a move. Raises ConflictError, and changes nothing, if it has changed since it was
+        read.
 
-        The tenant's `route` changes with it or not at all, and its epoch must grow. With an `outcome` the move is over.
+        The tenant's `route` changes in the same transaction, and its epoch must increase. With an
+        `outcome` the move is over.
         """
         if outcome is not None and outcome not in OUTCOMES:
-            raise InvariantError(f"A move does not end as {outcome!r}.")
+            raise InvariantError(f"{outcome!r} is not an outcome of a move.")
         now = self._clock.now()
         finished_at = now if outcome else None
         values = [
@@ -210,14 +226,14 @@ class ControlStore:
         )
 
     def placement(self, tenant: TenantId) -> Placement:
-        """What the tenant's route is made of."""
+        """Return everything that determines the tenant's route."""
         with self._database.reading() as session:
             known = _find_tenant(session, tenant)
             unfinished = _newest_move(session, tenant, is_open=True) if known else None
             return Placement(tenant=known, move=unfinished, shards=_shards(session))
 
     def facts(self) -> ControlFacts:
-        """Everything."""
+        """Return the whole content."""
         with self._database.reading() as session:
             return ControlFacts(
                 shards=_shards(session),
@@ -228,7 +244,7 @@ class ControlStore:
 
 
 def refuse_foreign(tenant: TenantId, config: TenantConfig, shard: ShardInfo) -> None:
-    """See that the tenant may live in the shard's region."""
+    """Raise StateError if the tenant may not live in the shard's region."""
     if not config.allows(shard.region):
         raise StateError(
             f"{tenant} must live in {', '.join(sorted(config.required_regions))}; {shard.id} is in {shard.region}.",
@@ -240,7 +256,7 @@ def refuse_foreign(tenant: TenantId, config: TenantConfig, shard: ShardInfo) -> 
 def _refuse_unfit(tenant: TenantId, config: TenantConfig, shard: ShardInfo) -> None:
     refuse_foreign(tenant, config, shard)
     if shard.is_draining:
-        raise StateError(f"{shard.id} is being drained, and takes no tenant.", hint="Choose another shard.")
+        raise StateError(f"{shard.id} is being drained and accepts no tenants.", hint="Choose another shard.")
 
 
 def _statement(name: str) -> str:
@@ -257,7 +273,7 @@ def _shards(session: ControlTransaction) -> tuple[ShardInfo, ...]:
 def _shard(session: ControlTransaction, shard: ShardId) -> ShardInfo:
     found = next((each for each in _shards(session) if each.id == shard), None)
     if found is None:
-        raise InputError(f"There is no shard {shard}.", hint="`catchment shard list` shows those that there are.")
+        raise InputError(f"There is no shard {shard}.", hint="`catchment shard list` shows all shards.")
     return found
 
 
@@ -291,7 +307,7 @@ def _find_tenant(session: ControlTransaction, tenant: TenantId) -> TenantInfo | 
 def _tenant(session: ControlTransaction, tenant: TenantId) -> TenantInfo:
     found = _find_tenant(session, tenant)
     if found is None:
-        raise InputError(f"There is no tenant {tenant}.", hint="`catchment tenant list` shows those that there are.")
+        raise InputError(f"There is no tenant {tenant}.", hint="`catchment tenant list` shows all tenants.")
     return found
 
 
@@ -333,16 +349,16 @@ def _change_route(session: ControlTransaction, move: MoveInfo, route: Route) -> 
     if session.execute(_statement("tenant_route"), values).rowcount != 1:
         epoch = _tenant(session, move.tenant).epoch
         raise ConflictError(
-            f"The route of {move.tenant} is in epoch {epoch}, and cannot go on to {route.epoch}.", epoch=epoch
+            f"The route of {move.tenant} is in epoch {epoch} and cannot change to {route.epoch}.", epoch=epoch
         )
 
 
 def _overtaken(session: ControlTransaction, move: MoveInfo) -> ConflictError:
     now = next(iter(_moves(session, "WHERE moves.id = ?", [move.id])), None)
     if now is None:
-        return ConflictError(f"The move of {move.tenant} that was read is gone.")
+        return ConflictError(f"The move of {move.tenant} no longer exists.")
     return ConflictError(
-        f"The move of {move.tenant} was changed meanwhile: it is in {now.state.name}, version {now.version}, "
+        f"The move of {move.tenant} has changed: it is now in {now.state.name}, version {now.version}, "
         f"and was read at version {move.version}.",
         state=now.state.name,
         version=now.version,
@@ -352,8 +368,8 @@ def _overtaken(session: ControlTransaction, move: MoveInfo) -> ConflictError:
 
 def _unfinished(move: MoveInfo) -> StateError:
     return StateError(
-        f"{move.tenant} is on its way from {move.source} to {move.target} already, in {move.state.name}.",
-        hint=f"`catchment tenant status {move.tenant}` shows it; `move` goes on with it, `abort` undoes it.",
+        f"{move.tenant} is already being moved from {move.source} to {move.target}; the move is in {move.state.name}.",
+        hint=f"`catchment tenant status {move.tenant}` shows it; `move` continues it, `abort` undoes it.",
         source=str(move.source),
         target=str(move.target),
         state=move.state.name,
@@ -367,7 +383,7 @@ def _state(shard: ShardInfo) -> str:
 
 
 def _signed(tenant: TenantId) -> int:
-    """The number as a column of 64 bits with a sign holds it: the upper half in two's complement."""
+    """Return the number as stored in a signed 64-bit column: the upper half in two's complement."""
     return tenant.number if tenant.number < _HALF else tenant.number - 2 * _HALF
 
 
@@ -380,11 +396,11 @@ def _moment(time: datetime) -> str:
 
 
 def _time(kept: str | datetime) -> datetime:
-    """A time as SQLite gives it, which has none, or as PostgreSQL does, in whichever zone."""
+    """Return a stored time: SQLite has no time zone, PostgreSQL has any."""
     time = datetime.fromisoformat(kept) if isinstance(kept, str) else kept
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def _json(kept: Any) -> Any:
-    """A document as SQLite gives it, which has text, or as PostgreSQL does."""
+    """Return a stored document: SQLite has text, PostgreSQL a value."""
     return json.loads(kept) if isinstance(kept, str) else kept

@@ -21,7 +21,7 @@ class DrainMove:
 
 @dataclass(frozen=True, slots=True)
 class LeftTenant:
-    """A tenant that stays in a shard that is drained, and why."""
+    """A tenant that stays in a drained shard, and the reason."""
 
     tenant: TenantId
     reason: str
@@ -51,7 +51,7 @@ class DrainReport:
 
 
 class DrainWatcher(Watcher, Protocol):
-    """Is called as a drain makes progress: with each move, and with the progress of that move."""
+    """Callbacks for the progress of a drain: each move, and the progress of that move."""
 
     def moving(self, source: ShardId, move: DrainMove) -> None:
         """The move of a tenant begins, or continues after its window."""
@@ -73,7 +73,7 @@ def plan_drain(facts: ControlFacts, shard: ShardInfo, *, collects: bool) -> Drai
     for tenant in facts.tenants:
         move = under_way.get(tenant.id)
         if move is not None and move.source == shard.id:
-            # After its switch, there is only something to do if it is to be collected.
+            # After its switch, there is only work left if its source is to be deleted.
             if tenant.shard == shard.id or collects:
                 moves.append(DrainMove(tenant.id, move.target))
         elif move is not None and move.target == shard.id:
@@ -81,7 +81,7 @@ def plan_drain(facts: ControlFacts, shard: ShardInfo, *, collects: bool) -> Drai
         elif tenant.shard == shard.id:
             target = place(tenant.id, tenant.config, others)
             if target is None:
-                left.append(LeftTenant(tenant.id, "No other shard can take it."))
+                left.append(LeftTenant(tenant.id, "No other shard can accept it."))
             else:
                 moves.append(DrainMove(tenant.id, target.id))
     return DrainPlan(shard=shard, moves=tuple(moves), left=tuple(left))
@@ -121,6 +121,6 @@ def run_drain(
 def _arriving(move: MoveInfo) -> str:
     verb = "reverse" if isinstance(move.state, Finalizing) else "abort"
     return (
-        f"It is on its way here from {move.source}, in {move.state.name}: `catchment tenant {verb} {move.tenant}`, "
+        f"It is being moved here from {move.source}, in {move.state.name}: `catchment tenant {verb} {move.tenant}`, "
         f"or finish that move with `catchment tenant move {move.tenant} --to {move.target} --gc-after 0`."
     )

@@ -1,7 +1,7 @@
-"""The way in for a tenant's writes: to where it lives, and to where it has moved meanwhile.
+"""Entry point for a tenant's writes: routes them to its primary, also after it has moved.
 
-A shard that is not the home, or is it under another epoch, refuses the write whole. Then the route is looked up again,
-and the write goes there. So a router may be as old as it likes: it costs a detour, never a row.
+A shard that is not the primary, or is in another epoch, refuses the whole write. Then the route is
+looked up again, and the write goes there. A stale route costs a retry, never a row.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
 
 
 class TenantGateway:
-    """Writes for tenants, wherever they live. Any thread may ask."""
+    """Writes for tenants, to whichever shard is their primary. Thread-safe."""
 
     def __init__(self, router: TenantRouter, connect: Callable[[ShardId, str], ShardNode], *, clock: Clock) -> None:
         self._router = router
@@ -28,9 +28,11 @@ class TenantGateway:
         self._clock = clock
 
     def signal_for_tenant(self, tenant: TenantId, table: str, rows: pa.Table, *, session: str = "default") -> Ack:
-        """Write rows into one of the tenant's tables; they are durable at its home when this returns.
+        """Write rows into one of the tenant's tables; they are durable on its primary when this
+        returns.
 
-        CommitUnknownError where an answer was lost on the way: only then may the rows be there or not.
+        Raises CommitUnknownError if the answer was lost: only then is it unknown whether the rows
+        were kept.
         """
         attempt = 1
         while True:
@@ -39,7 +41,7 @@ class TenantGateway:
                 node = self._connect(routed.primary.id, routed.primary.location)
                 return node.write(tenant, table, rows, epoch=routed.route.epoch, session=session)
             except (StaleRouteError, NotReadyError, ShardUnreachableError) as error:
-                # Nothing was kept: it is safe to write again, maybe elsewhere.
+                # Nothing was kept: it is safe to write again, maybe to another shard.
                 self._wait(attempt, error)
             attempt += 1
             self._router.refresh(tenant)
@@ -47,6 +49,6 @@ class TenantGateway:
     def _wait(self, attempt: int, error: RetryableError) -> None:
         if attempt >= _POLICY.attempts_max:
             raise error
-        # The first detour costs no wait: a tenant that has moved is at its new home.
+        # The first retry does not wait: a tenant that has moved is on its new primary.
         if attempt > 1 or not isinstance(error, StaleRouteError):
             self._clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)

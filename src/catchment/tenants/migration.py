@@ -1,11 +1,11 @@
 """`TenantMigration`: moves a tenant from one shard to another while it keeps writing.
 
     prepare_target ──▶ enter_dual_write ──▶ finalize ──▶ gc_source          abort before the switch, reverse after it
-    history, then      both have every      one swap     the source lets
-    the log            write                decides      go of it
+    history, then      both get every       one swap     the source
+    the log            write                decides      deletes its data
 
-The state is in the control database, and changes by compare-and-swap only. Whoever is killed half-way leaves the state
-as it was, and every step can be done again from it, here or in another process.
+The state is in the control database and changes by compare-and-swap only. A killed process leaves
+the state as it was, and every step can be repeated from it, in this process or another.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ _DISK_SPARE = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A tenant's tables as a backfill found them, in which lake; `notes` say what it would do, for a person."""
+    """A tenant's tables as a backfill found them, and the lakes; `notes` describe what it would do."""
 
     tables: int
     files: int
@@ -82,7 +82,7 @@ class HistoryCopier(Protocol):
     def plan(
         self, tenant: TenantId, source: ShardInfo, target: ShardInfo, *, snapshot: int | None, token: str
     ) -> History:
-        """What there is to copy; InputError where it cannot be. Without effect."""
+        """Plan the copy, without effect. Raises InputError if it is not possible."""
         ...
 
     def run(
@@ -95,19 +95,19 @@ class HistoryCopier(Protocol):
         token: str,
         progress: "HistoryProgress | None" = None,
     ) -> History:
-        """Copy what the target does not have yet, each file once."""
+        """Copy the files that the target does not have yet, each once."""
         ...
 
 
 class HistoryProgress(Protocol):
-    """Hears how far the history is: bytes that are done, of all."""
+    """Callback for the progress of a backfill: bytes done, and all bytes."""
 
     def __call__(self, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What was found before a move: nothing has been changed."""
+    """Findings before a move; nothing was changed."""
 
     tenant: TenantInfo
     source: ShardInfo
@@ -122,7 +122,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Source and target at an agreed position."""
+    """Comparison of source and target at a position that both have reached."""
 
     at: Positions
     rows: int
@@ -135,7 +135,9 @@ class Comparison:
 
 
 class TenantMigration:
-    """The move of one tenant. Any number of processes may drive it: the control database lets one step through."""
+    """The move of one tenant. Any number of processes may run it: the control database admits one
+    step.
+    """
 
     def __init__(
         self,
@@ -149,7 +151,9 @@ class TenantMigration:
         clock: Clock,
         gate_s: float | None = None,
     ) -> None:
-        """`gate_s` is how long the write barrier may be closed before the source accepts writes again."""
+        """`gate_s` is how long the write barrier may stay closed before the source accepts writes
+        again.
+        """
         if source_shard == target_shard:
             raise InputError(f"{tenant} is in {source_shard} already.")
         self.tenant = tenant
@@ -161,16 +165,16 @@ class TenantMigration:
         self._clock = clock
         self._gate_s = GATE_SECONDS_MAX if gate_s is None else gate_s
 
-    # What there is.
+    # State and checks.
 
     @property
     def state(self) -> MigrationState:
-        """How far the move is."""
+        """The state of the move."""
         move = self._find_move()
         return Idle() if move is None or move.outcome in ("aborted", "reversed") else move.state
 
     def preflight(self) -> Preflight:
-        """Whether the move can be made, without any effect."""
+        """Check whether the move is possible, without effect."""
         tenant = self._control.tenant(self.tenant)
         source, target = (self._control.shard(each) for each in (self.source_shard, self.target_shard))
         problems: list[str] = []
@@ -188,18 +192,18 @@ class TenantMigration:
             history = self._backfill.plan(tenant.id, source, target, snapshot=None, token="preflight")
             for shard, facts, lake in ((source, ours, history.source_lake), (target, theirs, history.target_lake)):
                 if facts["lake"] != lake:
-                    problems.append(f"{shard.id} serves another lake than catchment.toml in {shard.home} says.")
+                    problems.append(f"{shard.id} serves another lake than catchment.toml in {shard.home} names.")
             if free < history.bytes * _DISK_SPARE:
-                problems.append(f"{target.id} has {free:,} bytes free, and the tenant has {history.bytes:,}.")
+                problems.append(f"{target.id} has {free:,} bytes free; the tenant has {history.bytes:,}.")
             limit = tenant.config.storage_bytes_max
             if limit is not None and history.bytes > limit:
-                problems.append(f"{tenant.id} has {history.bytes:,} bytes, and {limit:,} is its limit.")
+                problems.append(f"{tenant.id} has {history.bytes:,} bytes; its limit is {limit:,}.")
         except (ShardUnreachableError, InputError) as error:
             problems.append(error.message)
         return Preflight(tenant=tenant, source=source, target=target, history=history, problems=tuple(problems))
 
     def lag(self) -> Lag:
-        """How far the copy is behind the home; InvalidStateError where nothing follows it."""
+        """Return the lag of the replica. Raises InvalidStateError if there is none."""
         source, target = self._nodes()
         return (target if isinstance(self.state, Finalizing) else source).lag(self.tenant)
 
@@ -211,7 +215,7 @@ class TenantMigration:
             try:
                 return self._compare(source, target)
             except NotReadyError as late:
-                # A flush came between: the next position is behind it.
+                # A flush happened meanwhile; the next position is after it.
                 error = late
                 self._clock.sleep(_COMPARE_AGAIN_S)
         raise error or NotReadyError("Source and target could not be compared.")
@@ -229,10 +233,12 @@ class TenantMigration:
         rows = sum(each.rows for each in ours.values())
         return Comparison(at=at, rows=rows, tables=len(ours), differences=differences)
 
-    # The steps.
+    # Steps.
 
     def prepare_target(self, progress: HistoryProgress | None = None) -> int:
-        """Give the target the tenant's history, and have the log shipped from there on; how far the target is then."""
+        """Copy the tenant's history to the target, and ship the log from there on; return the
+        target's position.
+        """
         move, epoch = self._open_move()
         source, target = self._nodes()
         if is_due(move.state, Request.PREPARE):
@@ -249,18 +255,23 @@ class TenantMigration:
         return reached.total
 
     def enter_dual_write(self) -> int:
-        """Have every write go to both; the number that the target must reach before it can be the home."""
+        """Send every write to both shards, and return the position that the target must reach
+        before the switch.
+        """
         move, epoch = self._required_move()
         cutover = Positions()
         if is_due(move.state, Request.DUAL_WRITE):
-            # In this order: all that is written before the switch is in what the switch returns.
+            # In this order: everything written before the change is in the positions that it
+            # returns.
             cutover = self._nodes()[0].replicate(self.tenant, self._replica(sync=True), epoch=epoch)
             faults.reach("move.after_dual_write")
         state = self._step(move, advance(move.state, DualWriting(cutover=cutover))).state
         return state.cutover_seqno if isinstance(state, DualWrite) else cutover.total
 
     def finalize(self) -> None:
-        """Make the target the home; NotReadyError until it has everything, MismatchError where it has other rows."""
+        """Make the target the primary. Raises NotReadyError until it has every row, MismatchError
+        if its rows differ.
+        """
         move, _ = self._required_move()
         if is_due(move.state, Request.FINALIZE):
             source, target = self._nodes()
@@ -282,7 +293,7 @@ class TenantMigration:
             self._settle_all()
 
     def gc_source(self, gc_window_ns: int) -> Erased:
-        """Delete the tenant from the source, once the window has passed and nobody reads there any more."""
+        """Delete the tenant from the source, after the window has passed and if it has no readers."""
         move = self._find_move()
         if move is None:
             raise InvalidStateError(f"{self.tenant} was not moved from {self.source_shard} to {self.target_shard}.")
@@ -294,7 +305,7 @@ class TenantMigration:
                 readers=self._nodes()[0].readers(self.tenant),
                 is_same=True,
             )
-            # All but the comparison, which reads everything.
+            # Everything but the comparison, which reads all rows.
             advance(move.state, waited)
             self._require_same(move)
             self._step(move, advance(move.state, waited))
@@ -302,12 +313,12 @@ class TenantMigration:
         return self._discard(gone=self.source_shard)
 
     def abort(self) -> Erased:
-        """Undo a move that has not switched; the tenant stays where it is, and the target forgets it."""
+        """Undo a move that has not switched: the tenant stays, and the target deletes its data."""
         move = self._find_move()
         if move is None:
             raise InvalidStateError(f"{self.tenant} is not being moved.")
         if move.finished_at is None:
-            # First of all: whoever is about to switch cannot any more.
+            # First, so that a process that is about to switch fails.
             self._step(move, advance(move.state, Aborting()))
             faults.reach("move.after_abort")
         elif move.outcome != "aborted":
@@ -315,7 +326,9 @@ class TenantMigration:
         return self._discard(gone=self.target_shard)
 
     def reverse(self) -> Erased:
-        """Make the source the home again, with all that was written since; the target forgets the tenant."""
+        """Make the source the primary again, with everything written since; the target deletes its
+        data.
+        """
         move = self._find_move()
         if move is None:
             raise InvalidStateError(f"{self.tenant} was not moved.")
@@ -333,10 +346,10 @@ class TenantMigration:
             raise InvalidStateError(f"The last move of {self.tenant} is {move.outcome}.")
         return self._discard(gone=self.target_shard)
 
-    # Inside.
+    # Internals.
 
     def _step(self, move: MoveInfo, step: Transition) -> MoveInfo:
-        """Swap a step in: ConflictError where somebody was faster, and nothing is changed."""
+        """Swap in a step. Raises ConflictError, and changes nothing, if another process was faster."""
         if step.is_repeat:
             return move
         route = None
@@ -352,12 +365,14 @@ class TenantMigration:
         events.emit("tenant_switched", tenant=str(self.tenant), move=move.token, pause_ms=round(pause_ms, 1))
         if isinstance(move.state, Finalizing):
             with suppress(ConflictError):
-                # Only for those who look: the switch is done.
+                # For reports only: the switch is done.
                 noted = Finalizing(move.state.switched_at_ns, round(pause_ms, 3))
                 self._control.change_move(move, noted)
 
     def _settle_all(self) -> int:
-        """Tell both shards what is decided, at the same time: writers wait for both. The epoch of that decision."""
+        """Send the decision to both shards concurrently, because writers wait for both; return its
+        epoch.
+        """
         placement = self._control.placement(self.tenant)
         with ThreadPoolExecutor(2) as executor:
             calls = [
@@ -370,7 +385,7 @@ class TenantMigration:
         return 0 if placement.tenant is None else placement.tenant.epoch
 
     def _discard(self, *, gone: ShardId) -> Erased:
-        """The move is over: its home follows nobody, and the other shard has nothing of the tenant any more."""
+        """End the move: its primary has no replica any more, and the other shard deletes its data."""
         epoch = self._settle_all()
         faults.reach("move.before_drop")
         return self._node(self._control.shard(gone)).drop(self.tenant, epoch=epoch)
@@ -398,7 +413,7 @@ class TenantMigration:
         return self._connect(shard.id, shard.location)
 
     def _find_move(self) -> MoveInfo | None:
-        """The tenant's newest move, if it is between these two."""
+        """Return the tenant's newest move if it is between these two shards."""
         move = self._control.move(self.tenant) or self._control.last_move(self.tenant)
         if move is None or (move.source, move.target) != (self.source_shard, self.target_shard):
             return None
@@ -406,7 +421,9 @@ class TenantMigration:
         return move
 
     def _required_move(self) -> tuple[MoveInfo, int]:
-        """The open move, and the epoch as of then: whoever has lost the move must not speak for the next one."""
+        """Return the open move with the epoch of that moment: a process that has lost the move must
+        not act for the next one.
+        """
         placement = self._control.placement(self.tenant)
         move, tenant = placement.move, placement.tenant
         if move is None or tenant is None or (move.source, move.target) != (self.source_shard, self.target_shard):
@@ -426,7 +443,9 @@ class TenantMigration:
         return self._required_move()
 
     def _finish_last(self) -> None:
-        """Where the last move was to leave nothing at the target, and its mover died before that: see to it now."""
+        """Complete the deletion at the target if the last move should have done it and its process
+        died before.
+        """
         last = self._control.last_move(self.tenant)
         if last is not None and self.target_shard == (last.source if last.outcome == "complete" else last.target):
             self._discard(gone=self.target_shard)
@@ -436,7 +455,9 @@ class TenantMigration:
 
 
 def _is_same(one: TableDigest | None, other: TableDigest | None) -> bool:
-    """Whether both hold the same; a table that was made since has no rows up to an agreed position, and may be late."""
+    """Return whether both are equal; a table created since has no rows up to an agreed position,
+    and may be missing.
+    """
     return one == other or not any(each is not None and each.rows for each in (one, other))
 
 

@@ -1,4 +1,4 @@
-"""What the parts of tenant moves share: identities, limits, routes, positions, the states of a move. Pure values."""
+"""Values of tenants and moves: identities, limits, routes, positions, and the states of a move."""
 
 import re
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ _SHARD = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TenantId:
-    """A tenant by its number, unsigned and of 64 bits; 0 is the default one. Shown as `t7`."""
+    """Tenant id: an unsigned 64-bit number, shown as `t7`; 0 is the default tenant."""
 
     number: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.number <= _NUMBER_MAX:
-            raise InputError(f"{self.number} is no tenant's number.", hint="Take 0 to 2^64 - 1.")
+            raise InputError(f"{self.number} is not a tenant number.", hint="Use 0 to 2^64 - 1.")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `t7` or `7`."""
+        """Parse `t7` or `7`."""
         match = _SHOWN.fullmatch(text)
         if match is None:
-            raise InputError(f"{text!r} is no tenant.", hint="Write `t7`, or `7`.")
+            raise InputError(f"{text!r} is not a tenant.", hint="Write `t7`, or `7`.")
         return cls(int(match[1]))
 
     @property
     def schema(self) -> str:
-        """The schema that the tenant's tables are in."""
+        """The schema of the tenant's tables."""
         return str(self) if self.number else DEFAULT_SCHEMA
 
     def __str__(self) -> str:
@@ -47,15 +47,15 @@ DEFAULT_TENANT = TenantId(0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShardId:
-    """A shard by its name."""
+    """Shard name."""
 
     name: str
 
     def __post_init__(self) -> None:
         if not _SHARD.fullmatch(self.name):
             raise InputError(
-                f"{self.name!r} cannot be a shard's name.",
-                hint="Take 1 to 63 of a-z, 0-9 and '-'; begin with a letter.",
+                f"{self.name!r} is not a valid shard name.",
+                hint="Use 1 to 63 characters of a-z, 0-9 and '-'; begin with a letter.",
             )
 
     def __str__(self) -> str:
@@ -64,7 +64,9 @@ class ShardId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig:
-    """What a tenant may use; None is no limit. With `required_regions`, it lives in no other."""
+    """Limits of a tenant; None means unlimited. If `required_regions` is set, only shards there may
+    have the tenant.
+    """
 
     rows_per_second_max: int | None = None
     tables_max: int | None = None
@@ -75,14 +77,14 @@ class TenantConfig:
         for name in ("rows_per_second_max", "tables_max", "storage_bytes_max"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise InputError(f"{name} is {limit}, and must be 1 or more.")
+                raise InputError(f"{name} is {limit}, but must be at least 1.")
 
     def allows(self, region: str) -> bool:
-        """Whether the tenant may live in the region."""
+        """Return whether the tenant may live in the region."""
         return not self.required_regions or region in self.required_regions
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept: limits that are set, by name."""
+        """Return the limits that are set, by name."""
         kept = {
             name: getattr(self, name)
             for name in ("rows_per_second_max", "tables_max", "storage_bytes_max")
@@ -94,15 +96,15 @@ class TenantConfig:
     def from_json(cls, kept: Mapping[str, Any]) -> Self:
         unknown = kept.keys() - cls.__dataclass_fields__.keys()
         if unknown:
-            raise InputError(f"No limit of a tenant is called {', '.join(sorted(unknown))}.")
+            raise InputError(f"Unknown limits of a tenant: {', '.join(sorted(unknown))}.")
         return cls(**{**kept, "required_regions": frozenset(kept.get("required_regions", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where a tenant lives, and which shard gets its writes as well.
+    """A tenant's primary shard, and the replica that also gets every write.
 
-    `epoch` grows when the home changes, and when the copy is let go.
+    `epoch` increases when the primary changes and when the replica is removed.
     """
 
     tenant: TenantId
@@ -113,17 +115,19 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How far a tenant's tables are: by table, the number of its last row. Numbers have no gaps."""
+    """Positions of a tenant's tables: the sequence number of each table's last row. Numbers have no
+    gaps.
+    """
 
     by_table: Mapping[TableId, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """The tenant's own number: the rows that its tables have taken."""
+        """The tenant's sequence number: the number of rows that its tables have accepted."""
         return sum(self.by_table.values())
 
     def covers(self, other: "Positions") -> bool:
-        """Whether everything that the other has is here too."""
+        """Return whether these positions are at or past the other's in every table."""
         return all(self.by_table.get(table, 0) >= seq for table, seq in other.by_table.items())
 
     def to_json(self) -> dict[str, int]:
@@ -131,12 +135,12 @@ class Positions:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, int]) -> Self:
-        # A schema of a tenant holds no dot; a table may.
+        # The schema of a tenant contains no dot; a table name may.
         return cls({TableId(*name.split(".", 1)): seq for name, seq in kept.items()})
 
 
 class MigrationState:
-    """A state of a move. Each holds only its own data.
+    """State of a move. Each state has only its own data.
 
     Idle ──▶ PreparingTarget ──▶ DualWrite ──▶ Finalizing ──▶ Complete
       ◀────────────┴────────────────┘  abort       │
@@ -146,20 +150,20 @@ class MigrationState:
     name: ClassVar[str]
 
     def to_json(self) -> dict[str, Any]:
-        """What is kept of it beside its name."""
+        """Return the stored data, without the name."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Idle(MigrationState):
-    """Nothing has been done, or all of it was undone."""
+    """Nothing was done, or everything was undone."""
 
     name: ClassVar[str] = "Idle"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparingTarget(MigrationState):
-    """The target gets the tenant's history, and then what was written since."""
+    """The target gets the tenant's history and then the rows that were written since."""
 
     last_shipped_seqno: int
     name: ClassVar[str] = "PreparingTarget"
@@ -170,9 +174,11 @@ class PreparingTarget(MigrationState):
 
 @dataclass(frozen=True, slots=True)
 class DualWrite(MigrationState):
-    """Both shards get every write; the target must reach `cutover` before it can become the home.
+    """Both shards get every write; the target must reach `cutover` before it can become the
+    primary.
 
-    `returned` counts the times that the gate's deadline passed and the source took its writers back.
+    `returned` counts how often the deadline of the write barrier passed and the source accepted
+    writes again.
     """
 
     cutover: Positions
@@ -189,9 +195,10 @@ class DualWrite(MigrationState):
 
 @dataclass(frozen=True, slots=True)
 class Finalizing(MigrationState):
-    """The target is the home; the source is a copy until it is collected.
+    """The target is the primary; the source is the replica until its data is deleted.
 
-    `pause_ms` is how long writers waited at the switch. It is noted behind the switch, and is 0 until then.
+    `pause_ms` is how long writers waited at the switch. It is recorded after the switch and is 0
+    until then.
     """
 
     switched_at_ns: int
@@ -204,7 +211,7 @@ class Finalizing(MigrationState):
 
 @dataclass(frozen=True, slots=True)
 class Complete(MigrationState):
-    """The source has nothing of the tenant any more; `pause_ms` is None where nobody has noted it."""
+    """The source has deleted the tenant's data; `pause_ms` is None if it was not recorded."""
 
     pause_ms: float | None = None
     name: ClassVar[str] = "Complete"
@@ -214,7 +221,7 @@ class Complete(MigrationState):
 
 
 def state_from_json(name: str, data: Mapping[str, Any]) -> MigrationState:
-    """The state as it was kept."""
+    """Return the state that was stored under `name` with `data`."""
     match name:
         case "Idle":
             return Idle()
@@ -225,14 +232,14 @@ def state_from_json(name: str, data: Mapping[str, Any]) -> MigrationState:
         case "Finalizing":
             return Finalizing(data["switched_at_ns"], data["pause_ms"])
         case "Complete":
-            # Moves that ended under an older version kept no pause.
+            # Moves that ended under an older version have no recorded pause.
             return Complete(data.get("pause_ms"))
-    raise InputError(f"{name!r} is no state of a move.")
+    raise InputError(f"{name!r} is not a state of a move.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
-    """A shard as the control plane knows it. `home` is its folder, whose `catchment.toml` says where its lake is."""
+    """A shard in the control database. `home` is its folder; `catchment.toml` in it names its lake."""
 
     id: ShardId
     region: str
@@ -243,7 +250,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantInfo:
-    """A tenant as the control plane knows it."""
+    """A tenant in the control database."""
 
     id: TenantId
     name: str
@@ -255,9 +262,9 @@ class TenantInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveInfo:
-    """A tenant's move as the control plane knows it; `version` is what a change of it must name.
+    """A tenant's move in the control database. A change must name the current `version`.
 
-    `token` is the move's own name in ledgers and records: another move of the same tenant has another.
+    `token` identifies the move in ledgers and records; each move of a tenant has its own.
     """
 
     id: int
@@ -274,7 +281,7 @@ class MoveInfo:
 
 
 class RegionHealth(StrEnum):
-    """How a region is."""
+    """Health of a region."""
 
     HEALTHY = "Healthy"
     DEGRADED = "Degraded"

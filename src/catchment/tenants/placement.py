@@ -1,7 +1,7 @@
-"""Where a tenant goes that nobody has placed: the same on every machine, and little changes when a shard comes. Pure.
+"""Default placement of tenants: the same on every machine, and stable when shards are added. Pure.
 
-Every shard draws a number for every tenant, and the highest wins. A shard that comes takes only the tenants for which
-it draws the highest; one that goes leaves only its own.
+Rendezvous hashing: every shard draws a number for every tenant, and the highest wins. A new shard
+gets only the tenants for which it draws the highest; a removed one releases only its own.
 """
 
 import hashlib
@@ -11,9 +11,11 @@ from catchment.tenants.model import ShardInfo, TenantConfig, TenantId
 
 
 def place(tenant: TenantId, config: TenantConfig, shards: Iterable[ShardInfo]) -> ShardInfo | None:
-    """The shard for the tenant, of those in its regions that are not being drained; None where there is none."""
+    """Return the shard for the tenant, among those in its regions that are not being drained; None
+    if there is none.
+    """
     fit = [shard for shard in shards if config.allows(shard.region) and not shard.is_draining]
-    # Draws of 64 bits do not meet; if they do, the name decides, everywhere alike.
+    # 64-bit draws do not collide in practice; if they do, the name decides, the same everywhere.
     return max(fit, key=lambda shard: (_draw(tenant, shard), shard.id), default=None)
 
 

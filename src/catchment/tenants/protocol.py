@@ -1,18 +1,20 @@
-"""A tenant's move, decided: what its next state is, and what a shard may do by the record that it keeps. Pure.
+"""Decisions of a tenant's move: its next state, and what a shard may do by its record. Pure.
 
     Idle ── prepare ─▶ PreparingTarget ── dual-write ─▶ DualWrite ── finalize ─▶ Finalizing ── collect ─▶ Complete
       ◀── abort ─────────────┴──────────────────────────────┘                        │
       ◀── reverse ───────────────────────────────────────────────────────────────────┘
 
-`advance` is for whoever moves the tenant; its step counts once the control database has swapped it in. The rest is for
-the shards. That no acked write is lost, and that never two shards take writes, rests on five sentences:
+`advance` is for the process that moves the tenant; its step takes effect when the control database
+has swapped it in. The rest is for the shards. Five rules ensure that no acknowledged write is lost
+and that two shards never accept writes at once:
 
-- An epoch is made by the control database alone, in the swap that changes the home or lets the copy go. So no shard is
-  ever ahead of it, and no two decisions share an epoch.
-- A shard becomes home, copy or nothing by a newer epoch only: what comes late or twice is passed over.
-- A gate that was closed for a version of the move opens once the move has another version, and not before.
-- A copy takes the row behind its last one, and no other: it may be late, and has no gaps.
-- Nothing is dropped before the swap after which nobody needs it.
+- Only the control database creates an epoch, in the swap that changes the primary or removes the
+  replica. So no shard is ever ahead of it, and no two decisions share an epoch.
+- A shard changes its role only by a newer epoch; late and repeated decisions are ignored.
+- A write barrier that was closed for a version of the move opens when the move has another version,
+  and not before.
+- A replica appends only the row after its last one: it may be late, but has no gaps.
+- No data is dropped before the swap after which it is not needed.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +41,7 @@ _NS_PER_S = 1e9
 
 
 class Request(StrEnum):
-    """What can be wanted of a move."""
+    """Steps that can be requested of a move."""
 
     PREPARE = "prepare"
     DUAL_WRITE = "dual-write"
@@ -50,7 +52,7 @@ class Request(StrEnum):
 
 
 class Side(StrEnum):
-    """Which of a move's two shards."""
+    """One of the two shards of a move."""
 
     SOURCE = "source"
     TARGET = "target"
@@ -58,21 +60,25 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPrepared:
-    """The history is copied, and the source ships what came after it: the target is this far."""
+    """The history is copied, and the source ships later rows; `target` is the target's position."""
 
     target: Positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DualWriting:
-    """Every write goes to both, and AFTER that began, under the gate, the source was this far."""
+    """Every write goes to both shards; `cutover` is the source's position AFTER that began, under
+    the write barrier.
+    """
 
     cutover: Positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp:
-    """How far the target is, before writers are made to wait for it, and whether both hold the same."""
+    """The target's position before writers have to wait for it, and whether source and target are
+    equal.
+    """
 
     target: Positions
     is_same: bool
@@ -80,7 +86,9 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The source's gate is closed for the version that is about to be swapped; the source ends at `gate`."""
+    """The source's write barrier is closed for the version that is about to be swapped; its last
+    position is `closed_at`.
+    """
 
     target: Positions
     closed_at: Positions
@@ -90,12 +98,12 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """The gate's deadline has passed: the home wants its writers back."""
+    """The deadline of the write barrier has passed: the primary accepts writes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collecting:
-    """How long it is since the switch, who still reads the source, and whether both hold the same."""
+    """Time since the switch, readers of the source, and whether source and target are equal."""
 
     now_ns: int
     gc_window_ns: int
@@ -105,12 +113,14 @@ class Collecting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborting:
-    """The move is not wanted any more."""
+    """The move is to be undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversing:
-    """The target's gate is closed for the version that is about to be swapped; the target ends at `gate`."""
+    """The target's write barrier is closed for the version that is about to be swapped; its last
+    position is `closed_at`.
+    """
 
     source: Positions
     closed_at: Positions
@@ -121,10 +131,11 @@ Observation = TargetPrepared | DualWriting | CaughtUp | Closed | Returned | Coll
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """What to swap in: the state, and with `is_new_route` the next epoch, under which `home` is the tenant's home.
+    """The change to swap in: the state and, with `is_new_route`, the next epoch, in which `primary`
+    is the primary.
 
-    With an outcome, the move is over. `is_repeat`: the state is there already, and nothing needs to be swapped; but the
-    shards may not have been told.
+    With an outcome, the move is over. `is_repeat`: the move is already in this state and nothing
+    needs to be swapped, but the shards may not know it yet.
     """
 
     state: MigrationState
@@ -152,9 +163,10 @@ _TO: dict[Request, type[MigrationState]] = {
 
 
 def is_due(state: MigrationState, request: Request) -> bool:
-    """Whether there is something to do for the request, or its state is there already; InvalidStateError for others.
+    """Return whether the request has work to do; False if the move is already in its state. Raises
+    InvalidStateError for any other state.
 
-    It is asked before anything is done: a request that is not of the state has no effect.
+    Called before anything is done, so that a request in the wrong state has no effect.
     """
     if isinstance(state, _FROM[request]):
         return True
@@ -163,7 +175,7 @@ def is_due(state: MigrationState, request: Request) -> bool:
     allowed = [str(each) for each, states in _FROM.items() if isinstance(state, states)]
     raise InvalidStateError(
         f"The move is in {state.name}; {request} is for {' and '.join(each.name for each in _FROM[request])}.",
-        hint=f"Now it can: {', '.join(allowed)}." if allowed else "It is over.",
+        hint=f"Possible now: {', '.join(allowed)}." if allowed else "It is over.",
         state=state.name,
         wanted=str(request),
         allowed=allowed,
@@ -171,9 +183,10 @@ def is_due(state: MigrationState, request: Request) -> bool:
 
 
 def advance(state: MigrationState, observation: Observation) -> Transition:
-    """The step that what was observed leads to; NotReadyError where it has to wait. A repeated one leads to the same.
+    """Return the step that an observation leads to; the same one if it is repeated. Raises
+    NotReadyError if the step has to wait.
 
-    A move that has an outcome is over and advances no more: its shards are told, as often as it takes.
+    A move with an outcome is over and does not advance; its shards are notified until they know it.
     """
     match observation:
         case TargetPrepared():
@@ -223,7 +236,7 @@ def _reopen(state: MigrationState) -> Transition:
             return Transition(state=replace(state, returned=state.returned + 1))
         case Finalizing():
             return Transition(state=state, primary=Side.TARGET)
-    raise InvalidStateError(f"The move is in {state.name}, in which no gate is closed.", state=state.name)
+    raise InvalidStateError(f"The move is in {state.name}, in which no write barrier is closed.", state=state.name)
 
 
 def _collect(state: MigrationState, seen: Collecting) -> Transition:
@@ -233,7 +246,7 @@ def _collect(state: MigrationState, seen: Collecting) -> Transition:
     if left_ns > 0:
         raise NotReadyError(f"The source is kept for another {left_ns / _NS_PER_S:,.1f} s.", left_ns=left_ns)
     if seen.readers:
-        raise NotReadyError(f"The source is still read by {seen.readers}.", readers=seen.readers)
+        raise NotReadyError(f"The source still has readers: {seen.readers}.", readers=seen.readers)
     _require_same(seen.is_same)
     return Transition(
         state=Complete(state.pause_ms or None), primary=Side.TARGET, is_new_route=True, outcome="complete"
@@ -252,7 +265,7 @@ def _require(reached: Positions, required: Positions, who: str, why: str) -> Non
         return
     one, other, where = reached.total, required.total, ""
     if one >= other:
-        # One table has more than is needed, and hides that another has less.
+        # One table is past its required position and hides in the sums that another is not.
         table, other = next(each for each in required.by_table.items() if reached.by_table.get(each[0], 0) < each[1])
         one, where = reached.by_table.get(table, 0), f" in {table}"
     raise NotReadyError(
@@ -267,77 +280,91 @@ def _require_same(is_same: bool) -> None:
         raise MismatchError
 
 
-# What a shard may do, by its record.
+# What a shard may do by its record.
 
 
 def is_behind(record: TenantRecord | None, epoch: int) -> bool:
-    """Whether somebody knows of a newer epoch than the shard: it has to ask the control plane before it answers."""
+    """Return whether the shard must ask the control plane first, because the caller knows a newer
+    epoch.
+    """
     return record is None or record.epoch < epoch
 
 
 def admits(record: TenantRecord | None, epoch: int) -> TenantRecord:
-    """The record by which a write is taken; StaleRouteError where it is not for here, NotReadyError where it waits."""
+    """Return the record by which a write is accepted. Raises StaleRouteError if it belongs to
+    another shard, NotReadyError if it has to wait.
+    """
     record = _current(record, epoch)
     if record.role is not ShardRole.PRIMARY:
-        raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
+        raise StaleRouteError(f"This shard is not the primary of {record.tenant}.", epoch=record.epoch)
     if record.closed_for is not None:
-        raise NotReadyError(f"{record.tenant} is changing its home: its writes wait.", epoch=record.epoch)
+        raise NotReadyError(f"{record.tenant} is changing its primary; its writes wait.", epoch=record.epoch)
     return record
 
 
 def accepts(record: TenantRecord | None, epoch: int) -> TenantRecord:
-    """The record by which rows are taken from the home; StaleRouteError where they come from an old one."""
+    """Return the record by which rows are accepted from the primary. Raises StaleRouteError if they
+    come from a former one.
+    """
     record = _current(record, epoch)
     if record.role is not ShardRole.REPLICA:
-        raise StaleRouteError(f"This shard is no copy of {record.tenant}.", epoch=record.epoch)
+        raise StaleRouteError(f"This shard is not a replica of {record.tenant}.", epoch=record.epoch)
     return record
 
 
 def settles(record: TenantRecord | None, decided: TenantRecord) -> TenantRecord:
-    """The record once the shard has heard of a decision. What it knows already, or knows better, changes nothing."""
+    """Return the record after a decision; one that is not newer changes nothing."""
     return decided if is_behind(record, decided.epoch) or record is None else record
 
 
 def reopens(record: TenantRecord, version: int) -> TenantRecord:
-    """The record of a home once it has read, from the control plane, that its move is at `version`.
+    """Return the record of a primary that has read in the control database that its move is at
+    `version`.
 
-    Closed for an older version, it is still the home: whoever wanted the gate closed has lost the swap.
+    If it is closed for an older version, it is still the primary: the process that had it closed
+    has lost the swap.
     """
     is_over = record.closed_for is not None and record.closed_for < version
     return replace(record, closed_for=None) if is_over else record
 
 
 def closes(record: TenantRecord | None, *, move: str, version: int) -> TenantRecord:
-    """The record of a home that promises to take no write before this version of the move is decided.
+    """Return the record of a primary that accepts no write before this version of the move is
+    decided.
 
-    It never goes back to an older version: that would let it open while a newer one is being decided.
+    It never returns to an older version, because it could then open while a newer one is being
+    decided.
     """
     if record is None or record.role is not ShardRole.PRIMARY or record.move != move or record.replica is None:
-        raise StaleRouteError("This shard is not the home that this move is about to change.")
+        raise StaleRouteError("This shard is not the primary that this move is about to change.")
     if record.closed_for is not None and record.closed_for > version:
-        raise StaleRouteError(f"The gate is closed for version {record.closed_for} of the move, not {version}.")
+        raise StaleRouteError(f"The write barrier is closed for version {record.closed_for}, not {version}.")
     return replace(record, closed_for=version)
 
 
 def retains_log(record: TenantRecord | None, *, epoch: int, move: str) -> TenantRecord:
-    """The record of a home that keeps its log for a move."""
+    """Return the record of a primary that retains its log for a move."""
     record = _current(record, epoch)
     if record.role is not ShardRole.PRIMARY:
-        raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
+        raise StaleRouteError(f"This shard is not the primary of {record.tenant}.", epoch=record.epoch)
     return replace(record, move=move)
 
 
 def replicates(record: TenantRecord | None, replica: Replica, *, epoch: int) -> TenantRecord:
-    """The record of a home that ships to a copy. One that writers wait for, they wait for until it is let go."""
+    """Return the record of a primary that ships to a replica. A replica that writers wait for stays
+    synchronous until it is removed.
+    """
     record = _current(record, epoch)
     if record.role is not ShardRole.PRIMARY:
-        raise StaleRouteError(f"This shard is not the home of {record.tenant}.", epoch=record.epoch)
+        raise StaleRouteError(f"This shard is not the primary of {record.tenant}.", epoch=record.epoch)
     is_sync = record.replica is not None and record.replica.shard == replica.shard and record.replica.sync
     return replace(record, replica=replace(replica, sync=replica.sync or is_sync))
 
 
 def welcomes(record: TenantRecord | None, fresh: TenantRecord) -> TenantRecord:
-    """The record of a shard that becomes a copy. Where it changes, all that is here is from before, and goes."""
+    """Return the record of a shard that becomes a replica. If the record changes, all data here is
+    from earlier and is deleted.
+    """
     if record is None:
         return fresh
     if record.epoch > fresh.epoch or record.role is ShardRole.PRIMARY:
@@ -346,7 +373,9 @@ def welcomes(record: TenantRecord | None, fresh: TenantRecord) -> TenantRecord:
 
 
 def drops(record: TenantRecord | None, *, epoch: int) -> TenantRecord:
-    """The record by which all that is here of a tenant may go: it is decided that this shard is nothing to it."""
+    """Return the record by which a tenant's data may be deleted: it is decided that this shard has
+    no role.
+    """
     record = _current(record, epoch)
     if record.role is not ShardRole.GONE:
         raise StaleRouteError(f"This shard is still the {record.role} of {record.tenant}.", epoch=record.epoch)
@@ -354,18 +383,20 @@ def drops(record: TenantRecord | None, *, epoch: int) -> TenantRecord:
 
 
 def _current(record: TenantRecord | None, epoch: int) -> TenantRecord:
-    """The record, where it is of that epoch."""
+    """Return the record, or raise StaleRouteError if it is of another epoch."""
     if record is None:
-        raise StaleRouteError("This shard knows nothing of the tenant.", epoch=0)
+        raise StaleRouteError("This shard does not know the tenant.", epoch=0)
     if record.epoch != epoch:
         raise StaleRouteError(
-            f"{record.tenant} is at epoch {record.epoch} here, and the call is of epoch {epoch}.", epoch=record.epoch
+            f"{record.tenant} is at epoch {record.epoch} here; the call is for epoch {epoch}.", epoch=record.epoch
         )
     return record
 
 
 def duty(shard: ShardId, tenant: TenantInfo, move: MoveInfo | None, other: ShardInfo | None) -> TenantRecord:
-    """What a shard is to a tenant, by the tenant's home and its unfinished move, whose other shard is `other`."""
+    """Return the record of a shard, by the tenant's primary and its unfinished move, whose other
+    shard is `other`.
+    """
     replica: Replica | None = None
     under_way = move is not None and shard in (move.source, move.target) and not isinstance(move.state, Idle)
     if tenant.shard != shard:

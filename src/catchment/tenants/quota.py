@@ -1,4 +1,4 @@
-"""Limits of tenants: rows a second, tables, bytes. Over one, a write is refused at once, and nobody waits."""
+"""Limits of tenants: rows per second, tables, bytes. A write over a limit is refused immediately."""
 
 import threading
 from collections import OrderedDict
@@ -14,13 +14,13 @@ BURST_S = 1.0
 # Age at which a tenant's usage is measured again, by a query of the lake.
 USAGE_SECONDS_MAX = 10
 _TENANTS_MAX = 100_000
-# What sums of floats may lose: whoever comes back at the time that was said is not sent away again.
+# Rounding error of float sums: a caller that retries at the time given is not refused again.
 _ROWS_LOST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a tenant uses."""
+    """Resource usage of a tenant."""
 
     tables: int
     storage_bytes: int
@@ -28,28 +28,29 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBucket:
-    """The rows that may come now, as of a moment: they grow by the rate, up to those of one second."""
+    """Rows that may be written, as of a moment: they grow at the rate, up to those of one second."""
 
     rows: float
     at_s: float
 
     def filled(self, rate: int, now_s: float) -> "TokenBucket":
-        """The bucket at a later moment."""
+        """Return the bucket at a later moment."""
         elapsed_s = max(0.0, now_s - self.at_s)
         return TokenBucket(rows=min(rate * BURST_S, self.rows + elapsed_s * rate), at_s=now_s)
 
     def wait_s(self, rows: int, rate: int) -> float:
-        """How long until that many rows may come; 0 where they may now."""
+        """Return how long to wait until that many rows may be written; 0 if they may be now."""
         missing = rows - self.rows
         return missing / rate if missing > _ROWS_LOST else 0.0
 
 
 class Quotas:
-    """Sees that tenants stay within their limits. Any thread may use it; tenants do not wait for each other.
+    """Enforces the limits of tenants. Thread-safe; tenants do not wait for each other.
 
-    `usage` may take its time, for it asks the lake: it is called for a tenant at most once in `usage_seconds_max`, by
-    one of that tenant's writers. While the lake is away the last answer counts, and with none nothing is refused: rows
-    are buffered then, and bounded by the buffer.
+    `usage` may be slow, because it queries the lake: it is called for a tenant at most once in
+    `usage_seconds_max`, by one of that tenant's writers. While the lake is unavailable the last
+    result applies, and without one nothing is refused: rows are buffered then, and the buffer has a
+    bound.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Quotas:
         self._usage = usage
         self._usage_seconds_max = usage_seconds_max
         self._clock: Clock = clock or SystemClock()
-        # By tenant, the one that wrote last at the end. A bucket that is forgotten a second later was full again.
+        # By tenant, the most recent writer last. A bucket that is evicted a second later was full
+        # again.
         self._meters: OrderedDict[TenantId, _Meter] = OrderedDict()
-        # Guards the above for the moment of a look; each meter has a lock of its own.
+        # Guards the dictionary, briefly; each meter has a lock of its own.
         self._mutex = threading.Lock()
 
     def admit(self, tenant: TenantId, config: TenantConfig, *, rows: int, tables_new: int = 0) -> None:
-        """Count a write, or refuse it with QuotaExceededError and count nothing."""
+        """Count a write, or raise QuotaExceededError and count nothing."""
         if config.tables_max is not None and tables_new:
             self._admit_tables(tenant, config.tables_max, tables_new)
         if config.storage_bytes_max is not None:
@@ -80,8 +82,8 @@ class Quotas:
         usage = self._used(tenant)
         if usage is not None and usage.tables + tables_new > tables_max:
             raise QuotaExceededError(
-                f"{tenant} has {usage.tables} tables, and may have {tables_max}.",
-                hint="Drop a table, or ask for a higher limit.",
+                f"{tenant} has {usage.tables} tables; its limit is {tables_max}.",
+                hint="Drop a table, or request a higher limit.",
                 limit="tables_max",
                 tables=usage.tables,
                 tables_max=tables_max,
@@ -91,8 +93,8 @@ class Quotas:
         usage = self._used(tenant)
         if usage is not None and usage.storage_bytes >= storage_bytes_max:
             raise QuotaExceededError(
-                f"{tenant} uses {usage.storage_bytes:,} bytes, and may use {storage_bytes_max:,}.",
-                hint="Delete rows, or ask for a higher limit.",
+                f"{tenant} uses {usage.storage_bytes:,} bytes; its limit is {storage_bytes_max:,}.",
+                hint="Delete rows, or request a higher limit.",
                 limit="storage_bytes_max",
                 storage_bytes=usage.storage_bytes,
                 storage_bytes_max=storage_bytes_max,
@@ -101,7 +103,7 @@ class Quotas:
     def _admit_rows(self, tenant: TenantId, rate: int, rows: int) -> None:
         if rows > rate * BURST_S:
             raise QuotaExceededError(
-                f"{tenant} may write {rate:,} rows a second, and this write has {rows:,}.",
+                f"{tenant} may write {rate:,} rows per second; this write has {rows:,}.",
                 hint=f"Send at most {rate:,} rows at once.",
                 limit="rows_per_second_max",
                 rows=rows,
@@ -110,7 +112,7 @@ class Quotas:
         wait_s = self._meter(tenant).take(rows, rate, self._clock.monotonic_s())
         if wait_s > 0:
             raise QuotaExceededError(
-                f"{tenant} is at its limit of {rate:,} rows a second.",
+                f"{tenant} is at its limit of {rate:,} rows per second.",
                 hint=f"Send them again in {wait_s:.3f} s.",
                 limit="rows_per_second_max",
                 retry_after_s=wait_s,
@@ -131,7 +133,7 @@ class Quotas:
 
 
 class _Meter:
-    """What one tenant has taken, and what it used when last asked."""
+    """Rate and usage of one tenant."""
 
     def __init__(self) -> None:
         self._bucket: TokenBucket | None = None
@@ -139,11 +141,12 @@ class _Meter:
         self._asked_at_s: float | None = None
         # Held for a few instructions.
         self._mutex = threading.Lock()
-        # Held by the writer that asks; the others go by the last answer, if there is one.
+        # Held by the writer that queries the usage; the others use the last result, if there is
+        # one.
         self._asking = threading.Lock()
 
     def take(self, rows: int, rate: int, now_s: float) -> float:
-        """Take the rows, or none of them; returns how long to wait before they may come."""
+        """Take all of the rows or none, and return how long to wait before they may be written."""
         with self._mutex:
             bucket = (self._bucket or TokenBucket(rows=rate * BURST_S, at_s=now_s)).filled(rate, now_s)
             wait_s = bucket.wait_s(rows, rate)
@@ -152,7 +155,7 @@ class _Meter:
             return wait_s
 
     def used(self, ask: Callable[[], Usage], seconds_max: float, clock: Clock) -> Usage | None:
-        """What the tenant uses, by an answer that is not older than that, or is being renewed."""
+        """Return the usage, at most `seconds_max` old; older if another thread is renewing it."""
         if self._is_fresh(seconds_max, clock):
             return self._usage
         if not self._asking.acquire(blocking=self._asked_at_s is None):
@@ -166,7 +169,7 @@ class _Meter:
 
     def _renew(self, ask: Callable[[], Usage], clock: Clock) -> None:
         now_s = clock.monotonic_s()
-        # Where there is no answer the last one counts, for as long as a new one would.
+        # Without an answer the last one applies, for as long as a new one would.
         with suppress(RetryableError):
             self._usage = ask()
         self._asked_at_s = now_s

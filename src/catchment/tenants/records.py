@@ -1,7 +1,8 @@
-"""What a shard keeps of its tenants: small files, put in place whole, so that a crash leaves the old or the new.
+"""Records that a shard keeps of its tenants: small files, replaced as a whole, so that a crash
+leaves the old or the new one.
 
-<home>/tenants/t7.json        its record: home, copy or gone, under which epoch, with which gate
-<home>/tenants/t7.hold.json   the snapshot from which a move copies it: the same however often the move is resumed
+<home>/tenants/t7.json        the record: role, epoch, replica, move, and whether the write barrier is closed
+<home>/tenants/t7.hold.json   the snapshot from which a move copies the tenant; it stays the same when the move resumes
 """
 
 import json
@@ -20,9 +21,9 @@ FOLDER = "tenants"
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """The schemas of all tenants that a shard knows, and of those among them that live elsewhere.
+    """Schemas of all tenants that a shard knows, and of those whose primary is another shard.
 
-    Of the latter it has, had or gets a copy.
+    Of the latter the shard has, had or gets a replica.
     """
 
     known: frozenset[str] = frozenset()
@@ -30,47 +31,47 @@ class Residents:
 
 
 class Records:
-    """The records of one shard. Any thread may ask; whoever changes one holds the tenant's gate."""
+    """Records of one shard. Thread-safe; a thread that changes one must hold the tenant's lock."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / FOLDER
         self._mutex = threading.Lock()
-        # What the folder holds; only this process writes to it.
+        # Content of the folder; only this process writes to it.
         self._known: dict[TenantId, TenantRecord] | None = None
         self._residents = Residents()
 
     def find(self, tenant: TenantId) -> TenantRecord | None:
-        """The tenant's record."""
+        """Return the tenant's record, if there is one."""
         with self._mutex:
             return self._loaded().get(tenant)
 
     def all(self) -> tuple[TenantRecord, ...]:
-        """Every tenant that is here, or was."""
+        """Return the records of all tenants that are or were here."""
         with self._mutex:
             return tuple(record for _, record in sorted(self._loaded().items()))
 
     def residents(self) -> Residents:
-        """The tenants that the shard knows."""
+        """Return the tenants that the shard knows."""
         with self._mutex:
             self._loaded()
             return self._residents
 
     def keep(self, record: TenantRecord) -> None:
-        """Put a record in the place of the old one; it is durable when this returns."""
+        """Replace a tenant's record; durable when this returns."""
         with self._mutex:
             self._write(self._path(record.tenant), record.to_json())
             self._loaded()[record.tenant] = record
             self._sort()
 
     def retained(self, tenant: TenantId, move: str) -> RetainedHistory | None:
-        """From where this move copies the tenant, if that was settled already."""
+        """Return the history that this move copies, if it was recorded."""
         kept = _load(self._path(tenant, ".hold"))
         if kept is None or kept["move"] != move:
             return None
         return RetainedHistory(snapshot=kept["snapshot"], watermarks=Positions.from_json(kept["watermarks"]))
 
     def keep_retained(self, tenant: TenantId, move: str, retained: RetainedHistory) -> None:
-        """Settle from where this move copies the tenant."""
+        """Record the history that this move copies."""
         kept = {"move": move, "snapshot": retained.snapshot, "watermarks": retained.watermarks.to_json()}
         self._write(self._path(tenant, ".hold"), kept)
 
@@ -105,6 +106,7 @@ def _load(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise CorruptInputError(
             f"{path} cannot be read: {error}.",
-            hint="It says whether this shard is the tenant's home. Put a copy of it back, or ask the control database.",
+            hint="It records whether this shard is the tenant's primary. Restore it from a backup; "
+            "the control database also knows the primary.",
             path=str(path),
         ) from None

@@ -11,7 +11,7 @@ from catchment.tenants.shard_api import ShardNode
 
 _REGION = "default"
 _SCHEMES = ("grpc://", "grpc+tls://")
-# Any of these makes a folder a home.
+# Any of these identifies a folder as a home.
 _SIGNS = (FILE_NAME, server_file.FILE_NAME, "duckling_queue", "data", "catalog.sqlite")
 
 
@@ -22,12 +22,12 @@ def shard_home(settings: Settings) -> Path:
     folder = settings.home.absolute()
     if not any((folder / sign).exists() for sign in _SIGNS):
         raise InputError(
-            f"{folder} is no home of Catchment.", hint=f"Start `catchment serve --home {folder} --shard NAME` first."
+            f"{folder} is not a home of Catchment.", hint=f"Start `catchment serve --home {folder} --shard NAME` first."
         )
     written = settings_of(folder)
     if (written.catalog_url, written.data_path) != (settings.catalog_url, settings.data_path):
         raise InputError(
-            "Catalog and data path of this home come from the environment, which others do not have.",
+            "Catalog and data path of this home come from the environment, which other processes do not have.",
             hint=f"Write lake_catalog and lake_data_path into {folder / FILE_NAME}.",
         )
     return folder
@@ -37,13 +37,15 @@ def shard_location(settings: Settings, shard: ShardId, location: str | None) -> 
     """Return the location of a shard: the given one, or that of the server that runs on the home."""
     if location is not None:
         if not location.startswith(_SCHEMES):
-            raise InputError(f"{location!r} is no location.", hint="Write grpc://HOST:PORT, or grpc+tls://HOST:PORT.")
+            raise InputError(
+                f"{location!r} is not a location.", hint="Write grpc://HOST:PORT, or grpc+tls://HOST:PORT."
+            )
         return location
     found = server_file.find(settings)
     if found is None:
         raise InputError(
-            "No server runs on this home, so its location is not known.",
-            hint=f"Start `catchment serve --shard {shard}` on it, or say --location grpc://HOST:PORT.",
+            "No server runs on this home, so its location is unknown.",
+            hint=f"Start `catchment serve --shard {shard}` on it, or give --location grpc://HOST:PORT.",
         )
     return found.uri
 
@@ -57,8 +59,8 @@ def described_shard(
     """
     if known is not None and known.home != str(home):
         raise AlreadyExistsError(
-            f"There is a shard {shard} already; its home is {known.home}.",
-            hint="`catchment shard list` shows it. Choose another name, or say its --home.",
+            f"Shard {shard} already exists; its home is {known.home}.",
+            hint="`catchment shard list` shows it. Choose another name, or give its --home.",
         )
     return ShardInfo(
         id=shard,
@@ -80,6 +82,6 @@ def find_unreachable(shard: ShardInfo, connect: Callable[[ShardId, str], ShardNo
         return error.message
     if answered != shard.id.name:
         raise InputError(
-            f"The server at {shard.location} is shard {answered}.", hint="Name that one, or another location."
+            f"The server at {shard.location} is shard {answered}.", hint="Use that name, or another location."
         )
     return None

@@ -1,7 +1,7 @@
-"""`TenantRouter`: which shards a tenant is read from and written to, remembered for a while.
+"""`TenantRouter`: caches which shards a tenant is read from and written to.
 
-Where a tenant lives is decided in the control database. A router that has not heard of a change yet does no harm:
-writes carry the epoch of their route, and a shard refuses another one than its own.
+The control database decides where a tenant lives. A stale route is harmless: writes carry the epoch
+of their route, and a shard refuses any epoch but its own.
 """
 
 import threading
@@ -17,7 +17,7 @@ from catchment.tenants.control_store import ControlStore, Placement, refuse_fore
 from catchment.tenants.model import DualWrite, MoveInfo, Route, ShardId, ShardInfo, TenantConfig, TenantId, TenantInfo
 from catchment.tenants.placement import place
 
-# The epoch of a tenant that nobody has created: where it would live is known, and no shard is its home.
+# Epoch of a tenant that was not created: its placement is known, but no shard is its primary.
 EPOCH_UNASSIGNED = 0
 # Age at which a cached route is read again. A shard refuses a wrong route anyway, which replaces it.
 ROUTE_SECONDS_MAX = 30
@@ -26,7 +26,7 @@ ROUTES_MAX = 100_000
 
 
 class Access(StrEnum):
-    """What is wanted of a tenant."""
+    """Kind of access to a tenant."""
 
     READ = "read"
     WRITE = "write"
@@ -34,7 +34,7 @@ class Access(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """A route, with its shards and the tenant's limits as they were read with it."""
+    """A route with its shards and the tenant's limits, read together."""
 
     route: Route
     config: TenantConfig
@@ -42,7 +42,7 @@ class Routed:
     replica: ShardInfo | None = None
 
     def shards(self, access: Access) -> tuple[ShardInfo, ...]:
-        """The home, and for writes also the shard that gets them as well."""
+        """Return the primary and, for writes, the replica if there is one."""
         if access is Access.READ or self.replica is None:
             return (self.primary,)
         return (self.primary, self.replica)
@@ -52,12 +52,12 @@ class Routed:
 class _Kept:
     routed: Routed
     read_at_s: float
-    # When the control database was asked for it last, whether or not it answered.
+    # When the control database was last queried for it, successfully or not.
     asked_at_s: float
 
 
 class TenantRouter:
-    """Routes of tenants: at most `routes_max`, none older than `route_seconds_max`. Any thread may use it."""
+    """Routes of tenants: at most `routes_max`, none older than `route_seconds_max`. Thread-safe."""
 
     def __init__(
         self,
@@ -71,17 +71,21 @@ class TenantRouter:
         self._route_seconds_max = route_seconds_max
         self._routes_max = routes_max
         self._clock: Clock = clock or SystemClock()
-        # By tenant, the one that was asked for last at the end.
+        # By tenant, the most recently used last.
         self._kept: OrderedDict[TenantId, _Kept] = OrderedDict()
-        # Guards the above, and is never held while the control database is asked.
+        # Guards the dictionary; never held during a query of the control database.
         self._mutex = threading.Lock()
 
     def route(self, tenant: TenantId, access: Access) -> tuple[ShardInfo, ...]:
-        """The shards for that access, the home first; StateError where no shard is in the tenant's regions."""
+        """Return the shards for that access, the primary first. Raises StateError if no shard is in
+        the tenant's regions.
+        """
         return self.routed(tenant, access).shards(access)
 
     def routed(self, tenant: TenantId, access: Access = Access.READ) -> Routed:
-        """The route itself. With the control database away, writes go on by an old one: shards refuse a wrong one."""
+        """Return the route. While the control database is unavailable, writes use a stale one:
+        shards refuse a wrong one.
+        """
         with self._mutex:
             kept = self._kept.get(tenant)
             if kept is not None:
@@ -92,7 +96,8 @@ class TenantRouter:
             if now_s - known_at_s < self._route_seconds_max:
                 return kept.routed
             if access is Access.WRITE:
-                # One asks, and may wait long for an answer; the others write on by the old route meanwhile.
+                # One thread queries, and may wait long; the others write by the old route
+                # meanwhile.
                 self._note_asked(tenant, kept, now_s)
         try:
             return self.refresh(tenant)
@@ -107,17 +112,17 @@ class TenantRouter:
                 self._kept[tenant] = replace(kept, asked_at_s=now_s)
 
     def epoch(self, tenant: TenantId) -> int:
-        """The number that a write by this route carries; 0 for a tenant that nobody has created."""
+        """Return the epoch that a write by this route carries; 0 for a tenant that was not created."""
         return self.routed(tenant, Access.WRITE).route.epoch
 
     def refresh(self, tenant: TenantId) -> Routed:
-        """Read the tenant's route again."""
-        # Taken before the reading, so that a route is never thought younger than it is.
+        """Read the tenant's route from the control database."""
+        # Read before the query, so that a route never seems younger than it is.
         now_s = self._clock.monotonic_s()
         routed = routed_by(tenant, self._store.placement(tenant))
         with self._mutex:
             kept = self._kept.get(tenant)
-            # Of two readings at the same time, the older one may end last.
+            # Of two concurrent reads, the older one may finish last.
             if kept is not None and kept.routed.route.epoch > routed.route.epoch:
                 return kept.routed
             self._kept[tenant] = _Kept(routed=routed, read_at_s=now_s, asked_at_s=now_s)
@@ -127,19 +132,21 @@ class TenantRouter:
         return routed
 
     def set_dual_write(self, tenant: TenantId, source: ShardId, target: ShardId) -> Route:
-        """Write to both from now on, as the control database must have been told before."""
+        """Write to both shards from now on. The control database must have this route already."""
         return self._expect(tenant, primary=source, replica=target)
 
     def finalize_migration(self, tenant: TenantId, target: ShardId) -> Route:
-        """Read and write at the target alone from now on, as the control database must have been told before."""
+        """Read from and write to the target alone from now on. The control database must have this
+        route already.
+        """
         return self._expect(tenant, primary=target, replica=None)
 
     def _expect(self, tenant: TenantId, *, primary: ShardId, replica: ShardId | None) -> Route:
         route = self.refresh(tenant).route
         if (route.primary, route.replica) != (primary, replica):
             raise InvalidStateError(
-                f"{tenant} lives in {route.primary} with {route.replica or 'no shard'} beside it, "
-                f"and not in {primary} with {replica or 'no shard'}.",
+                f"{tenant} lives in {route.primary} with {route.replica or 'no shard'} as its replica, "
+                f"not in {primary} with {replica or 'no shard'}.",
                 home=str(route.primary),
                 copy=route.replica and str(route.replica),
                 epoch=route.epoch,
@@ -148,7 +155,7 @@ class TenantRouter:
 
 
 def routed_by(tenant: TenantId, placement: Placement) -> Routed:
-    """The tenant's route: its home by assignment, or by hash where nobody has created it. Pure."""
+    """Return the tenant's route: by its assignment, or by hash if it was not created. Pure."""
     known = placement.tenant
     if known is None:
         return _by_hash(tenant, placement.shards)
@@ -176,7 +183,7 @@ def _by_hash(tenant: TenantId, shards: Iterable[ShardInfo]) -> Routed:
 
 
 def _replica(tenant: TenantInfo, move: MoveInfo | None) -> ShardId | None:
-    """The shard that gets the writes as well: only in dual-write."""
+    """Return the shard that also gets the writes: only during dual-write."""
     if move is None or not isinstance(move.state, DualWrite):
         return None
     return move.target if tenant.shard == move.source else move.source
@@ -185,6 +192,6 @@ def _replica(tenant: TenantInfo, move: MoveInfo | None) -> ShardId | None:
 def _resident(tenant: TenantInfo, shard: ShardId, shards: Iterable[ShardInfo]) -> ShardInfo:
     found = next((each for each in shards if each.id == shard), None)
     if found is None:
-        raise InvariantError(f"{tenant.id} is assigned to {shard}, which is no shard.")
+        raise InvariantError(f"{tenant.id} is assigned to {shard}, which does not exist.")
     refuse_foreign(tenant.id, tenant.config, found)
     return found

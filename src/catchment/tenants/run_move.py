@@ -1,8 +1,9 @@
-"""Drives a move to its end, from whichever state it is in: every step is waited for, and done again where it must wait.
+"""Runs a move to its end, from any state: waits for every step, and retries it if it is not ready.
 
     preparing ──▶ catching-up ──▶ dual-write ──▶ comparing ──▶ switching ──▶ waiting-for-gc
 
-It keeps nothing of its own: whoever is stopped or killed leaves the move's state, and the next drive goes on from it.
+It has no state of its own: a run that is stopped or killed leaves the move's state, and the next
+run continues from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,23 +40,24 @@ from catchment.tenants.model import (
 )
 from catchment.tenants.shard_api import Lag
 
-# Each leaves the move as it was, or as somebody else has made it: its state is read again, and gone on from.
+# Each of them leaves the move unchanged, or as another process has changed it: read its state and
+# continue.
 _RETRIED = (
     *(NotReadyError, ShardUnreachableError, ConflictError, StaleRouteError),
     *(ControlUnavailableError, LakeUnavailableError, LockTimeoutError),
 )
 _POLICY = Backoff(attempts_max=30, first_ms=200, factor=1.5, wait_ms_max=5_000)
 _LOOK_S = 0.1
-# A copy that gets no further for so long is not waited for any more.
+# A replica that makes no progress for this long is not waited for any more.
 _STALL_S = 120.0
-# The copy need not be level before both get every write: it is enough that little is left to ship.
+# The replica need not have every row before dual-write begins: it is enough that few are left.
 _LITTLE_ROWS = 10_000
 _NS_PER_S = 1_000_000_000
 T = TypeVar("T")
 
 
 class MovePhase(StrEnum):
-    """What a move is busy with, as a person sees it."""
+    """Phase of a move, for display."""
 
     PREPARING = "preparing"
     CATCHING_UP = "catching-up"
@@ -66,10 +68,10 @@ class MovePhase(StrEnum):
 
 
 class Watcher(Protocol):
-    """Hears how a move goes."""
+    """Callbacks for the progress of a move."""
 
     def phase(self, phase: MovePhase) -> None:
-        """It is busy with this now."""
+        """A phase begins."""
         ...
 
     def history(self, done: int, total: int) -> None:
@@ -77,24 +79,25 @@ class Watcher(Protocol):
         ...
 
     def lag(self, lag: Lag, left_s: float | None) -> None:
-        """How far the copy is, and how long it takes to be level; None where that cannot be said."""
+        """The lag of the replica, and the estimated time to catch up; None if it is unknown."""
         ...
 
     def window(self, left_s: float) -> None:
-        """So long the source is kept still."""
+        """The remaining time for which the source is kept."""
         ...
 
     def again(self, error: RetryableError, wait_s: float) -> None:
-        """A step has to be done again after a wait."""
+        """A step is retried after a wait."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveReport:
-    """What a drive did. `states` are those that it saw, the last one is where the move stands.
+    """Report of a run. `states` are the states it saw; the last one is the current state.
 
-    `rows` were compared, `bytes` are those of the history that was copied, and `pause_ms` is how long writers waited at
-    the switch: None where this drive, or one before it, did not see it. `erased` is what the source deleted at the end.
+    `rows` were compared, `bytes` of the history were copied, and `pause_ms` is how long writers
+    waited at the switch: None if neither this run nor an earlier one saw it. `erased` is what the
+    source deleted at the end.
     """
 
     tenant: TenantId
@@ -114,7 +117,7 @@ class MoveReport:
         return self.states[-1]
 
     def then(self, later: "MoveReport") -> "MoveReport":
-        """Both drives of the same move, as one."""
+        """Return the report of both runs of the same move."""
         phases = [*self.seconds, *(each for each in later.seconds if each not in self.seconds)]
         return replace(
             later,
@@ -135,10 +138,11 @@ def run_move(
     gc_window_s: float | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> MoveReport:
-    """Drive the move to the switch; with a `gc_window_s`, wait for that long behind it, and then to its end.
+    """Run the move up to the switch; with `gc_window_s`, wait that long after it and run it to its
+    end.
 
-    What has to wait is tried again, within bounds; then its last error is raised. `stop` is asked between steps and
-    while waiting.
+    Steps that are not ready are retried within limits; then the last error is raised. `stop` is
+    called between steps and during waits.
     """
     run = _MoveRun(migration, clock, watcher or _NoWatcher(), gc_window_s, stop)
     with events.context(tenant=str(migration.tenant)), events.listening(run.on_event):
@@ -146,7 +150,7 @@ def run_move(
 
 
 def retry_step(operation: Callable[[], T], *, clock: Clock) -> T:
-    """Do one step of a move until it need not wait any more, within bounds."""
+    """Run one step of a move, retrying it within limits while it is not ready."""
     attempt = 1
     while True:
         try:
@@ -159,7 +163,7 @@ def retry_step(operation: Callable[[], T], *, clock: Clock) -> T:
 
 
 class _NoWatcher:
-    """Does not listen."""
+    """Ignores all callbacks."""
 
     def phase(self, phase: MovePhase) -> None: ...
 
@@ -197,7 +201,7 @@ class _MoveRun:
         self._erased: Erased | None = None
 
     def on_event(self, event: Event) -> None:
-        """Learn from the migration what one step of it is at."""
+        """Learn from the migration's events which part of a step is running."""
         if event.facts.get("tenant") != str(self._migration.tenant):
             return
         if event.verb == "tenant_compared":
@@ -225,7 +229,7 @@ class _MoveRun:
                 attempt += 1
         self._leave()
         if stopped:
-            # The step before may have changed it.
+            # The last step may have changed it.
             self._read_state()
         move = self._migration
         return MoveReport(
@@ -251,7 +255,7 @@ class _MoveRun:
         return state
 
     def _step(self, state: MigrationState) -> bool:
-        """Do what the state asks for; whether there is nothing left to do."""
+        """Run the step of the state; return whether nothing is left to do."""
         match state:
             case Idle():
                 self._enter(MovePhase.PREPARING)
@@ -272,9 +276,11 @@ class _MoveRun:
         return False
 
     def _end(self, state: MigrationState) -> bool:
-        """Behind the switch: the shards know of it, and the source goes once its window has passed."""
+        """After the switch: notify the shards, and delete the source's data once its window has
+        passed.
+        """
         if isinstance(state, Finalizing):
-            # Whoever switched may have died before the shards were told.
+            # The process that switched may have died before the shards were notified.
             self._migration.finalize()
             self._read_state()
         if self._gc_window_s is None:
@@ -293,7 +299,7 @@ class _MoveRun:
         return True
 
     def _follow(self, is_near: Callable[[Lag], bool]) -> None:
-        """Wait until the copy is near enough; NotReadyError where it gets no further."""
+        """Wait until the replica is near enough. Raises NotReadyError if it makes no progress."""
         started_s = moved_s = self._clock.monotonic_s()
         first = reached = None
         while True:
@@ -308,7 +314,7 @@ class _MoveRun:
             if now_s - moved_s > _STALL_S:
                 reason = f" {lag.error}" if lag.error else ""
                 raise NotReadyError(
-                    f"The copy is {lag.rows:,} rows behind, and gets no further.{reason}", is_stalled=True
+                    f"The replica is {lag.rows:,} rows behind and makes no progress.{reason}", is_stalled=True
                 )
             self._check_stop()
             self._clock.sleep(_LOOK_S)
@@ -316,11 +322,11 @@ class _MoveRun:
     def _on_history(self, done: int, total: int) -> None:
         self._bytes = done
         self._watcher.history(done, total)
-        # What is committed is recorded, so it is safe to leave between two commits.
+        # Committed files are recorded, so it is safe to stop between two commits.
         self._check_stop()
 
     def _again(self, error: RetryableError, attempt: int) -> bool:
-        """Wait for another try; False where somebody has asked to stop meanwhile."""
+        """Wait before a retry; return False if a stop was requested meanwhile."""
         self._retries += 1
         wait_s = _POLICY.wait_ms(attempt, 0.5) / 1000
         self._watcher.again(error, wait_s)
@@ -338,7 +344,7 @@ class _MoveRun:
 
     def _check_stop(self) -> None:
         if self._stop():
-            raise CancelledError("The move was stopped; it goes on from where it is.")
+            raise CancelledError("The move was stopped; it can be continued.")
 
     def _enter(self, phase: MovePhase) -> None:
         if phase is not self._phase:
@@ -355,11 +361,13 @@ class _MoveRun:
 
 
 def _eta_s(first: Lag, lag: Lag, elapsed_s: float) -> float | None:
-    """How long the copy takes to be level, by how much nearer it has come; writers that go on make it longer."""
+    """Return the estimated time until the replica has caught up, from its progress so far; new
+    writes prolong it.
+    """
     nearer = first.rows - lag.rows
     return lag.rows * elapsed_s / nearer if nearer > 0 else None
 
 
 def _left_s(error: RetryableError) -> float:
-    """How long the source is still kept, where that is what has to be waited for."""
+    """Return for how long the source is still kept, if that is the reason to wait."""
     return float(error.facts.get("left_ns", 0)) / _NS_PER_S

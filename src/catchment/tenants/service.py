@@ -1,4 +1,4 @@
-"""`TenantService`: everything that one can do with shards, tenants and moves, as plain calls."""
+"""`TenantService`: all operations on shards, tenants and moves, as plain calls."""
 
 from collections.abc import Callable
 
@@ -89,8 +89,8 @@ class TenantService:
             if not ControlDatabase.examine(self._settings).exists:
                 raise StateError(
                     "There is no control database.",
-                    hint="`catchment shard add` makes it; CATCHMENT_CONTROL_DB says where it is, "
-                    "or --home whose it is.",
+                    hint="`catchment shard add` creates it. CATCHMENT_CONTROL_DB sets its address, "
+                    "--home the home that has it.",
                 )
             self._store = self._open_store()
         return self._store
@@ -185,7 +185,8 @@ class TenantService:
         config: TenantConfig | None = None,
         shard: ShardId | str | None = None,
     ) -> TenantInfo:
-        """Create a tenant; without a shard, where its hash puts it. The name defaults to its number.
+        """Create a tenant; without a shard, where its hash puts it. The name defaults to its
+        number.
 
         Raises AlreadyExistsError if there is one of that number.
         """
@@ -275,8 +276,8 @@ class TenantService:
         """Move a tenant while it keeps writing, or continue its move.
 
         With `gc_window_s`, the source is deleted so many seconds after the switch; otherwise it is
-        kept as a replica. `gate_s` is the longest pause of writes at the switch. If the tenant lives
-        there already, only an unfinished deletion is completed.
+        kept as a replica. `gate_s` is the longest pause of writes at the switch. If the tenant
+        lives there already, only an unfinished deletion is completed.
         """
         request = self.request_move(tenant, to)
         if request.is_fulfilled:
@@ -301,7 +302,7 @@ class TenantService:
         last = self._last_move(tenant)
         if last.finished_at is not None:
             raise StateError(
-                f"{last.tenant} is not being moved: there is one copy of it, and nothing to compare.",
+                f"{last.tenant} is not being moved: there is nothing to compare.",
                 hint=f"`catchment tenant status {last.tenant}` shows the last move.",
             )
         return MoveComparison(move=last, comparison=retry_step(self._migration_of(last).verify, clock=self._clock))
@@ -329,7 +330,7 @@ class TenantService:
         try:
             return CollectedSource(move=last, erased=migration.gc_source(int(window_s * _NS_PER_S)))
         except NotReadyError as error:
-            error.hint = f"`catchment tenant gc {last.tenant} --wait` waits; --window says for how long it is kept."
+            error.hint = f"`catchment tenant gc {last.tenant} --wait` waits; --window sets how long it is kept."
             raise
 
     # Internals.
@@ -361,7 +362,7 @@ class TenantService:
         try:
             return run_move(migration, clock=self._clock, watcher=watcher, gc_window_s=gc_window_s, stop=stop)
         except CatchmentError as error:
-            resume = f"`catchment tenant move {migration.tenant} --to {migration.target_shard}` goes on."
+            resume = f"`catchment tenant move {migration.tenant} --to {migration.target_shard}` continues."
             error.hint = f"{error.hint} {resume}" if error.hint else resume
             raise
 
@@ -420,8 +421,8 @@ def _shard_id(shard: ShardId | str) -> ShardId:
 def _moving_elsewhere(move: MoveInfo) -> StateError:
     undo = "reverse" if isinstance(move.state, Finalizing) else "abort"
     return StateError(
-        f"{move.tenant} is on its way from {move.source} to {move.target} already, in {move.state.name}.",
-        hint=f"`catchment tenant move {move.tenant} --to {move.target}` goes on with it, `tenant {undo}` undoes it.",
+        f"{move.tenant} is already being moved from {move.source} to {move.target}; the move is in {move.state.name}.",
+        hint=f"`catchment tenant move {move.tenant} --to {move.target}` continues it, `tenant {undo}` undoes it.",
         source=str(move.source),
         target=str(move.target),
         state=move.state.name,

@@ -1,6 +1,6 @@
-"""`TenantShard`: what a shard does for its tenants. The contract is `node.ShardNode`, and `protocol` decides.
+"""`TenantShard`: a shard's work for its tenants. `ShardNode` is its contract; `protocol` decides.
 
-write ──▶ gate ──▶ is this the home, under that epoch? ──▶ durable in the queue ──▶ the copy has it too ──▶ told
+write ──▶ write barrier ──▶ primary in that epoch? ──▶ durable in the queue ──▶ durable at the replica ──▶ answer
 """
 
 import logging
@@ -54,7 +54,9 @@ _TRY_AGAIN_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long a shard waits: writers at a closed gate, a write for the copy, a closing gate for those inside."""
+    """Time limits: writers at a closed write barrier, a write for the replica, a closing barrier
+    for writes inside.
+    """
 
     gate_s: float = 10.0
     replica_s: float = 2.0
@@ -65,30 +67,31 @@ WAITS = Waits()
 
 
 class Decisions(Protocol):
-    """What a shard asks of the control plane, and only when its own record does not say enough."""
+    """Decisions of the control plane, requested only if the shard's own record is not enough."""
 
     def decided(self, tenant: TenantId, shard: ShardId) -> TenantRecord | None:
-        """What the shard is to the tenant by now; None where there is no such tenant."""
+        """Return the shard's current role for the tenant; None if there is no such tenant."""
         ...
 
     def take_back(self, tenant: TenantId, move: str, version: int) -> int:
-        """Change the move so that whoever knows this version of it cannot; which version it has then.
+        """Change the move so that a swap from this version fails, and return the version it has
+        then.
 
-        Somebody may have been faster: then it has another version already, or is over.
+        Another process may have been faster: then the move has another version already, or is over.
         """
         ...
 
 
 class Admission(Protocol):
-    """What a tenant may use."""
+    """Limits of tenants."""
 
     def admit(self, tenant: TenantId, table: TableId, rows: pa.Table) -> None:
-        """QuotaExceededError where the rows are over one of the tenant's limits."""
+        """Raise QuotaExceededError if the rows exceed one of the tenant's limits."""
         ...
 
 
 class TenantShard:
-    """One shard's tenants. Any thread may ask."""
+    """The tenants of one shard. Thread-safe."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class TenantShard:
         admission: Admission | None = None,
         waits: Waits | None = None,
     ) -> None:
-        """`connect` gives a shard by its name and location."""
+        """`connect` returns a shard by its name and location."""
         self._id = shard
         self._queue = queue
         self._home = home
@@ -112,12 +115,13 @@ class TenantShard:
         self._clock = clock
         self._admission = admission
         self._waits = waits or WAITS
-        # Guards the dictionaries; whoever changes a tenant's record holds its lock as well.
+        # Guards the dictionaries; a thread that changes a tenant's record also holds the tenant's
+        # lock.
         self._mutex = threading.Lock()
         self._barriers: dict[TenantId, WriteBarrier] = {}
         self._locks: dict[TenantId, threading.RLock] = {}
         self._shippers: dict[TenantId, Shipper] = {}
-        # Guards the two counts.
+        # Guards the two counters.
         self._done = threading.Condition()
         self._readers: dict[TenantId, int] = {}
         self._changes: dict[TenantId, int] = {}
@@ -125,7 +129,7 @@ class TenantShard:
         self._identity: str | None = None
 
     def open(self) -> None:
-        """Go on where the last process on this home stopped."""
+        """Continue where the last process on this home stopped."""
         for record in self._records.all():
             if record.closed_for is not None:
                 self._barrier(record.tenant).close(wait_s=self._waits.drain_s)
@@ -133,15 +137,15 @@ class TenantShard:
                 continue
             if record.role is ShardRole.REPLICA:
                 with suppress(RetryableError):
-                    # It may have been decided meanwhile what this shard is.
+                    # The role may have been changed meanwhile.
                     record = self._refresh(record.tenant) or record
             self._ship(record)
             if record.move is None:
-                # Whoever ended the move may have been killed before its log was let go.
+                # The process that ended the move may have been killed before the log was released.
                 self._queue.release_log(record.tenant.schema)
 
     def close(self) -> None:
-        """Ship no more."""
+        """Stop shipping."""
         self._stopping.set()
         for shipper in list(self._shippers.values()):
             shipper.stop()
@@ -162,7 +166,7 @@ class TenantShard:
         }
 
     def _lake_identity(self) -> str | None:
-        """Which lake it is; None while it is away and was never asked."""
+        """Return the identity of the lake; None while it is unavailable and was never read."""
         if self._identity is None:
             with suppress(RetryableError):
                 self._queue.lake.open()
@@ -170,18 +174,18 @@ class TenantShard:
         return self._identity
 
     def record(self, tenant: TenantId) -> TenantRecord | None:
-        """What this shard is to the tenant; where it was never told, the control plane is asked."""
+        """Return the tenant's record; without one, ask the control plane."""
         return self._records.find(tenant) or self._refresh(tenant)
 
     def _refresh(self, tenant: TenantId) -> TenantRecord | None:
-        """What the control plane has decided by now."""
+        """Read the control plane's decision and settle it."""
         decided = self._decisions.decided(tenant, self._id)
         if decided is not None and (decided.role is not ShardRole.GONE or self._records.find(tenant) is not None):
             self.settle(decided)
         return self._records.find(tenant)
 
     def residents(self) -> Residents:
-        """The tenants that this shard knows, and those among them that live elsewhere."""
+        """Return the tenants that this shard knows, and those whose primary is another shard."""
         return self._records.residents()
 
     # Writing and reading.
@@ -191,7 +195,7 @@ class TenantShard:
         if is_behind(self._records.find(tenant), epoch):
             self._refresh(tenant)
         if self._admission is not None:
-            # Outside of the gate: it may have to ask the lake.
+            # Outside of the barrier: it may have to query the lake.
             self._admission.admit(tenant, target, rows)
         with self._barrier(tenant).enter(wait_s=self._waits.gate_s):
             record = admits(self._records.find(tenant), epoch)
@@ -211,11 +215,12 @@ class TenantShard:
             accepts(self._records.find(tenant), epoch)
             foreign = [part.table for part in shipments if part.table.schema != tenant.schema]
             if foreign:
-                raise InvalidStateError(f"{foreign[0]} is no table of {tenant}.")
+                raise InvalidStateError(f"{foreign[0]} is not a table of {tenant}.")
             self._queue.append_replicated(shipments)
             faults.reach("tenant.after_receive")
             for part in shipments:
-                # The home has them, and nobody else is ever shipped to: here they go once they are flushed.
+                # The primary has them, and a replica ships to no other shard: delete them here once
+                # they are flushed.
                 self._queue.truncate_log(part.table, part.seq_last)
             return self.positions(tenant)
 
@@ -224,19 +229,23 @@ class TenantShard:
 
     @contextmanager
     def reading(self, tenant: TenantId) -> Iterator[None]:
-        """While the tenant's tables are read here; StaleRouteError where it lives elsewhere."""
+        """Hold while the tenant's tables are read here. Raises StaleRouteError if its primary is
+        another shard.
+        """
         with self._counted(self._readers, tenant):
-            # In this order: whoever is let in has been counted before anybody could take the tables away.
+            # In this order: an admitted reader is counted before the tables could be deleted.
             self._require_primary(tenant)
             yield
 
     @contextmanager
     def changing(self, tenant: TenantId) -> Iterator[None]:
-        """While the tenant's tables are changed past the queue: not while it moves, because no log has the change."""
+        """Hold while the tenant's tables are changed without the queue. Refused during a move,
+        because the change is not in the log.
+        """
         with self._counted(self._changes, tenant):
             if self._require_primary(tenant).move is not None:
                 raise NotReadyError(
-                    f"{tenant} is being moved: its tables take rows through duckling_queue only.",
+                    f"{tenant} is being moved: its tables accept rows through duckling_queue only.",
                     hint="Write through duckling_queue, or wait for the move to end.",
                 )
             yield
@@ -262,7 +271,7 @@ class TenantShard:
         with self._done:
             return self._readers.get(tenant, 0)
 
-    # A move, step by step.
+    # Steps of a move.
 
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
         with self._lock(tenant):
@@ -273,7 +282,7 @@ class TenantShard:
                 if known is None:
                     self._refuse_tables(tenant)
                 else:
-                    # What is here is of an earlier life of the tenant, or of a move that was undone.
+                    # The data here is from an earlier move, or from one that was undone.
                     self._delete(tenant)
                 self._records.keep(welcomed)
 
@@ -281,21 +290,22 @@ class TenantShard:
         found = self._tables(tenant)
         if found:
             raise InvalidStateError(
-                f"{self._id} has {found[0]} already, and nobody knows whose it is.",
+                f"{self._id} already has {found[0]}, and its owner is unknown.",
                 hint="Drop it, or rename its schema, and move the tenant again.",
             )
 
     def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
         with self._lock(tenant):
             if is_behind(self._records.find(tenant), epoch):
-                # An earlier move was undone, and whoever did so died before this shard was told.
+                # An earlier move was undone, and its process died before this shard was notified.
                 self._refresh(tenant)
             record = retains_log(self._records.find(tenant), epoch=epoch, move=move)
             self._records.keep(record)
-            # No change past the queue begins from now on. Those under way are waited for; writes go on.
+            # From now on, no change without the queue begins. Wait for running ones; writes
+            # continue.
             with self._done:
                 if not self._done.wait_for(lambda: not self._changes.get(tenant), self._waits.drain_s):
-                    raise NotReadyError(f"Somebody is changing tables of {tenant} past the queue.")
+                    raise NotReadyError(f"Tables of {tenant} are being changed without the queue.")
             self._queue.retain_log(tenant.schema)
             faults.reach("tenant.after_hold")
             known = self._records.retained(tenant, move)
@@ -305,7 +315,7 @@ class TenantShard:
             return known
 
     def _read_history(self, tenant: TenantId) -> RetainedHistory:
-        """The tenant in the lake, as of one snapshot, with how far its log is in there."""
+        """Return one snapshot of the lake, with the position of the tenant's log in it."""
         lake, buffer = self._queue.lake, self._queue.buffer
         lake.open()
         tables = self._queue.positions(tenant.schema)
@@ -321,8 +331,9 @@ class TenantShard:
         with self._lock(tenant):
             record = self._records.find(tenant)
             if record is None or record.role is not ShardRole.REPLICA or record.move != move:
-                raise InvalidStateError(f"{self._id} awaits no copy of {tenant}.")
-            # From now on, because it takes longer than a change of the home may: it ships back when it is the home.
+                raise InvalidStateError(f"{self._id} is not preparing a replica of {tenant}.")
+            # Already now, because it takes longer than a change of the primary may: as the primary,
+            # this shard ships its log back.
             self._queue.retain_log(tenant.schema)
             for table, seq in positions.by_table.items():
                 if self._queue.positions(tenant.schema).get(table, 0) < seq:
@@ -339,7 +350,7 @@ class TenantShard:
     def lag(self, tenant: TenantId) -> Lag:
         shipper = self._shippers.get(tenant)
         if shipper is None:
-            raise InvalidStateError(f"{self._id} has no copy of {tenant} to follow it.")
+            raise InvalidStateError(f"{self._id} has no replica of {tenant}.")
         return shipper.lag()
 
     def close_barrier(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
@@ -348,7 +359,8 @@ class TenantShard:
             shipper = self._shippers.get(tenant)
             if shipper is None or record.replica is None or not record.replica.sync:
                 raise InvalidStateError(f"{tenant} is not written to two shards.")
-            # What is missing now is shipped while writers still get in; behind the gate there is little left.
+            # Ship the missing rows while writers are still admitted, so that little is left once
+            # the barrier is closed.
             shipper.catch_up(self.positions(tenant), wait_s=self._waits.replica_s)
             barrier = self._barrier(tenant)
             was_closed = barrier.is_closed
@@ -373,13 +385,13 @@ class TenantShard:
             if settled == known:
                 return
             if settled.role is ShardRole.PRIMARY and settled.replica is not None:
-                # Before the first write: what is written from now on is shipped back from the log.
+                # Before the first write: rows written from now on are shipped back from the log.
                 self._retain_log(tenant)
             self._records.keep(settled)
             faults.reach("tenant.after_settle")
             if settled.role is ShardRole.PRIMARY:
                 self._ship(settled)
-            # Whoever waits is let in, or told to go elsewhere; what is left to do here takes longer.
+            # Admit waiting writers, or send them to the other shard, before the slower rest.
             self._barrier(tenant).open()
             if settled.role is not ShardRole.PRIMARY:
                 self._ship(settled)
@@ -405,13 +417,13 @@ class TenantShard:
             return self._delete(tenant)
 
     def _delete(self, tenant: TenantId) -> Erased:
-        """Delete the tenant's log, then its tables, and then their files."""
+        """Delete the tenant's log, then its tables, then their files."""
         self._queue.drop(tenant.schema)
         faults.reach("tenant.between_drops")
         lake = self._queue.lake
         tables = self._tables(tenant)
         with lake.write() as connection:
-            # Where it lives it has its own; retried here, they would come back to a tenant that is gone.
+            # The primary has its own; retried here, they would restore a tenant that is gone.
             DeadLetters(connection, lake.name).remove_of(tenant.schema)
             for table in tables:
                 connection.execute(f"DROP TABLE {sql.qualified(lake.name, table.schema, table.name)}")
@@ -420,7 +432,7 @@ class TenantShard:
         faults.reach("tenant.before_erase")
         return erase(lake, tenant.schema)
 
-    # Inside.
+    # Internals.
 
     def _retain_log(self, tenant: TenantId) -> None:
         if tenant.schema not in self._queue.held_schemas():
@@ -439,7 +451,7 @@ class TenantShard:
             return self._locks.setdefault(tenant, threading.RLock())
 
     def _ship(self, record: TenantRecord) -> None:
-        """Have the shipper that the record wants, and no other."""
+        """Run the shipper that the record requires, and no other."""
         replica = record.replica
         before = self._shippers.get(record.tenant)
         if before is not None and replica is not None and before.serves(replica.shard, replica.location, record.epoch):
@@ -461,7 +473,7 @@ class TenantShard:
             shipper.start()
 
     def _watch(self, tenant: TenantId, version: int, *, after_s: float) -> None:
-        """See that a closed gate is not closed for good, whoever closed it and went away."""
+        """Ensure that a barrier does not stay closed if the process that closed it is gone."""
         threading.Thread(
             target=self._resolve, args=(tenant, version, after_s), name=f"catchment-gate-{tenant}", daemon=True
         ).start()
@@ -476,7 +488,8 @@ class TenantShard:
                 try:
                     self._take_back(record, record.move, version)
                 except RetryableError as error:
-                    # Only the control plane knows whether this is the home still: writers wait, or try again.
+                    # Only the control plane knows whether this is still the primary: writers wait
+                    # or retry.
                     facts = {"move": record.move, "reason": error.message}
                     events.emit("gate_waiting", level=logging.WARNING, tenant=str(tenant), **facts)
                 except CatchmentError as error:
@@ -485,7 +498,7 @@ class TenantShard:
             self._stopping.wait(_TRY_AGAIN_S)
 
     def _take_back(self, record: TenantRecord, move: str, version: int) -> None:
-        """Open a gate for which nobody came back, or learn what was decided meanwhile."""
+        """Open a barrier that was not resolved in time, or settle what was decided meanwhile."""
         tenant = record.tenant
         now = self._decisions.take_back(tenant, move, version)
         self._refresh(tenant)

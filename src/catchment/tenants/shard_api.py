@@ -1,7 +1,7 @@
-"""What can be asked of a shard, whether it is in this process or behind a network. The contract that both keep.
+"""`ShardNode`: the contract of a shard, whether it is in this process or on another server.
 
-Every call may be repeated: a lost answer is asked for again. A shard that cannot be reached is ShardUnreachableError,
-and whether the call had its effect is then not known.
+Every call may be repeated, and is repeated after a lost answer. ShardUnreachableError means that
+the shard cannot be reached; it is then unknown whether the call had an effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from catchment.tenants.model import Positions, ShardId, TenantId
 
 
 class ShardRole(StrEnum):
-    """What a shard is to a tenant."""
+    """Role of a shard for a tenant; the values are stored and sent."""
 
     PRIMARY = "home"
     REPLICA = "copy"
@@ -28,28 +28,28 @@ class ShardRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The shard that gets every write as well: with `sync`, before the writer has its answer."""
+    """The shard that also gets every write; with `sync`, before the writer gets its answer."""
 
     shard: ShardId
     location: str
     sync: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept and sent."""
+        """Return the replica as stored and sent."""
         return {"shard": self.shard.name, "location": self.location, "sync": self.sync}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Self:
-        """What was kept."""
+        """Return the replica that was stored or sent."""
         return cls(ShardId(kept["shard"]), kept["location"], kept["sync"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRecord:
-    """What a shard keeps of a tenant, durably, whatever becomes of the control plane.
+    """Record that a shard keeps of a tenant, durable and independent of the control plane.
 
-    `closed_for` is the version of the move for which the gate is closed: the next change of that move decides whether
-    this shard goes on as the home.
+    `closed_for` is the version of the move for which the write barrier is closed: the next change
+    of that move decides whether this shard stays the primary.
     """
 
     tenant: TenantId
@@ -60,7 +60,7 @@ class TenantRecord:
     closed_for: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept and sent."""
+        """Return the record as stored and sent."""
         return {
             "tenant": self.tenant.number,
             "role": self.role.value,
@@ -72,7 +72,7 @@ class TenantRecord:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> Self:
-        """What was kept."""
+        """Return the record that was stored or sent."""
         return cls(
             tenant=TenantId(kept["tenant"]),
             role=ShardRole(kept["role"]),
@@ -85,10 +85,11 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedHistory:
-    """A tenant as it is in its shard's lake at one snapshot, with its log kept from there on.
+    """A tenant's history in its shard's lake at one snapshot; the shard retains the log from there
+    on.
 
-    `watermarks` are the rows of each table that came out of the queue and are in the lake at the snapshot: the log has
-    those behind.
+    `watermarks` are the last rows of each table that were flushed from the queue into the lake at
+    the snapshot. Later rows are in the log.
     """
 
     snapshot: int
@@ -97,7 +98,7 @@ class RetainedHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDigest:
-    """What a table holds: the number of its rows, and their digest, in any order."""
+    """Row count of a table, and a digest of its rows that does not depend on their order."""
 
     rows: int
     digest: str
@@ -105,7 +106,7 @@ class TableDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far a copy is behind its home."""
+    """Lag of a replica behind its primary."""
 
     primary: Positions
     replica: Positions
@@ -119,73 +120,88 @@ class Lag:
 
 
 class ShardNode(Protocol):
-    """A shard, near or far."""
+    """A shard, local or remote."""
 
     @property
     def id(self) -> ShardId: ...
 
     def facts(self) -> Mapping[str, Any]:
-        """How it is: layout, free disk, tenants, buffered rows, what its lake is."""
+        """Return its layout, free disk space, tenants, buffered rows, and the identity of its lake."""
         ...
 
     def record(self, tenant: TenantId) -> TenantRecord | None:
-        """What it keeps of the tenant."""
+        """Return its record of the tenant, if there is one."""
         ...
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
-        """Take rows as the tenant's home; StaleRouteError where it is not, or where the epoch is another."""
+        """Accept rows as the tenant's primary. Raises StaleRouteError if it is not, or if the epoch
+        differs.
+        """
         ...
 
     def append_replicated(self, tenant: TenantId, shipments: Sequence[LogRows], *, epoch: int) -> Positions:
-        """Take rows as the tenant's copy; those that are here are passed over. Returns how far it is then."""
+        """Append rows as the tenant's replica, skipping rows that it has, and return its positions."""
         ...
 
     def positions(self, tenant: TenantId) -> Positions:
-        """How far it is."""
+        """Return the positions of the tenant's tables."""
         ...
 
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
-        """Become a copy that has nothing yet."""
+        """Become a replica without rows."""
         ...
 
     def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
-        """As the home, keep the tenant's log from a snapshot on; the same one however often the move asks."""
+        """As the primary, retain the tenant's log from a snapshot on; repeated calls of a move
+        return the same snapshot.
+        """
         ...
 
     def start_after(self, tenant: TenantId, positions: Positions, *, move: str) -> None:
-        """Have the tenant's tables, whose history is in the lake, go on behind these numbers."""
+        """Start the sequences of the tenant's tables after these positions; the rows up to them are
+        in the lake.
+        """
         ...
 
     def replicate(self, tenant: TenantId, replica: Replica, *, epoch: int) -> Positions:
-        """As the home, ship to this copy from now on. Returns how far it is.
+        """As the primary, replicate to this shard from now on, and return the current positions.
 
-        It is done under the gate: writes before it are in what is returned, all after it know of the copy.
+        This happens under the write barrier: earlier writes are included in the returned positions,
+        and all later ones go to the replica.
         """
         ...
 
     def lag(self, tenant: TenantId) -> Lag:
-        """How far the copy is."""
+        """Return the lag of the replica."""
         ...
 
     def close_barrier(self, tenant: TenantId, *, move: str, version: int, deadline_s: float) -> Positions:
-        """Let no write in, and see that the copy has everything; NotReadyError, and open again, where it has not.
+        """Close the write barrier, and wait until the replica has every row. Raises NotReadyError,
+        and opens again, if it has not.
 
-        With nothing heard for `deadline_s`, the shard asks the control plane to take the writers back.
+        If no decision arrives within `deadline_s`, the shard revokes the switch in the control
+        database and accepts writes again.
         """
         ...
 
     def settle(self, record: TenantRecord) -> None:
-        """Become what the control plane has decided: home, copy or gone; older epochs are passed over."""
+        """Take the role that the control plane has decided: primary, replica or gone. Older epochs
+        are ignored.
+        """
         ...
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
-        """What each table holds up to these numbers; NotReadyError where the lake has rows behind them already."""
+        """Return the digest of each table up to these positions. Raises NotReadyError if the lake
+        already has later rows.
+        """
         ...
 
     def readers(self, tenant: TenantId) -> int:
-        """How many read the tenant's tables here at this moment."""
+        """Return how many readers the tenant's tables have here now."""
         ...
 
     def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
-        """Delete the tenant's log, its tables and their files, once this shard is nothing to the tenant any more."""
+        """Delete the tenant's log, its tables and their files, after it was decided that this shard
+        has no role.
+        """
         ...

@@ -1,10 +1,10 @@
-"""The shipper: has the copy of a tenant follow its home, in the order of the numbers, without a gap.
+"""`Shipper`: ships a tenant's log from its primary to its replica, in sequence, without gaps.
 
-    a write ──▶ durable at home ──▶ handed over ──▶ one message for many ──▶ durable at the copy ──▶ its writer is told
-                                        │
-                                        └── lost, or the copy is away: read from the log again, from where the copy is
+    write ──▶ durable at the primary ──▶ handed over ──▶ batched ──▶ durable at the replica ──▶ writer gets its answer
+                                             │
+                                             └── lost, or replica unreachable: read the log after the replica's position
 
-A copy that does not answer is behind: writers are told without it, and wait for it again once it has caught up.
+A replica that does not answer is behind: writers do not wait for it until it has caught up.
 """
 
 import logging
@@ -32,13 +32,13 @@ _WAITING_BYTES_MAX = 32 * 1024 * 1024
 _LOOK_S = 0.2
 _TRY_AGAIN_S = (0.05, 2.0)
 _TRUNCATE_S = 1.0
-# Arrow and DuckDB have errors of their own, also while rows are read: the copy would stay behind, and the log held, for
-# good if they ended the thread.
+# Arrow and DuckDB raise errors of their own, also while rows are read. If they ended the thread,
+# the replica would stay behind and the log would be retained forever.
 _FAILURES = (CatchmentError, pa.ArrowException, duckdb.Error, OSError, ValueError, MemoryError)
 
 
 class Shipper:
-    """Ships one tenant's log to one copy, from a thread of its own."""
+    """Ships one tenant's log to one replica, in its own thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Shipper:
         clock: Clock,
         move: str | None = None,
     ) -> None:
-        """`to` is the copy's name and location; `move` is the move for which there is a copy."""
+        """`to` is the replica's name and location; `move` is the move that created the replica."""
         self._tenant = tenant
         self._queue = queue
         self._connect = connect
@@ -60,7 +60,7 @@ class Shipper:
         self._event_facts: dict[str, Any] = {"tenant": str(tenant), "move": move, "shard": str(to[0])}
         self._clock = clock
         self._changed = threading.Condition()
-        # What was just written, to be sent without reading it back; where it is missing, the log has it.
+        # Rows just written, to be sent without reading them back; missing ones are in the log.
         self._waiting: dict[TableId, list[LogRows]] = {}
         self._waiting_bytes = 0
         self._has_news = True
@@ -72,11 +72,11 @@ class Shipper:
         self._thread = threading.Thread(target=self._run, name=f"catchment-ship-{tenant}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ship no more; what the copy has, it has."""
+        """Stop the thread; the replica keeps its rows."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -84,11 +84,11 @@ class Shipper:
             self._thread.join()
 
     def serves(self, shard: ShardId, location: str, epoch: int) -> bool:
-        """Whether it ships to that copy, and may go on."""
+        """Return whether it ships to that replica in that epoch."""
         return (self._to, self._epoch) == ((shard, location), epoch)
 
     def hand_over(self, shipment: LogRows | None) -> None:
-        """Something was written: these rows, or what the log has."""
+        """Hand over rows that were just written; None if they can only be read from the log."""
         with self._changed:
             if shipment is not None and not self._is_behind and self._waiting_bytes < _WAITING_BYTES_MAX:
                 self._waiting.setdefault(shipment.table, []).append(shipment)
@@ -97,27 +97,31 @@ class Shipper:
             self._changed.notify_all()
 
     def wait_for(self, table: TableId, seq: int, *, wait_s: float) -> bool:
-        """Whether the copy has the row, after waiting for it; a copy that is behind is not waited for."""
+        """Wait for the replica to have the row, and return whether it has; a replica that is behind
+        is not waited for.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._has(table, seq) or self._is_behind or self._stopping, wait_s)
             has = self._has(table, seq)
             if not has and not self._is_behind:
-                self._fall_behind("The copy did not answer in time.")
+                self._fall_behind("The replica did not answer in time.")
             return has
 
     def catch_up(self, positions: Positions, *, wait_s: float) -> None:
-        """Wait until the copy has all that; NotReadyError where it takes longer."""
+        """Wait until the replica has reached these positions. Raises NotReadyError if it takes
+        longer than `wait_s`.
+        """
         with self._changed:
             self._changed.notify_all()
             done = self._changed.wait_for(lambda: self._positions().covers(positions) or self._stopping, wait_s)
             if not done or not self._positions().covers(positions):
                 reason = f" {self._error}" if self._error else ""
                 raise NotReadyError(
-                    f"The copy is at {self._positions().total:,}, and {positions.total:,} is needed.{reason}"
+                    f"The replica is at {self._positions().total:,}, but {positions.total:,} is required.{reason}"
                 )
 
     def lag(self) -> Lag:
-        """How far the copy is."""
+        """Return the lag of the replica."""
         with self._changed:
             primary = Positions(self._queue.positions(self._tenant.schema))
             replica = self._positions()
@@ -149,7 +153,7 @@ class Shipper:
                     self._idle()
                 pause_s = _TRY_AGAIN_S[0]
             except SeqGapError:
-                # The copy was set back, or is another one: it says where it is.
+                # The replica was reset or replaced: read its positions again.
                 with self._changed:
                     self._replica = None
             except _FAILURES as error:
@@ -161,7 +165,7 @@ class Shipper:
                 pause_s = min(pause_s * 2, _TRY_AGAIN_S[1])
 
     def _idle(self) -> None:
-        """Everything is shipped: let go of what both have, and wait for more."""
+        """Truncate the log up to the replica's positions, and wait for more rows."""
         now_s = self._clock.monotonic_s()
         if now_s - self._truncated_s > _TRUNCATE_S:
             self._truncated_s = now_s
@@ -171,7 +175,7 @@ class Shipper:
             self._changed.wait_for(lambda: self._has_news or self._stopping, _LOOK_S)
 
     def _round(self) -> bool:
-        """Ship what there is, as much as goes into one message; False where there is nothing."""
+        """Ship as many rows as one message may have; return False if there are none."""
         node = self._connect(*self._to)
         replica = self._replica
         if replica is None:
@@ -186,7 +190,8 @@ class Shipper:
         if not parts:
             self._level_s = self._clock.monotonic_s()
             with self._changed:
-                # Whatever was written since is handed over: the copy is told of it before its writer is.
+                # Rows written from now on are handed over: the replica gets them before their
+                # writers get an answer.
                 if self._is_behind and not self._is_lagging(replica):
                     self._is_behind = False
                     self._error = None
@@ -208,7 +213,7 @@ class Shipper:
         primary: Mapping[TableId, int],
         waiting: Mapping[TableId, Sequence[LogRows]],
     ) -> Iterator[LogRows]:
-        """What the copy lacks, from right behind what it has: as it was handed over, or from the log."""
+        """Yield the rows after the replica's positions, as handed over or from the log."""
         size = 0
         for table, last in primary.items():
             after = replica.get(table, 0)
@@ -227,14 +232,14 @@ class Shipper:
                     return
 
     def _empty(self, table: TableId) -> Iterator[LogRows]:
-        """A table that has no rows yet: the copy is to have it all the same."""
+        """Yield a table without rows, so that the replica creates it."""
         columns = self._queue.buffer.columns(table, "")
         if columns is not None:
             yield LogRows(table=table, columns=columns, seq_first=1, rows=pa.table({}))
 
 
 def _cut(shipment: LogRows) -> LogRows:
-    """As many of the rows, from the first one on, as go into a message; one, where that is larger already."""
+    """Return as many of the first rows as a message may have, but at least one."""
     rows = shipment.rows
     while rows.num_rows > 1 and rows.nbytes > _BYTES_MAX:
         rows = rows.slice(0, rows.num_rows // 2)
@@ -242,7 +247,7 @@ def _cut(shipment: LogRows) -> LogRows:
 
 
 def _joined(after: int, parts: Sequence[LogRows]) -> LogRows | None:
-    """Parts that follow each other, and the number given, as one; None where they do not."""
+    """Join parts that follow `after` without a gap; None if the first one does not."""
     ordered = sorted((part for part in parts if part.seq_last > after), key=lambda part: part.seq_first)
     if not ordered or ordered[0].seq_first > after + 1:
         return None

@@ -1,6 +1,7 @@
-"""The gate of a tenant on its home: writes pass together, and whoever changes the home waits until they are through.
+"""Write barrier of a tenant on its primary: writes enter together, and a change of the primary
+waits until they have left.
 
-Closing it is a pause that every writer feels: what is done behind a closed gate must be short.
+All writers wait while it is closed, so work under a closed barrier must be short.
 """
 
 import threading
@@ -12,7 +13,7 @@ from catchment.foundation.clock import Clock
 
 
 class WriteBarrier:
-    """Open until it is closed; any thread may ask."""
+    """A barrier that is open until it is closed. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -20,7 +21,7 @@ class WriteBarrier:
         self._inside = 0
         self._is_closed = False
         self._closed_s = 0.0
-        # How long writers were kept out the last time.
+        # Duration of the last closure.
         self.pause_ms = 0.0
 
     @property
@@ -29,10 +30,12 @@ class WriteBarrier:
 
     @contextmanager
     def enter(self, *, wait_s: float) -> Iterator[None]:
-        """Be inside while the block runs; NotReadyError where the gate stays closed for that long."""
+        """Enter for the duration of the block. Raises NotReadyError if the barrier stays closed for
+        `wait_s`.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._is_closed, wait_s):
-                raise NotReadyError("The tenant is being moved, and this takes longer than it should.")
+                raise NotReadyError("The tenant is being moved, and its write barrier stayed closed for too long.")
             self._inside += 1
         try:
             yield
@@ -43,7 +46,9 @@ class WriteBarrier:
                     self._changed.notify_all()
 
     def close(self, *, wait_s: float) -> None:
-        """Let nobody in, and wait for those inside; NotReadyError, and open again, where one does not come out."""
+        """Close, and wait for the writes inside. Raises NotReadyError, and opens again, if one does
+        not leave within `wait_s`.
+        """
         with self._changed:
             if self._is_closed:
                 return
@@ -51,10 +56,10 @@ class WriteBarrier:
             self._closed_s = self._clock.monotonic_s()
             if not self._changed.wait_for(lambda: not self._inside, wait_s):
                 self._open()
-                raise NotReadyError("A write is under way for longer than the gate waits.")
+                raise NotReadyError("A write took longer than the write barrier waits.")
 
     def open(self) -> None:
-        """Let those in who wait."""
+        """Open, and admit waiting writers."""
         with self._changed:
             if self._is_closed:
                 self._open()
@@ -66,7 +71,7 @@ class WriteBarrier:
 
     @contextmanager
     def closed(self, *, wait_s: float) -> Iterator[None]:
-        """Closed while the block runs, and as it was afterwards."""
+        """Close for the duration of the block, then restore the previous state."""
         was_closed = self._is_closed
         self.close(wait_s=wait_s)
         try:

@@ -37,7 +37,7 @@ class RemoteShard:
         self._login = shard_login(settings)
         # A write may wait for the write barrier, for room in the queue, and for the replica. A
         # caller that gives up earlier does not know the outcome.
-        self._write_s = _CALL_S + sum((WAITS.gate_s, settings.queue_full_wait_seconds, WAITS.copy_s))
+        self._write_s = _CALL_S + sum((WAITS.gate_s, settings.queue_full_wait_seconds, WAITS.replica_s))
         self._channel = open_channel(location, settings)
         self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_DO_ACTION)
 
