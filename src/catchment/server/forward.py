@@ -1,8 +1,9 @@
-"""Where a tenant's statement runs: here, if the tenant lives here, else on the server of its home.
+"""Placement of a tenant's statements: here if its primary is here, otherwise on its primary's
+server.
 
-A route may be old. The shard that is not the home refuses a statement before it has done anything; then the route is
-looked up again, and the statement runs where the tenant lives by now. What a shard has not refused that way is never
-done a second time.
+A route may be stale. A shard that is not the primary refuses a statement before it has any effect;
+then the route is read again, and the statement runs on the current primary. A statement that was
+not refused in this way is never run a second time.
 """
 
 import threading
@@ -22,7 +23,7 @@ from catchment.server.values import Call, Principal
 from catchment.tenants.model import ShardId, ShardInfo, TenantId
 
 _POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
-# As many bytes of an upload can be sent again, to where the tenant lives by now.
+# So many bytes of an upload can be sent again, to another primary.
 _KEPT_BYTES = 64 * 1024 * 1024
 _READS = frozenset(
     {
@@ -36,10 +37,10 @@ T = TypeVar("T")
 
 
 class Forwarding:
-    """The way of one session's statements. Any thread may ask."""
+    """Runs the statements of one session on the tenant's primary. Thread-safe."""
 
-    def __init__(self, desk: TenantRouting, tenant: TenantId, principal: Principal, clock: Clock) -> None:
-        self._desk = desk
+    def __init__(self, routing: TenantRouting, tenant: TenantId, principal: Principal, clock: Clock) -> None:
+        self._routing = routing
         self._tenant = tenant
         self._principal = principal
         self._clock = clock
@@ -47,28 +48,28 @@ class Forwarding:
         self._peers: dict[tuple[ShardId, str], PeerSession] = {}
 
     def run(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
-        """Do the one or the other; both raise StaleRouteError only where nothing was done."""
-        elsewhere = self._desk.remote_primary(self._tenant)
+        """Call `here` or `there`; both raise StaleRouteError only if they had no effect."""
+        remote = self._routing.remote_primary(self._tenant)
         attempt = 1
         while True:
             call.refuse_stopped()
             try:
-                return here() if elsewhere is None else there(self._peer(elsewhere))
+                return here() if remote is None else there(self._peer(remote))
             except StaleRouteError:
                 if attempt >= _POLICY.attempts_max:
                     raise
                 if attempt > 1:
-                    # The shard that is the home by now has not heard of it yet.
+                    # The new primary does not know of its role yet.
                     self._clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)
-                elsewhere = self._desk.remote_primary(self._tenant, refresh=True)
+                remote = self._routing.remote_primary(self._tenant, refresh=True)
             except ShardUnreachableError:
-                known, elsewhere = elsewhere, self._desk.remote_primary(self._tenant, refresh=True)
-                if elsewhere == known or attempt >= _POLICY.attempts_max:
+                known, remote = remote, self._routing.remote_primary(self._tenant, refresh=True)
+                if remote == known or attempt >= _POLICY.attempts_max:
                     raise
             attempt += 1
 
     def begin(self, here: Callable[[], T], call: Call) -> T:
-        """Open a transaction, which only the home does."""
+        """Open a transaction, which is possible on the primary only."""
         return self.run(here, self._refuse, call)
 
     def close(self) -> None:
@@ -79,43 +80,44 @@ class Forwarding:
             peer.close()
 
     def _refuse(self, _peer: PeerSession) -> NoReturn:
-        """Say where the tenant's transactions are."""
-        home = self._desk.remote_primary(self._tenant, refresh=True)
-        if home is None:
-            raise StaleRouteError(f"{self._tenant} lives here by now.")
+        """Raise the error that says where the tenant's transactions can be opened."""
+        primary = self._routing.remote_primary(self._tenant, refresh=True)
+        if primary is None:
+            raise StaleRouteError(f"{self._tenant} now lives here.")
         raise StateError(
-            f"{self._tenant} lives in shard {home.id}, at {home.location}: transactions are opened there.",
-            hint="Connect there, or do without a transaction (autocommit).",
+            f"{self._tenant} lives in shard {primary.id}, at {primary.location}. "
+            "Transactions can only be opened there.",
+            hint="Connect there, or use autocommit.",
         )
 
     def _peer(self, shard: ShardInfo) -> PeerSession:
         with self._mutex:
             found = self._peers.get((shard.id, shard.location))
             if found is None:
-                found = self._peers[shard.id, shard.location] = self._desk.peer(shard, self._principal)
+                found = self._peers[shard.id, shard.location] = self._routing.peer(shard, self._principal)
             return found
 
 
 class Rewindable:
-    """The rows of an upload, which can be read anew from the start until too many of them have passed."""
+    """Rows of an upload; can be read again from the start, until too many have passed."""
 
     def __init__(self, rows: pa.RecordBatchReader, bytes_max: int = _KEPT_BYTES) -> None:
         self._rows = rows
         self._bytes_max = bytes_max
-        # Who sent them before may still wait for the next batch when they are read anew.
+        # A thread that sent them before may still wait for the next batch when they are read again.
         self._mutex = threading.Lock()
         self._kept: list[pa.RecordBatch] = []
         self._passed = 0
         self._bytes = 0
 
     def read(self, take: Callable[[pa.RecordBatchReader], T]) -> T:
-        """Give the rows to somebody who takes all of them, or refuses them with StaleRouteError."""
+        """Pass the rows to `take`, which reads all of them or refuses them with StaleRouteError."""
         try:
             return take(pa.RecordBatchReader.from_batches(self._rows.schema, self._from_the_start()))
         except StaleRouteError as error:
             if self._passed:
                 raise NotReadyError(
-                    f"{error.message} None of the rows were kept, and there are too many to send them on.",
+                    f"{error.message} None of the rows were kept, and there are too many to forward.",
                     hint="Send them again.",
                 ) from None
             raise
@@ -144,18 +146,18 @@ class Rewindable:
 
 
 def texts(text: str) -> tuple[str, ...]:
-    """The statements of a text, each as it was written."""
+    """Return the statements of a text, each unchanged."""
     source = text.encode()
     return tuple(own.decode() for own, _ in sql_tokens.statements(source, sql_tokens.read(source)))
 
 
 def may_change(step: Step) -> bool:
-    """Whether a statement of which no answer came may have changed something."""
+    """Return whether a statement may have changed something if no answer arrived."""
     if isinstance(step, Plain):
         return step.tokens[0].text not in _READS
     return isinstance(step, Capture | CreateThroughQueue | NamedStatement)
 
 
 def begins(step: Step) -> bool:
-    """Whether a statement opens a transaction."""
+    """Return whether a statement opens a transaction."""
     return isinstance(step, Plain) and step.tokens[0].text in _BEGINS
