@@ -236,7 +236,7 @@ def retries_page() -> str:
     """Return the page about retries."""
     defaults = {each.name: f"{each.default} {each.unit}".rstrip() + f" (`{each.variable}`)" for each in declared()}
     constants = {
-        "copy_wait": f"{WAITS.copy_s:g} seconds",
+        "replica_wait": f"{WAITS.replica_s:g} seconds",
         "flush_retry": f"{RETRY_SECONDS_MAX} seconds",
         "gate": f"{GATE_SECONDS_MAX:g} seconds (`--gate-seconds`)",
         "gate_wait": f"{WAITS.gate_s:g} seconds",
