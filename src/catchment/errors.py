@@ -3,7 +3,7 @@
     CatchmentError
     ├── RetryableError            wait, then do the same again
     │   ├── ConflictError         another transaction came first: redo the commit, keep the files
-    │   │   └── EngineFailedError   DuckDB failed inside and was replaced: all its statements failed
+    │   │   └── EngineFailedError   DuckDB failed internally and was replaced: all its statements failed
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
     │   ├── ControlUnavailableError  the control database cannot be reached: the change may have been made
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
@@ -97,7 +97,7 @@ class ConflictError(RetryableError):
 
 
 class EngineFailedError(ConflictError):
-    """DuckDB failed inside on another session's statement and was replaced; its work is undone."""
+    """DuckDB failed internally on a statement of another session; it was replaced, its work undone."""
 
     default_hint = "Run the statement again, or the transaction from its beginning."
 

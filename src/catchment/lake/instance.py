@@ -5,7 +5,7 @@ refuses every later statement of the instance, and ends the process when a conne
 transaction is closed. `extensions.connect` disables both: the error ends one statement, and the
 instance is replaced here.
 
-    cursor ──▶ generation 0 ── failed inside ──▶ generation 1, created on the next use
+    cursor ──▶ generation 0 ── failed internally ──▶ generation 1, created on the next use
                │
                └─ connections of generation 0 are lost: they cannot commit, their owners close them
 """
@@ -56,9 +56,9 @@ class Instance:
         self._failures = failures
         # Number of replaced instances: a connection of an older one must not write any more.
         self.generation = 0
-        # Generations before this one failed inside: their connections must not be used at all.
+        # Generations before this one failed internally: their connections must not be used at all.
         self._sound_from = 0
-        # Set when an instance failed inside; cleared by the component that closes its remaining
+        # Set when an instance failed internally; cleared by the component that closes its remaining
         # sessions.
         self.failed = threading.Event()
         self._current: Connection | None = None
@@ -82,7 +82,7 @@ class Instance:
         return Origin(self, self.generation)
 
     def is_lost(self, generation: int) -> bool:
-        """Whether the instance of that generation failed inside."""
+        """Whether the instance of that generation failed internally."""
         return generation < self._sound_from
 
     def give_up(self) -> None:
@@ -94,7 +94,7 @@ class Instance:
 
     def note(self, error: BaseException, generation: int) -> None:
         """Replace the instance of that generation, unless it is replaced already, if the error says
-        that it failed inside.
+        that it failed internally.
         """
         if not has_failed_inside(error):
             return
@@ -134,14 +134,16 @@ class Origin:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the instance failed inside: its connections may only be closed."""
+        """Whether the instance failed internally: its connections may only be closed."""
         return self.instance.is_lost(self.generation)
 
     def refuse_lost(self) -> None:
-        """Raise EngineFailedError if the instance failed inside."""
+        """Raise EngineFailedError if the instance failed internally."""
         if self.is_lost:
             raise EngineFailedError
 
     def note(self, error: BaseException) -> None:
-        """Replace the instance if an error of one of its connections says that it failed inside."""
+        """Replace the instance if an error of one of its connections says that it failed
+        internally.
+        """
         self.instance.note(error, self.generation)

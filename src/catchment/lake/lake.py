@@ -169,7 +169,7 @@ class Lake:
 
     @property
     def failed(self) -> threading.Event:
-        """Set when an instance failed inside; cleared by the closer of its remaining sessions."""
+        """Set when an instance failed internally; cleared by the closer of its remaining sessions."""
         return self._instance.failed
 
     def open(self, *, create: bool = True) -> None:

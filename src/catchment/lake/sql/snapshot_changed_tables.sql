@@ -1,5 +1,6 @@
--- Tables whose rows have changed since a snapshot. A merged file begins with the oldest of its rows; `partial_max` is the
--- snapshot of the newest. The same holds for deletions from one file, which DuckLake merges by itself.
+-- Tables whose rows have changed since a snapshot. A merged file begins with the oldest of its rows;
+-- `partial_max` is the snapshot of the newest. The same holds for deletions from one file, which
+-- DuckLake merges by itself.
 SELECT f.table_id
 FROM {metadata}.ducklake_data_file f
 WHERE f.begin_snapshot > $snapshot OR f.end_snapshot > $snapshot OR f.partial_max > $snapshot
