@@ -66,7 +66,7 @@ def list_tenants(home: Home = None, as_json: AsJson = False) -> None:
     with command(home, as_json) as run:
         found = run.catchment.tenants.tenants()
         if found:
-            columns = ["tenant", "name", "home", "epoch", "limits", "move"]
+            columns = ["tenant", "name", "shard", "epoch", "limits", "move"]
             run.out.table("Tenants", columns, [_row(each) for each in found])
         shown = [{**_tenant_facts(each.tenant), "move": _brief(each.move)} for each in found]
         run.out.value({"tenants": shown}, [] if shown else ["There are no tenants: `catchment tenant create t1`."])

@@ -378,7 +378,9 @@ def drops(record: TenantRecord | None, *, epoch: int) -> TenantRecord:
     """
     record = _current(record, epoch)
     if record.role is not ShardRole.GONE:
-        raise StaleRouteError(f"This shard is still the {record.role} of {record.tenant}.", epoch=record.epoch)
+        raise StaleRouteError(
+            f"This shard is still the {record.role.name.lower()} of {record.tenant}.", epoch=record.epoch
+        )
     return record
 
 
