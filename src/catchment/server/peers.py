@@ -102,9 +102,7 @@ class _Server:
 
 
 class PeerSession:
-    """Session of a tenant's user on another server, from the first statement until `close`.
-    Thread-safe.
-    """
+    """Session of a tenant's user on another server, from its first statement on. Thread-safe."""
 
     def __init__(
         self, server: _Server, shard: ShardInfo, principal: Principal, settings: Settings, clock: Clock
@@ -167,9 +165,7 @@ class PeerSession:
         return TableResult(pa.Table.from_batches(found, schema))
 
     def close(self) -> None:
-        """End the session on the other server; if the notification is lost, the session expires
-        there.
-        """
+        """End the session on the other server; if this notification is lost, it expires there."""
         if self._token is not None:
             self._notify("CloseSession", flight.CloseSessionRequest().SerializeToString())
 
@@ -311,9 +307,7 @@ class PeerSession:
         return answer
 
     def _failure(self, error: Exception, call: Call, *, may_be_done: bool) -> Exception:
-        """Return the error of the other server or, if it reported none, the error that the failed
-        call implies.
-        """
+        """Return the other server's error or, if it reported none, the one that the call implies."""
         if isinstance(error, grpc.RpcError):
             reported = reported_failure(error)
             if reported is not None:

@@ -66,9 +66,7 @@ class ControlPlane:
         return topology_of(self.store.facts(), now=self._clock.now())
 
     def shard_stats(self, shard: ShardId) -> ShardReport:
-        """Return the last report of a shard, with its time. Raises InputError if there is no such
-        shard.
-        """
+        """Return the last report of a shard. Raises InputError if there is no such shard."""
         report = self.store.facts().reports.get(shard)
         if report is None:
             raise InputError(f"There is no shard {shard}.", hint="`catchment shard list` shows all shards.")

@@ -1,6 +1,4 @@
-"""Client of a shard for the control database: used rarely, only if the shard's own record is not
-enough.
-"""
+"""Client of a shard for the control database; used only if the shard's record is not enough."""
 
 from contextlib import suppress
 
@@ -34,9 +32,7 @@ class ControlClient:
         return record_for(shard, self._store.placement(tenant))
 
     def take_back(self, tenant: TenantId, move: str, version: int) -> int:
-        """Change the move so that a swap from this version fails, and return the version it has
-        then.
-        """
+        """Change the move so that a swap from this version fails; return its new version."""
         found = self._store.move(tenant)
         if found is not None and found.token == move and found.version == version:
             with suppress(ConflictError):

@@ -54,9 +54,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Everything that determines a tenant's route, at one moment; `tenant` is None if it was not
-    created.
-    """
+    """The facts that determine a tenant's route; `tenant` is None if it was not created."""
 
     tenant: TenantInfo | None
     move: MoveInfo | None
@@ -65,9 +63,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFacts:
-    """Content of the store at one moment; of the moves, unfinished ones and the newest finished
-    ones.
-    """
+    """Content of the store at one moment, with unfinished moves and the newest others."""
 
     shards: tuple[ShardInfo, ...]
     reports: Mapping[ShardId, ShardReport]
@@ -118,9 +114,7 @@ class ControlStore:
             session.execute("UPDATE shards SET state = ? WHERE name = ?", [state, shard.name])
 
     def report(self, shard: ShardId, stats: Mapping[str, Any]) -> None:
-        """Store the report of a shard, with the current time; its `replication_lag_s` affects its
-        region's health.
-        """
+        """Store the report of a shard; its `replication_lag_s` affects its region's health."""
         values = [json.dumps(stats), _moment(self._clock.now()), shard.name]
         with self._database.transaction() as session:
             _shard(session, shard)
@@ -151,9 +145,7 @@ class ControlStore:
             return _tenant(session, tenant)
 
     def set_config(self, tenant: TenantId, config: TenantConfig) -> None:
-        """Replace the tenant's limits. Raises StateError if they exclude the region that it lives
-        in.
-        """
+        """Replace the tenant's limits. Raises StateError if they exclude its region."""
         with self._database.transaction() as session:
             refuse_foreign(tenant, config, _shard(session, _tenant(session, tenant).shard))
             values = [json.dumps(config.to_json()), _signed(tenant)]

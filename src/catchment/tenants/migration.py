@@ -135,9 +135,7 @@ class Comparison:
 
 
 class TenantMigration:
-    """The move of one tenant. Any number of processes may run it: the control database admits one
-    step.
-    """
+    """The move of one tenant. Several processes may run it: the control database admits one."""
 
     def __init__(
         self,
@@ -151,9 +149,7 @@ class TenantMigration:
         clock: Clock,
         gate_s: float | None = None,
     ) -> None:
-        """`gate_s` is how long the write barrier may stay closed before the source accepts writes
-        again.
-        """
+        """`gate_s` is how long the write barrier may stay closed before it opens again."""
         if source_shard == target_shard:
             raise InputError(f"{tenant} is in {source_shard} already.")
         self.tenant = tenant
@@ -236,9 +232,7 @@ class TenantMigration:
     # Steps.
 
     def prepare_target(self, progress: HistoryProgress | None = None) -> int:
-        """Copy the tenant's history to the target, and ship the log from there on; return the
-        target's position.
-        """
+        """Copy the history to the target and ship the log from there; return its position."""
         move, epoch = self._open_move()
         source, target = self._nodes()
         if is_due(move.state, Request.PREPARE):
@@ -255,9 +249,7 @@ class TenantMigration:
         return reached.total
 
     def enter_dual_write(self) -> int:
-        """Send every write to both shards, and return the position that the target must reach
-        before the switch.
-        """
+        """Send writes to both shards; return the position the target must reach to switch."""
         move, epoch = self._required_move()
         cutover = Positions()
         if is_due(move.state, Request.DUAL_WRITE):
@@ -269,8 +261,8 @@ class TenantMigration:
         return state.cutover_seqno if isinstance(state, DualWrite) else cutover.total
 
     def finalize(self) -> None:
-        """Make the target the primary. Raises NotReadyError until it has every row, MismatchError
-        if its rows differ.
+        """Make the target the primary. Raises NotReadyError if it lacks rows, MismatchError if rows
+        differ.
         """
         move, _ = self._required_move()
         if is_due(move.state, Request.FINALIZE):
@@ -326,9 +318,7 @@ class TenantMigration:
         return self._discard(gone=self.target_shard)
 
     def reverse(self) -> Erased:
-        """Make the source the primary again, with everything written since; the target deletes its
-        data.
-        """
+        """Make the source the primary again, with all rows; the target deletes its data."""
         move = self._find_move()
         if move is None:
             raise InvalidStateError(f"{self.tenant} was not moved.")
@@ -370,9 +360,7 @@ class TenantMigration:
                 self._control.change_move(move, noted)
 
     def _settle_all(self) -> int:
-        """Send the decision to both shards concurrently, because writers wait for both; return its
-        epoch.
-        """
+        """Send the decision to both shards at once, as writers wait; return its epoch."""
         placement = self._control.placement(self.tenant)
         with ThreadPoolExecutor(2) as executor:
             calls = [

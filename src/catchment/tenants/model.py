@@ -115,9 +115,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Positions of a tenant's tables: the sequence number of each table's last row. Numbers have no
-    gaps.
-    """
+    """Position of a tenant: the sequence number of each table's last row, without gaps."""
 
     by_table: Mapping[TableId, int] = field(default_factory=dict)
 

@@ -11,9 +11,7 @@ from catchment.tenants.model import ShardInfo, TenantConfig, TenantId
 
 
 def place(tenant: TenantId, config: TenantConfig, shards: Iterable[ShardInfo]) -> ShardInfo | None:
-    """Return the shard for the tenant, among those in its regions that are not being drained; None
-    if there is none.
-    """
+    """Return the tenant's shard, in its regions and not being drained; None if there is none."""
     fit = [shard for shard in shards if config.allows(shard.region) and not shard.is_draining]
     # 64-bit draws do not collide in practice; if they do, the name decides, the same everywhere.
     return max(fit, key=lambda shard: (_draw(tenant, shard), shard.id), default=None)

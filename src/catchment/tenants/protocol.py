@@ -76,9 +76,7 @@ class DualWriting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp:
-    """The target's position before writers have to wait for it, and whether source and target are
-    equal.
-    """
+    """The target's position before writers wait for it, and whether both shards are equal."""
 
     target: Positions
     is_same: bool
@@ -284,9 +282,7 @@ def _require_same(is_same: bool) -> None:
 
 
 def is_behind(record: TenantRecord | None, epoch: int) -> bool:
-    """Return whether the shard must ask the control plane first, because the caller knows a newer
-    epoch.
-    """
+    """Return whether the caller knows a newer epoch: the shard must ask the control plane."""
     return record is None or record.epoch < epoch
 
 
@@ -373,9 +369,7 @@ def welcomes(record: TenantRecord | None, fresh: TenantRecord) -> TenantRecord:
 
 
 def drops(record: TenantRecord | None, *, epoch: int) -> TenantRecord:
-    """Return the record by which a tenant's data may be deleted: it is decided that this shard has
-    no role.
-    """
+    """Return the record by which a tenant's data may be deleted: this shard has no role."""
     record = _current(record, epoch)
     if record.role is not ShardRole.GONE:
         raise StaleRouteError(
@@ -396,9 +390,7 @@ def _current(record: TenantRecord | None, epoch: int) -> TenantRecord:
 
 
 def duty(shard: ShardId, tenant: TenantInfo, move: MoveInfo | None, other: ShardInfo | None) -> TenantRecord:
-    """Return the record of a shard, by the tenant's primary and its unfinished move, whose other
-    shard is `other`.
-    """
+    """Return the record of a shard, by the tenant and its unfinished move with `other`."""
     replica: Replica | None = None
     under_way = move is not None and shard in (move.source, move.target) and not isinstance(move.state, Idle)
     if tenant.shard != shard:

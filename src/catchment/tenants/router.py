@@ -136,9 +136,7 @@ class TenantRouter:
         return self._expect(tenant, primary=source, replica=target)
 
     def finalize_migration(self, tenant: TenantId, target: ShardId) -> Route:
-        """Read from and write to the target alone from now on. The control database must have this
-        route already.
-        """
+        """Use the target alone from now on. The control database must have this route already."""
         return self._expect(tenant, primary=target, replica=None)
 
     def _expect(self, tenant: TenantId, *, primary: ShardId, replica: ShardId | None) -> Route:

@@ -276,9 +276,7 @@ class _MoveRun:
         return False
 
     def _end(self, state: MigrationState) -> bool:
-        """After the switch: notify the shards, and delete the source's data once its window has
-        passed.
-        """
+        """After the switch, notify the shards; delete the source's data after its window."""
         if isinstance(state, Finalizing):
             # The process that switched may have died before the shards were notified.
             self._migration.finalize()
@@ -361,9 +359,7 @@ class _MoveRun:
 
 
 def _eta_s(first: Lag, lag: Lag, elapsed_s: float) -> float | None:
-    """Return the estimated time until the replica has caught up, from its progress so far; new
-    writes prolong it.
-    """
+    """Estimate when the replica has caught up, from its progress; new writes prolong it."""
     nearer = first.rows - lag.rows
     return lag.rows * elapsed_s / nearer if nearer > 0 else None
 

@@ -229,9 +229,7 @@ class TenantShard:
 
     @contextmanager
     def reading(self, tenant: TenantId) -> Iterator[None]:
-        """Hold while the tenant's tables are read here. Raises StaleRouteError if its primary is
-        another shard.
-        """
+        """Hold while the tenant's tables are read. Raises StaleRouteError if not the primary."""
         with self._counted(self._readers, tenant):
             # In this order: an admitted reader is counted before the tables could be deleted.
             self._require_primary(tenant)

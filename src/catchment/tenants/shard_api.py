@@ -134,9 +134,7 @@ class ShardNode(Protocol):
         ...
 
     def write(self, tenant: TenantId, table: str, rows: pa.Table, *, epoch: int, session: str = "default") -> Ack:
-        """Accept rows as the tenant's primary. Raises StaleRouteError if it is not, or if the epoch
-        differs.
-        """
+        """Accept rows as the primary. Raises StaleRouteError if it is not, or in another epoch."""
         ...
 
     def append_replicated(self, tenant: TenantId, shipments: Sequence[LogRows], *, epoch: int) -> Positions:
@@ -185,9 +183,7 @@ class ShardNode(Protocol):
         ...
 
     def settle(self, record: TenantRecord) -> None:
-        """Take the role that the control plane has decided: primary, replica or gone. Older epochs
-        are ignored.
-        """
+        """Take the role that was decided: primary, replica or gone. Ignores older epochs."""
         ...
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
@@ -201,7 +197,5 @@ class ShardNode(Protocol):
         ...
 
     def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
-        """Delete the tenant's log, its tables and their files, after it was decided that this shard
-        has no role.
-        """
+        """Delete the tenant's log, tables and files; it is decided that this shard has no role."""
         ...

@@ -108,9 +108,7 @@ class Shipper:
             return has
 
     def catch_up(self, positions: Positions, *, wait_s: float) -> None:
-        """Wait until the replica has reached these positions. Raises NotReadyError if it takes
-        longer than `wait_s`.
-        """
+        """Wait until the replica has these positions. Raises NotReadyError after `wait_s`."""
         with self._changed:
             self._changed.notify_all()
             done = self._changed.wait_for(lambda: self._positions().covers(positions) or self._stopping, wait_s)

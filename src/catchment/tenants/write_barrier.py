@@ -30,9 +30,7 @@ class WriteBarrier:
 
     @contextmanager
     def enter(self, *, wait_s: float) -> Iterator[None]:
-        """Enter for the duration of the block. Raises NotReadyError if the barrier stays closed for
-        `wait_s`.
-        """
+        """Enter for the block. Raises NotReadyError if the barrier stays closed for `wait_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._is_closed, wait_s):
                 raise NotReadyError("The tenant is being moved, and its write barrier stayed closed for too long.")

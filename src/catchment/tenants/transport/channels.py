@@ -40,9 +40,7 @@ def shard_login(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def was_never_sent(error: grpc.RpcError) -> bool:
-    """Return whether the call never reached the server: nothing listens there, or it has too many
-    calls already.
-    """
+    """Return whether the call never reached the server: unreachable, or too many calls."""
     text = (error.details() or "").lower()
     is_unheard = error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text
     return is_unheard or (error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "concurrent rpc limit" in text)

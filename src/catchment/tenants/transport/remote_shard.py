@@ -120,9 +120,7 @@ class RemoteShard:
         return wire.unpack(flight.Result.FromString(answer).body)[0]["result"]
 
     def _fail(self, error: grpc.RpcError, *, is_write: bool) -> NoReturn:
-        """Raise the error of the shard or, if it reported none, an error that says it cannot be
-        reached.
-        """
+        """Raise the shard's error or, if it reported none, that it cannot be reached."""
         text = error.details() or "no reason given"
         reported = reported_error(error)
         if reported is not None:
@@ -140,9 +138,7 @@ class RemoteShard:
 
 
 class Remotes:
-    """Clients for the shards that this process has called, by name and location; one connection
-    each.
-    """
+    """Clients for the shards that this process calls; one connection for name and location."""
 
     def __init__(self, settings: Settings, here: Mapping[ShardId, ShardNode] | None = None) -> None:
         """`here` are the shards of this process."""

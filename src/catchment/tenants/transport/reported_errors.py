@@ -10,9 +10,7 @@ from catchment.flight_protocol.headers import ERROR_HEADER
 
 
 def reported_error(error: grpc.RpcError) -> CatchmentError | None:
-    """Return the Catchment error that the server reported; None if it reported none, or another
-    kind.
-    """
+    """Return the Catchment error that the server reported; None if it reported none."""
     name = _reported_class(error)
     kind = None if name is None else getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, CatchmentError)):
@@ -22,9 +20,7 @@ def reported_error(error: grpc.RpcError) -> CatchmentError | None:
 
 
 def reported_failure(error: grpc.RpcError) -> Exception | None:
-    """Return the error that the server reported, of any kind and with its whole text; None if it
-    reported none.
-    """
+    """Return the error of any kind that the server reported, with its text; None if none."""
     name = _reported_class(error)
     if name is None:
         return None
