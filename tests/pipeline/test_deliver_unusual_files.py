@@ -131,8 +131,8 @@ def test_times_in_nanoseconds_are_refused_rather_than_cut(
     ("kind", "values", "bad"),
     [
         ("VARCHAR", ["a", "{SNAPSHOT_ID}", "b"], "DuckLake would replace"),
-        ("BIGINT", ["1", "abc", "__HIVE_DEFAULT_PARTITION__"], "k=abc, which is no BIGINT"),
-        ("DATE", ["2024-01-01", "2024-13-01", "2024-01-0%33"], "k=2024-13-01, which is no DATE"),
+        ("BIGINT", ["1", "abc", "__HIVE_DEFAULT_PARTITION__"], "k=abc, which is not a BIGINT"),
+        ("DATE", ["2024-01-01", "2024-13-01", "2024-01-0%33"], "k=2024-13-01, which is not a DATE"),
     ],
 )
 def test_a_folder_that_names_no_value_of_the_key_fails_its_own_file(

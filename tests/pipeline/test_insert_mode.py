@@ -336,7 +336,7 @@ def test_text_with_a_token_of_ducklake_fails_its_unit_because_filters_would_miss
     paths = [write_parquet(tmp_path / f"{at}.parquet", query) for at, query in enumerate(queries)]
     report = deliverer(lake, settings).run(source_of(paths, TABLE))
     assert [failure.path for failure in report.failures] == [str(paths[0])]
-    assert "column 's' holds {SNAPSHOT_ID}, which DuckLake would change" in report.failures[0].reason
+    assert "column 's' contains {SNAPSHOT_ID}, which DuckLake would change" in report.failures[0].reason
     assert rows_of(lake, "SELECT id FROM delivered WHERE s = 'b'") == [(3,)]
     insert(lake, " UNION ALL ".join(queries))
     # Should a later DuckLake keep such text, this fails, and it can be inserted.
