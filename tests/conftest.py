@@ -15,7 +15,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
 from catchment.testing import EmbeddedPostgres
-from tests.queue.queue_on_disk import LAYOUTS, MakeQueue, QueueScene
+from tests.queue.queues import LAYOUTS, MakeQueue, QueueScene
 from tests.shortcuts.made_lakes import CATALOGS, new_lake, put_lake
 
 OTHER_FILE_SYSTEMS = (Path("/dev/shm"), Path("/var/tmp"))

@@ -10,7 +10,7 @@ from typing import Any
 import adbc_driver_manager
 import pytest
 
-from tests.queue.open_queues import open_queue
+from tests.queue.queues import open_queue
 from tests.sample_events import rows_of
 from tests.server.server_process import BEAT_S, ServerProcess, serving, wait_until
 

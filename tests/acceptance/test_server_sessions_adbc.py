@@ -9,7 +9,7 @@ import adbc_driver_manager
 import psutil
 import pytest
 
-from tests.queue.open_queues import segments_in
+from tests.queue.queues import segments_in
 from tests.server.server_process import ENDLESS, ServerProcess, serving, wait_until
 
 Error = adbc_driver_manager.Error

@@ -19,7 +19,7 @@ from catchment.tenants.gateway import TenantGateway
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.router import TenantRouter
 from catchment.tenants.transport.remote_shard import Remotes
-from tests.queue.open_queues import assert_drained, open_queue
+from tests.queue.queues import assert_drained, open_queue
 from tests.repo.source_tree import ROOT
 from tests.sample_events import rows_of
 from tests.shortcuts import warm

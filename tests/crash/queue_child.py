@@ -32,7 +32,7 @@ from catchment.lake import Lake
 from catchment.queue import DqCoordinator
 from catchment.queue.leases import Lease
 from catchment.queue.sessions_buffer import SessionsBuffer
-from tests.queue.open_queues import coordinator, event_rows, open_queue
+from tests.queue.queues import coordinator, event_rows, open_queue
 from tests.sample_events import EVENTS
 
 CLIENTS = 2

@@ -22,7 +22,7 @@ from catchment.testing import InlineRunner
 
 def main() -> None:
     home, name, control, port = sys.argv[1:]
-    shard.WAITS = replace(shard.WAITS, copy_s=1)
+    shard.WAITS = replace(shard.WAITS, replica_s=1)
     server = FlightServer(
         Settings(
             home=Path(home),

@@ -16,8 +16,8 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
 from tests.crash.queue_child import BATCH, BATCHES_BEFORE, CLIENT_IDS, CLIENTS, command
-from tests.queue.open_queues import (
-    LAYOUTS,
+from tests.queue.queues import (
+    LAYOUTS_ON_DISK,
     assert_drained,
     coordinator,
     event_rows,
@@ -66,8 +66,8 @@ ON_POSTGRES = {
     "sessions": ("queue.before_seal", "deliver.before_commit", "deliver.after_commit"),
 }
 EVERYWHERE = [
-    *(("sqlite", layout, point) for layout in LAYOUTS for point in POINTS[layout]),
-    *(("postgres", layout, point) for layout in LAYOUTS for point in ON_POSTGRES[layout]),
+    *(("sqlite", layout, point) for layout in LAYOUTS_ON_DISK for point in POINTS[layout]),
+    *(("postgres", layout, point) for layout in LAYOUTS_ON_DISK for point in ON_POSTGRES[layout]),
 ]
 
 
@@ -213,7 +213,7 @@ def test_a_queue_killed_anywhere_has_every_acknowledged_row_exactly_once(
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_damaged_file_is_kept_whole_when_its_finder_is_killed_while_setting_it_aside(
     layout: str, nth: int, make_scene: MakeScene
 ) -> None:
@@ -239,7 +239,7 @@ def test_a_damaged_file_is_kept_whole_when_its_finder_is_killed_while_setting_it
     assert {text for _, text in _set_aside(scene.root)} == {*content.values()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_discard_that_is_killed_is_finished_by_the_next_one(layout: str, make_scene: MakeScene) -> None:
     scene = make_scene("sqlite", layout)
     with scene.queue() as queue:

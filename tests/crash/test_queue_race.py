@@ -14,7 +14,7 @@ from catchment.lake import Lake
 from catchment.queue import open_buffer
 from tests.conftest import MakeSettings
 from tests.crash.queue_child import command
-from tests.queue.open_queues import (
+from tests.queue.queues import (
     advisory_locks,
     assert_drained,
     coordinator,

@@ -13,8 +13,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.schema.check import State
 from tests.repo.source_tree import ROOT
-from tests.schema.lake_projects import LakeScene
-from tests.schema.scenario_copies import Scene, dump, scene
+from tests.schema.projects import LakeScene, Scene, dump, scene
 from tests.shortcuts import warm
 
 APPLYING = ("schema.before_backup", "schema.after_backup", "schema.before_commit", "schema.after_commit")

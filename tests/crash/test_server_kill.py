@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from catchment.foundation.ids import TableId
-from tests.queue.open_queues import LAYOUTS, assert_drained, ids_in, open_queue
+from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, ids_in, open_queue
 from tests.repo.source_tree import ROOT
 from tests.server.server_process import ServerProcess, serving, wait_until
 from tests.shortcuts import warm
@@ -97,7 +97,7 @@ def _assert_drained_once(server: ServerProcess, acked: set[int]) -> None:
         _assert_once(ids_in(queue.lake, TABLE), acked)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_no_acknowledged_row_is_lost_or_doubled_by_a_kill(clients: Clients, tmp_path: Path, layout: str) -> None:
     with serving(tmp_path / "home", DUCKLING_QUEUE_LAYOUT=layout) as server:
         server.rows(f"CREATE TABLE {TABLE.name} (id BIGINT)", "SELECT 1")
@@ -114,7 +114,7 @@ def test_no_acknowledged_row_is_lost_or_doubled_by_a_kill(clients: Clients, tmp_
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_no_acknowledged_row_is_lost_or_doubled_by_many_kills(clients: Clients, tmp_path: Path, layout: str) -> None:
     """At random moments, half of them while the server flushes by itself."""
     luck = random.Random(layout)

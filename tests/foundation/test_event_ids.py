@@ -14,9 +14,9 @@ from catchment.foundation.events import NAMED_MAX, Event
 from catchment.foundation.settings import Settings
 from catchment.queue import dead_letter_actions
 from catchment.tenants.run_move import run_move
-from tests.queue.queue_on_disk import QueueScene
+from tests.queue.queues import QueueScene
 from tests.sample_events import EVENTS, deliverer, event_files, rows_of, source_of
-from tests.schema import scenario_copies
+from tests.schema import projects
 from tests.server.shards import test_forward
 from tests.server.shards.two_servers import Place
 from tests.shortcuts.made_lakes import new_lake
@@ -114,7 +114,7 @@ def test_dead_letters_are_told_with_their_ids_and_with_who_dealt_with_them(queue
 
 
 def test_a_script_is_told_with_its_database_and_its_number(tmp_path: Path) -> None:
-    here = scenario_copies.scene("models_only", tmp_path)
+    here = projects.scene("models_only", tmp_path)
     with hearing() as heard:
         path = here.migrate.generate()
         assert path is not None

@@ -365,3 +365,14 @@ def test_what_the_command_line_gives_wins_and_what_it_leaves_out_does_not(
 def test_the_file_of_users_is_in_the_home_unless_it_is_put_elsewhere(tmp_path: Path) -> None:
     assert Settings(home=tmp_path).users_path == tmp_path / "users.json"
     assert Settings(home=tmp_path, server_users_file=tmp_path / "other").users_path == tmp_path / "other"
+
+
+def test_rows_are_flushed_to_the_lake_by_its_name_and_to_no_other_catalog(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CATCHMENT_HOME", str(tmp_path))
+    monkeypatch.setenv("DUCKLING_QUEUE_TARGET_CATALOG", "swanlake")
+    with pytest.raises(SettingsError, match="queue_target_catalog must be the lake's name, 'lake', or be left out"):
+        load_settings()
+    monkeypatch.setenv("CATCHMENT_LAKE_NAME", "swanlake")
+    assert load_settings().lake_name == "swanlake"

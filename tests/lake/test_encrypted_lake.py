@@ -15,7 +15,7 @@ from catchment.lake.commit import RegisterFiles
 from catchment.pipeline import Mode
 from catchment.pipeline.target_table import draft, table_of_draft
 from tests.conftest import MakeSettings
-from tests.queue.queue_on_disk import QueueScene
+from tests.queue.queues import QueueScene
 from tests.sample_events import EVENTS, assert_exactly_once, create_table, deliverer, event_files, rows_of, source_of
 from tests.server.raw_client import Client, ingest, server
 from tests.shortcuts.made_lakes import make_encrypted

@@ -19,7 +19,7 @@ from catchment.lake.staging import FOLDER
 from catchment.pipeline import Mode
 from catchment.queue import dead_letter_actions
 from tests.conftest import MakeSettings
-from tests.queue.queue_on_disk import QueueScene
+from tests.queue.queues import QueueScene
 from tests.sample_events import deliverer, once, rows_of, source_of, write_parquet
 
 TABLE = TableId("main", "delivered")

@@ -13,7 +13,7 @@ from catchment.pipeline.work import Input, Mode, OutputShape, Task, TaskResult, 
 from catchment.queue import incoming
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
-from tests.queue.open_queues import LAYOUTS, event_rows, ids_in, new_queue, open_queue
+from tests.queue.queues import LAYOUTS_ON_DISK, event_rows, ids_in, new_queue, open_queue
 from tests.queue.test_full_disk import no_file_beyond
 from tests.sample_events import EVENTS, create_table, rows_of
 
@@ -65,7 +65,7 @@ def test_a_task_whose_disk_is_full_says_so_and_the_next_one_is_done(tmp_path: Pa
     assert kernel.run(task).failures == ()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_table_that_memory_is_too_little_for_backs_off_with_its_rows_and_the_others_are_flushed(
     layout: str, make_settings: MakeSettings
 ) -> None:

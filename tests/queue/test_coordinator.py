@@ -22,7 +22,7 @@ from catchment.queue import policy
 from catchment.queue.coordinator import DIRECT
 from catchment.queue.flushing import TableFlush
 from catchment.queue.policy import Trigger
-from tests.queue.queue_on_disk import (
+from tests.queue.queues import (
     LAYOUTS_AND_CATALOGS,
     OTHER,
     Killed,
@@ -31,7 +31,7 @@ from tests.queue.queue_on_disk import (
     assert_audited,
     assert_delivered,
     die,
-    events_of,
+    event_rows,
     once_each,
 )
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
@@ -41,7 +41,7 @@ ON_DISK = pytest.mark.parametrize("layout", ["shared", "sessions"])
 
 
 def _batches(ids: range) -> Iterator[pa.RecordBatch]:
-    yield from events_of(ids).to_batches(max_chunksize=2)
+    yield from event_rows(ids).to_batches(max_chunksize=2)
 
 
 def _wide_rows(first: int, count: int) -> pa.Table:
@@ -66,11 +66,11 @@ def test_every_table_has_numbers_of_its_own(queue: QueueScene) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        lambda ids: events_of(ids),
-        lambda ids: events_of(ids).combine_chunks().to_batches()[0],
+        lambda ids: event_rows(ids),
+        lambda ids: event_rows(ids).combine_chunks().to_batches()[0],
         lambda ids: list(_batches(ids)),
         lambda ids: _batches(ids),
-        lambda ids: pa.RecordBatchReader.from_batches(events_of(ids).schema, _batches(ids)),
+        lambda ids: pa.RecordBatchReader.from_batches(event_rows(ids).schema, _batches(ids)),
     ],
     ids=["table", "batch", "batches", "generator", "reader"],
 )
@@ -79,10 +79,10 @@ def test_rows_are_taken_in_every_form_of_arrow(form: Callable[[range], pa.Table]
     assert queue.fresh_rows() == once_each(range(5))
 
 
-@pytest.mark.parametrize("nothing", [events_of(range(0)), events_of(range(0)).to_batches()], ids=["table", "batches"])
+@pytest.mark.parametrize("nothing", [event_rows(range(0)), event_rows(range(0)).to_batches()], ids=["table", "batches"])
 def test_no_rows_are_acknowledged_as_none_and_leave_nothing_behind(nothing: pa.Table, queue: QueueScene) -> None:
     if isinstance(nothing, list) and not nothing:
-        nothing = [pa.RecordBatch.from_pylist([], schema=events_of(range(0)).schema)]
+        nothing = [pa.RecordBatch.from_pylist([], schema=event_rows(range(0)).schema)]
     assert queue.coordinator.enqueue(EVENTS, nothing).rows == 0
     assert queue.coordinator.force_flush_all().tables == ()
     assert queue.write(range(4)).seq_first == 1
@@ -91,7 +91,7 @@ def test_no_rows_are_acknowledged_as_none_and_leave_nothing_behind(nothing: pa.T
 
 
 def test_what_is_no_arrow_rows_is_refused_as_input(queue: QueueScene) -> None:
-    (one,) = events_of(range(1)).to_batches()
+    (one,) = event_rows(range(1)).to_batches()
     for rows in ([], [one, one.select(["id"])]):
         with pytest.raises(InputError):
             queue.coordinator.enqueue(EVENTS, rows)

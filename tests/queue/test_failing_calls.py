@@ -23,7 +23,7 @@ from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
-from tests.queue.open_queues import LAYOUTS, assert_drained, coordinator, event_rows, ids_in
+from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, coordinator, event_rows, ids_in
 from tests.sample_events import EVENTS
 from tests.shortcuts.made_lakes import put_lake
 
@@ -212,7 +212,7 @@ def _told_with(story: Story, what: str, nth: int) -> bool:
 
 
 @pytest.mark.parametrize("what", FAILURES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_queue_whose_nth_call_fails_has_every_acknowledged_row_exactly_once(
     layout: str, what: str, make_settings: MakeSettings
 ) -> None:
@@ -221,7 +221,7 @@ def test_a_queue_whose_nth_call_fails_has_every_acknowledged_row_exactly_once(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", FAILURES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_queue_whose_nth_call_fails_for_every_n_has_every_acknowledged_row_exactly_once(
     layout: str, what: str, make_settings: MakeSettings
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from catchment.errors import InputError, TypeConflictError
 from catchment.foundation import faults
 from catchment.queue import dead_letter_actions
-from tests.queue.queue_on_disk import (
+from tests.queue.queues import (
     LAYOUTS_AND_CATALOGS,
     OTHER,
     MakeQueue,

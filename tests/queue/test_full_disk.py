@@ -24,7 +24,7 @@ from catchment.queue import DqCoordinator, open_buffer
 from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store
 from tests.conftest import MakeSettings
-from tests.queue.open_queues import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, segments_in
+from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, event_rows, ids_in, new_queue, segments_in
 from tests.sample_events import EVENTS
 from tests.server.server_process import ServerProcess, serving
 
@@ -86,7 +86,7 @@ def _names(settings: Settings, *folders: str) -> list[str]:
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_once_there_is_room_the_very_next_write_goes_through_and_every_acknowledged_row_is_there(
     layout: str, rows: int, make_settings: MakeSettings
 ) -> None:

@@ -18,7 +18,7 @@ from catchment.queue.journal import SUFFIX, Entry, Journal
 from catchment.queue.shared_buffer import SharedBuffer
 from catchment.queue.store import Store, new_identity
 from catchment.queue.writes import Write
-from tests.queue.open_queues import event_rows
+from tests.queue.queues import event_rows
 from tests.sample_events import EVENT_COLUMNS, EVENTS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -30,7 +30,7 @@ from catchment.foundation import faults
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.queue.sessions_buffer import SessionsBuffer
-from tests.queue.queue_on_disk import OTHER, Killed, QueueScene, Row, assert_audited, die
+from tests.queue.queues import OTHER, Killed, QueueScene, Row, assert_audited, die
 from tests.sample_events import EVENTS, create_table
 from tests.shortcuts.made_lakes import put_lake
 

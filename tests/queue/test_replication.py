@@ -13,14 +13,14 @@ from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue.replication import LogRows
 from tests.conftest import MakeSettings
-from tests.queue.queue_on_disk import (
+from tests.queue.queues import (
     Killed,
     MakeQueue,
     QueueScene,
     assert_audited,
     assert_delivered,
     die,
-    events_of,
+    event_rows,
     once_each,
     watched,
 )
@@ -47,7 +47,7 @@ def copy(make_settings: MakeSettings) -> Iterator[QueueScene]:
 
 def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
     """Rows whose ids are their numbers."""
-    return LogRows(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=events_of(range(first, last + 1)))
+    return LogRows(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=event_rows(range(first, last + 1)))
 
 
 def _ship(home: QueueScene, copy: QueueScene, table: TableId = T7) -> None:
@@ -135,7 +135,7 @@ def test_what_is_received_makes_its_table(make_queue: MakeQueue, auto_create: bo
         Column(name="id", type="BIGINT", nullable=False),
         Column(name="kind", type="VARCHAR", default="'x'", initial="x"),
     )
-    queue.coordinator.append_replicated([LogRows(table=T7, columns=columns, seq_first=1, rows=events_of(range(1, 4)))])
+    queue.coordinator.append_replicated([LogRows(table=T7, columns=columns, seq_first=1, rows=event_rows(range(1, 4)))])
     assert tuple(column.unbound for column in queue.lake.table(T7).columns) == columns
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 4), table=T7)
@@ -246,7 +246,7 @@ def test_a_full_buffer_refuses_rows_of_a_held_schema_and_takes_others_past_it(ma
         queue.write(range(5, 10), T7)
     with pytest.raises(BackpressureError):
         queue.coordinator.append_replicated([_shipped(1, 5)])
-    ack, shipment = queue.coordinator.take(EVENTS, events_of(range(5)))
+    ack, shipment = queue.coordinator.take(EVENTS, event_rows(range(5)))
     assert (ack.rows, shipment) == (5, None)
     assert queue.lake_rows(T7) == queue.lake_rows() == once_each(range(5))
 
@@ -282,7 +282,7 @@ def test_rows_that_are_kept_as_they_arrived_can_be_shipped_without_a_reading(
 ) -> None:
     create_table(queue.lake, T7)
     queue.write(range(3), T7)
-    ack, shipment = queue.coordinator.take(T7, events_of(range(3, 6)).select(["kind", "id"]))
+    ack, shipment = queue.coordinator.take(T7, event_rows(range(3, 6)).select(["kind", "id"]))
     assert shipment is not None
     assert (ack.seq_first, ack.seq_last) == (shipment.seq_first, shipment.seq_last) == (4, 6)
     with pytest.raises(SeqGapError):
@@ -329,4 +329,4 @@ def test_a_layout_without_such_numbers_refuses(queue: QueueScene) -> None:
         with pytest.raises(NotSupportedError) as error:
             refused()
         assert error.value.hint
-    assert coordinator.take(EVENTS, events_of(range(3)))[1] is None
+    assert coordinator.take(EVENTS, event_rows(range(3)))[1] is None

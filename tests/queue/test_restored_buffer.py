@@ -19,8 +19,7 @@ from catchment.queue import DqCoordinator
 from catchment.queue.shared_buffer import FILE_NAME, SharedBuffer
 from catchment.queue.writes import Write
 from tests.conftest import MakeSettings
-from tests.queue.open_queues import assert_drained, event_rows, ids_in, new_queue, open_queue
-from tests.queue.queue_on_disk import Killed, die
+from tests.queue.queues import Killed, assert_drained, die, event_rows, ids_in, new_queue, open_queue
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table
 from tests.shortcuts.made_lakes import put_lake
 

@@ -13,7 +13,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.audit import AuditReport
 from tests.conftest import MakeSettings
-from tests.queue.open_queues import assert_drained, event_rows, ids_in, new_queue, open_queue
+from tests.queue.queues import assert_drained, event_rows, ids_in, new_queue, open_queue
 from tests.repo.source_tree import ROOT
 from tests.sample_events import EVENTS, deliverer, source_of
 

@@ -13,14 +13,14 @@ from catchment.foundation import sql
 from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue import incoming
-from tests.queue.queue_on_disk import (
+from tests.queue.queues import (
     MakeQueue,
     QueueScene,
     arrow,
     assert_audited,
     assert_delivered,
     difference,
-    events_of,
+    event_rows,
     once_each,
 )
 from tests.sample_events import EVENTS, create_table
@@ -317,7 +317,7 @@ def test_writers_of_two_shapes_do_not_take_turns_at_new_versions(queue: QueueSce
     after = queue.coordinator.columns(EVENTS, ask=True)
     queue.coordinator.enqueue(EVENTS, pa.table({"id": [1]}))
     assert queue.buffer.columns(EVENTS, "default") == after
-    queue.buffer.append(EVENTS, before, events_of(range(2, 3)), session="default")
+    queue.buffer.append(EVENTS, before, event_rows(range(2, 3)), session="default")
     with pytest.raises(TypeConflictError, match="no column 'kind'"):
         queue.write(range(3, 4))
     for number in range(3, 5):
@@ -452,7 +452,7 @@ def test_texts_that_mean_something_to_somebody_come_out_as_they_went_in(queue: Q
 @pytest.mark.parametrize("layout", ["shared"])
 def test_rows_are_found_by_their_values_after_a_text_that_ducklake_would_replace(queue: QueueScene) -> None:
     token = pa.table({"id": [3], "kind": ["{SNAPSHOT_ID}"]})
-    for rows in (events_of(range(3)), token, events_of(range(4, 6))):
+    for rows in (event_rows(range(3)), token, event_rows(range(4, 6))):
         queue.coordinator.enqueue(EVENTS, rows)
         queue.coordinator.force_flush_all()
     with queue.lake.cursor() as cursor:
@@ -484,7 +484,7 @@ def test_rows_of_a_partitioned_table_are_split_but_for_those_whose_folder_cannot
     create_table(queue.lake, VALUES, partition_by=("kind",))
     kinds = ["a", "it's", "", "{SNAPSHOT_ID}"]
     for start in range(0, 12, 4):
-        rows = events_of(range(start, start + 4)).set_column(1, "kind", pa.array(kinds))
+        rows = event_rows(range(start, start + 4)).set_column(1, "kind", pa.array(kinds))
         queue.coordinator.enqueue(VALUES, rows)
     sent = Counter({(number, kinds[number % 4]): 1 for number in range(12)})
     assert queue.fresh_rows(VALUES) == sent

@@ -29,7 +29,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import types
 from catchment.testing import EmbeddedPostgres
 from tests.queue.plain_ducklake import PlainProcess, connect
-from tests.queue.queue_on_disk import Killed, QueueScene, assert_audited, die
+from tests.queue.queues import Killed, QueueScene, assert_audited, die
 from tests.shortcuts.made_lakes import put_lake
 
 NAMES = ("t", "u", "T")

@@ -9,7 +9,7 @@ import pytest
 from catchment.errors import InputError, TableMissingError
 from catchment.foundation import faults
 from catchment.foundation.ids import TableId
-from tests.queue.queue_on_disk import Killed, MakeQueue, QueueScene, die
+from tests.queue.queues import Killed, MakeQueue, QueueScene, die
 
 T = TableId("main", "t")
 ONE, TWO, THREE = (pa.table({"a": pa.array([number], pa.int32())}) for number in (1, 2, 3))

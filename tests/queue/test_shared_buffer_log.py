@@ -1,5 +1,6 @@
 """The shared buffer as a log that others follow: held, shipped, received, begun elsewhere and dropped."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -20,9 +21,9 @@ from catchment.queue.journal import ENTRY_BYTES_MAX
 from catchment.queue.replication import LogRows, ReplicatedBuffer
 from catchment.queue.shared_buffer import FILE_NAME, SharedBuffer
 from catchment.testing import FakeClock
-from tests.queue.open_queues import event_rows
-from tests.queue.queue_on_disk import Killed, arrow, die
-from tests.sample_events import EVENT_COLUMNS, once
+from tests.conftest import MakeSettings
+from tests.queue.queues import Killed, arrow, die, event_rows, new_queue
+from tests.sample_events import EVENT_COLUMNS, EVENTS, once
 
 T7 = TableId("t7", "events")
 OTHER = TableId("t7", "other")
@@ -505,3 +506,24 @@ def _rows_on_disk(buffer: SharedBuffer) -> int:
         (staging,) = _staging_tables(buffer)
         (count,) = cursor.execute(f'SELECT count(*) FROM "{staging}"').fetchone() or (0,)
         return int(count)
+
+
+def test_the_shared_buffer_has_the_tables_that_its_design_names(make_settings: MakeSettings) -> None:
+    settings = make_settings("sqlite")
+    with new_queue(settings) as queue:
+        assert isinstance(queue.buffer, SharedBuffer)
+        queue.enqueue(EVENTS, event_rows([1, 2]))
+        queue.force_flush_all()
+        queue.enqueue(EVENTS, event_rows([3]))
+    with duckdb.connect(str(settings.queue_path / "buffer.duckdb"), read_only=True) as connection:
+        columns = connection.execute("DESCRIBE dq_events").fetchall()
+        assert [(name, kind) for name, kind, *_ in columns if name in ("dq_seq", "id", "kind")] == [
+            ("dq_seq", "BIGINT"),
+            ("id", "BIGINT"),
+            ("kind", "VARCHAR"),
+        ]
+        assert connection.execute("SELECT dq_seq, id FROM dq_events").fetchall() == [(3, 3)]
+        ((name, shape, flushed),) = connection.execute(
+            "SELECT table_name, columns, last_flushed_seq FROM dq_meta"
+        ).fetchall()
+    assert (name, [column["name"] for column in json.loads(shape)], flushed) == ("events", ["id", "kind"], 2)

@@ -9,6 +9,7 @@ from typing import Any
 import adbc_driver_flightsql.dbapi as flight
 import adbc_driver_manager
 import duckdb
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -21,8 +22,11 @@ from catchment.server.registry import SessionRegistry
 from catchment.server.sessions import Session
 from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
+from tests.conftest import MakeSettings
 from tests.queue.insert_cases import TYPES, plain
 from tests.server import raw_client
+from tests.server.raw_client import Client, refused, server
+from tests.shortcuts.made_lakes import put_lake
 
 Error = adbc_driver_manager.Error
 LAYOUTS = ("shared", "sessions")
@@ -436,3 +440,18 @@ def execute(session: Session, text: str) -> pa.Table:
     call = Call()
     result = session.execute(text, call).result
     return pa.Table.from_batches(result.batches(call), result.schema)
+
+
+def test_a_server_whose_queue_is_switched_off_says_so_and_takes_rows_for_its_tables(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings("sqlite", queue_enable=False, server_port=0)
+    put_lake(settings, events=True)
+    with server(settings) as running:
+        client = Client(running.uri)
+        statement = "INSERT INTO duckling_queue.events VALUES (1, 'x')"
+        told = refused(grpc.StatusCode.UNIMPLEMENTED, client.update, statement)
+        assert "The queue is switched off. DUCKLING_QUEUE_ENABLE=true switches it on." in told
+        assert client.update("INSERT INTO events VALUES (1, 'x')") == 1
+        client.close()
+    assert not settings.queue_path.exists()

@@ -8,7 +8,7 @@ from catchment.errors import InputError, TypeConflictError
 from catchment.foundation import faults
 from catchment.foundation.ids import TableId
 from catchment.queue.stranded import Stranded
-from tests.queue.queue_on_disk import Killed, MakeQueue, QueueScene, assert_audited, die
+from tests.queue.queues import Killed, MakeQueue, QueueScene, assert_audited, die
 
 T, U = TableId("main", "t"), TableId("main", "u")
 

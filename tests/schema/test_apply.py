@@ -9,12 +9,32 @@ import pytest
 
 from catchment.errors import LockTimeoutError, ScriptError, StateError
 from catchment.foundation import faults
+from catchment.schema import LakeEngine, applied_scripts
+from catchment.schema.applied_scripts import AppliedScript
 from catchment.schema.check import State
+from catchment.schema.migratable import Replaceable, TableAccess
 from catchment.schema.migrate import Migrate
+from catchment.schema.scripts import Script
 from catchment.schema.sqlite_engine import SqliteEngine
 from tests.repo.source_tree import ROOT
-from tests.schema.scenario_copies import IMPATIENT, Scene, dump, scene
+from tests.schema.projects import (
+    IMPATIENT,
+    Scene,
+    apply_text,
+    database_with,
+    dump,
+    generated,
+    model,
+    scene,
+)
 from tests.shortcuts import warm
+
+NOTE = model("note", {"title": str})
+TABLE = "CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL, email TEXT);"
+INDEXED = f"{TABLE} CREATE INDEX by_email ON note (email); INSERT INTO note VALUES (1, 'a', 'x@y');"
+RECORD = "_Migrations (number, filename, script, started_at, finished_at)"
+MISMATCH = """CREATE TABLE user (id INTEGER PRIMARY KEY, name TEXT);
+    CREATE TABLE post (id INTEGER PRIMARY KEY, author TEXT REFERENCES user (name)); INSERT INTO post VALUES (1, 'a');"""
 
 NEXT = "004.next.sql"
 BACKUP = "mydb.sqlite.bak/pre_004.mydb.sqlite.bak"
@@ -262,3 +282,102 @@ def test_two_appliers_at_once_apply_every_script_once(tmp_path: Path) -> None:
     assert (said.count("applied"), said.count("refused")) == (4, 4), said
     assert here.rows("SELECT count(*), max(number) FROM _migrations") == [(4, 4)]
     assert here.rows("SELECT n FROM counted") == [(1,)]
+
+
+def test_a_script_that_fails_does_not_take_back_what_others_committed_meanwhile(tmp_path: Path) -> None:
+    here = scene("steady", tmp_path)
+
+    def others() -> None:
+        here.run("CREATE TABLE cache (k)", "INSERT INTO users (name) VALUES ('Alan')")
+
+    with faults.armed("schema.after_backup", others), pytest.raises(ScriptError, match="nowhere") as failed:
+        apply_text(here, "DELETE FROM users; INSERT INTO nowhere VALUES (1)")
+    assert here.rows("SELECT name FROM users ORDER BY id") == [("Ada",), ("Grace",), ("Alan",)]
+    assert here.rows("SELECT count(*) FROM cache") == [(0,)]
+    assert "pre_004.mydb.sqlite.bak" in (failed.value.hint or "")
+    assert [backup.name for backup in here.migrate.backups()] == ["pre_004.mydb.sqlite.bak"]
+
+
+class Damaging(SqliteEngine):
+    """An engine whose disk fails: after a script the file is no database any more."""
+
+    def apply(self, script: Script) -> tuple[TableAccess, ...]:
+        self.path.write_bytes(b"this is no database" * 1_000)
+        raise ScriptError("It broke.")
+
+
+def test_a_database_that_a_failure_has_damaged_is_its_backup_again(tmp_path: Path) -> None:
+    here = scene("steady", tmp_path)
+    before = here.content()
+    here.engine = Damaging(here.path)
+    with pytest.raises(ScriptError, match="It broke") as failed:
+        apply_text(here, "SELECT 1")
+    assert here.content() == before
+    assert "damaged" in (failed.value.hint or "")
+
+
+def test_a_lake_is_never_put_back_by_a_script_that_fails() -> None:
+    assert issubclass(SqliteEngine, Replaceable)
+    assert not issubclass(LakeEngine, Replaceable)
+
+
+def test_a_script_that_was_generated_after_other_scripts_fails_and_changes_nothing(tmp_path: Path) -> None:
+    here = database_with(tmp_path, f"{TABLE} INSERT INTO note VALUES (1, 'a', 'x@y');", NOTE)
+    apply_text(here, "SELECT 1")
+    generated(here)
+    here.migrate.restore("pre_001.mydb.sqlite.bak")
+    apply_text(here, "ALTER TABLE note DROP COLUMN email")
+    before = here.content()
+    with pytest.raises(ScriptError, match="no such column"):
+        here.migrate.apply(here.check().pending[0])
+    assert here.content() == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"CREATE TEMP TABLE {RECORD}",
+        f"CREATE TEMP VIEW {RECORD} AS SELECT 1, 2, 3, 4, 5",
+        f"CREATE VIEW {RECORD} AS SELECT 1, 2, 3, 4, 5",
+        "CREATE TEMP TRIGGER t BEFORE INSERT ON main._migrations BEGIN SELECT RAISE(IGNORE); END",
+        "CREATE TRIGGER _migrations AFTER INSERT ON note BEGIN SELECT 1; END",
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nothing_may_stand_in_front_of_the_record(tmp_path: Path, statement: str, is_first: bool) -> None:
+    here = database_with(tmp_path, TABLE, NOTE)
+    if not is_first:
+        apply_text(here, "INSERT INTO note (title) VALUES ('x')")
+    with pytest.raises(ScriptError):
+        apply_text(here, f"{statement}; INSERT INTO note (title) VALUES ('y')")
+    assert here.rows("SELECT count(*) FROM note WHERE title = 'y'") == [(0,)]
+
+
+def test_the_record_is_kept_in_the_database_itself() -> None:
+    entry = AppliedScript(number=1, filename="001.a.sql", script="", started_at="", finished_at="")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"CREATE TEMP TABLE {RECORD}")
+        applied_scripts.record(connection, entry)
+        assert applied_scripts.read(connection) == (entry,)
+        assert connection.execute("SELECT number FROM main._migrations").fetchall() == [(1,)]
+
+
+def test_a_temporary_table_does_not_stand_in_for_one_whose_rows_are_kept(tmp_path: Path) -> None:
+    here = database_with(tmp_path, INDEXED, NOTE)
+    with pytest.raises(ScriptError, match="there were 1, now 0"):
+        apply_text(here, "-- keeps-rows: note\nCREATE TEMP TABLE note AS SELECT 1; DELETE FROM main.note")
+
+
+def test_a_foreign_key_that_could_not_be_checked_before_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    here = database_with(tmp_path, MISMATCH)
+    apply_text(here, "ALTER TABLE user ADD COLUMN mail TEXT")
+    assert here.check().applied == ["001.next.sql"]
+    with pytest.raises(ScriptError, match="cannot be checked: foreign key mismatch"):
+        apply_text(here, "CREATE TABLE tag (name TEXT REFERENCES user (mail)); INSERT INTO tag VALUES ('x')")
+
+
+def test_rows_that_break_a_check_already_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    unsound = "PRAGMA ignore_check_constraints = ON; CREATE TABLE c (n CHECK (n > 0)); INSERT INTO c VALUES (-1);"
+    here = database_with(tmp_path, f"{TABLE} {unsound}")
+    apply_text(here, "ALTER TABLE note ADD COLUMN n INT")
+    assert here.check().applied == ["001.next.sql"]

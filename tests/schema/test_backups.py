@@ -13,7 +13,12 @@ from catchment.schema.lint import Risk
 from catchment.schema.migratable import BackupKind
 from catchment.schema.migrate import Migrate
 from catchment.schema.sqlite_engine import SqliteEngine
-from tests.schema.scenario_copies import IMPATIENT, Scene, dump, scene
+from tests.schema.projects import (
+    IMPATIENT,
+    Scene,
+    dump,
+    scene,
+)
 
 THIRD = "003.add_profile.sql"
 
@@ -258,3 +263,18 @@ def test_a_hot_journal_is_rolled_back_before_reading(tmp_path: Path) -> None:
     result = Migrate(SqliteEngine(copied, scripts=here.engine.scripts), here.models).check()
     assert result.state is State.CURRENT
     assert dump(copied) == before
+
+
+def test_a_rehearsal_is_one_of_the_database_where_the_reference_has_all_scripts(tmp_path: Path) -> None:
+    here = scene("pending", tmp_path)
+    pending = here.check().pending
+    with closing(sqlite3.connect(here.path)) as old, closing(sqlite3.connect(here.engine.reference)) as new:
+        old.backup(new)
+    ahead = Scene(engine=SqliteEngine(here.engine.reference, scripts=here.engine.scripts), models=here.models)
+    for script in pending:
+        ahead.migrate.apply(script)
+    assert (ahead.check().state, here.check().state) == (State.CURRENT, State.PENDING)
+    before = here.content()
+    tried = here.migrate.rehearse()
+    assert ([trial.filename for trial in tried.trials], tried.ok) == (pending, True)
+    assert here.content() == before

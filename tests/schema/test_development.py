@@ -8,7 +8,10 @@ import pytest
 
 from catchment.errors import ScriptError
 from catchment.schema import Development, State, develop
-from tests.schema.scenario_copies import Scene, scene
+from tests.schema.projects import Scene, database_with, model, scene
+
+NOTE = model("note", {"title": str})
+TABLE = "CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL, email TEXT);"
 
 THIRD = "003.add_profile.sql"
 
@@ -91,3 +94,31 @@ def _forge(here: Scene, path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE _migrations SET script = script || '-- other'")
     assert here.check().state is State.DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        (
+            "CREATE TABLE invoices (id INTEGER PRIMARY KEY, amount REAL); INSERT INTO invoices VALUES (1, 9.5);",
+            "invoices",
+        ),
+        ("ALTER TABLE note ADD COLUMN mail TEXT; INSERT INTO note VALUES (1, 'a', 'm');", "note.mail"),
+    ],
+)
+def test_develop_drops_nothing_that_has_rows_unless_it_is_told_to(tmp_path: Path, statements: str, named: str) -> None:
+    here = database_with(
+        tmp_path, f"CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL); {statements}", NOTE
+    )
+    before = here.content()
+    done = develop(here.migrate)
+    assert (_acts(done), done.result.state, here.content()) == ([], State.DRIFT, before)
+    assert done.stopped is not None
+    assert f"No model has {named}:" in done.stopped
+    assert _acts(develop(here.migrate, allow_drops=True)) == ["generate", "apply"]
+    assert here.check().state is State.CURRENT
+
+
+def test_develop_drops_what_has_no_rows(tmp_path: Path) -> None:
+    here = database_with(tmp_path, TABLE, NOTE)
+    assert _acts(develop(here.migrate)) == ["generate", "apply"]

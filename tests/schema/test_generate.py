@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from catchment.schema.inspect import all_dependents, dependents, inspect
 from catchment.schema.models import TableRow, sqlite_structure
 from catchment.schema.ops import Choice, Op, plan
 from catchment.schema.scripts import Script, ScriptName
+from tests.schema.projects import scene
 
 UNHURRIED = settings(deadline=None, max_examples=100)
 ROUNDS_MAX = 12
@@ -474,3 +476,16 @@ def test_any_model_becomes_any_other_and_columns_that_stay_keep_their_values(
         for place in first.keys() & last.keys():
             assert len(first[place]) == len(last[place])
             assert all(map(_is_same, first[place], last[place]))
+
+
+def test_a_generated_script_says_how_to_merge_it_with_earlier_ones(tmp_path: Path) -> None:
+    generated = scene("models_only", tmp_path).migrate.generate()
+    assert generated is not None
+    header = [line for line in generated.read_text().splitlines() if line.startswith("--")]
+    assert "-- To merge it with earlier scripts that production has not run yet:" in header
+    assert [line.split()[1:3] for line in header if line[5:6].isdigit()] == [
+        ["1.", "rm"],
+        ["2.", "restore"],
+        ["3.", "generate"],
+        ["4.", "apply"],
+    ]

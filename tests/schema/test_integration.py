@@ -9,7 +9,7 @@ import pytest
 
 from catchment.schema.check import State
 from catchment.schema.migrate import Migrate
-from tests.schema.scenario_copies import Scene, scene
+from tests.schema.projects import Scene, scene
 
 log = logging.getLogger("dev-server")
 

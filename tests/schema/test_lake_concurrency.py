@@ -14,9 +14,9 @@ from catchment.lake.instance import Origin
 from catchment.lake.locks import CommitLock
 from catchment.pipeline import ParquetFiles
 from tests.conftest import MakeSettings
-from tests.queue.queue_on_disk import QueueScene
+from tests.queue.queues import QueueScene
 from tests.sample_events import EVENTS, deliverer, event_files, rows_of
-from tests.schema.lake_projects import LakeScene, model
+from tests.schema.projects import LakeScene, model
 
 
 class _Nobody(CommitLock):
@@ -125,3 +125,46 @@ def test_rows_that_were_queued_before_a_script_arrive_after_it_and_a_restore_doe
     queue.coordinator.force_flush_all()
     assert rows_of(queue.lake) == [(n,) for n in range(3)]
     assert queue.lake.audit().ok
+
+
+@pytest.fixture
+def unlocked(make_settings: MakeSettings) -> Iterator[Lake]:
+    """A lake whose writers nothing keeps apart."""
+    with Lake(Lake.from_settings(make_settings("duckdb")).address, commit_lock=_Nobody()) as lake:
+        yield lake
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_of_two_who_apply_the_first_script_of_a_schema_one_commits(
+    unlocked: Lake, tmp_path: Path, is_restored: bool
+) -> None:
+    LakeScene(lake=unlocked, folder=tmp_path / "main").become(model("t0", {"a": int | None}))
+    one, other = (LakeScene(lake=unlocked, folder=tmp_path / name, schema="shop") for name in ("one", "other"))
+    with unlocked.write() as connection:
+        connection.execute("CREATE SCHEMA lake.shop")
+    one.run("CREATE TABLE t (id BIGINT)")
+    for here in (one, other):
+        here.write("001.first.sql", "INSERT INTO t VALUES (1);\n")
+    if is_restored:
+        one.migrate.apply("001.first.sql")
+        one.migrate.restore("pre_001")
+    turns = iter([lambda: other.migrate.apply("001.first.sql")])
+    racing = faults.armed("schema.before_commit", lambda: next(turns, lambda: None)())
+    with racing, pytest.raises(ScriptError, match="just been applied by another process"):
+        one.migrate.apply("001.first.sql")
+    assert one.rows("FROM t") == [(1,)]
+    assert [record.number for record in one.engine.observe().history] == [1]
+
+
+def test_a_script_that_is_applied_during_a_restore_goes_with_its_record(unlocked: Lake, tmp_path: Path) -> None:
+    LakeScene(lake=unlocked, folder=tmp_path / "main").become(model("t0", {"a": int | None}))
+    with unlocked.write() as connection:
+        connection.execute("CREATE SCHEMA lake.shop")
+    one, other = (LakeScene(lake=unlocked, folder=tmp_path / name, schema="shop") for name in ("one", "other"))
+    one.run("CREATE TABLE t (id BIGINT)")
+    before, backup = one.content(), one.migrate.backup()
+    other.write("001.first.sql", "INSERT INTO t VALUES (1);\n")
+    turns = iter([lambda: other.migrate.apply("001.first.sql")])
+    with faults.armed("schema.between_restore", lambda: next(turns, lambda: None)()):
+        one.migrate.restore(backup.name)
+    assert one.content() == before

@@ -20,7 +20,7 @@ from catchment.schema.check import State
 from catchment.schema.lint import Risk
 from catchment.schema.migratable import BackupKind
 from tests.conftest import MakeSettings
-from tests.schema.lake_projects import LakeScene, model
+from tests.schema.projects import LakeScene, model
 from tests.shortcuts.made_lakes import new_lake
 
 FIRST = "001.create_users.sql"

@@ -1,110 +1,23 @@
-"""Migrations of lake tables where they once went wrong: tables made anew, files that upkeep merged, first scripts."""
+"""Restores of lake tables whose files were merged, and the units that a restore reports."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from catchment.errors import ScriptError
-from catchment.foundation import events, faults
+from catchment.foundation import events
 from catchment.foundation.events import Event
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake, maintenance
-from catchment.lake.locks import CommitLock
 from catchment.pipeline import ParquetFiles
 from tests.conftest import MakeSettings
-from tests.sample_events import EVENTS, deliverer, event_files, rows_of
-from tests.schema.lake_projects import LakeScene, model
+from tests.sample_events import EVENTS, deliverer, event_files
+from tests.schema.projects import LakeScene, model
 
 BARE = model("events", {"kind": str | None})
-COUNTED = model("events", {"kind": str | None, "n": int}, n=3)
-
-
-class _Nobody(CommitLock):
-    """A lock that keeps nobody out."""
-
-    @contextmanager
-    def held(self, timeout_s: float) -> Iterator[None]:
-        yield
-
-
-@pytest.fixture
-def unlocked(make_settings: MakeSettings) -> Iterator[Lake]:
-    """A lake whose writers nothing keeps apart."""
-    with Lake(Lake.from_settings(make_settings("duckdb")).address, commit_lock=_Nobody()) as lake:
-        yield lake
 
 
 def _deliver(lake: Lake, settings: Settings, sources: list[Path]) -> None:
     deliverer(lake, settings).run(ParquetFiles(sources, EVENTS))
-
-
-def test_a_script_that_was_generated_without_rows_is_refused_where_there_are_some_and_nothing_comes_twice(
-    tmp_path: Path, make_settings: MakeSettings
-) -> None:
-    settings = make_settings("duckdb")
-    with Lake.from_settings(settings) as lake:
-        here = LakeScene(lake=lake, folder=tmp_path / "schema")
-        here.become(BARE)
-        here.models = [COUNTED]
-        script = here.generate()
-        assert 'DROP TABLE "events"' in script.read_text()
-        sources = event_files(tmp_path / "in", 2)
-        _deliver(lake, settings, sources)
-        before = (here.content(), here.uuids())
-        said = "it drops events, which has 20 rows here, to create it again"
-        assert said in (here.migrate.rehearse().trials[0].error or "")
-        with pytest.raises(ScriptError, match=said) as refused:
-            here.migrate.apply(script.name)
-        assert "generate it again on a lake in which events has rows" in (refused.value.hint or "")
-        assert (here.content(), here.uuids()) == before
-        script.unlink()
-        here.migrate.apply(here.generate().name)
-        assert here.settled()
-        _deliver(lake, settings, sources)
-        assert rows_of(lake) == [(n,) for n in range(20)]
-        assert lake.audit().ok
-
-
-ANEW = (
-    "DROP TABLE held;\nCREATE TABLE held (a BIGINT);\n",
-    "CREATE OR REPLACE TABLE held AS SELECT a, 1 AS b FROM held;\n",
-    'CREATE TABLE n AS FROM held;\nDROP TABLE IF EXISTS main."HELD";\nALTER TABLE n RENAME TO "Held";\n',
-    "ALTER TABLE held RENAME TO old;\nCREATE TABLE held AS FROM old;\nDROP TABLE old;\n",
-    "CREATE TABLE n AS FROM held;\nDELETE FROM held;\nDROP TABLE held;\nALTER TABLE n RENAME TO held;\n",
-)
-
-
-def test_a_table_with_rows_is_not_made_anew_however_a_script_says_it(sqlite_lake: Lake, tmp_path: Path) -> None:
-    here = LakeScene(lake=sqlite_lake, folder=tmp_path / "schema")
-    here.run("CREATE TABLE held (a BIGINT)", "INSERT INTO held VALUES (1), (2)")
-    before = (here.content(), here.uuids())
-    for script in ANEW:
-        here.write("001.again.sql", script)
-        with pytest.raises(ScriptError, match="which has 2 rows here, to create it again"):
-            here.migrate.apply("001.again.sql")
-        assert (here.content(), here.uuids()) == before, script
-
-
-@pytest.mark.parametrize(
-    ("script", "names"),
-    [
-        ("DROP TABLE held;\n", {"empty"}),
-        ("DROP TABLE held;\nALTER TABLE empty RENAME TO other;\n", {"other"}),
-        ("DROP TABLE empty;\nCREATE TABLE empty (b BIGINT);\n", {"held", "empty"}),
-        ("ALTER TABLE held RENAME TO old;\nCREATE TABLE held (a BIGINT);\n", {"held", "old", "empty"}),
-        ("CREATE TABLE n (a BIGINT);\nINSERT INTO n FROM held;\nDROP TABLE n;\n", {"held", "empty"}),
-    ],
-)
-def test_a_table_is_dropped_when_a_script_says_so_and_made_anew_when_it_is_empty(
-    sqlite_lake: Lake, tmp_path: Path, script: str, names: set[str]
-) -> None:
-    here = LakeScene(lake=sqlite_lake, folder=tmp_path / "schema")
-    here.run("CREATE TABLE held (a BIGINT)", "INSERT INTO held VALUES (1), (2)", "CREATE TABLE empty (a BIGINT)")
-    here.write("001.drop.sql", script)
-    here.migrate.apply("001.drop.sql")
-    assert set(here.content()["tables"]) == names
 
 
 @pytest.mark.parametrize("catalog", ["duckdb", "sqlite"])
@@ -146,42 +59,6 @@ def test_a_restore_finds_deletions_that_ducklake_has_merged_by_itself(sqlite_lak
     here.run("DELETE FROM t WHERE id = 2")
     here.migrate.restore(backup.name)
     assert here.content() == before
-
-
-@pytest.mark.parametrize("is_restored", [False, True])
-def test_of_two_who_apply_the_first_script_of_a_schema_one_commits(
-    unlocked: Lake, tmp_path: Path, is_restored: bool
-) -> None:
-    LakeScene(lake=unlocked, folder=tmp_path / "main").become(model("t0", {"a": int | None}))
-    one, other = (LakeScene(lake=unlocked, folder=tmp_path / name, schema="shop") for name in ("one", "other"))
-    with unlocked.write() as connection:
-        connection.execute("CREATE SCHEMA lake.shop")
-    one.run("CREATE TABLE t (id BIGINT)")
-    for here in (one, other):
-        here.write("001.first.sql", "INSERT INTO t VALUES (1);\n")
-    if is_restored:
-        one.migrate.apply("001.first.sql")
-        one.migrate.restore("pre_001")
-    turns = iter([lambda: other.migrate.apply("001.first.sql")])
-    racing = faults.armed("schema.before_commit", lambda: next(turns, lambda: None)())
-    with racing, pytest.raises(ScriptError, match="just been applied by another process"):
-        one.migrate.apply("001.first.sql")
-    assert one.rows("FROM t") == [(1,)]
-    assert [record.number for record in one.engine.observe().history] == [1]
-
-
-def test_a_script_that_is_applied_during_a_restore_goes_with_its_record(unlocked: Lake, tmp_path: Path) -> None:
-    LakeScene(lake=unlocked, folder=tmp_path / "main").become(model("t0", {"a": int | None}))
-    with unlocked.write() as connection:
-        connection.execute("CREATE SCHEMA lake.shop")
-    one, other = (LakeScene(lake=unlocked, folder=tmp_path / name, schema="shop") for name in ("one", "other"))
-    one.run("CREATE TABLE t (id BIGINT)")
-    before, backup = one.content(), one.migrate.backup()
-    other.write("001.first.sql", "INSERT INTO t VALUES (1);\n")
-    turns = iter([lambda: other.migrate.apply("001.first.sql")])
-    with faults.armed("schema.between_restore", lambda: next(turns, lambda: None)()):
-        one.migrate.restore(backup.name)
-    assert one.content() == before
 
 
 def test_a_restore_warns_of_units_whose_rows_are_gone_and_of_those_that_could_come_again(

@@ -12,7 +12,7 @@ from catchment.schema.check import State
 from catchment.schema.migratable import BackupKind
 from catchment.schema.migrate import ALLOWED, Migrate
 from catchment.schema.models import TableRow
-from tests.schema.scenario_copies import Scene, scene
+from tests.schema.projects import Scene, scene
 
 FIRST, SECOND, THIRD = "001.create_users.sql", "002.add_email.sql", "003.add_profile.sql"
 # A scenario for each state, and one in which a reference makes `restore` possible.

@@ -43,7 +43,7 @@ from tests.schema.migration_model import (
     tables_of,
     targets_of,
 )
-from tests.schema.scenario_copies import dump
+from tests.schema.projects import dump
 from tests.schema.script_editing import (
     FIRST_BY_HAND,
     decided,

@@ -8,7 +8,7 @@ import pytest
 
 from catchment.errors import ScriptError
 from catchment.schema import SqliteEngine, State, TableRow, triggers
-from tests.schema.scenario_copies import Scene
+from tests.schema.projects import Scene
 
 TABLE = "CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL, email TEXT);"
 LOG = "CREATE TABLE log (line TEXT, size INT);"

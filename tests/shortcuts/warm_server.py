@@ -49,8 +49,8 @@ _LATER = (
     "psycopg",
     "pyarrow.parquet",
     "tests.pipeline.legacy.legacy_home",
-    "tests.queue.open_queues",
-    "tests.schema.scenario_copies",
+    "tests.queue.queues",
+    "tests.schema.projects",
     "tests.server.server_process",
 )
 

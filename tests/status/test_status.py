@@ -48,7 +48,7 @@ from catchment.status.recorder import FLUSHES_MAX, Recorder
 from catchment.status.window import SAMPLE_S, WINDOW_S, Window
 from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.testing import FakeClock
-from tests.queue.open_queues import event_rows, new_queue, open_queue
+from tests.queue.queues import event_rows, new_queue, open_queue
 from tests.sample_events import EVENTS, create_table
 from tests.status.sample_status import NOW, SECRET, full_status
 

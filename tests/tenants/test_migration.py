@@ -3,13 +3,25 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from catchment.errors import CatchmentError, InvalidStateError, MismatchError, NotReadyError, StaleRouteError
-from catchment.tenants.model import Complete, DualWrite, Finalizing, Idle, PreparingTarget
-from catchment.testing import EmbeddedPostgres
-from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, events, two_shards
+from catchment.errors import (
+    CatchmentError,
+    InputError,
+    InvalidStateError,
+    MismatchError,
+    NotReadyError,
+    StaleRouteError,
+)
+from catchment.foundation.ids import ProducerId, TableId
+from catchment.lake.dead_letters import DeadLetter, DeadLetters, packed
+from catchment.pipeline.tenant_history import ShardBackfill
+from catchment.tenants.model import Complete, DualWrite, Finalizing, Idle, Positions, PreparingTarget, TenantId
+from catchment.testing import EmbeddedPostgres, InlineRunner
+from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, caught_up, events, in_dual_write, two_shards
 
 WINDOW_NS = 5 * 60 * 1_000_000_000
 
@@ -18,11 +30,6 @@ WINDOW_NS = 5 * 60 * 1_000_000_000
 def scene(tmp_path: Path) -> Iterator[Scene]:
     with two_shards(tmp_path) as scene:
         yield scene
-
-
-def caught_up(scene: Scene) -> None:
-    """Wait until the target has what the source has."""
-    scene.shards[A]._shippers[T7].catch_up(scene.shards[A].positions(T7), wait_s=20)
 
 
 def test_a_move_goes_through_its_states_and_every_row_is_at_the_target_once(scene: Scene) -> None:
@@ -257,3 +264,71 @@ def test_source_and_target_that_differ_stop_the_move(scene: Scene) -> None:
     assert isinstance(move.state, DualWrite)
     write(T7, "events", events(2))
     assert scene.rows_in(A) == [1, 2]
+
+
+def test_files_of_two_tables_that_cannot_be_adopted_are_rewritten_each_into_its_own(scene: Scene) -> None:
+    write = scene.gateway().signal_for_tenant
+    lists = pa.list_(pa.list_(pa.int64()))
+    for name, number in (("one", 1), ("two", 2)):
+        rows = pa.table({"id": pa.array([number], pa.int64()), "tags": pa.array([[[number]]], lists)})
+        write(T7, name, rows)
+    scene.queues[A].force_flush_all()
+    move = in_dual_write(scene)
+    assert scene.rows_in(B, TableId("t7", "one")) == [1]
+    assert scene.rows_in(B, TableId("t7", "two")) == [2]
+    assert move.verify().ok
+
+
+def test_a_table_that_is_made_while_source_and_target_are_compared_is_no_difference(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = scene.gateway().signal_for_tenant
+    write(T7, "events", events(1))
+    move = in_dual_write(scene)
+    scene.away.add(B)
+    digests = scene.shards[A].digests
+
+    def late(tenant: TenantId, at: Positions) -> Any:
+        write(T7, "late", events(2))
+        return digests(tenant, at)
+
+    monkeypatch.setattr(scene.shards[A], "digests", late)
+    assert move.verify().ok
+
+
+def bury(scene: Scene, *tables: TableId) -> None:
+    """A dead letter of each table in the source's lake."""
+    with scene.lake(A).write() as connection:
+        DeadLetters(connection, scene.lake(A).name).add(
+            DeadLetter(
+                id=f"letter-{table}",
+                unit_id="unit",
+                producer=ProducerId("queue", str(table), "1"),
+                seq=1,
+                table=table,
+                reason="It does not fit.",
+                row=packed(events(1)),
+                buried_at=scene.clock.now(),
+            )
+            for table in tables
+        )
+
+
+def test_a_tenant_with_dead_letters_is_not_moved(scene: Scene) -> None:
+    scene.gateway().signal_for_tenant(T7, "events", events(1))
+    scene.lake(B).open()
+    source, target = scene.store.shard(A), scene.store.shard(B)
+    backfill = ShardBackfill(InlineRunner(), clock=scene.clock)
+    backfill.plan(T7, source, target, snapshot=None, token="x")
+    bury(scene, EVENTS, TableId("t8", "events"))
+    with pytest.raises(InputError, match="1 dead letters"):
+        backfill.plan(T7, source, target, snapshot=None, token="x")
+
+
+def test_letters_that_were_buried_during_a_move_go_with_the_tenant_and_no_others(scene: Scene) -> None:
+    scene.gateway().signal_for_tenant(T7, "events", events(1))
+    move = in_dual_write(scene)
+    bury(scene, EVENTS, TableId("t8", "events"))
+    move.finalize()
+    move.gc_source(0)
+    assert [letter.table.schema for letter in scene.lake(A).dead_letters()] == ["t8"]

@@ -2,14 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from catchment.errors import NotReadyError, RetryableError, ShardUnreachableError
+from catchment.errors import (
+    CatchmentError,
+    LakeUnavailableError,
+    LockTimeoutError,
+    NotReadyError,
+    RetryableError,
+    ShardUnreachableError,
+)
 from catchment.foundation import faults
 from catchment.tenants.model import Complete, Finalizing, Idle, PreparingTarget
 from catchment.tenants.run_move import MovePhase, MoveReport, retry_step, run_move
-from catchment.tenants.shard_api import Lag, ShardRole
+from catchment.tenants.shard_api import Lag, RetainedHistory, ShardRole
 from catchment.testing import FakeClock
 from tests.tenants.two_shards import T7, A, B, Scene, events, two_shards
 
@@ -213,3 +221,21 @@ def test_a_move_that_was_aborted_by_somebody_who_died_can_be_begun_again(scene: 
     report = _drive(scene)
     assert (report.state, report.retries) == ("Finalizing", 0)
     assert scene.rows_in(B) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("trouble", [LakeUnavailableError("It is away."), LockTimeoutError("It is busy.")], ids=repr)
+def test_a_lake_that_is_away_or_busy_for_a_moment_does_not_end_the_drive(
+    scene: Scene, trouble: CatchmentError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.gateway().signal_for_tenant(T7, "events", events(1))
+    hold = scene.shards[A].retain_log
+    troubles = [trouble]
+
+    def troubled(*args: Any, **kwargs: Any) -> RetainedHistory:
+        if troubles:
+            raise troubles.pop()
+        return hold(*args, **kwargs)
+
+    monkeypatch.setattr(scene.shards[A], "retain_log", troubled)
+    assert run_move(scene.move(), clock=scene.clock).state == "Finalizing"
+    assert scene.rows_in(B) == [1]

@@ -26,7 +26,7 @@ from catchment.tenants.shard import TenantShard, Waits
 from catchment.tenants.shard_api import ShardRole, TenantRecord
 from catchment.testing import InlineRunner
 from tests.server.server_process import wait_until
-from tests.tenants.two_shards import T7, A, B, Scene, events, two_shards
+from tests.tenants.two_shards import T7, A, B, Scene, events, in_dual_write, two_shards
 
 WAITS = Waits(gate_s=30, replica_s=2, drain_s=3)
 
@@ -36,15 +36,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     with two_shards(tmp_path, waits=WAITS) as scene:
         scene.gateway().signal_for_tenant(T7, "events", events(1))
         yield scene
-
-
-def in_dual_write(scene: Scene) -> TenantMigration:
-    """A move whose target follows."""
-    move = scene.move()
-    move.prepare_target()
-    move.enter_dual_write()
-    scene.shards[A]._shippers[T7].catch_up(scene.shards[A].positions(T7), wait_s=20)
-    return move
 
 
 def test_a_gate_for_which_nobody_comes_back_opens_and_the_old_decision_is_void(scene: Scene) -> None:

@@ -1,41 +1,20 @@
-"""What went wrong with moves of tenants once, and must not again."""
+"""Shipping a log to the target of a move: message sizes, failures, and tables without rows."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pyarrow as pa
 import pytest
 
-from catchment.errors import (
-    CatchmentError,
-    InputError,
-    LakeUnavailableError,
-    LockTimeoutError,
-    ShardUnreachableError,
-)
-from catchment.flight_protocol import flight_pb2 as flight
-from catchment.foundation.ids import ProducerId, TableId
-from catchment.foundation.settings import MIB, Settings
-from catchment.lake.dead_letters import DeadLetter, DeadLetters, packed
-from catchment.pipeline.tenant_history import ShardBackfill
+from catchment.foundation.ids import TableId
 from catchment.queue.replication import LogRows
 from catchment.queue.shared_buffer import SharedBuffer
 from catchment.tenants import shipping
-from catchment.tenants.migration import TenantMigration
 from catchment.tenants.model import Positions, TenantId
-from catchment.tenants.run_move import run_move
-from catchment.tenants.shard import WAITS
-from catchment.tenants.shard_api import RetainedHistory
 from catchment.tenants.transport import shard_messages as wire
-from catchment.tenants.transport.remote_shard import RemoteShard
-from catchment.testing import InlineRunner
 from tests.server.server_process import wait_until
-from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, events, two_shards
+from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, caught_up, events, in_dual_write, two_shards
 
 BYTES_MAX = 100_000
 
@@ -46,35 +25,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield scene
 
 
-def caught_up(scene: Scene) -> None:
-    """Wait until the target has what the source has."""
-    scene.shards[A]._shippers[T7].catch_up(scene.shards[A].positions(T7), wait_s=60)
-
-
-def in_dual_write(scene: Scene) -> TenantMigration:
-    move = scene.move()
-    move.prepare_target()
-    move.enter_dual_write()
-    caught_up(scene)
-    return move
-
-
 def wide(first: int, rows: int, size: int = 2_000) -> pa.Table:
     """Rows of that many bytes each."""
     return pa.table({"id": pa.array(range(first, first + rows), pa.int64()), "kind": ["x" * size] * rows})
-
-
-def test_files_of_two_tables_that_cannot_be_adopted_are_rewritten_each_into_its_own(scene: Scene) -> None:
-    write = scene.gateway().signal_for_tenant
-    lists = pa.list_(pa.list_(pa.int64()))
-    for name, number in (("one", 1), ("two", 2)):
-        rows = pa.table({"id": pa.array([number], pa.int64()), "tags": pa.array([[[number]]], lists)})
-        write(T7, name, rows)
-    scene.queues[A].force_flush_all()
-    move = in_dual_write(scene)
-    assert scene.rows_in(B, TableId("t7", "one")) == [1]
-    assert scene.rows_in(B, TableId("t7", "two")) == [2]
-    assert move.verify().ok
 
 
 def test_no_message_to_the_copy_is_larger_than_servers_take_however_wide_the_rows_are(
@@ -170,129 +123,3 @@ def test_a_table_without_rows_that_is_made_during_a_move_comes_along(scene: Scen
     write(T7, "empty", events(2))
     move.gc_source(0)
     assert scene.rows_in(B, TableId("t7", "empty")) == [2]
-
-
-def test_a_table_that_is_made_while_source_and_target_are_compared_is_no_difference(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = scene.gateway().signal_for_tenant
-    write(T7, "events", events(1))
-    move = in_dual_write(scene)
-    scene.away.add(B)
-    digests = scene.shards[A].digests
-
-    def late(tenant: TenantId, at: Positions) -> Any:
-        write(T7, "late", events(2))
-        return digests(tenant, at)
-
-    monkeypatch.setattr(scene.shards[A], "digests", late)
-    assert move.verify().ok
-
-
-@pytest.mark.parametrize("trouble", [LakeUnavailableError("It is away."), LockTimeoutError("It is busy.")], ids=repr)
-def test_a_lake_that_is_away_or_busy_for_a_moment_does_not_end_the_drive(
-    scene: Scene, trouble: CatchmentError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene.gateway().signal_for_tenant(T7, "events", events(1))
-    hold = scene.shards[A].retain_log
-    troubles = [trouble]
-
-    def troubled(*args: Any, **kwargs: Any) -> RetainedHistory:
-        if troubles:
-            raise troubles.pop()
-        return hold(*args, **kwargs)
-
-    monkeypatch.setattr(scene.shards[A], "retain_log", troubled)
-    assert run_move(scene.move(), clock=scene.clock).state == "Finalizing"
-    assert scene.rows_in(B) == [1]
-
-
-def test_a_write_that_no_server_took_is_not_one_of_which_nobody_knows() -> None:
-    told = threading.Event()
-    waiting = threading.Event()
-
-    def answer(_request: bytes, _context: object) -> bytes:
-        waiting.set()
-        assert told.wait(30)
-        return b""
-
-    methods: dict[str, Any] = {"DoAction": grpc.unary_unary_rpc_method_handler(answer)}
-    handlers = [grpc.method_handlers_generic_handler("arrow.flight.protocol.FlightService", methods)]
-    limits = (("grpc.max_receive_message_length", MIB),)
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads, handlers, options=limits, maximum_concurrent_rpcs=1)
-        shard = RemoteShard(A, f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Settings())
-        server.start()
-        with pytest.raises(InputError, match="too large"):
-            shard.write(T7, "events", wide(0, 1_000), epoch=1)
-        busy = threading.Thread(target=lambda: suppressed(lambda: shard.positions(T7)))
-        busy.start()
-        assert waiting.wait(30)
-        with pytest.raises(ShardUnreachableError, match="limit exceeded"):
-            shard.write(T7, "events", events(1), epoch=1)
-        told.set()
-        busy.join()
-        shard.close()
-        server.stop(None).wait()
-
-
-def suppressed(action: Callable[[], object]) -> None:
-    """Do something of which only the effect on others counts."""
-    with suppress(CatchmentError):
-        action()
-
-
-def test_a_write_to_another_shard_is_waited_for_as_long_as_it_may_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(queue_full_wait_seconds=11)
-    shard = RemoteShard(A, "grpc://127.0.0.1:1", settings)
-    waits: list[float] = []
-
-    def answer(_action: bytes, *, metadata: object, timeout: float) -> bytes:
-        del metadata
-        waits.append(timeout)
-        ack = {"table": ["t7", "events"], "source": "x", "seqs": [1, 1]}
-        message: bytes = flight.Result(body=wire.pack({"result": ack})).SerializeToString()
-        return message
-
-    monkeypatch.setattr(shard, "_act", answer)
-    shard.write(T7, "events", events(1), epoch=1)
-    assert waits[0] > 11 + WAITS.gate_s + WAITS.copy_s
-    shard.close()
-
-
-def bury(scene: Scene, *tables: TableId) -> None:
-    """A dead letter of each table in the source's lake."""
-    with scene.lake(A).write() as connection:
-        DeadLetters(connection, scene.lake(A).name).add(
-            DeadLetter(
-                id=f"letter-{table}",
-                unit_id="unit",
-                producer=ProducerId("queue", str(table), "1"),
-                seq=1,
-                table=table,
-                reason="It does not fit.",
-                row=packed(events(1)),
-                buried_at=scene.clock.now(),
-            )
-            for table in tables
-        )
-
-
-def test_a_tenant_with_dead_letters_is_not_moved(scene: Scene) -> None:
-    scene.gateway().signal_for_tenant(T7, "events", events(1))
-    scene.lake(B).open()
-    source, target = scene.store.shard(A), scene.store.shard(B)
-    backfill = ShardBackfill(InlineRunner(), clock=scene.clock)
-    backfill.plan(T7, source, target, snapshot=None, token="x")
-    bury(scene, EVENTS, TableId("t8", "events"))
-    with pytest.raises(InputError, match="1 dead letters"):
-        backfill.plan(T7, source, target, snapshot=None, token="x")
-
-
-def test_letters_that_were_buried_during_a_move_go_with_the_tenant_and_no_others(scene: Scene) -> None:
-    scene.gateway().signal_for_tenant(T7, "events", events(1))
-    move = in_dual_write(scene)
-    bury(scene, EVENTS, TableId("t8", "events"))
-    move.finalize()
-    move.gc_source(0)
-    assert [letter.table.schema for letter in scene.lake(A).dead_letters()] == ["t8"]

@@ -31,7 +31,7 @@ from catchment.tenants.router import TenantRouter
 from catchment.tenants.shard import Admission, TenantShard, Waits
 from catchment.tenants.shard_api import ShardNode
 from catchment.testing import InlineRunner
-from tests.queue.open_queues import open_queue
+from tests.queue.queues import open_queue
 from tests.server.server_process import BEAT_S, wait_until
 from tests.shortcuts.made_lakes import put_lake
 
@@ -132,6 +132,20 @@ def two_shards(
             scene.opened.callback(opened.close)
         scene.store.create_tenant(T7, "seven", TenantConfig(), A)
         yield scene
+
+
+def caught_up(scene: Scene) -> None:
+    """Wait until the target of a move has all rows of the source."""
+    scene.shards[A]._shippers[T7].catch_up(scene.shards[A].positions(T7), wait_s=60)
+
+
+def in_dual_write(scene: Scene) -> TenantMigration:
+    """Return a move whose target has all rows of the source and follows it."""
+    move = scene.move()
+    move.prepare_target()
+    move.enter_dual_write()
+    caught_up(scene)
+    return move
 
 
 def events(*ids: int) -> pa.Table:

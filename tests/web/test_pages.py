@@ -29,7 +29,7 @@ from catchment.web.dead_letter_pages import LETTERS_SHOWN_MAX, LakeDeadLetterSer
 from catchment.web.live import Live
 from catchment.web.site import HEADERS
 from catchment.web.web_server import WebServer
-from tests.queue.open_queues import event_rows
+from tests.queue.queues import event_rows
 from tests.sample_events import EVENTS, create_table
 from tests.status.sample_status import NOW, SECRET
 from tests.web.text_browser import (

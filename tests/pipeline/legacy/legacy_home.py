@@ -5,6 +5,7 @@ product about the source.
 """
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -13,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from catchment.foundation import sql
+from catchment.foundation import files, sql
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from catchment.lake import Delivery, Lake
@@ -38,6 +39,7 @@ LOG = "aws_cloudtrail_log"
 SMALL = (LegacyTable(name=LOG, leaves=2, files_per_leaf=2, rows_per_file=10),)
 ADOPT_ALL = 1
 ADOPT_NOTHING = 1 << 40
+_COLLECTED_LATER = 7
 
 
 class CutError(Exception):
@@ -131,6 +133,13 @@ def make_scene(
         before=snapshot_tree(home.data),
         rows={table.name: source_rows(home, table.name) for table in home.tables},
     )
+
+
+def collect_again(scene: Scene) -> None:
+    """Put other rows into the same leaves, as the program that writes the tree does later."""
+    home = make_legacy_home(scene.home.home.parent / "again", tables=SMALL, seed=_COLLECTED_LATER)
+    files.remove_tree(scene.place.data)
+    shutil.copytree(home.data, scene.place.data)
 
 
 def source_rows(home: LegacyHome, table: str, leaves: Iterable[LegacyLeaf] | None = None) -> Rows:

@@ -1,14 +1,18 @@
 """Undoing a legacy import: the tree is back as it was, or nothing is touched and a sentence says why."""
 
 import shutil
+from typing import Any
 
 import pytest
 
 from catchment.errors import InputError
 from catchment.foundation import faults
+from catchment.lake import Lake
 from catchment.lake.maintenance import maintain
 from catchment.pipeline.legacy.folders import ImportPhase
 from catchment.pipeline.legacy.import_plan import ImportOptions
+from catchment.pipeline.legacy.job import LegacyImport
+from catchment.pipeline.legacy.report import Verification
 from catchment.pipeline.work import Mode
 from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, snapshot_tree
 from tests.pipeline.legacy.legacy_home import (
@@ -18,6 +22,7 @@ from tests.pipeline.legacy.legacy_home import (
     Scene,
     assert_backed_up,
     assert_imported,
+    collect_again,
     cut_off,
 )
 from tests.sample_events import NOW, once
@@ -170,3 +175,81 @@ def test_only_the_tables_of_the_import_go(make: MakeScene) -> None:
     assert scene.execute("SELECT n FROM mine") == [(1,)]
     assert [each.name for each in scene.lake.tables()] == ["mine"]
     assert snapshot_tree(scene.home.data) == scene.before
+
+
+def _undo_while(scene: Scene, monkeypatch: pytest.MonkeyPatch, happens: Any) -> LegacyImport:
+    """A job in which something happens right after the lake was proven to be what was imported."""
+    verify = LegacyImport._verify
+    happened: list[object] = []
+
+    def verify_then(job: LegacyImport, lake: Lake) -> Verification:
+        proof = verify(job, lake)
+        if not happened:
+            happened.append(happens())
+        return proof
+
+    monkeypatch.setattr(LegacyImport, "_verify", verify_then)
+    return scene.job()
+
+
+def test_a_row_that_is_written_while_an_undo_proves_the_table_is_not_lost(
+    make: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make()
+    assert scene.job().run().ok
+    job = _undo_while(scene, monkeypatch, lambda: scene.execute(f"INSERT INTO {LOG} (tp_id) VALUES ('live')"))
+    with pytest.raises(InputError, match="differ from the import"):
+        job.undo()
+    assert scene.count() == len(scene.rows[LOG]) + 1
+    assert scene.job().detect() is ImportPhase.DONE
+
+
+def test_an_undo_whose_commit_failed_proves_the_tables_again(make: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = make()
+    assert scene.job().run().ok
+
+    def fails(*_: object) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "commit", fails)
+        with pytest.raises(CutError):
+            scene.job().undo()
+    assert scene.job().detect() is ImportPhase.UNDOING
+    scene.execute(f"INSERT INTO {LOG} (tp_id) VALUES ('live')")
+    with pytest.raises(InputError, match="differ from the import"):
+        scene.job().undo()
+    assert scene.count() == len(scene.rows[LOG]) + 1
+
+
+def test_an_undo_leaves_a_table_alone_that_somebody_made_since_under_the_same_name(make: MakeScene) -> None:
+    scene = make()
+    assert scene.job().run().ok
+    with faults.armed("legacy.after_drop", cut_off), pytest.raises(CutError):
+        scene.job().undo()
+    scene.execute(f"CREATE TABLE {LOG} AS SELECT 1 AS mine")
+    scene.job().undo()
+    assert scene.execute(f"FROM {LOG}") == [(1,)]
+    assert snapshot_tree(scene.place.data) == scene.before
+
+
+def test_an_undo_is_refused_where_unmoved_leaves_went_into_a_table_that_had_rows(make: MakeScene) -> None:
+    scene = make()
+    assert scene.job().run().ok
+    collect_again(scene)
+    with faults.armed("retire.before_unit", cut_off), pytest.raises(CutError):
+        scene.job().run()
+    rows = scene.count()
+    with pytest.raises(InputError, match="existed before"):
+        scene.job().undo()
+    assert scene.count() == rows
+    assert scene.job().detect() is ImportPhase.IMPORTING
+
+
+def test_an_undo_without_the_lake_is_refused_and_forgets_nothing(make: MakeScene) -> None:
+    scene = make()
+    assert scene.job().run().ok
+    with pytest.raises(InputError, match="There is no lake"):
+        scene.job(has_lake=False).undo()
+    assert scene.job().detect() is ImportPhase.DONE
+    assert scene.job().verify().ok

@@ -1,6 +1,7 @@
-"""Faults that a public implementation of these designs had, so that ours never gets them."""
+"""Flushes deliver every row once: around checkpoints, WALs, endless writers, failures and drops."""
 
 import shutil
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
@@ -15,7 +16,7 @@ from catchment.foundation import faults
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
-from catchment.queue import Buffer, DqCoordinator, FlushPayload, TableFlush, open_buffer
+from catchment.queue import Buffer, DqCoordinator, FlushPayload, QueueRuntime, TableFlush, open_buffer
 from catchment.queue.flushing import Progress
 from catchment.queue.policy import RETRY_SECONDS_MAX, Trigger
 from catchment.queue.shared_buffer import SharedBuffer
@@ -23,8 +24,12 @@ from catchment.queue.store import Store, new_identity
 from catchment.queue.writes import Write
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
-from tests.queue.open_queues import LAYOUTS, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
+from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
+from tests.server.server_process import wait_until
+
+PATIENCE_S = 30.0
+TOO_MANY_S = 0.1
 
 # A checkpoint drops deleted rows by whole groups of 122,880, and renumbers those after.
 GROUP_ROWS = 122_880
@@ -139,7 +144,7 @@ def test_an_orphan_is_sealed_with_the_rows_that_are_only_in_its_wal(make_setting
         assert_drained(queue)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_force_flush_drains_all_slices_and_segments_and_ends_though_writers_go_on(
     layout: str, make_settings: MakeSettings
 ) -> None:
@@ -181,7 +186,7 @@ class FailingFlusher:
         return tuple(TableFlush(table=table, errors=("the lake is away",)) for table in {p.table for p in parcels})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_flush_that_keeps_failing_is_tried_ever_less_often(layout: str, make_settings: MakeSettings) -> None:
     clock = FakeClock()
     settings = make_settings("sqlite", queue_layout=layout, queue_buffer_max_rows=1, queue_rotate_interval_seconds=1)
@@ -232,7 +237,7 @@ def test_a_flush_that_fails_for_a_bug_is_named_by_the_status_and_backs_off(make_
         assert trouble.reason == "ZeroDivisionError: a bug"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_trickle_that_never_stops_is_flushed_by_the_age_of_its_oldest_row(
     layout: str, make_settings: MakeSettings
 ) -> None:
@@ -300,3 +305,42 @@ def test_a_buffer_whose_commit_and_reopening_fail_says_that_the_rows_may_be_ther
         buffer.close()
         with pytest.raises(BufferHeldError, match="was closed"):
             queue.enqueue(EVENTS, event_rows(range(8, 9)))
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_so_many_flushes_run_at_once_and_no_more(make_settings: MakeSettings, most: int) -> None:
+    settings = make_settings("sqlite", queue_max_parallel_flushes=most, queue_buffer_max_rows=1)
+    tables = [TableId("main", f"table_{number}") for number in range(4)]
+    waiting, changed = list(tables), threading.Condition()
+    under_way: set[int] = set()
+    peak = 0
+
+    def begun() -> None:
+        nonlocal peak
+        with changed:
+            under_way.add(threading.get_ident())
+            peak = max(peak, len(under_way))
+            following = waiting.pop() if waiting else None
+            changed.notify_all()
+        if following is not None:
+            # It is due while this flush is under way.
+            queue.enqueue(following, event_rows([1]))
+        with changed:
+            assert changed.wait_for(lambda: peak >= most, PATIENCE_S)
+            # One too many would come now.
+            changed.wait_for(lambda: peak > most, TOO_MANY_S)
+
+    def ended() -> None:
+        with changed:
+            under_way.discard(threading.get_ident())
+
+    with new_queue(settings) as queue:
+        for table in tables:
+            create_table(queue.lake, table)
+        runtime = QueueRuntime(queue, settings, SystemClock())
+        with faults.armed("deliver.before_write", begun), faults.armed("queue.after_retire", ended):
+            queue.enqueue(waiting.pop(), event_rows([1]))
+            runtime.start()
+            wait_until(lambda: all(ids_in(queue.lake, table) for table in tables), "all tables are flushed")
+            runtime.stop()
+    assert peak == most
