@@ -28,8 +28,9 @@ from catchment.tenants.model import ShardId, TenantId
 from catchment.tenants.router import TenantRouter
 from catchment.tenants.transport.remote_shard import Remotes
 from tests.acceptance.shell import COMMAND, Ended, Shell
-from tests.server.server_process import ServerProcess, serving, wait_until
+from tests.server.server_process import ServerProcess, serving
 from tests.shortcuts import warm
+from tests.waiting import wait_until
 
 TENANT_COMMANDS = ("create", "list", "show", "move", "status", "abort", "reverse", "verify", "gc")
 PATIENCE_S = 120

@@ -18,7 +18,7 @@ from catchment.foundation.clock import SystemClock
 from catchment.foundation.files import FileLock
 from tests.acceptance.installed import Installed
 from tests.acceptance.shell import COMMAND, Ended, Shell
-from tests.server.server_process import wait_until
+from tests.waiting import wait_until
 
 _PATIENCE_S = 120
 

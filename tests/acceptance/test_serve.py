@@ -29,8 +29,8 @@ from catchment.server.users import Users
 from catchment.server.values import Role
 from tests import sample_events
 from tests.acceptance.shell import COMMAND, Ended, Shell
-from tests.server.server_process import BEAT_S
 from tests.shortcuts import warm
+from tests.waiting import BEAT_S
 
 PASSWORD = "correct horse"
 CERTIFICATES = Path(__file__).parents[1] / "certificates"

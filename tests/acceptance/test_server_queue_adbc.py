@@ -12,7 +12,8 @@ import pytest
 
 from tests.queue.queues import open_queue
 from tests.sample_events import rows_of
-from tests.server.server_process import BEAT_S, ServerProcess, serving, wait_until
+from tests.server.server_process import ServerProcess, serving
+from tests.waiting import BEAT_S, wait_until
 
 Error = adbc_driver_manager.Error
 SHAPE = (

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from tests.queue.queues import segments_in
-from tests.server.server_process import ENDLESS, ServerProcess, serving, wait_until
+from tests.server.raw_client import ENDLESS
+from tests.server.server_process import ServerProcess, serving
+from tests.waiting import wait_until
 
 Error = adbc_driver_manager.Error
 MIB = 1024 * 1024

@@ -27,8 +27,9 @@ from catchment.tenants.model import ShardId, ShardInfo, TenantConfig, TenantId
 from catchment.tenants.run_move import run_move
 from catchment.tenants.transport.remote_shard import Remotes
 from catchment.testing import InlineRunner
-from tests.server.server_process import BEAT_S, ServerProcess, wait_until
+from tests.server.server_process import ServerProcess
 from tests.tenants.two_shards import A, B
+from tests.waiting import BEAT_S, wait_until
 
 Error = adbc_driver_manager.Error
 PASSWORD = "correct horse battery"

@@ -7,7 +7,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from tests.server.server_process import RawSession, ServerProcess
+from tests.server.raw_client import Client
+from tests.server.server_process import ServerProcess
 
 Error = adbc_driver_manager.Error
 
@@ -200,7 +201,7 @@ def test_a_transaction_that_others_overtook_is_aborted_and_enqueues_nothing(serv
 
 
 def test_one_session_may_have_two_transactions(server: ServerProcess, made: str) -> None:
-    with RawSession(server) as session:
+    with Client(f"127.0.0.1:{server.port}", keeps_session=True) as session:
         first, second = session.begin(), session.begin()
         assert session.update(f"INSERT INTO {made} VALUES (1), (2)", first) == 2
         assert session.update(f"INSERT INTO duckling_queue.{made} VALUES (3)", first) == 1

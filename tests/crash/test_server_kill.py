@@ -11,8 +11,9 @@ import pytest
 from catchment.foundation.ids import TableId
 from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, ids_in, open_queue
 from tests.repo.source_tree import ROOT
-from tests.server.server_process import ServerProcess, serving, wait_until
+from tests.server.server_process import ServerProcess, serving
 from tests.shortcuts import warm
+from tests.waiting import wait_until
 
 # Rows in a statement, client by client.
 BATCHES = (1, 10, 1, 10)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.crash.fleet import Fleet, assert_once, fleet_in, new_tenant
-from tests.server.server_process import wait_until
 from tests.tenants.two_shards import A, B, Writers
+from tests.waiting import wait_until
 
 _CHUNK_BYTES = 65_536
 

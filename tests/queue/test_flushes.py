@@ -26,7 +26,7 @@ from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
-from tests.server.server_process import wait_until
+from tests.waiting import wait_until
 
 PATIENCE_S = 30.0
 TOO_MANY_S = 0.1

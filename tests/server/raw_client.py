@@ -1,8 +1,8 @@
-"""A server in this process, and a client that speaks Flight by hand: it can do what no driver would."""
+"""A server in this process, and a Flight client that can send what no driver would."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pyarrow as pa
@@ -15,22 +15,29 @@ from catchment.foundation.settings import Settings
 from catchment.server import messages, wire
 from catchment.server.flight_server import FlightServer
 from catchment.testing import InlineRunner
+from tests.waiting import PATIENCE_S
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 # Takes hours, and can be interrupted at any moment.
 ENDLESS = "SELECT sum(a.range * b.range) AS x FROM range(100000000) a, range(100000000) b"
-PATIENCE_S = 60.0
 _LIMITS = wire.Limits(batch_rows=1 << 30, message_bytes=1 << 30, kept_bytes=1 << 30)
 
 
 class Client:
-    """Sends what it is told to, with the headers it is told to."""
+    """Sends any message with any headers; `keeps_session` sends the token of the last answer along."""
 
-    def __init__(self, uri: str, *, authorization: str | None = None) -> None:
+    def __init__(self, uri: str, *, authorization: str | None = None, keeps_session: bool = False) -> None:
         self._channel: Any = grpc.insecure_channel(uri.removeprefix("grpc://"))
+        self._keeps_session = keeps_session
         self.authorization = authorization
         # The last token that an answer carried.
         self.token: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._channel.close()
@@ -125,6 +132,8 @@ class Client:
         for key, value in call.initial_metadata():
             if key == "authorization":
                 self.token = value
+                if self._keeps_session:
+                    self.authorization = value
 
 
 @contextmanager

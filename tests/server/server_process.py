@@ -1,32 +1,19 @@
-"""Scenes of the server: a real process on a home of its own, and clients that meet it through the real ADBC driver."""
+"""A server in a process of its own, and clients that reach it through the ADBC driver."""
 
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import adbc_driver_flightsql.dbapi as flight
-import grpc
-from google.protobuf.message import Message
 
-from catchment.flight_protocol import flight_pb2 as pb
-from catchment.flight_protocol import flight_sql_pb2 as sql
-from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
-from catchment.server import messages
 from tests.acceptance.shell import COMMAND, KEPT
 from tests.shortcuts import warm
-
-PATIENCE_S = 60.0
-# Longer than anybody has patience for, and nothing but work.
-ENDLESS = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
-_SERVICE = "/arrow.flight.protocol.FlightService/"
-_PAUSE_S = 0.02
-# Between two writes of a client: those that never pause take the machine from whatever they are to go on beside.
-BEAT_S = 0.05
+from tests.waiting import PATIENCE_S
 
 
 class ServerProcess:
@@ -130,64 +117,3 @@ def serving(home: Path, **environment: str) -> Iterator[ServerProcess]:
         yield server
     finally:
         server.kill()
-
-
-def wait_until(is_so: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
-    """Wait until something is so that no event tells of."""
-    clock = SystemClock()
-    end_s = clock.monotonic_s() + patience_s
-    while not is_so():
-        assert clock.monotonic_s() < end_s, f"not within {patience_s:g} s: {what}"
-        clock.sleep(_PAUSE_S)
-
-
-class RawSession:
-    """A session by Flight SQL's own messages, for what the driver has no words for."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{server.port}")
-        self._metadata: tuple[tuple[str, str], ...] = ()
-
-    def __enter__(self) -> "RawSession":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
-
-    @property
-    def token(self) -> str:
-        """What the session is known by."""
-        return dict(self._metadata)["authorization"].removeprefix("Bearer ")
-
-    def begin(self) -> bytes:
-        """Open a transaction; its id."""
-        body = self._act("BeginTransaction", sql.ActionBeginTransactionRequest())
-        return messages.body(sql.ActionBeginTransactionResult, body).transaction_id
-
-    def end(self, transaction: bytes, *, commit: bool) -> None:
-        """Commit a transaction, or roll it back."""
-        kinds = sql.ActionEndTransactionRequest
-        action = kinds.END_TRANSACTION_COMMIT if commit else kinds.END_TRANSACTION_ROLLBACK
-        self._act("EndTransaction", kinds(transaction_id=transaction, action=action))
-
-    def update(self, statement: str, transaction: bytes = b"") -> int:
-        """Run a statement; how many rows it changed."""
-        command = sql.CommandStatementUpdate(query=statement, transaction_id=transaction or None)
-        descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=messages.pack(command))
-        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(_SERVICE + "DoPut")
-        data = pb.FlightData(flight_descriptor=descriptor).SerializeToString()
-        answer, call = put.with_call(iter([data]), metadata=self._metadata, timeout=PATIENCE_S)
-        self._remember(call)
-        result = sql.DoPutUpdateResult.FromString(pb.PutResult.FromString(answer).app_metadata)
-        return result.record_count
-
-    def _act(self, kind: str, body: Message) -> bytes:
-        act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_SERVICE + "DoAction")
-        action = pb.Action(type=kind, body=messages.pack(body)).SerializeToString()
-        answer, call = act.with_call(action, metadata=self._metadata, timeout=PATIENCE_S)
-        self._remember(call)
-        return pb.Result.FromString(answer).body
-
-    def _remember(self, call: grpc.Call) -> None:
-        tokens = [(key, str(value)) for key, value in call.initial_metadata() if key == "authorization"]
-        self._metadata = tuple(tokens) or self._metadata

@@ -25,8 +25,8 @@ from catchment.tenants.model import DualWrite, Finalizing, Positions, TenantConf
 from catchment.tenants.shard import TenantShard, Waits
 from catchment.tenants.shard_api import ShardRole, TenantRecord
 from catchment.testing import InlineRunner
-from tests.server.server_process import wait_until
 from tests.tenants.two_shards import T7, A, B, Scene, events, in_dual_write, two_shards
+from tests.waiting import wait_until
 
 WAITS = Waits(gate_s=30, replica_s=2, drain_s=3)
 

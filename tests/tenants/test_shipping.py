@@ -13,8 +13,8 @@ from catchment.queue.shared_buffer import SharedBuffer
 from catchment.tenants import shipping
 from catchment.tenants.model import Positions, TenantId
 from catchment.tenants.transport import shard_messages as wire
-from tests.server.server_process import wait_until
 from tests.tenants.two_shards import EVENTS, T7, A, B, Scene, caught_up, events, in_dual_write, two_shards
+from tests.waiting import wait_until
 
 BYTES_MAX = 100_000
 

@@ -32,8 +32,8 @@ from catchment.tenants.shard import Admission, TenantShard, Waits
 from catchment.tenants.shard_api import ShardNode
 from catchment.testing import InlineRunner
 from tests.queue.queues import open_queue
-from tests.server.server_process import BEAT_S, wait_until
 from tests.shortcuts.made_lakes import put_lake
+from tests.waiting import BEAT_S, wait_until
 
 T7 = TenantId(7)
 A, B = ShardId("a"), ShardId("b")

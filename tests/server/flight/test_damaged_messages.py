@@ -26,8 +26,9 @@ from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.server import messages
 from catchment.server.actions import ACTIONS
-from tests.server.raw_client import PATIENCE_S, SERVICE, Client, descriptor, ingest
+from tests.server.raw_client import SERVICE, Client, descriptor, ingest
 from tests.server.sql import sandbox_statements
+from tests.waiting import PATIENCE_S
 
 Code = grpc.StatusCode
 ANSWERS = {

@@ -20,7 +20,6 @@ from catchment.server.sessions import Session
 from tests.repo.source_tree import ROOT
 from tests.server.raw_client import (
     ENDLESS,
-    PATIENCE_S,
     SERVICE,
     Client,
     descriptor,
@@ -31,6 +30,7 @@ from tests.server.raw_client import (
     sessions,
 )
 from tests.shortcuts import warm
+from tests.waiting import PATIENCE_S
 
 Code = grpc.StatusCode
 Connect = Callable[[], Client]

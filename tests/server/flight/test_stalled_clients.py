@@ -17,7 +17,7 @@ from catchment.server.calls import STREAMS_PER_SESSION_MAX
 from catchment.server.flight_server import FlightServer
 from catchment.server.values import Call
 from tests.server.raw_client import Client, ingest, put_messages, refused, server
-from tests.server.server_process import wait_until
+from tests.waiting import wait_until
 
 # gRPC would read ahead what it finds that the connection carries: some megabytes, or many.
 LITTLE_AHEAD = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))

@@ -22,8 +22,8 @@ from catchment.lake.maintenance import maintain
 from catchment.lake.staging import FOLDER, job_of
 from catchment.server.flight_server import FlightServer
 from tests.sample_events import NOW
-from tests.server.raw_client import PATIENCE_S, Client, ingest, put_messages, refused, server
-from tests.server.server_process import wait_until
+from tests.server.raw_client import Client, ingest, put_messages, refused, server
+from tests.waiting import PATIENCE_S, wait_until
 
 Code = grpc.StatusCode
 Connect = Callable[[], Client]

@@ -15,8 +15,8 @@ from catchment.server.flight_server import FlightServer
 from catchment.server.users import Users
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
-from tests.server.raw_client import ENDLESS, PATIENCE_S, SERVICE, Client, descriptor, refused, server, sessions
-from tests.server.server_process import wait_until
+from tests.server.raw_client import ENDLESS, SERVICE, Client, descriptor, refused, server, sessions
+from tests.waiting import PATIENCE_S, wait_until
 
 Code = grpc.StatusCode
 PASSWORD = "correct horse"

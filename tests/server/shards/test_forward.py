@@ -24,9 +24,9 @@ from catchment.tenants.model import ShardId
 from catchment.tenants.shard_api import ShardRole as HomeRole
 from catchment.testing import InlineRunner
 from tests.server.raw_client import ENDLESS, Client, descriptor, ingest, put_messages, refused, sessions
-from tests.server.server_process import wait_until
 from tests.server.shards.two_servers import PASSWORD, SECRET, Place, two_servers
 from tests.tenants.two_shards import T7, A, B
+from tests.waiting import wait_until
 
 Code = grpc.StatusCode
 
