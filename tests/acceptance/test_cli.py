@@ -166,7 +166,7 @@ def test_a_delivery_makes_the_table_and_reports_in_one_json_value(delivered: Del
     assert _rows(delivered.home, "SELECT file, row FROM events WHERE file < 100 ORDER BY ALL") == _rows_of(range(5))
 
 
-def test_what_is_not_the_report_goes_to_stderr(delivered: Delivery) -> None:
+def test_everything_but_the_report_goes_to_stderr(delivered: Delivery) -> None:
     assert "5 units with 0.0 MB to go into main.events." in delivered.ended.err
     assert "to go into" not in delivered.ended.out
 
@@ -176,7 +176,7 @@ def test_spark_ends_without_a_word(delivered: Delivery) -> None:
     assert "Exception" not in delivered.ended.err
 
 
-def test_delivered_files_stay_where_they_are_unless_told_otherwise(delivered: Delivery) -> None:
+def test_delivered_files_stay_in_place_by_default(delivered: Delivery) -> None:
     assert all(path.exists() for path in delivered.files)
 
 
@@ -218,7 +218,7 @@ def test_a_dry_run_shows_the_table_that_would_be_made(shell: Shell, fresh: Path)
     assert ended.out.startswith("Table main.events would be created: file INTEGER, row BIGINT.\n1 unit with 0.0 MB ")
 
 
-def test_a_dry_run_where_there_is_no_lake_makes_none(shell: Shell, fresh: Path) -> None:
+def test_a_dry_run_without_a_lake_creates_none(shell: Shell, fresh: Path) -> None:
     files = _parquet(fresh.parent, 1)
     assert shell.run("lake", "deliver", "events", *files, "--create", "--dry-run", home=fresh).code == 0
     assert not fresh.exists()
@@ -247,7 +247,7 @@ def test_a_path_is_printed_as_it_is(shell: Shell, delivered: Delivery) -> None:
     assert f"error: {path} cannot be read" in ended.err
 
 
-def test_a_file_whose_name_is_no_text_is_refused_without_a_traceback(shell: Shell, delivered: Delivery) -> None:
+def test_a_file_name_that_is_not_utf8_is_refused_without_a_traceback(shell: Shell, delivered: Delivery) -> None:
     path = os.fsencode(shell.folder) + b"/\xff.parquet"
     Path(os.fsdecode(path)).write_bytes(delivered.files[0].read_bytes())
     ended = shell.run("lake", "deliver", "events", path, home=delivered.home)
@@ -319,7 +319,7 @@ def test_an_audit_of_a_tampered_lake_exits_with_one_and_says_what_is_wrong(shell
     assert "starts at seq 3, expected 2" in ended.json["findings"][0]["detail"]
 
 
-def test_upkeep_does_what_its_dry_run_said_and_the_dry_run_changes_nothing(shell: Shell, tmp_path: Path) -> None:
+def test_maintenance_does_what_its_dry_run_said_and_the_dry_run_changes_nothing(shell: Shell, tmp_path: Path) -> None:
     home = _lake_of_small_files(tmp_path, 4)
     rows, before = _rows(home), _tree(home)
     said = shell.run("lake", "maintain", "--dry-run", "--json", home=home)
@@ -336,7 +336,7 @@ def test_upkeep_does_what_its_dry_run_said_and_the_dry_run_changes_nothing(shell
 
 
 @pytest.mark.parametrize("command", ["audit", "maintain", "maintain --dry-run"])
-def test_where_there_is_no_lake_upkeep_and_audit_say_so_and_make_none(shell: Shell, fresh: Path, command: str) -> None:
+def test_without_a_lake_maintenance_and_audit_say_so_and_create_none(shell: Shell, fresh: Path, command: str) -> None:
     ended = shell.run("lake", *command.split(), "--json", home=fresh)
     assert ended.code == 2
     assert ended.json["error"] == "LakeMissingError"
@@ -362,7 +362,7 @@ def test_the_doctor_makes_no_lake(shell: Shell, healthy: Ended) -> None:
     assert not (shell.folder / "examined" / "control.sqlite").exists()
 
 
-def test_the_doctor_says_what_to_install_where_there_is_no_java(shell: Shell, fresh: Path) -> None:
+def test_the_doctor_says_what_to_install_if_java_is_missing(shell: Shell, fresh: Path) -> None:
     empty = str(fresh.parent)
     ended = shell.run("doctor", "--json", home=fresh, PATH=empty, JAVA_HOME=empty)
     assert ended.code == 2
@@ -374,7 +374,7 @@ def test_the_doctor_says_what_to_install_where_there_is_no_java(shell: Shell, fr
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["prose", "json"])
-def test_a_variable_that_is_no_setting_exits_with_two_and_the_nearest_one(
+def test_an_unknown_variable_exits_with_two_and_names_the_nearest_setting(
     shell: Shell, fresh: Path, as_json: bool
 ) -> None:
     options = ["--json"] if as_json else []
@@ -386,7 +386,7 @@ def test_a_variable_that_is_no_setting_exits_with_two_and_the_nearest_one(
     assert not fresh.exists()
 
 
-def test_a_key_that_is_no_setting_exits_with_two_and_names_the_file(shell: Shell, fresh: Path) -> None:
+def test_an_unknown_key_exits_with_two_and_names_the_file(shell: Shell, fresh: Path) -> None:
     fresh.mkdir()
     (fresh / "catchment.toml").write_text("spark_masters = 1")
     ended = shell.run("lake", "audit", home=fresh)

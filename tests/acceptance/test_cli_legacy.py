@@ -165,7 +165,7 @@ def test_help_lists_every_command_and_the_exit_codes(shell: Shell) -> None:
     assert "130 stopped by Ctrl-C" in ended.out
 
 
-def test_where_there_is_nothing_the_command_says_so_and_makes_nothing(shell: Shell, tmp_path: Path) -> None:
+def test_without_anything_to_import_the_command_says_so_and_creates_nothing(shell: Shell, tmp_path: Path) -> None:
     for name in ("detect", "run"):
         ended = shell.run("legacy", name, "--home", tmp_path / "none", "--lake-home", tmp_path / "lake")
         assert ended.code == 0, ended.err
@@ -173,7 +173,7 @@ def test_where_there_is_nothing_the_command_says_so_and_makes_nothing(shell: She
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_home_is_tailpipes_own_unless_another_is_named(shell: Shell, tmp_path: Path) -> None:
+def test_the_home_is_tailpipes_default_unless_another_is_given(shell: Shell, tmp_path: Path) -> None:
     ended = shell.run("legacy", "detect", "--json", HOME=str(tmp_path))
     assert ended.json["phase"] == "nothing"
     assert ended.json["data"] == str(tmp_path / ".tailpipe" / "data")
@@ -290,7 +290,7 @@ def test_after_an_undo_there_is_nothing_to_report_retry_or_undo(story: Story) ->
         assert "catchment legacy" in ended.json["hint"]
 
 
-def test_a_person_who_says_no_has_nothing_changed(shell: Shell, tmp_path: Path) -> None:
+def test_answering_no_changes_nothing(shell: Shell, tmp_path: Path) -> None:
     legacy = _legacy(shell, tmp_path, NGINX)
     before = legacy.snapshot()
     ended, shown = _at_terminal(legacy, "n\n", "run")

@@ -140,7 +140,7 @@ def test_help_lists_every_command_of_the_queue(shell: Shell, group: list[str], c
     assert all(f" {command} " in ended.out for command in commands)
 
 
-def test_the_status_of_a_home_that_is_empty_is_empty_and_makes_nothing(shell: Shell, home: Path) -> None:
+def test_the_status_of_an_empty_home_is_empty_and_creates_nothing(shell: Shell, home: Path) -> None:
     ended = shell.run("queue", "status", "--json", home=home)
     assert ended.code == 0, ended.err
     assert (ended.json["layout"], ended.json["tables"], ended.json["set_aside"]) == ("shared", [], [])
@@ -149,21 +149,21 @@ def test_the_status_of_a_home_that_is_empty_is_empty_and_makes_nothing(shell: Sh
     assert not home.exists()
 
 
-def test_the_status_says_to_a_person_that_there_is_no_buffer_yet(shell: Shell, home: Path) -> None:
+def test_the_status_text_says_that_there_is_no_buffer_yet(shell: Shell, home: Path) -> None:
     ended = shell.run("queue", "status", home=home)
     assert (ended.code, ended.err) == (0, "")
     assert "There is no buffer yet" in ended.out
 
 
 @pytest.mark.parametrize("command", ["audit", "dead-letters list", "dead-letters retry --all"])
-def test_where_there_is_no_lake_the_command_says_so_and_makes_none(shell: Shell, home: Path, command: str) -> None:
+def test_without_a_lake_the_command_says_so_and_creates_none(shell: Shell, home: Path, command: str) -> None:
     ended = shell.run("queue", *command.split(), "--json", home=home)
     assert ended.code == 2
     assert ended.json["error"] == "LakeMissingError"
     assert not home.exists()
 
 
-def test_flushing_where_nothing_is_buffered_is_done_at_once_and_makes_nothing(shell: Shell, home: Path) -> None:
+def test_flushing_an_empty_buffer_ends_at_once_and_creates_nothing(shell: Shell, home: Path) -> None:
     ended = shell.run("queue", "flush", home=home)
     assert (ended.code, ended.out) == (0, "Nothing is buffered.\n")
     assert not home.exists()
@@ -202,7 +202,7 @@ def test_a_flush_brings_everything_into_the_lake_and_reports_in_one_json_value(f
     assert flushed.queue.read("SELECT count(*), count(DISTINCT id) FROM shop.orders") == [(30, 30)]
 
 
-def test_a_flush_tells_its_progress_on_stderr(flushed: Flushed) -> None:
+def test_a_flush_reports_its_progress_on_stderr(flushed: Flushed) -> None:
     assert "Spark 4" in flushed.ended.err
     assert "main.events: 120 rows in 1 file" in flushed.ended.err
     assert "shop.orders: 30 rows in 1 file" in flushed.ended.err
@@ -288,7 +288,7 @@ def test_an_audit_beside_a_process_that_holds_the_buffer_says_what_it_did_not_co
     assert "not compared" in ended.json["notes"][0]
 
 
-def test_a_buffer_that_cannot_be_opened_is_set_aside_and_the_status_says_how_to_inspect_it(
+def test_a_buffer_that_cannot_be_opened_is_quarantined_and_the_status_says_how_to_inspect_it(
     shell: Shell, home: Path
 ) -> None:
     Queue(home).make(EVENTS)
@@ -304,9 +304,7 @@ def test_a_buffer_that_cannot_be_opened_is_set_aside_and_the_status_says_how_to_
     assert aside["path"] in shell.run("queue", "status", home=home).out
 
 
-def test_an_audit_names_files_that_were_set_aside_and_exits_with_two_until_they_are_removed(
-    shell: Shell, home: Path
-) -> None:
+def test_an_audit_names_quarantined_files_and_exits_with_two_until_they_are_removed(shell: Shell, home: Path) -> None:
     Queue(home).make(EVENTS)
     (home / "duckling_queue").mkdir()
     (home / "duckling_queue" / "buffer.duckdb").write_bytes(NOT_A_BUFFER)
@@ -324,7 +322,7 @@ def test_an_audit_names_files_that_were_set_aside_and_exits_with_two_until_they_
     assert (ended.code, ended.json["ok"], ended.json["set_aside"]) == (0, True, [])
 
 
-def test_an_audit_with_a_finding_exits_with_one_although_files_were_set_aside(shell: Shell, home: Path) -> None:
+def test_an_audit_with_a_finding_exits_with_one_even_if_files_are_quarantined(shell: Shell, home: Path) -> None:
     with Queue(home).make(EVENTS).write(EVENTS, count=20).opened() as opened:
         (parcel,) = opened.buffer.parcels()
         opened.buffer.retire(parcel)

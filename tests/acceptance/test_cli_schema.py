@@ -124,7 +124,7 @@ def test_a_diverged_script_and_a_clash_of_numbers_exit_with_three(current: Proje
 
 
 @pytest.mark.parametrize("command", ["apply", "generate", "rehearse"])
-def test_a_step_that_divergence_or_an_error_forbids_exits_with_three_and_elsewhere_with_two(
+def test_a_step_forbidden_by_divergence_or_an_error_exits_with_three_and_by_another_state_with_two(
     current: Project, command: str
 ) -> None:
     wrong = current.schema(command, "--json")
@@ -140,7 +140,7 @@ def test_a_step_that_divergence_or_an_error_forbids_exits_with_three_and_elsewhe
     assert (clash.code, clash.json["state"]) == (3, "error")
 
 
-def test_a_dry_run_is_one_of_the_database_where_the_reference_is_ahead_of_it(current: Project) -> None:
+def test_a_dry_run_uses_the_database_if_the_reference_is_ahead_of_it(current: Project) -> None:
     behind = current.db.read_bytes()
     current.write_script("002.insert.sql", "INSERT INTO User (name) VALUES ('new');\n")
     assert current.schema("apply").code == 0
@@ -181,7 +181,7 @@ def test_apply_runs_the_next_script_all_of_them_or_the_one_that_is_next(current:
     assert current.rows("SELECT name FROM User ORDER BY id") == [("Ada",), ("2",), ("3",), ("4",)]
 
 
-def test_where_nothing_is_pending_apply_is_refused_and_apply_all_is_done(current: Project) -> None:
+def test_if_nothing_is_pending_apply_is_refused_and_apply_all_succeeds(current: Project) -> None:
     refused = current.schema("apply")
     assert (refused.code, refused.out) == (2, "")
     assert "apply is not allowed while the state of app.sqlite is CURRENT" in refused.err
@@ -243,7 +243,7 @@ def test_dev_stops_with_a_sentence_at_a_script_that_is_undecided(current: Projec
     assert current.rows("SELECT name FROM User") == [("Ada",)]
 
 
-def test_dev_drops_rows_only_where_it_is_allowed_to(current: Project) -> None:
+def test_dev_drops_rows_only_if_allowed(current: Project) -> None:
     current.write_models("class User(TableRow):\n    name: str\n")
     ended = current.schema("dev")
     assert ended.code == 2
@@ -297,7 +297,7 @@ def test_the_project_file_fills_in_what_is_left_out_from_any_folder_below(curren
     ],
     ids=["no models", "no database", "no module", "no attribute", "no list", "broken module", "empty module"],
 )
-def test_what_cannot_be_used_is_refused_with_a_hint(project: Project, arguments: list[str], said: str) -> None:
+def test_an_unusable_project_is_refused_with_a_hint(project: Project, arguments: list[str], said: str) -> None:
     (project.folder / "broken.py").write_text("1 / 0\n")
     (project.folder / "empty.py").write_text("")
     ended = project.plain(*arguments, "--json")

@@ -119,7 +119,7 @@ def test_without_a_server_the_status_is_found_directly_and_nothing_is_made(tmp_p
     assert not home.exists()
 
 
-def test_a_server_says_where_its_status_is_behind_the_ready_line(tmp_path: Path) -> None:
+def test_a_server_prints_the_address_of_its_status_after_the_ready_line(tmp_path: Path) -> None:
     process = Shell(tmp_path).start("serve", "--port", "0", "--web-port", "0", "--home", tmp_path / "home")
     assert process.stdout is not None
     try:

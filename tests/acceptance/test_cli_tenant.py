@@ -162,7 +162,7 @@ def test_without_a_control_database_a_command_says_so_and_makes_none(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_folder_that_is_no_home_is_no_shard(shell: Shell, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_home_is_refused_as_a_shard(shell: Shell, tmp_path: Path) -> None:
     ended = shell.run("shard", "add", "a", "--location", "grpc://host:1", "--json", home=tmp_path)
     assert ended.code == 2
     assert "not a home of Catchment" in ended.json["message"]
@@ -248,7 +248,7 @@ def test_a_tenant_is_created_listed_and_shown(fleet: Fleet) -> None:
     assert fleet.status("t20") is None
 
 
-def test_without_a_shard_the_hash_decides_where_a_tenant_lives(fleet: Fleet) -> None:
+def test_without_a_shard_option_the_hash_decides_the_tenants_shard(fleet: Fleet) -> None:
     homes = {fleet.ok("tenant", "create", str(number))["shard"] for number in range(30, 36)}
     assert homes == {"a", "b"}
 
@@ -268,7 +268,7 @@ def test_without_a_shard_the_hash_decides_where_a_tenant_lives(fleet: Fleet) -> 
         ("gc 999", "InputError"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_reason(fleet: Fleet, command: str, error: str) -> None:
+def test_impossible_requests_are_refused_with_a_reason(fleet: Fleet, command: str, error: str) -> None:
     ended = fleet.run("tenant", *command.split(), "--json")
     assert (ended.code, ended.json["error"]) == (2, error)
     assert ended.json["message"]

@@ -70,7 +70,7 @@ def test_a_user_is_added_with_a_password_from_stdin_and_listed(home: Path) -> No
         assert "argon2" not in each.out + each.err
 
 
-def test_a_list_of_nobody_says_how_to_add_somebody_and_makes_nothing(home: Path) -> None:
+def test_an_empty_user_list_says_how_to_add_a_user_and_creates_no_file(home: Path) -> None:
     ended = _run("list", home=home)
     assert (ended.code, ended.out) == (0, "There are no users: `catchment user add NAME --role admin`.\n")
     assert _run("list", "--json", home=home).json["users"] == []
@@ -101,7 +101,7 @@ def test_a_password_is_typed_twice_at_a_terminal_and_not_shown(home: Path) -> No
     assert PASSWORD not in seen
 
 
-def test_without_a_terminal_and_without_the_option_nobody_is_asked(home: Path) -> None:
+def test_without_a_terminal_and_without_the_option_no_password_is_prompted_for(home: Path) -> None:
     ended = _run("add", "ada", "--role", "admin", "--json", home=home, typed=PASSWORD)
     assert (ended.code, ended.json["error"]) == (2, "InputError")
     assert "--password-stdin" in ended.json["hint"]
@@ -109,7 +109,7 @@ def test_without_a_terminal_and_without_the_option_nobody_is_asked(home: Path) -
 
 
 @pytest.mark.parametrize("typed", ["", "short\n", "x" * 2_000, b"\xff" * 10])
-def test_a_password_that_cannot_be_one_exits_with_two_and_adds_nobody(home: Path, typed: str | bytes) -> None:
+def test_an_invalid_password_exits_with_two_and_adds_no_user(home: Path, typed: str | bytes) -> None:
     ended = _run("add", "ada", "--role", "admin", "--password-stdin", "--json", home=home, typed=typed)
     assert (ended.code, ended.json["error"]) == (2, "InputError")
     assert not (home / "users.json").exists()
@@ -121,7 +121,7 @@ def test_a_role_is_needed_and_must_be_one(home: Path) -> None:
     assert not home.exists()
 
 
-def test_a_password_on_the_command_line_is_no_option(home: Path) -> None:
+def test_a_password_cannot_be_given_on_the_command_line(home: Path) -> None:
     assert _run("add", "ada", "--role", "admin", "--password", PASSWORD, home=home).code == 2
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_an_error_and_stays(ada: Path) -> None:
     assert (ada / "users.json").read_text() == "{"
 
 
-def test_the_file_is_where_the_setting_says(home: Path, tmp_path: Path) -> None:
+def test_the_users_file_is_at_the_path_of_the_setting(home: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere.json"
     add = ("add", "ada", "--role", "admin", "--password-stdin")
     assert _run(*add, home=home, typed=PASSWORD, CATCHMENT_SERVER_USERS_FILE=str(elsewhere)).code == 0

@@ -133,14 +133,14 @@ def test_a_demo_after_an_interrupted_one_says_what_was_there_and_finds_all_of_it
     assert earlier["promised"] == earlier["found"] > 300
 
 
-def test_the_demo_tells_its_story_on_stderr(told: Ended) -> None:
+def test_the_demo_prints_its_story_to_stderr(told: Ended) -> None:
     titles = [line.removeprefix("▸ ") for line in told.err.splitlines() if line.startswith("▸ ")]
     assert [title.partition(" ")[0] for title in titles] == [f"{number}/7" for number in range(1, 8)]
     assert told.err.count("Why it matters: ") == 7
     assert "dashboard http://127.0.0.1:" in told.err
 
 
-def test_a_demo_where_one_runs_already_is_refused(shell: Shell, tmp_path: Path) -> None:
+def test_a_second_demo_in_the_same_folder_is_refused(shell: Shell, tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "demo" / "demo.lock", clock=SystemClock()).take()
     assert lock is not None
     ended = shell.run("demo", "--json", home=tmp_path)

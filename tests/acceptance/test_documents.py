@@ -203,7 +203,7 @@ def test_a_command_that_the_readme_lists_answers_for_help(command: str) -> None:
     assert f"Usage: {command} " in answer.output
 
 
-def test_what_make_demo_runs_has_a_test_of_its_own() -> None:
+def test_the_command_of_make_demo_has_a_test_of_its_own() -> None:
     recipe = re.search(r"^demo:.*\n\t@?(.+)$", _read("Makefile"), re.M)
     assert recipe is not None
     assert recipe[1] == "$(BIN)/catchment demo"

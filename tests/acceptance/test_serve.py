@@ -227,7 +227,7 @@ def test_an_address_that_others_reach_needs_tls_and_users(tmp_path: Path, host: 
     assert not home.exists()
 
 
-def test_with_tls_and_users_it_serves_others_and_asks_who_they_are(serve: Serve, tmp_path: Path) -> None:
+def test_with_tls_and_users_it_serves_other_machines_and_requires_a_login(serve: Serve, tmp_path: Path) -> None:
     Users(tmp_path / "home" / "users.json").add("ada", Role.READER, PASSWORD)
     served = serve("--host", "0.0.0.0", **TLS)
     assert "grpc+tls://HOST:" in served.said

@@ -96,7 +96,7 @@ def test_a_failed_statement_is_found_by_the_request_id_that_its_client_gave(logg
     assert 0 <= line["seconds"] < 60
 
 
-def test_a_client_that_gives_none_is_told_the_id_that_was_made(logged: ServerProcess) -> None:
+def test_a_client_without_a_request_id_receives_the_generated_one(logged: ServerProcess) -> None:
     one, other = (_request_in(_fail(logged, "SELECT 1 FROM nowhere")) for _ in range(2))
     assert one != other
     for request in (one, other):
@@ -147,7 +147,7 @@ def test_the_session_in_the_log_is_of_no_use_to_a_caller(logged: ServerProcess) 
     assert token not in logged.said
 
 
-def test_statements_that_ran_are_told_without_their_text(logged: ServerProcess) -> None:
+def test_finished_statements_are_logged_without_their_text(logged: ServerProcess) -> None:
     with logged.cursor(options={HEADER: "went-well"}) as cursor:
         cursor.execute(f"SELECT '{SECRET}'")
         assert cursor.fetchall() == [(SECRET,)]
@@ -173,7 +173,7 @@ def test_a_flush_is_followed_from_the_request_to_the_unit_in_the_ledger(logged: 
     assert units == [(flushed["unit_ids"][0], delivered["job"])]
 
 
-def test_what_strangers_send_does_not_spoil_the_form(tmp_path: Path) -> None:
+def test_malformed_client_input_does_not_break_the_log_format(tmp_path: Path) -> None:
     certificate = {f"CATCHMENT_SERVER_TLS_{name}": str(path) for name, path in TLS.items()}
     # Started cold: gRPC's own log is settled when it is imported.
     process = subprocess.Popen(

@@ -127,7 +127,7 @@ def test_several_inserts_in_one_text_are_all_done(server: ServerProcess, table: 
         ("DELETE FROM catchment_fresh.t", "read only by a query"),
     ],
 )
-def test_what_the_queue_cannot_do_is_refused_with_the_reason(
+def test_statements_that_the_queue_cannot_run_are_refused_with_the_reason(
     server: ServerProcess, statement: str, reason: str
 ) -> None:
     with server.cursor() as cursor, pytest.raises(Error, match="Unimplemented") as failed:

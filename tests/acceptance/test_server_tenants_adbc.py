@@ -138,7 +138,7 @@ def _code(error: Error) -> str:
     return str(error.status_code.name)
 
 
-def test_a_tenants_user_writes_and_reads_through_the_server_that_is_not_its_home(tenant: Tenant) -> None:
+def test_a_tenants_user_writes_and_reads_through_a_server_that_is_not_its_primary(tenant: Tenant) -> None:
     with tenant.cursor(B) as cursor:
         cursor.execute("INSERT INTO duckling_queue.events VALUES (1, 'text')")
         cursor.execute("INSERT INTO duckling_queue.events VALUES (?, ?)", (2, "bound"))
@@ -166,7 +166,7 @@ def test_a_tenants_user_writes_and_reads_through_the_server_that_is_not_its_home
         assert _rows(cursor, "SELECT max(n) FROM made") == [(13,)]
 
 
-def test_nothing_of_a_tenant_is_made_on_a_server_that_is_not_its_home(tenant: Tenant) -> None:
+def test_nothing_of_a_tenant_is_created_on_a_server_that_is_not_its_primary(tenant: Tenant) -> None:
     with tenant.cursor(B) as cursor:
         cursor.execute("INSERT INTO duckling_queue.events VALUES (1, 'x')")
         assert _rows(cursor, "FROM catchment_fresh.events") == [(1, "x")]
@@ -176,7 +176,7 @@ def test_nothing_of_a_tenant_is_made_on_a_server_that_is_not_its_home(tenant: Te
         assert found == [(0,)]
 
 
-def test_metadata_is_that_of_the_home(tenant: Tenant) -> None:
+def test_metadata_is_that_of_the_primary(tenant: Tenant) -> None:
     found = []
     for shard in (A, B):
         with tenant.connect(shard) as connection:
@@ -207,7 +207,7 @@ def test_metadata_is_that_of_the_home(tenant: Tenant) -> None:
         "COMMIT",
     ],
 )
-def test_an_error_is_the_same_wherever_the_user_is_connected(tenant: Tenant, statement: str) -> None:
+def test_an_error_is_the_same_on_every_server(tenant: Tenant, statement: str) -> None:
     told = []
     for shard in (A, B):
         with tenant.cursor(shard) as cursor, pytest.raises(Error) as caught:
@@ -216,7 +216,7 @@ def test_an_error_is_the_same_wherever_the_user_is_connected(tenant: Tenant, sta
     assert told[0] == told[1]
 
 
-def test_transactions_are_refused_with_the_place_where_they_are_opened(tenant: Tenant) -> None:
+def test_transactions_are_refused_with_the_address_of_the_primary(tenant: Tenant) -> None:
     home = tenant.fleet.servers[A].uri
     with tenant.cursor(B) as cursor, pytest.raises(Error, match=f"shard a, at {home}.*FailedPrecondition"):
         cursor.execute("BEGIN")
@@ -245,7 +245,7 @@ def test_a_large_result_passes_with_the_memory_of_a_few_batches(tenant: Tenant) 
     assert most - before < 80 * _MIB
 
 
-def test_rows_of_others_for_a_tenants_tables_go_where_it_lives(tenant: Tenant) -> None:
+def test_rows_of_other_users_for_a_tenants_tables_go_to_its_primary(tenant: Tenant) -> None:
     login = {"username": "admin", "password": PASSWORD}
     for number, shard in enumerate((A, B)):
         uri = tenant.fleet.servers[shard].uri
@@ -394,7 +394,7 @@ def _measure(tenant: Tenant, noisy: Tenant) -> Latencies:
     )
 
 
-def test_a_tenant_at_its_rate_limit_is_refused_at_once_and_slows_nobody(fleet: Fleet, tenant: Tenant) -> None:
+def test_a_tenant_at_its_rate_limit_is_refused_at_once_and_slows_no_other_tenant(fleet: Fleet, tenant: Tenant) -> None:
     noisy = fleet.tenant(A, TenantConfig(rows_per_second_max=20))
     with noisy.cursor(A) as cursor:
         cursor.execute("CREATE TABLE events (id BIGINT, kind VARCHAR)")

@@ -50,7 +50,7 @@ def test_the_wheel_says_what_it_is_and_under_which_licence(wheel: Wheel) -> None
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.files)
 
 
-def test_what_the_wheel_requires_is_what_the_tests_run_with(wheel: Wheel) -> None:
+def test_the_wheel_requires_the_versions_that_the_tests_run_with(wheel: Wheel) -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     pinned = {canonicalize_name(name): Version(version) for name, version in pins.items()}
     required = {canonicalize_name(each.metadata["Name"]): each.version for each in closure(wheel.requirements)}

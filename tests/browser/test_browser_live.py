@@ -41,7 +41,7 @@ def _open(window: Window, stage: Stage, path: str = "/queue") -> None:
     window.run("window.wasHere = true")
 
 
-def test_focus_and_what_is_folded_out_survive_news(window: Window) -> None:
+def test_focus_and_expanded_sections_survive_a_live_update(window: Window) -> None:
     with staged(rich_status) as stage:
         _open(window, stage)
         window.tab_to("#flushes-before summary")
@@ -76,7 +76,7 @@ def test_text_that_is_being_selected_stays(window: Window) -> None:
         window.until(lambda: "842" in window.text("#tables"), "what waited did not come")
 
 
-def test_a_click_is_not_lost_when_news_come_while_the_button_is_pressed(window: Window) -> None:
+def test_a_click_is_not_lost_if_the_page_updates_while_the_button_is_pressed(window: Window) -> None:
     with staged(rich_status) as stage:
         _open(window, stage)
         window.run("document.getElementById('retry-all').scrollIntoView()")

@@ -69,7 +69,7 @@ def _require_whole(window: Window, stage: Stage, name: str, looks: Sequence[tupl
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
-def test_a_page_is_whole_and_legible_at_every_width_and_asks_nobody_else(
+def test_a_page_is_complete_and_legible_at_every_width_and_loads_nothing_from_elsewhere(
     window: Window, rich: Stage, page: pages.Page
 ) -> None:
     _open(window, rich, page)
@@ -87,7 +87,7 @@ def test_pages_are_whole_when_there_is_nothing_or_no_answer(window: Window, cond
 
 
 @pytest.mark.parametrize("path", ["/login", "/nowhere"])
-def test_what_stands_in_place_of_a_page_is_whole(window: Window, path: str) -> None:
+def test_login_and_error_pages_are_complete(window: Window, path: str) -> None:
     with staged(rich_status, is_open=False) as stage:
         window.open(stage.address + path)
         # A page that is not there is told of in the console, and is meant to be.
@@ -98,7 +98,7 @@ def test_what_stands_in_place_of_a_page_is_whole(window: Window, path: str) -> N
 # By keyboard.
 
 
-def test_tab_reaches_content_navigation_and_every_button_and_shows_where_it_is(window: Window, rich: Stage) -> None:
+def test_tab_reaches_content_navigation_and_every_button_with_visible_focus(window: Window, rich: Stage) -> None:
     _open(window, rich, pages.BY_NAME["queue"])
     assert window.tab_to(".skip") == 1
     assert window.is_focus_seen()

@@ -43,7 +43,7 @@ def _is_live(window: Window) -> bool:
     return window.text("#live-state") == "Live"
 
 
-def test_a_wrong_password_is_told_and_the_right_one_leads_to_the_page(window: Window, server: Watched) -> None:
+def test_a_wrong_password_shows_an_error_and_the_right_one_opens_the_page(window: Window, server: Watched) -> None:
     _log_in(window, server, "ann", "wrong horse")
     window.until(lambda: "The user or the password is wrong." in window.text("[role=alert]"), "it was not told")
     window.shot("login-refused-light-1600")

@@ -108,7 +108,7 @@ def test_a_table_is_made_from_the_files_that_can_be_read_and_the_others_are_repo
         assert_exactly_once(lake, 2)
 
 
-def test_where_no_file_can_be_read_the_error_names_one_and_quotes_no_statement(home: Path, tmp_path: Path) -> None:
+def test_if_no_file_can_be_read_the_error_names_one_and_quotes_no_statement(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "bad.parquet"
     path.write_bytes(b"PAR1 this is no Parquet file PAR1")
     code, error = _json(home, "events", path, "--create")
@@ -189,7 +189,7 @@ def test_a_dry_run_shows_the_plan_for_a_table_that_is_still_to_be_made(home: Pat
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_what_a_table_cannot_be_partitioned_by_is_refused_and_nothing_is_made(
+def test_an_unusable_partition_key_is_refused_and_nothing_is_created(
     options: tuple[str, ...], keys: str, message: str, home: Path, inbox: Path
 ) -> None:
     code, error = _json(home, "events", inbox, "--create", "--partition-by", keys, *options)
@@ -199,7 +199,7 @@ def test_what_a_table_cannot_be_partitioned_by_is_refused_and_nothing_is_made(
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["run", "dry run"])
-def test_what_the_plan_refuses_leaves_no_table_behind(options: tuple[str, ...], home: Path, inbox: Path) -> None:
+def test_a_refused_plan_creates_no_table(options: tuple[str, ...], home: Path, inbox: Path) -> None:
     (inbox / "link.parquet").symlink_to(inbox / "00000.parquet")
     code, error = _json(home, "events", inbox, "--create", *options)
     assert (code, home.exists()) == (2, False)
@@ -237,7 +237,7 @@ def test_a_table_cannot_be_made_from_a_folder_without_files(home: Path, tmp_path
         ("", "A path is empty.", "Name a file"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_an_error_with_a_hint(path: str, said: str, hint: str, home: Path) -> None:
+def test_a_path_that_does_not_exist_is_an_error_with_a_hint(path: str, said: str, hint: str, home: Path) -> None:
     _made(home)
     code, error = _json(home, "events", path)
     assert code == 2

@@ -46,7 +46,7 @@ def _end_forgotten(place: DemoPlace) -> None:
     Servers(place, SystemClock(), Interrupts())._end_forgotten(A)
 
 
-def test_a_server_that_a_demo_forgot_is_ended_and_one_that_nobody_buried_counts_as_gone(
+def test_a_leftover_server_of_an_earlier_demo_is_stopped_and_a_zombie_counts_as_stopped(
     place: DemoPlace, server: "subprocess.Popen[bytes]"
 ) -> None:
     process_file.write(place.home(A), ProcessMark.of(server.pid))
@@ -99,7 +99,7 @@ class _Hanging(DemoWriter):
         self.answered.wait()
 
 
-def test_a_writer_whose_write_is_not_answered_is_waited_for_within_a_bound_and_told_of_once(
+def test_a_writer_without_an_answer_is_waited_for_within_a_bound_and_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writers, "_ANSWER_S_MAX", 0.01)

@@ -39,7 +39,7 @@ def _closed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["", "home", "below/home"], ids=["the folder", "in it", "far below it"])
-def test_where_nothing_can_be_written_no_lake_will_be_made(
+def test_a_home_that_cannot_be_created_fails_the_checks_of_lake_and_control_database(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _closed(monkeypatch, tmp_path)

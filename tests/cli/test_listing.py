@@ -12,7 +12,7 @@ STATEMENTS = Listing(
 )
 
 
-def test_everything_is_shown_where_there_is_room_for_it() -> None:
+def test_everything_is_shown_if_it_fits() -> None:
     assert TABLES.fitted(35) == TABLES
 
 

@@ -26,7 +26,7 @@ from catchment.errors import EXIT_STOPPED
         (["legacy", "plan", "--lake-home", ""], "'--lake-home': it is empty"),
     ],
 )
-def test_a_wrong_use_is_one_json_value_where_json_is_asked_for(arguments: list[str], said: str) -> None:
+def test_a_usage_error_is_one_json_value_if_json_is_requested(arguments: list[str], said: str) -> None:
     ended = CliRunner().invoke(app, [*arguments, "--json"], prog_name="catchment")
     shown = json.loads(ended.stdout)
     assert (ended.exit_code, shown["error"]) == (2, "InputError")

@@ -168,7 +168,7 @@ def test_a_database_that_is_not_what_the_scripts_make_is_refused(home: Home, cha
         ControlDatabase.examine(home.settings)
 
 
-def test_a_database_of_somebody_else_is_not_touched(home: Home) -> None:
+def test_a_database_of_another_program_is_not_touched(home: Home) -> None:
     home.path.parent.mkdir()
     home.run("CREATE TABLE precious (id INTEGER PRIMARY KEY)")
     with pytest.raises(StateError, match="not a control database"):
@@ -209,7 +209,7 @@ def test_a_transaction_is_kept_whole_or_not_at_all_and_enforces_references(home:
     assert home.run("SELECT name FROM shards") == [("a",)]
 
 
-def test_the_app_opens_it_once_and_where_the_setting_says(tmp_path: Path) -> None:
+def test_the_app_opens_the_control_database_once_at_the_path_of_the_setting(tmp_path: Path) -> None:
     path = tmp_path / "elsewhere" / "own.sqlite"
     with App(Settings(home=tmp_path / "home", control_db=SecretStr(f"sqlite:{path}"))) as app:
         assert app.control is app.control
@@ -223,9 +223,7 @@ def test_looking_at_it_makes_nothing(home: Home) -> None:
     assert not home.path.parent.exists()
 
 
-def test_a_database_that_somebody_else_writes_to_is_a_retryable_error(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_locked_by_another_writer_is_a_retryable_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     control = home.open()
     monkeypatch.setattr(sqlite, "_BUSY_MS", 10)
     with control.transaction(), pytest.raises(ControlUnavailableError, match="in use"), control.transaction():

@@ -86,7 +86,7 @@ def test_a_second_start_changes_nothing(server: Server) -> None:
     assert str(ControlDatabase.examine(server.settings)).endswith("current, 1 script applied")
 
 
-def test_all_who_start_at_once_come_up(server: Server) -> None:
+def test_all_processes_that_start_at_once_come_up(server: Server) -> None:
     count = 4
     together = threading.Barrier(count)
 
@@ -136,7 +136,7 @@ def test_a_database_with_another_script_is_refused(server: Server) -> None:
         server.open()
 
 
-def test_a_schema_of_somebody_else_is_not_touched(server: Server) -> None:
+def test_a_schema_of_another_program_is_not_touched(server: Server) -> None:
     server.run("CREATE SCHEMA catchment")
     server.run("CREATE TABLE catchment.precious (id BIGINT)")
     with pytest.raises(StateError, match="not those of a control database"):
@@ -173,7 +173,7 @@ def test_a_reading_transaction_sees_one_moment_and_cannot_write(server: Server) 
         write()
 
 
-def test_a_server_that_does_not_answer_is_no_reason_to_give_up(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     away = SecretStr("postgres:host=127.0.0.1 port=1 dbname=control password=hunter2 connect_timeout=1")
     settings = Settings(home=tmp_path, control_db=away)
     acts: list[Callable[[], object]] = [

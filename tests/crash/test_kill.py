@@ -106,7 +106,7 @@ def test_a_delivery_on_spark_killed_with_its_driver_is_exactly_once_after_resumi
 
 @pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
 @pytest.mark.parametrize("point", UPKEEP)
-def test_upkeep_killed_anywhere_loses_nothing(
+def test_maintenance_killed_anywhere_loses_nothing(
     point: str, catalog: str, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     settings = make_settings(catalog)

@@ -115,7 +115,7 @@ def test_an_import_killed_anywhere_is_complete_and_exactly_once_after_resuming(p
     assert scene.job().run().rows == 0
 
 
-def test_an_import_killed_after_its_marker_has_moved_leaves_nothing_behind(scene: Scene) -> None:
+def test_an_import_killed_after_its_marker_has_moved_leaves_no_files(scene: Scene) -> None:
     _kill(scene, "run", "marker")
     assert not (scene.place.migrating / scene.place.marker).exists()
     assert scene.job().run().ok

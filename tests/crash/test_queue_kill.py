@@ -214,7 +214,7 @@ def test_a_queue_killed_anywhere_has_every_acknowledged_row_exactly_once(
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
-def test_a_damaged_file_is_kept_whole_when_its_finder_is_killed_while_setting_it_aside(
+def test_a_damaged_file_is_kept_whole_if_the_process_is_killed_while_quarantining_it(
     layout: str, nth: int, make_scene: MakeScene
 ) -> None:
     scene = make_scene("sqlite", layout)

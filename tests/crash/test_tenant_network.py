@@ -101,7 +101,7 @@ def test_writers_go_on_while_the_target_cannot_be_reached_and_the_move_ends_when
         assert_once(fleet, tenant, B, writers)
 
 
-def test_a_cut_right_after_the_decision_leaves_one_home_that_is_found_once_it_can_be_reached(tmp_path: Path) -> None:
+def test_a_network_cut_right_after_the_switch_leaves_one_primary_that_is_found_once_reachable(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, behind_proxy(fleet) as proxy:
         tenant = new_tenant(fleet)
         with Writers(fleet.gateway(), tenant) as writers:

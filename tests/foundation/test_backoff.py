@@ -35,7 +35,7 @@ def _failing(*errors: CatchmentError) -> tuple[Callable[[], str], list[Catchment
     first_ms=st.floats(0, 10_000),
     wait_ms_max=st.floats(0, 10_000),
 )
-def test_a_wait_lies_between_half_and_all_of_what_the_policy_allows(
+def test_a_wait_is_between_half_and_all_of_the_time_that_the_policy_allows(
     attempt: int, luck: float, first_ms: float, wait_ms_max: float
 ) -> None:
     policy = Backoff(attempts_max=1000, first_ms=first_ms, wait_ms_max=wait_ms_max)
@@ -52,13 +52,13 @@ def test_luck_spreads_rivals_over_half_of_the_wait() -> None:
     assert POLICY.wait_ms(1, 0.5) == 75
 
 
-def test_what_works_at_once_is_neither_repeated_nor_waited_for() -> None:
+def test_an_immediate_success_is_neither_repeated_nor_delayed() -> None:
     clock = FakeClock()
     assert retry(lambda: 7, policy=POLICY, clock=clock) == 7
     assert clock.slept_s == []
 
 
-def test_what_fails_for_now_is_done_again_after_growing_waits() -> None:
+def test_a_temporary_failure_is_retried_after_growing_waits() -> None:
     clock = FakeClock()
     operation, left = _failing(ConflictError(), LakeUnavailableError(), ConflictError())
     assert retry(operation, policy=POLICY, clock=clock) == "done"
@@ -77,7 +77,7 @@ def test_the_last_error_is_raised_once_the_attempts_are_used_up() -> None:
     assert len(clock.slept_s) == 3
 
 
-def test_what_cannot_pass_is_raised_at_once() -> None:
+def test_a_permanent_error_is_raised_at_once() -> None:
     clock = FakeClock()
     operation, left = _failing(FencedError(), FencedError())
     with pytest.raises(FencedError):

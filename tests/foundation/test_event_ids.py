@@ -74,7 +74,7 @@ def test_a_replay_names_the_units_that_the_ledger_has(settings: Settings, tmp_pa
     assert (skipped["units"], set(skipped["unit_ids"])) == (2, {unit.id for unit in units})
 
 
-def test_what_a_flush_does_has_its_id_and_the_ids_of_who_asked_for_it(queue: QueueScene) -> None:
+def test_events_of_a_flush_have_its_id_and_the_ids_of_the_request(queue: QueueScene) -> None:
     queue.write(range(5))
     with hearing() as heard, events.context(request="r1", user="ada"):
         queue.coordinator.force_flush_all()
@@ -97,7 +97,7 @@ def test_two_flushes_have_ids_of_their_own(queue: QueueScene) -> None:
     assert len({facts["flush"] for facts in heard.all("flushed")}) == 2
 
 
-def test_dead_letters_are_told_with_their_ids_and_with_who_dealt_with_them(queue: QueueScene) -> None:
+def test_events_of_dead_letters_have_their_ids_and_the_user_who_handled_them(queue: QueueScene) -> None:
     queue.write(range(1))
     queue.coordinator.force_flush_all()
     queue.coordinator.enqueue(EVENTS, pa.table({"id": [1, 2], "kind": ["a", None]}))
@@ -113,7 +113,7 @@ def test_dead_letters_are_told_with_their_ids_and_with_who_dealt_with_them(queue
         assert (heard.one(verb)["letter_ids"], heard.one(verb)["user"]) == ([letter.id], "ada")
 
 
-def test_a_script_is_told_with_its_database_and_its_number(tmp_path: Path) -> None:
+def test_events_of_a_script_have_its_database_and_its_number(tmp_path: Path) -> None:
     here = projects.scene("models_only", tmp_path)
     with hearing() as heard:
         path = here.migrate.generate()

@@ -40,7 +40,7 @@ def test_a_listener_hears_what_happens_while_it_listens() -> None:
     assert heard == [Event("delivered", {"rows": 7}), Event("retired")]
 
 
-def test_a_listener_is_let_go_when_the_block_fails() -> None:
+def test_a_listener_is_removed_when_the_block_fails() -> None:
     heard: list[Event] = []
     with pytest.raises(RuntimeError), events.listening(heard.append):
         raise RuntimeError
@@ -48,7 +48,7 @@ def test_a_listener_is_let_go_when_the_block_fails() -> None:
     assert heard == []
 
 
-def test_a_listener_that_fails_harms_neither_whoever_emits_nor_other_listeners(
+def test_a_listener_that_fails_affects_neither_the_emitter_nor_other_listeners(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(_: Event) -> None:
@@ -79,7 +79,7 @@ def test_an_interrupt_in_a_listener_is_not_held_back() -> None:
         events.emit("committed")
 
 
-def test_everybody_who_listens_hears_everything() -> None:
+def test_every_listener_receives_every_event() -> None:
     one: list[Event] = []
     two: list[Event] = []
     with events.listening(one.append), events.listening(two.append):
@@ -87,7 +87,7 @@ def test_everybody_who_listens_hears_everything() -> None:
     assert one == two == [Event("delivered")]
 
 
-def test_a_listener_may_stop_listening_while_it_is_told() -> None:
+def test_a_listener_may_stop_listening_during_an_event() -> None:
     heard: list[Event] = []
     inner = events.listening(heard.append)
 
@@ -135,14 +135,14 @@ def test_the_log_is_one_json_object_a_line_whatever_the_facts_hold(capsys: pytes
     ]
 
 
-def test_what_a_library_logs_under_our_name_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_librarys_messages_under_our_logger_are_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     events.configure_logging(level="warning", as_json=True)
     logging.getLogger("catchment.other").warning("It is %s.", "late")
     line = json.loads(capsys.readouterr().err)
     assert (line["level"], line["action"], line["message"]) == ("warning", "catchment.other", "It is late.")
 
 
-def test_what_is_below_the_level_is_not_logged_but_heard(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_below_the_level_are_not_logged_but_reach_listeners(capsys: pytest.CaptureFixture[str]) -> None:
     events.configure_logging(level="warning", as_json=False)
     heard: list[Event] = []
     with events.listening(heard.append):
@@ -191,7 +191,7 @@ def test_the_ids_of_a_block_are_in_every_event_of_it_and_in_none_after_it() -> N
     assert _heard() == {}
 
 
-def test_what_an_event_says_itself_wins_over_the_block() -> None:
+def test_an_events_own_fields_win_over_those_of_the_block() -> None:
     with events.context(user="ada", job="j1"), events.context(job="j2"):
         assert _heard(user="ben") == {"user": "ben", "job": "j2"}
 
@@ -376,7 +376,7 @@ def test_an_exception_is_part_of_the_same_line(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("name", ["uvicorn.error", "grpc._server", "asyncio", "anybody"])
-def test_what_libraries_warn_of_has_the_same_form_and_the_rest_is_silent(
+def test_warnings_of_libraries_have_the_same_format_and_lower_levels_are_silent(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events.configure_logging(level="debug", as_json=True)
@@ -405,7 +405,7 @@ def test_nor_does_the_name_of_a_logger(colour: bool, capsys: pytest.CaptureFixtu
     assert "evil\\n" in said
 
 
-def test_colours_are_only_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_colours_are_used_only_if_requested(capsys: pytest.CaptureFixture[str]) -> None:
     for colour in (False, True):
         events.configure_logging(level="info", as_json=False, colour=colour)
         events.emit("delivered", rows=7)
@@ -414,7 +414,7 @@ def test_colours_are_only_where_they_are_asked_for(capsys: pytest.CaptureFixture
     assert "\x1b[32m" in painted
 
 
-def test_words_for_a_person_are_made_only_where_one_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prose_is_rendered_only_for_the_prose_format(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
     def prose(verb: str, _facts: dict[str, Any]) -> str:

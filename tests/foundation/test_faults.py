@@ -22,7 +22,7 @@ print("after", flush=True)
 """
 
 
-def test_a_point_that_nobody_armed_does_nothing() -> None:
+def test_a_point_that_is_not_armed_does_nothing() -> None:
     for point in faults.POINTS:
         faults.reach(point)
 

@@ -70,7 +70,7 @@ def test_a_lock_is_free_once_its_holder_was_killed(lock: FileLock, other_process
     assert lock.is_free()
 
 
-def test_who_waits_for_a_lock_gets_it_once_its_holder_was_killed(lock: FileLock, other_process: warm.Process) -> None:
+def test_a_waiter_gets_the_lock_once_its_holder_was_killed(lock: FileLock, other_process: warm.Process) -> None:
     class KillingClock(FakeClock):
         """While the lock is waited for, its holder is killed."""
 
@@ -164,7 +164,7 @@ def test_of_many_files_the_one_that_cannot_be_synced_is_named(tmp_path: Path) ->
     assert {path: error.facts for path, error in failed.items()} == {missing: {"path": str(missing)}}
 
 
-def test_a_copy_is_durable_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_file_is_durable_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("rows")
     synced = _record_syncs(monkeypatch)
@@ -175,7 +175,7 @@ def test_a_copy_is_durable_before_it_is_used(tmp_path: Path, monkeypatch: pytest
     assert synced[-1] == target.stat().st_ino
 
 
-def test_the_second_name_of_a_symbolic_link_is_one_of_the_file_behind_it(tmp_path: Path) -> None:
+def test_linking_a_symbolic_link_links_its_target(tmp_path: Path) -> None:
     # Were it another symbolic link, the lake would hold no rows of its own: they would go when the user's file goes.
     real, source, target = tmp_path / "real", tmp_path / "link", tmp_path / "target"
     real.write_text("rows")

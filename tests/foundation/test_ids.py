@@ -29,7 +29,7 @@ def test_a_table_without_a_schema_is_in_main() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ".", "events.", ".events", "a.b.c"])
-def test_what_is_not_a_table_name_is_refused_with_the_form_to_write(text: str) -> None:
+def test_a_text_that_is_not_a_table_name_is_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(InputError) as raised:
         TableId.parse(text)
     assert repr(text) in raised.value.message
@@ -38,7 +38,7 @@ def test_what_is_not_a_table_name_is_refused_with_the_form_to_write(text: str) -
 
 @UNHURRIED
 @given(kind=WORDS, incarnation=WORDS, source=st.text(min_size=1))
-def test_a_producer_is_read_back_from_its_text_even_where_its_source_holds_colons(
+def test_a_producer_is_read_back_from_its_text_even_if_its_source_contains_colons(
     kind: str, incarnation: str, source: str
 ) -> None:
     producer = ProducerId(kind, source, incarnation)
@@ -46,13 +46,13 @@ def test_a_producer_is_read_back_from_its_text_even_where_its_source_holds_colon
 
 
 @pytest.mark.parametrize(("kind", "incarnation"), [("a:b", "1"), ("queue", "1:2")])
-def test_a_colon_where_it_would_confuse_reading_is_refused(kind: str, incarnation: str) -> None:
+def test_a_colon_that_would_make_parsing_ambiguous_is_refused(kind: str, incarnation: str) -> None:
     with pytest.raises(InputError, match="must not contain a colon"):
         ProducerId(kind, "source", incarnation)
 
 
 @pytest.mark.parametrize("text", ["", "queue", "queue:1", "queue:1:", "queue::source", ":1:source"])
-def test_what_is_not_a_producer_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_producer_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not a producer"):
         ProducerId.parse(text)
 
@@ -64,7 +64,7 @@ def test_a_unit_keeps_its_id_from_release_to_release() -> None:
 
 @UNHURRIED
 @given(one=PARTS, other=PARTS)
-def test_two_units_share_an_id_only_where_their_parts_read_the_same(
+def test_two_units_share_an_id_only_if_their_parts_are_equal(
     one: tuple[str | int, ...], other: tuple[str | int, ...]
 ) -> None:
     alike = list(map(str, one)) == list(map(str, other))
@@ -101,5 +101,5 @@ def test_a_job_id_says_to_the_millisecond_when_its_job_started(microseconds: int
 @pytest.mark.parametrize(
     "text", ["", "job", "job-0-0", "job-0123456789ab-0123456789a", "xjob-019b76daa800-0c4edc666259"]
 )
-def test_what_is_no_job_id_has_no_start(text: str) -> None:
+def test_a_text_that_is_not_a_job_id_has_no_start(text: str) -> None:
     assert job_started_at(text) is None

@@ -7,7 +7,7 @@ import pytest
 from catchment.foundation.meters import OTHER, Counter, Distribution, Histogram, Labelled
 
 
-def test_what_many_threads_count_adds_up_also_when_they_are_gone() -> None:
+def test_counts_of_many_threads_add_up_even_after_the_threads_ended() -> None:
     counter, histogram = Counter(), Histogram((1.0, 2.0))
 
     def count() -> None:
@@ -26,7 +26,7 @@ def test_what_many_threads_count_adds_up_also_when_they_are_gone() -> None:
     assert histogram.read() == Distribution((1.0, 2.0), (25, 25, 25), 25 * 5.5)
 
 
-def test_a_quantile_lies_where_that_share_of_the_values_ends() -> None:
+def test_a_quantile_is_the_value_below_which_that_share_of_the_values_is() -> None:
     found = Distribution((1.0, 2.0, 4.0), (50, 40, 9, 1), 0.0)
     assert found.quantile(0.5) == 1.0
     assert found.quantile(0.7) == pytest.approx(1.5)
@@ -37,7 +37,7 @@ def test_a_quantile_lies_where_that_share_of_the_values_ends() -> None:
     assert Distribution((1.0,), (0, 0), 0.0).mean is None
 
 
-def test_the_difference_of_two_readings_is_what_came_between() -> None:
+def test_the_difference_of_two_readings_is_the_count_in_between() -> None:
     histogram = Histogram((1.0,))
     histogram.observe(0.5)
     before = histogram.read()
@@ -45,7 +45,7 @@ def test_the_difference_of_two_readings_is_what_came_between() -> None:
     assert histogram.read().minus(before) == Distribution((1.0,), (0, 1), 3.0)
 
 
-def test_labels_without_end_are_counted_together() -> None:
+def test_labels_over_the_limit_are_counted_together() -> None:
     labelled = Labelled("known")
     for number in range(2_000):
         labelled.add(f"label {number}")

@@ -56,7 +56,7 @@ def test_it_is_missing_as_before(finders: Counting) -> None:
     assert importlib.import_module("json").__name__ == "json"
 
 
-def test_where_it_is_installed_it_is_found(finders: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_pandas_is_found(finders: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pandas.py").write_text("HERE = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     skip_pandas_probe()

@@ -48,7 +48,7 @@ def test_nothing_needs_to_be_set(home: Path) -> None:
     assert found.data_path == f"{home}/data"
 
 
-def test_the_default_home_is_a_folder_where_the_command_runs(tmp_path: Path) -> None:
+def test_the_default_home_is_a_folder_in_the_current_one(tmp_path: Path) -> None:
     assert load_settings().data_path == str(tmp_path / "catchment-data" / "data")
 
 
@@ -89,14 +89,14 @@ def test_the_file_is_read_from_the_home_that_the_environment_names(home: Path, m
     assert (found.home, found.lake_name) == (home, "pond")
 
 
-def test_a_variable_that_is_no_setting_is_refused_with_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_is_refused_with_the_nearest_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CATCHMENT_LAKE_CATALOGUE", "sqlite:x")
     error = _refused()
     assert "CATCHMENT_LAKE_CATALOGUE" in error.message
     assert error.hint == "Did you mean CATCHMENT_LAKE_CATALOG?"
 
 
-def test_a_key_that_is_no_setting_is_refused_with_the_nearest_one_and_the_file(home: Path) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_setting_and_the_file(home: Path) -> None:
     _write(home, 'log_levle = "debug"')
     error = _refused(home)
     assert "'log_levle'" in error.message
@@ -126,7 +126,7 @@ def test_a_removed_setting_names_its_successor(monkeypatch: pytest.MonkeyPatch) 
     assert "merged into spark_conf, as spark.task.maxFailures" in _refused().message
 
 
-def test_the_queues_settings_have_the_names_that_people_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queues_settings_have_the_names_of_its_design(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUCKLING_QUEUE_BUFFER_MAX_ROWS", "7")
     monkeypatch.setenv("DUCKLING_QUEUE_LAYOUT", "sessions")
     found = load_settings()
@@ -146,12 +146,14 @@ def test_the_queues_defaults_are_those_of_its_design() -> None:
     assert found.queue_flushed_keep_hours == 3 * 24
 
 
-def test_what_resembles_no_setting_is_refused_with_where_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_resembles_no_setting_is_refused_with_a_pointer_to_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CATCHMENT_ZZZZZZ", "1")
     assert _refused().hint == "`catchment settings` lists the settings."
 
 
-def test_the_file_cannot_move_the_home_that_it_lies_in(home: Path) -> None:
+def test_the_settings_file_cannot_move_the_home_it_is_in(home: Path) -> None:
     _write(home, 'home = "/elsewhere"')
     error = _refused(home)
     assert "'home'" in error.message
@@ -310,7 +312,7 @@ def test_every_setting_has_help_that_is_a_sentence() -> None:
         assert each.variable == (f"CATCHMENT_{known}" if known == each.name.upper() else f"DUCKLING_QUEUE_{known}")
 
 
-def test_every_number_has_a_unit_and_nothing_else_has() -> None:
+def test_exactly_the_numeric_settings_have_a_unit() -> None:
     # A port counts nothing.
     assert {each.name for each in declared() if each.unit} == set(NUMBERS) - {"server_port"}
 
@@ -351,7 +353,7 @@ def test_an_empty_java_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.java_home() == "/jvm"
 
 
-def test_what_the_command_line_gives_wins_and_what_it_leaves_out_does_not(
+def test_options_of_the_command_line_win_and_omitted_ones_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CATCHMENT_SERVER_HOST", "127.0.0.2")
@@ -362,7 +364,7 @@ def test_what_the_command_line_gives_wins_and_what_it_leaves_out_does_not(
         load_settings(tmp_path, server_port=-1)
 
 
-def test_the_file_of_users_is_in_the_home_unless_it_is_put_elsewhere(tmp_path: Path) -> None:
+def test_the_users_file_is_in_the_home_by_default(tmp_path: Path) -> None:
     assert Settings(home=tmp_path).users_path == tmp_path / "users.json"
     assert Settings(home=tmp_path, server_users_file=tmp_path / "other").users_path == tmp_path / "other"
 

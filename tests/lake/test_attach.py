@@ -136,7 +136,7 @@ def test_a_postgres_that_goes_away_is_said_without_the_password(postgres: Embedd
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "sqlite"])
-def test_a_lake_whose_data_lie_elsewhere_is_refused_with_what_to_set(kind: str, tmp_path: Path) -> None:
+def test_a_lake_with_another_data_path_is_refused_with_the_setting_to_change(kind: str, tmp_path: Path) -> None:
     catalog = parse_catalog(f"{kind}:{tmp_path / 'catalog'}")
     with Lake(LakeAddress(catalog=catalog, data_path=str(tmp_path / "first"))) as lake:
         assert lake.tables() == ()
@@ -148,7 +148,7 @@ def test_a_lake_whose_data_lie_elsewhere_is_refused_with_what_to_set(kind: str, 
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "sqlite"])
-def test_a_file_that_is_no_catalog_is_said_with_its_path(kind: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_catalog_is_refused_with_its_path(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "catalog"
     path.write_bytes(b"this is no catalog" * 1000)
     with pytest.raises(LakeUnavailableError, match=str(path)):

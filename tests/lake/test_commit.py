@@ -250,7 +250,7 @@ def test_a_column_that_cannot_be_delivered_is_refused_before_the_table_exists(la
     assert lake.tables() == ()
 
 
-def test_what_ducklake_takes_for_its_own_tokens_stays_out_of_its_metadata(lake: Lake) -> None:
+def test_texts_that_ducklake_takes_for_placeholders_stay_out_of_its_metadata(lake: Lake) -> None:
     change = CreateTable(table=EVENTS, columns=EVENT_COLUMNS)
     lake.commit(Commit(message="to {SNAPSHOT_ID}", changes=(change,), info={"source": "a{DATA_PATH}b"}))
     query = "SELECT commit_message, commit_extra_info FROM lake.snapshots() ORDER BY snapshot_id DESC LIMIT 1"
@@ -273,7 +273,7 @@ def test_columns_come_back_as_they_were_declared(lake: Lake) -> None:
     assert [(key.column, key.transform) for key in found.partition_by] == [("b c", "identity")]
 
 
-def test_what_a_table_takes_is_remembered_until_a_table_changes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_columns_of_a_table_are_cached_until_a_table_changes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lake.find_shape(EVENTS) is None
     create_table(lake)
     shape = lake.find_shape(EVENTS)

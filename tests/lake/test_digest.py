@@ -157,7 +157,7 @@ def test_adding_wraps_around() -> None:
     assert digest.add([]) == digest.text(0)
 
 
-def test_what_is_not_known_of_a_part_is_not_known_of_the_whole() -> None:
+def test_a_digest_is_unknown_if_that_of_a_part_is_unknown() -> None:
     assert digest.add([digest.text(1), None]) is None
 
 

@@ -67,7 +67,7 @@ def test_a_lake_goes_on_with_a_new_instance(lake: Lake, seen: list[Event], faili
     assert [event.verb for event in seen].count("engine_replaced") == 1
 
 
-def test_what_others_have_open_on_the_old_instance_is_rolled_back_and_never_committed(lake: Lake) -> None:
+def test_open_transactions_of_the_old_instance_are_rolled_back_and_never_committed(lake: Lake) -> None:
     with lake.write() as connection:
         connection.execute("CREATE TABLE main.t AS SELECT 1 AS a")
     with pytest.raises(EngineFailedError):
@@ -103,5 +103,5 @@ def test_a_failure_of_an_old_instance_leaves_the_new_one_alone(sqlite_lake: Lake
         (ValueError("INTERNAL Error: x"), False),
     ],
 )
-def test_a_failure_inside_is_told_from_one_of_a_statement(error: Exception, is_so: bool) -> None:
+def test_an_internal_failure_is_distinguished_from_one_of_a_statement(error: Exception, is_so: bool) -> None:
     assert has_failed_inside(error) is is_so

@@ -77,7 +77,7 @@ def test_tables_that_are_there_are_not_touched_however_often_they_were_renamed(s
     assert sqlite_lake.audit().ok
 
 
-def test_files_that_were_registered_from_elsewhere_are_counted_and_left(sqlite_lake: Lake, tmp_path: Path) -> None:
+def test_registered_files_outside_of_the_data_path_are_counted_and_kept(sqlite_lake: Lake, tmp_path: Path) -> None:
     _make(sqlite_lake, OURS)
     (file,) = event_files(tmp_path / "in", 1)
     _run(sqlite_lake, f"CALL ducklake_add_data_files('lake', 'events', '{file}', schema => 't7')")

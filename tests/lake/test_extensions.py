@@ -77,9 +77,7 @@ def test_a_binary_that_duckdb_refuses_is_named_with_duckdb_s_reason(
     assert raised.value.hint
 
 
-def test_a_binary_whose_signature_is_not_duckdb_s_is_found_by_whoever_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extension_without_duckdbs_signature_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path(str(importlib.util.find_spec("duckdb_extension_sqlite").origin)).parent  # type: ignore[union-attr]
     binary = real / "extensions" / f"v{duckdb.__version__}" / "sqlite.duckdb_extension"
     content = bytearray(binary.read_bytes())

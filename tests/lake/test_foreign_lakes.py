@@ -194,7 +194,7 @@ def test_a_lake_without_the_ledger_again_keeps_what_was_delivered(settings: Sett
         assert _count(app, "t") == 1
 
 
-def test_upkeep_gives_a_lake_of_another_program_a_ledger_and_works_on_it(settings: Settings) -> None:
+def test_maintenance_adds_a_ledger_to_a_lake_of_another_program_and_works_on_it(settings: Settings) -> None:
     _plainly(settings, "CREATE TABLE t (a INTEGER)", "INSERT INTO t SELECT * FROM range(100)")
     with App(settings) as app:
         assert app.maintain(dry_run=False).ok
@@ -249,7 +249,7 @@ def test_a_data_path_in_another_spelling_is_the_same_folder(
         assert _count(app, "t") == 101
 
 
-def test_a_data_path_elsewhere_is_refused_with_the_one_that_the_lake_has(settings: Settings, tmp_path: Path) -> None:
+def test_another_data_path_is_refused_with_that_of_the_lake(settings: Settings, tmp_path: Path) -> None:
     _plainly(settings, "CREATE TABLE t (a INTEGER)", data_path="elsewhere/of/theirs")
     with App(settings) as app, pytest.raises(SettingsError, match="elsewhere/of/theirs"):
         _ = app.existing_lake

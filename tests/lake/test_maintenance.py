@@ -58,7 +58,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(lake: Lake, settings
     assert _counts(maintain(lake, YEAR, dry_run=True))["settle"] == 0
 
 
-def test_a_file_that_cannot_be_read_keeps_upkeep_from_its_own_table_only(
+def test_an_unreadable_file_stops_maintenance_of_its_own_table_only(
     sqlite_lake: Lake, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     files = event_files(tmp_path / "in", 3)

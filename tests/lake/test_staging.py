@@ -58,7 +58,7 @@ def test_jobs_that_run_together_are_all_alive(area: Staging) -> None:
         assert area.live_jobs() == {one.job_id, other.job_id}
 
 
-def test_where_no_job_ever_ran_none_lives_and_none_is_dead(area: Staging, clock: FakeClock) -> None:
+def test_without_any_job_none_is_listed_as_running_or_dead(area: Staging, clock: FakeClock) -> None:
     assert area.live_jobs() == frozenset()
     assert area.dead_jobs(before=clock.now()) == []
     assert area.remove_dead(before=clock.now()) == []
@@ -106,7 +106,7 @@ def test_the_age_of_the_files_does_not_count(area: Staging, clock: FakeClock) ->
     assert area.remove_dead(before=clock.now()) == []
 
 
-def test_what_no_job_made_is_neither_removed_nor_in_the_way(area: Staging, tmp_path: Path, clock: FakeClock) -> None:
+def test_files_that_no_job_created_are_kept_and_block_nothing(area: Staging, tmp_path: Path, clock: FakeClock) -> None:
     (tmp_path / FOLDER / "notes").mkdir(parents=True)
     (tmp_path / FOLDER / "file").touch()
     assert area.remove_dead(before=clock.now() + timedelta(days=10_000)) == []

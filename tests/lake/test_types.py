@@ -104,7 +104,7 @@ def test_a_type_fits_itself_exactly(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), list(product(INTEGERS, (*INTEGERS, "FLOAT", "DOUBLE"))))
-def test_a_whole_number_is_refused_just_where_a_value_would_not_survive(
+def test_an_integer_is_refused_exactly_if_a_value_would_not_survive(
     connection: duckdb.DuckDBPyConnection, source: str, target: str
 ) -> None:
     # 2^n + 1 for n beyond a mantissa is the least number that a floating type rounds.
@@ -143,7 +143,7 @@ def test_a_type_whose_values_might_change_does_not_fit(source: str, target: str)
     ("source", "target"),
     [("JSON", "VARCHAR"), ("UUID", "VARCHAR"), ("DATE", "TIMESTAMP"), ("FLOAT", "DOUBLE"), ("ENUM('a')", "VARCHAR")],
 )
-def test_what_people_widen_to_every_day_fits(source: str, target: str) -> None:
+def test_common_widenings_fit(source: str, target: str) -> None:
     assert types.fit(types.parse(source), types.parse(target)) is Fit.WIDER
 
 
@@ -173,7 +173,7 @@ def _edges(width: int, scale: int) -> tuple[str, ...]:
 
 @UNHURRIED
 @given(source=DECIMALS, target=DECIMALS)
-def test_a_decimal_fits_just_where_its_edges_survive(
+def test_a_decimal_fits_exactly_if_its_extremes_survive(
     connection: duckdb.DuckDBPyConnection, source: tuple[int, int], target: tuple[int, int]
 ) -> None:
     one, other = (f"DECIMAL({width},{scale})" for width, scale in (source, target))
@@ -183,7 +183,7 @@ def test_a_decimal_fits_just_where_its_edges_survive(
 
 @UNHURRIED
 @given(source=st.sampled_from(sorted(set(INTEGERS) - {"UBIGINT"})), target=DECIMALS)
-def test_a_whole_number_fits_into_a_decimal_just_where_its_edges_survive(
+def test_an_integer_fits_into_a_decimal_exactly_if_its_extremes_survive(
     connection: duckdb.DuckDBPyConnection, source: str, target: tuple[int, int]
 ) -> None:
     other = f"DECIMAL({target[0]},{target[1]})"
@@ -264,7 +264,9 @@ def test_every_value_of_a_deliverable_type_survives_parquet(
         ("MAP(VARCHAR, BIT)", "BIT", "no such type"),
     ],
 )
-def test_what_would_not_survive_delivery_is_refused_with_the_reason(kind: str, culprit: str, reason: str) -> None:
+def test_types_that_would_not_survive_delivery_are_refused_with_the_reason(
+    kind: str, culprit: str, reason: str
+) -> None:
     with pytest.raises(TypeConflictError) as raised:
         types.require_deliverable(Column(name="amount", type=kind))
     assert "'amount'" in raised.value.message
@@ -303,7 +305,7 @@ def test_nested_types_of_deliverable_ones_are_deliverable(kind: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "INTEGERS", "DECIMAL(39,0)", "STRUCT(a", "INTEGER; DROP TABLE t"])
-def test_what_is_no_type_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_type_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not a type"):
         types.parse(text)
 
@@ -324,7 +326,7 @@ def test_equal_types_have_one_spelling(text: str, normal: str) -> None:
 
 
 @pytest.mark.parametrize("one", VALUES)
-def test_what_two_types_have_in_common_holds_every_value_of_both(
+def test_the_common_type_of_two_types_holds_every_value_of_both(
     connection: duckdb.DuckDBPyConnection, one: str
 ) -> None:
     for other in VALUES:

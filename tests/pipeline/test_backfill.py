@@ -259,7 +259,7 @@ def test_a_table_that_has_rows_of_its_own_is_refused(scene: Scene) -> None:
         scene.run()
 
 
-def test_what_files_alone_do_not_hold_is_refused(scene: Scene) -> None:
+def test_tables_whose_rows_are_not_all_in_files_are_refused(scene: Scene) -> None:
     scene.fill(0, 10)
     scene.do("CALL lake.set_option('data_inlining_row_limit', 10, schema => 't7', table_name => 'a')")
     scene.do("INSERT INTO t7.a VALUES (100, 'inlined')")
@@ -391,7 +391,7 @@ def test_a_table_that_is_complete_stays_so_whatever_the_source_merges(scene: Sce
     assert scene.target.table(A).uuid == uuid
 
 
-def test_a_run_that_somebody_else_took_over_is_fenced(scene: Scene) -> None:
+def test_a_run_that_another_process_took_over_is_fenced(scene: Scene) -> None:
     scene.fill(0, 10, 20)
     snapshot = scene.source.newest_snapshot()
 

@@ -101,7 +101,7 @@ def test_a_corrupt_file_fails_its_own_unit_with_its_path(lake: Lake, settings: S
     assert lake.audit().ok
 
 
-def test_a_unit_spread_over_tasks_fails_whole_and_takes_nobody_with_it(
+def test_a_unit_spread_over_tasks_fails_whole_and_no_other_unit_fails(
     lake: Lake, settings: Settings, tmp_path: Path
 ) -> None:
     create_table(lake)
@@ -167,7 +167,7 @@ def test_columns_match_by_name_widen_and_take_defaults(lake: Lake, settings: Set
         ("SELECT 1::BIGINT AS id, 'k' AS kind, 5 AS surprise", "no column 'surprise'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(
+def test_a_type_that_does_not_fit_is_refused_with_an_explanation(
     mode: Mode, query: str, reason: str, lake: Lake, settings: Settings, tmp_path: Path
 ) -> None:
     create_table(lake)

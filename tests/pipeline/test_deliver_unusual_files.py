@@ -47,7 +47,7 @@ def _binary_files(folder: Path, count: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("mode", [Mode.REWRITE, Mode.ADOPT])
-def test_bytes_that_are_no_text_are_found_also_after_upkeep(
+def test_invalid_utf8_in_a_text_column_is_found_by_filters_even_after_maintenance(
     mode: Mode, sqlite_lake: Lake, settings: Settings, tmp_path: Path
 ) -> None:
     create_table(sqlite_lake, columns=BINARY)
@@ -103,7 +103,7 @@ def test_merged_files_are_on_the_disk_before_they_take_the_place_of_others(
         ("FLOAT", pa.array([1.5], pa.float16()), "1.5"),
     ],
 )
-def test_a_file_that_ducklake_would_not_register_is_rewritten_and_holds_up_nobody(
+def test_a_file_that_ducklake_would_not_register_is_rewritten_and_delays_no_other_file(
     kind: str, values: pa.Array, reads: str, sqlite_lake: Lake, settings: Settings, tmp_path: Path
 ) -> None:
     create_table(sqlite_lake, columns=(Column(name="id", type="BIGINT"), Column(name="x", type=kind)))

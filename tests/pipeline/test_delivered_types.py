@@ -155,7 +155,7 @@ def test_every_type_that_no_file_carries_comes_back_as_it_went_in_when_inserted(
 
 
 @pytest.mark.parametrize("kind", INSERTED)
-def test_a_type_is_inserted_just_where_ducklake_registers_no_file_with_it(
+def test_a_type_is_inserted_exactly_if_ducklake_registers_no_file_with_it(
     kind: str, sqlite_lake: Lake, tmp_path: Path
 ) -> None:
     # Should a later DuckLake register it, this fails, and it need not be inserted any more.

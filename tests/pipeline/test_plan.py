@@ -230,7 +230,7 @@ DATED = (Column(name="id", type="BIGINT"), Column(name="ts", type="TIMESTAMP"), 
         ([("zoned", "day")], (Column(name="zoned", type="TIMESTAMP WITH TIME ZONE"),), True),
     ],
 )
-def test_files_are_registered_just_where_names_of_folders_carry_the_partition_keys(
+def test_files_are_registered_exactly_if_folder_names_carry_the_partition_keys(
     keys: list[tuple[str, str]], more: tuple[Column, ...], is_inserted: bool
 ) -> None:
     partition_by = tuple(PartitionKey(column=column, transform=transform) for column, transform in keys)

@@ -22,7 +22,7 @@ def test_archives_of_the_pyspark_that_is_installed_are_left_out(spark_home: Path
     assert installed_first([*archives, *others]) == others
 
 
-def test_they_are_left_out_also_where_either_is_a_link(spark_home: Path, tmp_path: Path) -> None:
+def test_sparks_own_archive_is_left_out_even_if_a_path_is_a_link(spark_home: Path, tmp_path: Path) -> None:
     links = tmp_path / "links"
     links.mkdir()
     (links / "pyspark").symlink_to(spark_home)
@@ -30,11 +30,11 @@ def test_they_are_left_out_also_where_either_is_a_link(spark_home: Path, tmp_pat
         assert installed_first([str(home / "jars" / "spark-core.jar"), str(links)]) == [str(links)]
 
 
-def test_a_spark_from_elsewhere_brings_its_own_pyspark(spark_home: Path) -> None:
+def test_a_separately_installed_spark_brings_its_own_pyspark(spark_home: Path) -> None:
     path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/jars/spark-core.jar", str(spark_home.parent)]
     assert installed_first(path) == path
 
 
-def test_where_no_pyspark_is_installed_the_archive_is_all_there_is(tmp_path: Path) -> None:
+def test_without_an_installed_pyspark_the_archive_is_used(tmp_path: Path) -> None:
     path = ["/opt/spark/python/lib/pyspark.zip", str(tmp_path)]
     assert installed_first(path) == path

@@ -80,7 +80,7 @@ def test_rows_are_taken_in_every_form_of_arrow(form: Callable[[range], pa.Table]
 
 
 @pytest.mark.parametrize("nothing", [event_rows(range(0)), event_rows(range(0)).to_batches()], ids=["table", "batches"])
-def test_no_rows_are_acknowledged_as_none_and_leave_nothing_behind(nothing: pa.Table, queue: QueueScene) -> None:
+def test_an_empty_write_is_acknowledged_as_zero_rows_and_buffers_nothing(nothing: pa.Table, queue: QueueScene) -> None:
     if isinstance(nothing, list) and not nothing:
         nothing = [pa.RecordBatch.from_pylist([], schema=event_rows(range(0)).schema)]
     assert queue.coordinator.enqueue(EVENTS, nothing).rows == 0
@@ -90,7 +90,7 @@ def test_no_rows_are_acknowledged_as_none_and_leave_nothing_behind(nothing: pa.T
     assert_delivered(queue, range(4))
 
 
-def test_what_is_no_arrow_rows_is_refused_as_input(queue: QueueScene) -> None:
+def test_input_that_is_not_arrow_data_is_refused(queue: QueueScene) -> None:
     (one,) = event_rows(range(1)).to_batches()
     for rows in ([], [one, one.select(["id"])]):
         with pytest.raises(InputError):
@@ -309,7 +309,7 @@ def test_rows_that_were_delivered_and_not_retired_are_only_retired(make_queue: M
 
 
 @NUMBERED
-def test_rows_that_somebody_else_delivers_once_they_were_chosen_are_not_delivered_again(queue: QueueScene) -> None:
+def test_chosen_rows_that_another_process_delivers_first_are_not_delivered_again(queue: QueueScene) -> None:
     queue.write(range(4))
     queue.coordinator.force_flush_all()
     queue.write(range(4, 9))
@@ -441,7 +441,7 @@ def test_a_table_that_is_requeued_keeps_its_rows_and_waits_for_its_turn(make_que
     assert all(each.trouble is None for each in queue.coordinator.status().tables)
 
 
-def test_what_a_session_wrote_is_delivered_after_its_end(queue: QueueScene) -> None:
+def test_rows_of_a_session_are_delivered_after_its_end(queue: QueueScene) -> None:
     queue.write(range(5), session="short")
     queue.write(range(5, 7), session="long")
     queue.coordinator.end_session("short")
@@ -452,7 +452,7 @@ def test_what_a_session_wrote_is_delivered_after_its_end(queue: QueueScene) -> N
     assert_delivered(queue, range(9))
 
 
-def test_the_status_tells_what_is_buffered_and_what_is_flushed(make_queue: MakeQueue) -> None:
+def test_the_status_shows_buffered_and_flushed_rows(make_queue: MakeQueue) -> None:
     queue = make_queue()
     create_table(queue.lake, OTHER, columns=EVENT_COLUMNS)
     queue.write(range(4))
@@ -470,7 +470,7 @@ def test_the_status_tells_what_is_buffered_and_what_is_flushed(make_queue: MakeQ
 
 
 @ON_DISK
-def test_a_file_that_cannot_be_opened_is_set_aside_with_its_wal_and_the_queue_goes_on(queue: QueueScene) -> None:
+def test_a_file_that_cannot_be_opened_is_quarantined_with_its_wal_and_the_queue_goes_on(queue: QueueScene) -> None:
     queue.write(range(5))
     queue.buffer.seal()
     queue.stop()

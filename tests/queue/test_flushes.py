@@ -106,7 +106,7 @@ def test_rows_written_around_a_checkpoint_during_a_flush_are_all_delivered(make_
         assert_drained(queue)
 
 
-def test_a_session_s_file_is_sealed_with_the_rows_that_are_only_in_its_wal(
+def test_a_sessions_file_is_sealed_with_the_rows_that_are_only_in_its_wal(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     """Moved without its `.wal`, a file opens, and is short of acknowledged rows."""
@@ -263,7 +263,7 @@ def test_a_trickle_that_never_stops_is_flushed_by_the_age_of_its_oldest_row(
         assert queue.flush_stale_buffers().rows == 1
 
 
-def test_rows_of_a_table_that_was_dropped_and_made_again_stay_buffered_and_hold_up_no_others(
+def test_rows_of_a_table_that_was_dropped_and_created_again_stay_buffered_and_delay_no_other_table(
     make_settings: MakeSettings,
 ) -> None:
     settings = make_settings("duckdb")
@@ -308,7 +308,7 @@ def test_a_buffer_whose_commit_and_reopening_fail_says_that_the_rows_may_be_ther
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_so_many_flushes_run_at_once_and_no_more(make_settings: MakeSettings, most: int) -> None:
+def test_at_most_the_configured_number_of_flushes_run_at_once(make_settings: MakeSettings, most: int) -> None:
     settings = make_settings("sqlite", queue_max_parallel_flushes=most, queue_buffer_max_rows=1)
     tables = [TableId("main", f"table_{number}") for number in range(4)]
     waiting, changed = list(tables), threading.Condition()

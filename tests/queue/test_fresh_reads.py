@@ -111,7 +111,7 @@ def test_a_fresh_read_of_rows_that_fit_no_more_says_so(queue: QueueScene) -> Non
 
 
 @pytest.mark.parametrize(("layout", "catalog"), LAYOUTS_AND_CATALOGS)
-def test_only_bad_rows_are_buried_and_everything_else_goes_on(catalog: str, make_queue: MakeQueue) -> None:
+def test_only_bad_rows_become_dead_letters_and_all_others_are_delivered(catalog: str, make_queue: MakeQueue) -> None:
     queue = make_queue(catalog, queue_flush_chunk_rows=3)
     _tightened(queue)
     report = queue.coordinator.force_flush_all()

@@ -163,7 +163,7 @@ def test_a_session_that_ends_on_a_full_disk_is_sealed_by_a_sweep_once_there_is_r
         assert _fresh(queue) == writer.acked
 
 
-def test_every_write_to_a_full_disk_is_told_that_nothing_was_kept_or_that_this_is_not_known(
+def test_every_write_to_a_full_disk_fails_as_not_kept_or_as_unknown(
     make_settings: MakeSettings,
 ) -> None:
     with new_queue(make_settings("sqlite")) as queue:
@@ -177,7 +177,7 @@ def test_every_write_to_a_full_disk_is_told_that_nothing_was_kept_or_that_this_i
         assert writer.acked <= set(ids_in(queue.lake)) <= writer.acked | writer.unknown
 
 
-def test_a_buffer_that_cannot_even_be_opened_anew_is_by_the_first_write_for_which_there_is_room(
+def test_a_buffer_that_cannot_be_reopened_is_reopened_by_the_first_write_for_which_there_is_space(
     make_settings: MakeSettings,
 ) -> None:
     with new_queue(make_settings("sqlite")) as queue:
@@ -199,7 +199,7 @@ def test_a_buffer_that_cannot_even_be_opened_anew_is_by_the_first_write_for_whic
         assert_drained(queue)
 
 
-def test_a_write_whose_file_was_opened_anew_before_it_and_cannot_be_after_it_may_have_been_kept(
+def test_a_write_after_which_its_file_cannot_be_reopened_has_an_unknown_outcome(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with new_queue(make_settings("sqlite")) as queue:
@@ -288,7 +288,7 @@ def _gauges(server: ServerProcess) -> dict[tuple[str, Any], float]:
     return {(each.name, each.labels.get("part")): each.value for family in families for each in family.samples}
 
 
-def test_a_server_whose_disk_is_full_says_so_to_writers_and_to_whoever_watches_it(server: ServerProcess) -> None:
+def test_a_server_whose_disk_is_full_says_so_to_writers_and_in_its_status(server: ServerProcess) -> None:
     with server.cursor() as cursor:
         cursor.execute("CREATE TABLE events (id BIGINT, kind VARCHAR)")
         cursor.execute("INSERT INTO duckling_queue.events VALUES (-1, 'before')")

@@ -99,7 +99,7 @@ def test_a_lone_item_is_committed_by_its_own_thread() -> None:
     assert threads == [threading.get_ident()] * 3
 
 
-def test_all_who_came_during_a_commit_go_with_the_next_and_get_their_own_results(pool: ThreadPoolExecutor) -> None:
+def test_items_that_arrive_during_a_commit_go_with_the_next_and_get_their_own_results(pool: ThreadPoolExecutor) -> None:
     desk = Desk(held=True)
     futures = _behind_the_first(desk, pool, range(1, 9))
     desk.let.set()
@@ -127,7 +127,7 @@ def test_a_bad_item_fails_alone(pool: ThreadPoolExecutor) -> None:
     assert desk.line.submit(4) == "done 4"
 
 
-def test_a_bad_item_that_leads_does_not_stop_those_behind_it(pool: ThreadPoolExecutor) -> None:
+def test_a_bad_item_at_the_head_does_not_stop_later_items(pool: ThreadPoolExecutor) -> None:
     desk = Desk(held=True)
     first = _in_line(desk, pool, -1)
     assert desk.begun.acquire(timeout=WAIT_S)
@@ -137,7 +137,7 @@ def test_a_bad_item_that_leads_does_not_stop_those_behind_it(pool: ThreadPoolExe
     assert isinstance(first.exception(WAIT_S), InputError)
 
 
-def test_nobody_waits_forever_for_a_thread_that_is_interrupted(pool: ThreadPoolExecutor) -> None:
+def test_an_interrupted_thread_blocks_no_other_thread(pool: ThreadPoolExecutor) -> None:
     desk = Desk(held=True)
     futures = _behind_the_first(desk, pool, [INTERRUPTING, 2])
     desk.let.set()
@@ -147,7 +147,7 @@ def test_nobody_waits_forever_for_a_thread_that_is_interrupted(pool: ThreadPoolE
     assert desk.line.submit(3) == "done 3"
 
 
-def test_who_acts_exclusively_waits_for_the_commit_under_way_and_keeps_others_out(pool: ThreadPoolExecutor) -> None:
+def test_an_exclusive_action_waits_for_the_running_commit_and_keeps_others_out(pool: ThreadPoolExecutor) -> None:
     desk = Desk(held=True)
     order: list[str] = []
 
@@ -169,7 +169,7 @@ def test_who_acts_exclusively_waits_for_the_commit_under_way_and_keeps_others_ou
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_line_goes_on_after_somebody_acted_exclusively(fails: bool, pool: ThreadPoolExecutor) -> None:
+def test_commits_continue_after_an_exclusive_action(fails: bool, pool: ThreadPoolExecutor) -> None:
     desk = Desk()
     inside, let = threading.Event(), threading.Event()
 
@@ -188,7 +188,7 @@ def test_the_line_goes_on_after_somebody_acted_exclusively(fails: bool, pool: Th
     assert isinstance(exclusive.exception(WAIT_S), ZeroDivisionError if fails else type(None))
 
 
-def test_many_writers_and_some_who_want_to_be_alone_all_get_through(pool: ThreadPoolExecutor) -> None:
+def test_many_writers_and_some_exclusive_ones_all_get_through(pool: ThreadPoolExecutor) -> None:
     desk = Desk(items_max=7)
 
     def work(start: int) -> list[str]:
@@ -213,7 +213,7 @@ def _idle_check(desk: Desk) -> Callable[[], None]:
     return check
 
 
-def test_an_interrupt_while_items_are_tried_one_by_one_leaves_nobody_to_lead_uninvited(
+def test_an_interrupt_while_items_are_tried_one_by_one_leaves_no_second_leader(
     pool: ThreadPoolExecutor,
 ) -> None:
     tries: list[list[int]] = []
@@ -255,7 +255,7 @@ class Impatient(threading.Event):
         raise Interrupted
 
 
-def test_nobody_waits_forever_for_a_thread_that_is_interrupted_while_it_gathers(pool: ThreadPoolExecutor) -> None:
+def test_a_thread_that_is_interrupted_while_it_gathers_blocks_no_other_thread(pool: ThreadPoolExecutor) -> None:
     desk = Desk()
     line = desk.line
     patient, line._gathered = line._gathered, (impatient := Impatient())

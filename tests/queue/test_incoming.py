@@ -25,7 +25,7 @@ ID = Column(name="id", type="BIGINT")
 IDS = pa.schema([("id", pa.int64())])
 
 
-def test_columns_that_took_one_shape_are_asked_anew_about_another() -> None:
+def test_columns_that_accepted_one_shape_are_checked_again_for_another() -> None:
     columns = (Column(name="id", type="UUID"),)
     bytes_only = pa.schema([pa.field("id", pa.binary(16))])
     uuids = pa.schema([pa.field("id", pa.binary(16), metadata={"ARROW:extension:name": "arrow.uuid"})])

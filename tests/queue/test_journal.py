@@ -65,7 +65,7 @@ def _is_settled(store: Store) -> bool:
     return store.is_settled
 
 
-def test_what_was_appended_is_replayed_by_whoever_opens_it_next(tmp_path: Path) -> None:
+def test_appended_frames_are_replayed_by_the_next_opening(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     journal.append([_entry(1, 2), _entry(3, 1)])
     journal.append([_entry(4, 1)])
@@ -75,7 +75,7 @@ def test_what_was_appended_is_replayed_by_whoever_opens_it_next(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("left", [1, 10, 40])
-def test_a_frame_that_was_half_written_is_no_frame(left: int, tmp_path: Path) -> None:
+def test_a_half_written_frame_is_ignored(left: int, tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     journal.append([_entry(1, 2)])
     size = journal.size
@@ -85,7 +85,7 @@ def test_a_frame_that_was_half_written_is_no_frame(left: int, tmp_path: Path) ->
     assert _ids(_replayed(tmp_path)) == [1, 2]
 
 
-def test_what_lies_behind_the_frames_of_this_life_is_of_an_earlier_one(tmp_path: Path) -> None:
+def test_bytes_after_the_frames_of_this_generation_are_of_an_earlier_one(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     for number in range(1, 6):
         journal.append([_entry(number, 1)])
@@ -115,7 +115,7 @@ def test_damaged_frames_before_others_are_damage(damaged: int, tmp_path: Path) -
         _replayed(tmp_path)
 
 
-def test_a_damaged_frame_is_the_end_where_all_that_follows_was_settled(tmp_path: Path) -> None:
+def test_a_damaged_frame_ends_the_journal_if_all_later_frames_were_settled(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     empty = Entry.of(EVENTS, 7, NOW, event_rows([]))
     for entries in ([_entry(1, 2)], [_entry(3, 2)], [_entry(5, 2)], [empty]):
@@ -168,7 +168,7 @@ def _shared(folder: Path) -> SharedBuffer:
 
 
 @pytest.mark.parametrize("pages", [1, 2])
-def test_a_power_cut_while_settled_frames_are_overwritten_is_no_damage(pages: int, tmp_path: Path) -> None:
+def test_a_power_cut_while_settled_frames_are_overwritten_is_not_reported_as_damage(pages: int, tmp_path: Path) -> None:
     """The header of an old frame was left, and the pages behind it were new: a healthy buffer was set aside."""
     store = _store(tmp_path)
     path = tmp_path / f"buffer.duckdb{SUFFIX}"
@@ -193,7 +193,7 @@ def test_a_power_cut_while_settled_frames_are_overwritten_is_no_damage(pages: in
         assert buffer.append(EVENTS, EVENT_COLUMNS, _long(5), session="s").seq_first == 5
 
 
-def test_a_buffer_whose_journal_is_damaged_before_rows_that_it_lacks_is_set_aside(tmp_path: Path) -> None:
+def test_a_buffer_whose_journal_is_damaged_before_rows_that_it_lacks_is_quarantined(tmp_path: Path) -> None:
     store = _store(tmp_path)
     for number in range(4):
         rows = event_rows([0]) if not number else _long(number)
@@ -295,7 +295,7 @@ def test_rows_that_duckdb_might_refuse_later_are_given_to_it_now(tmp_path: Path)
     store.close()
 
 
-def test_a_store_that_was_interrupted_in_the_middle_of_a_write_is_opened_anew(
+def test_a_store_that_was_interrupted_during_a_write_is_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = _store(tmp_path)

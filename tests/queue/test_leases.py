@@ -70,7 +70,7 @@ def test_the_holder_cannot_take_a_lease_twice(open_leases: Open) -> None:
     assert leases.take("a") is not None
 
 
-def test_a_released_lease_is_free_and_releasing_again_takes_it_from_nobody(open_leases: Open) -> None:
+def test_a_released_lease_is_free_and_releasing_it_again_does_not_affect_its_new_holder(open_leases: Open) -> None:
     mine, theirs = open_leases(), open_leases()
     lease = mine.take("a")
     assert lease is not None

@@ -71,7 +71,7 @@ def test_a_table_is_due_for_the_first_reason_that_holds(state: TableState, trigg
 
 @UNHURRIED
 @given(rows=st.integers(0, 200), size=st.integers(0, 2_000), age_s=st.integers(0, 120), later_s=st.integers(0, 1_000))
-def test_what_is_due_stays_due(rows: int, size: int, age_s: int, later_s: int) -> None:
+def test_a_due_table_stays_due(rows: int, size: int, age_s: int, later_s: int) -> None:
     state = _state(rows=rows, size=size, age_s=age_s)
     if POLICY.trigger(state, NOW) is not None:
         assert POLICY.trigger(state, NOW + timedelta(seconds=later_s)) is not None

@@ -59,7 +59,9 @@ def _ship(home: QueueScene, copy: QueueScene, table: TableId = T7) -> None:
 
 
 @pytest.mark.parametrize("catalog", CATALOGS)
-def test_a_table_that_begins_behind_its_history_gets_the_rest_once(make_queue: MakeQueue, catalog: str) -> None:
+def test_a_table_that_starts_after_its_history_gets_the_remaining_rows_once(
+    make_queue: MakeQueue, catalog: str
+) -> None:
     queue = make_queue(catalog, queue_flush_chunk_rows=100)
     create_table(queue.lake, T7)
     queue.coordinator.start_after(T7, BEGUN)
@@ -94,13 +96,13 @@ def _begin_receive_and_flush(queue: QueueScene) -> None:
     queue.coordinator.force_flush_all()
 
 
-def test_a_table_that_the_lake_lacks_begins_nowhere(queue: QueueScene) -> None:
+def test_a_table_that_the_lake_lacks_cannot_be_started(queue: QueueScene) -> None:
     with pytest.raises(TableMissingError):
         queue.coordinator.start_after(T7, BEGUN)
     assert queue.coordinator.positions("t7") == {}
 
 
-def test_a_table_that_was_here_before_goes_on_behind_what_others_took(queue: QueueScene) -> None:
+def test_a_table_that_returns_continues_after_the_rows_that_another_queue_took(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
     queue.coordinator.append_replicated([_shipped(1, 10)])
     with pytest.raises(StateError):
@@ -129,7 +131,7 @@ def test_a_table_that_began_and_is_gone_from_the_lake_holds_back_no_other(queue:
 
 
 @pytest.mark.parametrize("auto_create", [False, True])
-def test_what_is_received_makes_its_table(make_queue: MakeQueue, auto_create: bool) -> None:
+def test_replicated_rows_create_their_table(make_queue: MakeQueue, auto_create: bool) -> None:
     queue = make_queue(queue_auto_create_tables=auto_create)
     columns = (
         Column(name="id", type="BIGINT", nullable=False),
@@ -141,7 +143,7 @@ def test_what_is_received_makes_its_table(make_queue: MakeQueue, auto_create: bo
     assert_delivered(queue, range(1, 4), table=T7)
 
 
-def test_the_copy_has_what_its_home_has_whoever_flushes_when(queue: QueueScene, copy: QueueScene) -> None:
+def test_the_replica_has_the_rows_of_its_primary_whichever_flushes_first(queue: QueueScene, copy: QueueScene) -> None:
     create_table(queue.lake, T7)
     queue.coordinator.retain_log("t7")
     queue.write(range(10), T7)
@@ -251,7 +253,7 @@ def test_a_full_buffer_refuses_rows_of_a_held_schema_and_takes_others_past_it(ma
     assert queue.lake_rows(T7) == queue.lake_rows() == once_each(range(5))
 
 
-def test_who_holds_a_schema_waits_for_what_goes_past_the_buffer(make_queue: MakeQueue) -> None:
+def test_holding_a_schema_waits_for_writes_that_bypass_the_buffer(make_queue: MakeQueue) -> None:
     queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
     seen: list[int] = []
     is_held = threading.Event()

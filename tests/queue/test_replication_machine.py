@@ -145,7 +145,7 @@ class ShippingMachine(RuleBasedStateMachine):
         return self.lakes[side] + held
 
 
-def test_a_copy_always_has_the_first_rows_of_its_home() -> None:
+def test_a_replica_always_has_the_first_rows_of_its_primary() -> None:
     run_state_machine_as_test(
         ShippingMachine,
         settings=settings(

@@ -99,7 +99,9 @@ def rows_in(queue: DqCoordinator, table: TableId = EVENTS) -> int:
     return sum(each.rows.num_rows for each in queue.buffer.held(table))
 
 
-def test_rows_that_are_written_to_it_are_kept_and_nothing_is_flushed(settings: Settings, restore: Restore) -> None:
+def test_rows_written_to_a_restored_buffer_are_kept_and_nothing_is_flushed(
+    settings: Settings, restore: Restore
+) -> None:
     with open_queue(settings) as queue:
         write(queue, 31, 70)
         assert_refused(queue, 30, 15)
@@ -109,7 +111,7 @@ def test_rows_that_are_written_to_it_are_kept_and_nothing_is_flushed(settings: S
         assert ids_in(queue.lake) == list(range(1, 31))
 
 
-def test_it_is_noticed_after_restarts_too(settings: Settings, restore: Restore) -> None:
+def test_a_restored_buffer_is_noticed_after_restarts_too(settings: Settings, restore: Restore) -> None:
     for last in (40, 50, 60):
         with open_queue(settings) as queue:
             write(queue, last - 9, last)
@@ -117,7 +119,7 @@ def test_it_is_noticed_after_restarts_too(settings: Settings, restore: Restore) 
         assert_refused(queue, 30, 15)
 
 
-def test_it_is_noticed_where_the_copy_had_flushed_nothing(settings: Settings, tmp_path: Path) -> None:
+def test_a_restored_buffer_is_noticed_even_if_it_had_flushed_nothing(settings: Settings, tmp_path: Path) -> None:
     put_back_unflushed(settings, tmp_path / "copy")
     with open_queue(settings) as queue:
         write(queue, 21, 60)
@@ -125,7 +127,9 @@ def test_it_is_noticed_where_the_copy_had_flushed_nothing(settings: Settings, tm
         assert rows_in(queue) == 50
 
 
-def test_a_table_that_it_did_not_know_is_noticed_and_others_are_flushed(settings: Settings, restore: Restore) -> None:
+def test_a_table_that_a_restored_buffer_did_not_know_is_noticed_and_others_are_flushed(
+    settings: Settings, restore: Restore
+) -> None:
     with open_queue(settings) as queue:
         write(queue, 111, 112, OTHER)
     with open_queue(settings) as queue:
@@ -139,7 +143,9 @@ def test_a_table_that_it_did_not_know_is_noticed_and_others_are_flushed(settings
         assert ids_in(queue.lake, third) == [1, 2, 3, 4, 5]
 
 
-def test_two_shapes_in_the_first_write_of_a_table_do_not_hide_it(settings: Settings, restore: Restore) -> None:
+def test_two_shapes_in_the_first_write_of_a_table_do_not_hide_a_restored_buffer(
+    settings: Settings, restore: Restore
+) -> None:
     buffer = SharedBuffer.from_settings(settings, clock=SystemClock())
     wider = (*EVENT_COLUMNS, Column(name="extra", type="INTEGER"))
     rows = event_rows(range(111, 123))
@@ -174,7 +180,7 @@ def test_a_buffer_that_is_the_newest_goes_on_whenever_it_was_stopped(settings: S
                 assert_whole(queue, last)
 
 
-def test_what_was_proven_stays_so_when_the_file_is_opened_anew_behind_the_queue(settings: Settings) -> None:
+def test_a_proven_buffer_stays_proven_when_its_file_is_reopened(settings: Settings) -> None:
     with new_queue(settings) as queue:
         write(queue, 1, 10)
         queue.force_flush_all()
@@ -187,7 +193,7 @@ def test_what_was_proven_stays_so_when_the_file_is_opened_anew_behind_the_queue(
         assert_whole(queue, 30)
 
 
-def test_what_the_file_has_noted_as_flushed_is_its_own(settings: Settings) -> None:
+def test_rows_that_the_file_has_recorded_as_flushed_need_no_proof(settings: Settings) -> None:
     """A version that knows nothing of doubts may have flushed meanwhile."""
     with new_queue(settings) as queue:
         write(queue, 1, 10)

@@ -59,7 +59,7 @@ def _audit(settings: Settings) -> AuditReport:
         return lake.audit()
 
 
-def test_a_flush_behind_rows_that_a_restored_lake_lacks_is_refused_and_the_rows_stay(settings: Settings) -> None:
+def test_a_flush_after_rows_that_a_restored_lake_lacks_is_refused_and_the_rows_stay(settings: Settings) -> None:
     with open_queue(settings) as queue:
         with pytest.raises(FlushFailedError, match=r"is at seq 10, but unit .* starts at 21"):
             queue.force_flush_all()

@@ -160,7 +160,7 @@ def test_rows_that_the_table_cannot_take_unchanged_are_refused_whole(
     assert_delivered(queue, range(3))
 
 
-def test_null_where_it_must_not_be_is_refused_before_it_is_kept(queue: QueueScene) -> None:
+def test_null_in_a_required_column_is_refused_before_it_is_buffered(queue: QueueScene) -> None:
     columns = (Column(name="id", type="BIGINT", nullable=False), Column(name="kind", type="VARCHAR"))
     create_table(queue.lake, VALUES, columns=columns)
     with pytest.raises(InputError, match="'id' is NULL"):
@@ -193,7 +193,7 @@ def test_a_missing_table_is_an_error_that_says_what_to_do(queue: QueueScene) -> 
     assert queue.write(range(1), VALUES).seq_first == 1
 
 
-def test_a_missing_table_is_made_from_its_first_rows_where_that_is_wanted(make_queue: MakeQueue) -> None:
+def test_a_missing_table_is_created_from_its_first_rows_if_the_setting_allows_it(make_queue: MakeQueue) -> None:
     queue = make_queue(queue_auto_create_tables=True)
     table = TableId("made", "for you")
     rows = arrow("SELECT 1::INTEGER AS n, [1.5::DECIMAL(4,2)] AS list, 'x'::BLOB AS bin")
@@ -207,7 +207,7 @@ def test_a_missing_table_is_made_from_its_first_rows_where_that_is_wanted(make_q
 
 
 @pytest.mark.parametrize("auto_create", [False, True])
-def test_nobody_writes_to_the_ledger_through_the_queue(auto_create: bool, make_queue: MakeQueue) -> None:
+def test_the_queue_refuses_writes_to_the_ledger(auto_create: bool, make_queue: MakeQueue) -> None:
     queue = make_queue(queue_auto_create_tables=auto_create)
     for name in ("producers", "mine"):
         with pytest.raises(InputError):
@@ -326,7 +326,7 @@ def test_writers_of_two_shapes_do_not_take_turns_at_new_versions(queue: QueueSce
 
 
 @pytest.mark.parametrize("layout", ["shared"])
-def test_who_waits_until_a_table_is_made_keeps_no_writer_of_another_one(
+def test_waiting_for_a_table_to_be_created_blocks_no_writer_of_another_one(
     make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make_queue(queue_auto_create_tables=True)
@@ -434,7 +434,7 @@ def test_rows_that_are_nested_too_deep_are_refused_before_they_are_kept(
     assert (queue.lake.find_table(VALUES) is None) == auto_create
 
 
-def test_texts_that_mean_something_to_somebody_come_out_as_they_went_in(queue: QueueScene) -> None:
+def test_texts_with_special_meaning_come_out_as_they_went_in(queue: QueueScene) -> None:
     queue.coordinator.enqueue(EVENTS, pa.table({"id": pa.array(range(len(TEXTS)), pa.int64()), "kind": TEXTS}))
     expected = Counter(enumerate(TEXTS))
     assert queue.fresh_rows() == expected

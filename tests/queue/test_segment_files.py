@@ -49,7 +49,7 @@ def test_a_new_name_says_when_it_was_given_and_is_given_once() -> None:
         f"{TEXT}\n",
     ],
 )
-def test_what_is_not_a_segment_is_not_read_as_one(text: str) -> None:
+def test_a_name_that_is_not_a_segments_is_not_parsed_as_one(text: str) -> None:
     assert SegmentName.parse(text) is None
 
 

@@ -154,7 +154,9 @@ def test_a_sealed_file_alone_holds_every_row(buffer: SessionsBuffer, tmp_path: P
     assert facts == [(buffer.incarnation, "one")]
 
 
-def test_what_cannot_be_sealed_is_written_on(buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_sealed_is_still_written_to(
+    buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path
+) -> None:
     first = buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     with faults.armed("queue.before_seal", no_room):
         with pytest.raises(StorageFailedError):
@@ -215,7 +217,7 @@ def test_no_write_is_lost_or_missed_while_segments_rotate_under_it(make: Make) -
     assert ids_of(buffer.parcels(), buffer) == list(range(120))
 
 
-def test_rows_and_tables_of_one_session_are_told_apart_in_active_and_in_sealed_files(
+def test_rows_and_tables_of_one_session_are_kept_apart_in_active_and_in_sealed_files(
     buffer: SessionsBuffer, make: Make
 ) -> None:
     buffer.append(EVENTS, COLUMNS, rows(1, 2), session="one")
@@ -273,7 +275,7 @@ def test_an_orphan_with_a_live_wal_is_sealed_with_all_its_rows(make: Make, tmp_p
     assert buffer.set_aside() == ()
 
 
-def test_a_damaged_orphan_is_set_aside_with_its_wal_and_nothing_is_deleted(make: Make, tmp_path: Path) -> None:
+def test_a_damaged_orphan_is_quarantined_with_its_wal_and_nothing_is_deleted(make: Make, tmp_path: Path) -> None:
     with run_writer(tmp_path) as child:
         child.communicate()
     path, wal = files_in(tmp_path, "active")
@@ -289,7 +291,7 @@ def test_a_damaged_orphan_is_set_aside_with_its_wal_and_nothing_is_deleted(make:
     assert buffer.append(EVENTS, COLUMNS, rows(1), session="one").rows == 1
 
 
-def test_a_damaged_sealed_file_is_set_aside_and_holds_nothing_back(buffer: SessionsBuffer, tmp_path: Path) -> None:
+def test_a_damaged_sealed_file_is_quarantined_and_delays_no_other_file(buffer: SessionsBuffer, tmp_path: Path) -> None:
     for session in "ab":
         buffer.append(EVENTS, COLUMNS, rows(ord(session)), session=session)
     buffer.seal()
@@ -310,7 +312,7 @@ def test_a_file_that_was_only_being_made_is_removed(make: Make, tmp_path: Path) 
     assert buffer.set_aside() == ()
 
 
-def test_a_live_segment_is_no_orphan_to_anybody(make: Make, tmp_path: Path) -> None:
+def test_a_live_segment_is_never_taken_for_an_orphan(make: Make, tmp_path: Path) -> None:
     mine, theirs = make(), make()
     mine.append(EVENTS, COLUMNS, rows(1), session="one")
     theirs.sweep()
@@ -432,7 +434,7 @@ def test_the_last_table_that_is_retired_moves_the_file(buffer: SessionsBuffer, t
     buffer.release(clicks)
 
 
-def test_nobody_writes_a_file_while_tasks_read_another_part_of_it(buffer: SessionsBuffer, tmp_path: Path) -> None:
+def test_a_file_is_not_written_while_tasks_read_another_part_of_it(buffer: SessionsBuffer, tmp_path: Path) -> None:
     one, other = _two_sealed(buffer)
     staged = [buffer.stage(parcel, tmp_path) for parcel in (one, other)]
     assert [each.relation for each in staged] == ["dq_events", "dq_web.clicks"]
@@ -446,7 +448,7 @@ def test_nobody_writes_a_file_while_tasks_read_another_part_of_it(buffer: Sessio
     assert len(files_in(tmp_path, "flushed")) == 1
 
 
-def test_what_was_delivered_beside_a_failure_is_marked_at_the_release(make: Make, tmp_path: Path) -> None:
+def test_a_payload_delivered_beside_a_failed_one_is_recorded_at_the_release(make: Make, tmp_path: Path) -> None:
     buffer = make()
     one, other = _two_sealed(buffer)
     for parcel in (one, other):
@@ -526,7 +528,9 @@ def test_flushed_files_are_removed_once_they_are_old(buffer: SessionsBuffer, clo
     assert list((tmp_path / "leases").iterdir()) == []
 
 
-def test_a_file_that_stays_open_elsewhere_is_refused(buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path) -> None:
+def test_a_file_that_another_process_keeps_open_is_refused(
+    buffer: SessionsBuffer, clock: FakeClock, tmp_path: Path
+) -> None:
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.seal()
     (path,) = files_in(tmp_path, "sealed")

@@ -43,7 +43,7 @@ def buffer(make: Make) -> SessionsBuffer:
     return make()
 
 
-def test_what_a_process_left_that_died_is_sealed_by_force(buffer: SessionsBuffer, tmp_path: Path) -> None:
+def test_files_of_a_dead_process_are_sealed_by_a_forced_flush(buffer: SessionsBuffer, tmp_path: Path) -> None:
     with run_writer(tmp_path) as child:
         child.communicate()
     assert held_ids(buffer) == []

@@ -194,7 +194,7 @@ def test_tables_are_made_in_other_schemas_and_under_quoted_names(cursor: Any, ta
         ("CREATE TABLE duckling_queue.t AS SELECT * FROM read_csv('/etc/passwd')", "reads files"),
     ],
 )
-def test_what_a_create_table_of_the_queue_cannot_do_is_refused_with_the_reason(
+def test_unsupported_create_table_statements_of_the_queue_are_refused_with_the_reason(
     cursor: Any, statement: str, reason: str
 ) -> None:
     assert reason in failure(cursor, statement)
@@ -265,7 +265,7 @@ def test_rows_of_a_table_that_the_queue_made_outlive_a_process_that_ends_without
         assert rows(cursor, "SELECT u::VARCHAR, i FROM t ORDER BY i") == before
 
 
-def test_where_the_queue_makes_no_tables_a_create_table_is_refused_with_the_setting(tmp_path: Path) -> None:
+def test_if_the_queue_creates_no_tables_a_create_table_is_refused_with_the_setting(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "shared", queue_auto_create_tables=False)
     with raw_client.server(settings) as running, connected(running.uri) as cursor:
         for definition in ("AS SELECT 1 AS a", "(a INTEGER)"):
@@ -356,7 +356,7 @@ def test_own_rows_are_read_from_sealed_files_and_in_the_columns_that_the_table_h
         assert rows(cursor, "SELECT a, c FROM u ORDER BY a") == [(10, 1), (20, 2), (30, 3)]
 
 
-def test_where_sessions_share_a_file_the_queue_is_write_only(tmp_path: Path) -> None:
+def test_in_the_shared_layout_the_queue_is_write_only(tmp_path: Path) -> None:
     with raw_client.server(settings_of(tmp_path, "shared")) as running, connected(running.uri) as cursor:
         cursor.execute("CREATE TABLE duckling_queue.t AS SELECT 1 AS a")
         for query in ("SELECT * FROM duckling_queue.t", "DESCRIBE duckling_queue.t"):

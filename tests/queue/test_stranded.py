@@ -63,7 +63,7 @@ def test_stranded_rows_are_redirected_once_to_a_table_that_fits(queue: QueueScen
     assert_audited(queue)
 
 
-def test_stranded_rows_that_do_not_fit_the_other_table_stay_where_they_are(queue: QueueScene) -> None:
+def test_stranded_rows_that_do_not_fit_the_other_table_stay_buffered(queue: QueueScene) -> None:
     with pytest.raises(TypeConflictError, match="no column"), queue.coordinator.stranded(name_of(queue)) as rows:
         rows.redirect(queue.coordinator.flusher, T)
     with queue.coordinator.stranded(name_of(queue)) as rows:

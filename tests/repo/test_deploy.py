@@ -205,7 +205,7 @@ def _copied() -> list[str]:
     return [source for words in sources for source in words]
 
 
-def test_what_the_image_copies_is_in_the_checkout_and_let_through_to_it() -> None:
+def test_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     assert "*" in lines
@@ -311,7 +311,7 @@ def test_a_server_without_web_is_well_while_its_flight_port_is_open(tmp_path: Pa
     assert not _is_well(tmp_path, uri=f"{scheme}://{nobody}", web=None)
 
 
-def test_where_no_server_ever_ran_none_is_well(tmp_path: Path) -> None:
+def test_a_health_check_without_any_server_fails(tmp_path: Path) -> None:
     env = {"CATCHMENT_HOME": str(tmp_path)}
     command = [sys.executable, str(DEPLOY / "healthcheck.py")]
     assert subprocess.run(command, env=env, capture_output=True, check=False).returncode != 0

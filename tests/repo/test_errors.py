@@ -49,7 +49,7 @@ def test_the_drawing_shows_the_real_tree() -> None:
         assert _depth(getattr(errors, name[0])) == indent, line
 
 
-def test_what_the_user_must_change_exits_with_two() -> None:
+def test_errors_that_the_user_must_fix_exit_with_two() -> None:
     assert errors.StoppedError.exit_code == errors.EXIT_STOPPED
     for kind in set(_all()) - {errors.StoppedError}:
         theirs = issubclass(kind, errors.InputError | errors.MachineError)

@@ -87,7 +87,7 @@ def _fails(here: Scene, text: str, why: str) -> ScriptError:
         ("CREATE TRIGGER t AFTER INSERT ON users BEGIN SELECT 1;", "syntax error"),
     ],
 )
-def test_what_a_script_may_not_do_fails_it_and_changes_nothing(tmp_path: Path, statement: str, why: str) -> None:
+def test_a_forbidden_statement_fails_the_script_and_changes_nothing(tmp_path: Path, statement: str, why: str) -> None:
     here = scene("steady", tmp_path)
     error = _fails(here, f"-- first\nDELETE FROM profiles;\n{statement};\nDELETE FROM users;", why)
     assert f"{NEXT}, line 3: " in error.message
@@ -185,7 +185,7 @@ def test_an_unsound_database_is_not_committed(tmp_path: Path) -> None:
     _fails(here, f"{statements}; UPDATE users SET name = 'x'", "not sound: CHECK constraint failed in c")
 
 
-def test_an_interruption_behind_the_commit_does_not_undo_it(tmp_path: Path) -> None:
+def test_an_interruption_after_the_commit_does_not_undo_it(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
 
     def interrupt() -> None:
@@ -228,7 +228,7 @@ def test_readers_do_not_fail_a_migration_that_outlasts_them(tmp_path: Path) -> N
     assert here.check().state is State.CURRENT
 
 
-def test_whoever_waits_too_long_for_another_applier_is_told(tmp_path: Path) -> None:
+def test_waiting_too_long_for_another_applier_is_an_error(tmp_path: Path) -> None:
     here = scene("pending", tmp_path)
     second = Migrate(SqliteEngine(here.path, lock_timeout_s=0.01), here.models)
     with here.engine.locked(), pytest.raises(LockTimeoutError):
@@ -344,7 +344,7 @@ def test_a_script_that_was_generated_after_other_scripts_fails_and_changes_nothi
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_nothing_may_stand_in_front_of_the_record(tmp_path: Path, statement: str, is_first: bool) -> None:
+def test_a_script_cannot_hide_the_table_of_applied_scripts(tmp_path: Path, statement: str, is_first: bool) -> None:
     here = database_with(tmp_path, TABLE, NOTE)
     if not is_first:
         apply_text(here, "INSERT INTO note (title) VALUES ('x')")
@@ -368,7 +368,7 @@ def test_a_temporary_table_does_not_stand_in_for_one_whose_rows_are_kept(tmp_pat
         apply_text(here, "-- keeps-rows: note\nCREATE TEMP TABLE note AS SELECT 1; DELETE FROM main.note")
 
 
-def test_a_foreign_key_that_could_not_be_checked_before_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_a_foreign_key_that_could_not_be_checked_before_does_not_fail_a_script(tmp_path: Path) -> None:
     here = database_with(tmp_path, MISMATCH)
     apply_text(here, "ALTER TABLE user ADD COLUMN mail TEXT")
     assert here.check().applied == ["001.next.sql"]
@@ -376,7 +376,7 @@ def test_a_foreign_key_that_could_not_be_checked_before_is_no_reason_to_refuse(t
         apply_text(here, "CREATE TABLE tag (name TEXT REFERENCES user (mail)); INSERT INTO tag VALUES ('x')")
 
 
-def test_rows_that_break_a_check_already_are_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_rows_that_already_break_a_check_do_not_fail_a_script(tmp_path: Path) -> None:
     unsound = "PRAGMA ignore_check_constraints = ON; CREATE TABLE c (n CHECK (n > 0)); INSERT INTO c VALUES (-1);"
     here = database_with(tmp_path, f"{TABLE} {unsound}")
     apply_text(here, "ALTER TABLE note ADD COLUMN n INT")

@@ -58,7 +58,7 @@ def test_a_script_that_is_applied_again_does_not_replace_the_first_backup(tmp_pa
     assert here.rows("SELECT count(*) FROM users") == [(2,)]
 
 
-def test_what_a_restore_replaces_is_a_backup_itself(tmp_path: Path) -> None:
+def test_a_restore_backs_up_the_replaced_database(tmp_path: Path) -> None:
     here = scene("diverged_with_ref", tmp_path)
     before = here.content()
     here.migrate.restore()
@@ -131,7 +131,7 @@ def test_a_damaged_backup_is_refused_and_nothing_changes(tmp_path: Path) -> None
     assert _names(here) == []
 
 
-def test_a_damaged_database_is_set_aside_and_a_backup_restored(tmp_path: Path) -> None:
+def test_a_damaged_database_is_quarantined_and_a_backup_restored(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     before = here.content()
     kept = here.migrate.backup()
@@ -161,7 +161,7 @@ def test_a_database_with_a_wal_is_backed_up_with_it_and_restored_over_it(tmp_pat
     assert here.rows("SELECT name FROM users WHERE id = 3") == [("only in the WAL",)]
 
 
-def test_whoever_has_the_database_open_sees_what_was_restored(tmp_path: Path) -> None:
+def test_open_connections_see_the_restored_database(tmp_path: Path) -> None:
     here = scene("diverged_with_ref", tmp_path)
     own = here.engine.connection
     assert own.execute("SELECT count(*) FROM profiles").fetchone() == (2,)
@@ -175,7 +175,7 @@ def test_whoever_has_the_database_open_sees_what_was_restored(tmp_path: Path) ->
     here.engine.close()
 
 
-def test_a_restore_waits_for_those_who_use_the_database_with_a_bound(tmp_path: Path) -> None:
+def test_a_restore_waits_within_a_bound_for_another_writer(tmp_path: Path) -> None:
     here = scene("diverged_with_ref", tmp_path, busy=IMPATIENT)
     before = here.content()
     with closing(sqlite3.connect(here.path)) as other:
@@ -215,7 +215,7 @@ def test_a_rehearsal_stops_at_the_script_that_fails_and_says_why(tmp_path: Path)
     assert "004.wrong.sql: failed" in shown.report()
 
 
-def test_a_rehearsal_starts_from_the_reference_where_there_is_one(tmp_path: Path) -> None:
+def test_a_rehearsal_starts_from_the_reference_if_there_is_one(tmp_path: Path) -> None:
     here = scene("diverged_with_ref", tmp_path)
     before = here.engine.reference.read_bytes()
     shown = here.migrate.rehearse()
@@ -237,7 +237,7 @@ def test_a_rehearsed_script_runs_by_the_same_rules(tmp_path: Path) -> None:
     assert "begins or ends a transaction" in (here.migrate.rehearse().trials[-1].error or "")
 
 
-def test_what_a_killed_backup_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_files_of_a_killed_backup_are_removed_by_the_next_one(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
 
     def stop() -> None:
@@ -265,7 +265,7 @@ def test_a_hot_journal_is_rolled_back_before_reading(tmp_path: Path) -> None:
     assert dump(copied) == before
 
 
-def test_a_rehearsal_is_one_of_the_database_where_the_reference_has_all_scripts(tmp_path: Path) -> None:
+def test_a_rehearsal_uses_the_database_if_the_reference_has_all_scripts(tmp_path: Path) -> None:
     here = scene("pending", tmp_path)
     pending = here.check().pending
     with closing(sqlite3.connect(here.path)) as old, closing(sqlite3.connect(here.engine.reference)) as new:

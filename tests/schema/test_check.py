@@ -106,6 +106,6 @@ def test_a_divergence_is_a_diff_from_what_was_applied() -> None:
     assert difference[-2:] == ["-SELECT 1;", "+SELECT 2;"]
 
 
-def test_nothing_is_edited_where_all_is_well() -> None:
+def test_without_divergence_no_script_is_edited() -> None:
     folder, history = Folder(scripts=(_script("001.a.sql"),)), [_record("001.a.sql")]
     assert list(edits(folder, history, examine(folder, history, SAME))) == []

@@ -64,7 +64,7 @@ def test_a_column_is_changed_in_what_differs_and_its_neighbours_are_not(before: 
     "text",
     ["", "CREATE VIEW v AS SELECT (1)", "CREATE TABLE t (a", "CREATE TABLE t (a,)", "CREATE TABLE t AS SELECT (1)"],
 )
-def test_what_is_no_statement_of_a_table_is_refused(text: str) -> None:
+def test_a_text_that_is_not_create_table_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         ddl.edited(text, name="n")
 

@@ -43,7 +43,7 @@ def test_a_database_becomes_current_by_the_steps_that_its_state_asks_for(
 
 
 @pytest.mark.parametrize(("name", "state"), [("conflict", State.ERROR), ("diverged", State.DIVERGED)])
-def test_what_needs_a_person_is_left_to_one(tmp_path: Path, name: str, state: State) -> None:
+def test_develop_stops_if_a_decision_is_needed(tmp_path: Path, name: str, state: State) -> None:
     here = scene(name, tmp_path)
     before = here.content()
     done = develop(here.migrate)
@@ -52,7 +52,7 @@ def test_what_needs_a_person_is_left_to_one(tmp_path: Path, name: str, state: St
     assert here.content() == before
 
 
-def test_deleted_scripts_are_written_anew_as_one_where_there_is_a_reference(tmp_path: Path) -> None:
+def test_deleted_scripts_are_generated_again_as_one_if_there_is_a_reference(tmp_path: Path) -> None:
     here = scene("iterating", tmp_path)
     here.script(THIRD).unlink()
     done = develop(here.migrate)
@@ -63,7 +63,7 @@ def test_deleted_scripts_are_written_anew_as_one_where_there_is_a_reference(tmp_
     assert [str(backup.kind) for backup in here.migrate.backups()].count("replaced") == 1
 
 
-def test_a_deleted_script_comes_back_where_there_is_no_reference(tmp_path: Path) -> None:
+def test_a_deleted_script_comes_back_if_there_is_no_reference(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     script = next(here.engine.scripts.iterdir())
     script.unlink()
@@ -106,7 +106,9 @@ def _forge(here: Scene, path: Path) -> None:
         ("ALTER TABLE note ADD COLUMN mail TEXT; INSERT INTO note VALUES (1, 'a', 'm');", "note.mail"),
     ],
 )
-def test_develop_drops_nothing_that_has_rows_unless_it_is_told_to(tmp_path: Path, statements: str, named: str) -> None:
+def test_develop_drops_nothing_that_has_rows_unless_drops_are_allowed(
+    tmp_path: Path, statements: str, named: str
+) -> None:
     here = database_with(
         tmp_path, f"CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL); {statements}", NOTE
     )

@@ -72,13 +72,13 @@ def _user(**fields: Any) -> type[TableRow]:
         ("age INTEGER NOT NULL DEFAULT 0,", "older AS (age + 1), AGE INTEGER NOT NULL DEFAULT 0,"),
     ],
 )
-def test_what_a_model_does_not_speak_of_is_no_difference(before: str, after: str) -> None:
+def test_properties_that_a_model_does_not_declare_are_not_differences(before: str, after: str) -> None:
     assert before in USER
     assert _lines(TEAM + USER.replace(before, after)) == []
     assert _diff(TEAM + USER.replace(before, after)).is_empty
 
 
-def test_the_order_of_columns_is_no_difference() -> None:
+def test_the_order_of_columns_is_not_a_difference() -> None:
     assert _diff("CREATE TABLE Team (name TEXT NOT NULL, id INTEGER PRIMARY KEY)", Team).is_empty
 
 
@@ -87,7 +87,7 @@ def test_a_hand_written_alter_reaches_the_model() -> None:
     assert _diff(script, Team).is_empty
 
 
-def test_what_is_no_table_of_a_model_is_not_seen() -> None:
+def test_views_virtual_tables_and_temporary_tables_are_ignored() -> None:
     script = """CREATE TABLE _migrations (number INTEGER); CREATE VIEW seen AS SELECT 1;
         CREATE VIRTUAL TABLE words USING fts5 (word); CREATE TEMP TABLE passing (a);"""
     assert _diff(TEAM + script, Team).is_empty
@@ -109,11 +109,11 @@ def test_what_is_no_table_of_a_model_is_not_seen() -> None:
         ("age INTEGER", "size INTEGER, age INTEGER", "User.size: the column is in no model"),
     ],
 )
-def test_what_differs_is_told_in_a_line(before: str, after: str, line: str) -> None:
+def test_a_difference_is_described_in_one_line(before: str, after: str, line: str) -> None:
     assert _lines(TEAM + USER.replace(before, after)) == [line]
 
 
-def test_tables_of_one_side_only_are_told() -> None:
+def test_tables_of_one_side_only_are_reported() -> None:
     assert _lines("CREATE TABLE old (x BLOB);" + TEAM) == [
         "User: the table is missing",
         "old: the table is in no model",
@@ -139,7 +139,7 @@ def test_renames_are_ordered_by_type_place_and_name() -> None:
     assert found[0].score > found[-1].score
 
 
-def test_a_column_of_another_kind_is_no_rename() -> None:
+def test_a_column_of_another_type_is_not_a_rename() -> None:
     found = _diff("CREATE TABLE User (id INTEGER PRIMARY KEY, a TEXT, b INTEGER)", _user(c=bytes)).tables[0]
     assert (len(found.dropped), len(found.added), found.renames) == (2, 1, ())
 
@@ -165,7 +165,7 @@ def test_a_table_that_shares_columns_may_be_the_same_by_another_name() -> None:
     assert [(each.old, each.new, each.score) for each in found.renames] == [("People", "Team", 1.0)]
 
 
-def test_tables_are_created_behind_those_they_refer_to() -> None:
+def test_tables_are_created_after_those_they_refer_to() -> None:
     class A(TableRow):
         b: "B"
 
@@ -191,7 +191,7 @@ def test_tables_are_created_behind_those_they_refer_to() -> None:
         ("age INTEGER NOT NULL DEFAULT 0", [RebuildTableOp]),
     ],
 )
-def test_a_table_is_rebuilt_where_sqlite_would_not_alter_it(columns: str, kinds: list[type]) -> None:
+def test_a_table_is_rebuilt_if_sqlite_would_not_alter_it(columns: str, kinds: list[type]) -> None:
     class User(TableRow):
         name: str
         age: int = 0

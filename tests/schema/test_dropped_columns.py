@@ -68,7 +68,7 @@ def test_a_dropped_column_that_a_view_or_trigger_has_in_quotes_is_left_to_a_pers
     ],
 )
 @pytest.mark.parametrize("statements", [TABLE, INDEXED, UNIQUE], ids=["altered", "indexed", "rebuilt"])
-def test_a_dropped_column_that_is_in_quotes_behind_a_dot_is_dropped_once_nobody_needs_it(
+def test_a_dropped_column_that_is_in_quotes_after_a_dot_is_dropped_once_nothing_refers_to_it(
     tmp_path: Path, kind: str, more: str, statements: str
 ) -> None:
     here = database_with(tmp_path, f"{statements} {more};", NOTE)
@@ -85,7 +85,7 @@ def test_a_dropped_column_that_is_in_quotes_behind_a_dot_is_dropped_once_nobody_
 IN_QUOTES = f'{INDEXED} CREATE VIEW mails AS SELECT id, "email" FROM note;'
 
 
-def test_what_another_option_would_leave_to_a_person_does_not_hold_up_a_rename(tmp_path: Path) -> None:
+def test_an_undecided_drop_in_another_option_does_not_block_a_rename(tmp_path: Path) -> None:
     here = database_with(tmp_path, IN_QUOTES, model("note", {"title": str, "mail": str | None}))
     text = generated(here).replace("-- undecided: note\n", "", 1).replace("-- ALTER", "ALTER")
     assert "\n-- -- undecided: note\n" in text
@@ -110,7 +110,7 @@ def test_a_dropped_column_that_its_table_has_in_quotes_is_left_to_a_person(tmp_p
     assert "-- undecided: note" in generated(here)
 
 
-def test_a_text_that_spells_a_dropped_column_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_a_text_that_spells_a_dropped_column_does_not_block_the_drop(tmp_path: Path) -> None:
     here = database_with(tmp_path, f"{UNIQUE[:-2]}, CHECK (title <> 'email'));", NOTE)
     become_current(here)
     assert here.rows("SELECT sql LIKE '%<> _email_)%' FROM sqlite_schema WHERE name = 'note'") == [(1,)]

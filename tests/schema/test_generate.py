@@ -219,7 +219,7 @@ def test_a_rebuild_keeps_the_options_of_a_table(connection: sqlite3.Connection, 
     assert _rows(connection, "SELECT id, age FROM users") == [(1, 5)]
 
 
-def test_rows_keep_their_numbers_where_no_column_holds_them(connection: sqlite3.Connection) -> None:
+def test_rows_keep_their_rowids_if_no_column_holds_them(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE users (name TEXT NOT NULL)")
     connection.execute("INSERT INTO users (rowid, name) VALUES (5, 'a')")
     _migrate(connection, _users(name=str))
@@ -289,7 +289,7 @@ def test_a_column_without_a_value_is_added_to_an_empty_table(connection: sqlite3
     _migrate(connection, _users(name=str))
 
 
-def test_null_where_the_model_has_none_fails_the_script(connection: sqlite3.Connection) -> None:
+def test_null_in_a_column_that_the_model_requires_fails_the_script(connection: sqlite3.Connection) -> None:
     connection.executescript("CREATE TABLE users (id INTEGER PRIMARY KEY, n TEXT); INSERT INTO users VALUES (1, NULL);")
     with pytest.raises(ScriptError, match="NOT NULL constraint failed"):
         _migrate(connection, _users(n=str))
@@ -335,7 +335,7 @@ def test_a_renamed_table_keeps_its_rows_and_what_refers_to_it(connection: sqlite
     assert _rows(connection, "SELECT name FROM users JOIN Pet ON owner = users.id") == [("a",)]
 
 
-def test_what_sqlite_cannot_make_is_left_to_the_developer_in_a_comment(connection: sqlite3.Connection) -> None:
+def test_changes_that_sqlite_cannot_make_are_left_to_the_developer_in_a_comment(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, a TEXT) STRICT")
     connection.execute("INSERT INTO users VALUES (1, 'x')")
     text = script_text(_ops(connection, _users(a=str | None, when=date | None)))

@@ -60,7 +60,7 @@ def _production(here: Scene, offsite: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["scripts_only", "pending"])
-def test_a_development_server_applies_what_is_pending_and_starts_the_second_time(tmp_path: Path, name: str) -> None:
+def test_a_development_server_applies_pending_scripts_and_starts_the_second_time(tmp_path: Path, name: str) -> None:
     here = scene(name, tmp_path)
     with pytest.raises(SystemExit) as ended:
         _dev_server(here)
@@ -70,7 +70,7 @@ def test_a_development_server_applies_what_is_pending_and_starts_the_second_time
 
 
 @pytest.mark.parametrize("name", ["conflict", "diverged", "diverged_with_ref", "model_changed"])
-def test_a_development_server_does_not_start_where_somebody_must_look(
+def test_a_development_server_does_not_start_if_the_state_needs_attention(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = scene(name, tmp_path)
@@ -80,7 +80,7 @@ def test_a_development_server_does_not_start_where_somebody_must_look(
     assert here.check().status() in caplog.text
 
 
-def test_production_backs_up_and_applies_what_is_pending(tmp_path: Path) -> None:
+def test_production_backs_up_and_applies_pending_scripts(tmp_path: Path) -> None:
     here, offsite = scene("pending", tmp_path), tmp_path / "offsite.sqlite"
     assert _production(here, offsite) == []
     assert _production(here, offsite) == ["Nothing to migrate"]
@@ -89,7 +89,7 @@ def test_production_backs_up_and_applies_what_is_pending(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["conflict", "diverged", "model_changed"])
-def test_production_stops_where_somebody_must_look(tmp_path: Path, name: str) -> None:
+def test_production_stops_if_the_state_needs_attention(tmp_path: Path, name: str) -> None:
     here = scene(name, tmp_path)
     before = here.content()
     with pytest.raises(SystemExit) as ended:

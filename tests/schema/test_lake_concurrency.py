@@ -135,7 +135,7 @@ def unlocked(make_settings: MakeSettings) -> Iterator[Lake]:
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_of_two_who_apply_the_first_script_of_a_schema_one_commits(
+def test_of_two_appliers_of_a_schemas_first_script_one_commits(
     unlocked: Lake, tmp_path: Path, is_restored: bool
 ) -> None:
     LakeScene(lake=unlocked, folder=tmp_path / "main").become(model("t0", {"a": int | None}))

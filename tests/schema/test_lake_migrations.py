@@ -253,7 +253,7 @@ def test_a_column_becomes_required_and_optional_again(here: LakeScene) -> None:
         here.run("INSERT INTO users VALUES (3, NULL, 1)")
 
 
-def test_a_column_without_statistics_of_old_files_is_written_anew_to_become_required(here: LakeScene) -> None:
+def test_a_column_without_statistics_in_old_files_is_rewritten_to_become_required(here: LakeScene) -> None:
     here.become(model("users", {"name": str, "age": int | None, "n": int | None}, n=5))
     assert here.rows("SELECT count(*) FROM users WHERE n IS NULL") == [(0,)]
     text = here.become(model("users", {"name": str, "age": int | None, "n": int}, n=5))
@@ -289,7 +289,7 @@ def test_a_required_column_is_added_to_a_table_with_rows_and_to_one_without(here
     assert [(key.expression, key.descending) for key in found.sort_by] == [("id", True)]
 
 
-def test_a_required_column_without_a_default_is_left_to_the_developer_where_there_are_rows(plain: LakeScene) -> None:
+def test_a_required_column_without_a_default_is_left_to_the_developer_if_there_are_rows(plain: LakeScene) -> None:
     plain.models = [model("users", {"name": str, "age": int | None, "n": int})]
     assert "n must not be NULL and has no default: rows that exist need a value." in plain.generate().read_text()
 
@@ -416,7 +416,7 @@ def test_a_diverged_script_leads_back_to_the_reference_and_forward_again(here: L
     assert here.content() == after
 
 
-def test_a_restore_makes_a_table_anew_where_it_must_with_its_layout(here: LakeScene) -> None:
+def test_a_restore_recreates_a_table_with_its_layout_if_it_must(here: LakeScene) -> None:
     here.run(
         "CREATE TABLE t (id BIGINT NOT NULL, a INTEGER DEFAULT 4, s STRUCT(x INTEGER)[], d TIMESTAMP DEFAULT now())",
         "ALTER TABLE t SET PARTITIONED BY (bucket(2, id))",

@@ -21,7 +21,7 @@ def _deliver(lake: Lake, settings: Settings, sources: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("catalog", ["duckdb", "sqlite"])
-def test_a_restore_finds_rows_and_deletions_that_upkeep_has_merged_with_later_ones(
+def test_a_restore_finds_rows_and_deletions_that_maintenance_has_merged_with_later_ones(
     tmp_path: Path, make_settings: MakeSettings, catalog: str
 ) -> None:
     settings = make_settings(catalog)

@@ -27,7 +27,7 @@ def _deliver(lake: Lake, settings: Settings, sources: list[Path]) -> None:
     deliverer(lake, settings).run(ParquetFiles(sources, EVENTS))
 
 
-def test_a_script_that_was_generated_without_rows_is_refused_where_there_are_some_and_nothing_comes_twice(
+def test_a_script_generated_for_an_empty_table_is_refused_if_the_table_has_rows(
     tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings("duckdb")
@@ -54,7 +54,7 @@ def test_a_script_that_was_generated_without_rows_is_refused_where_there_are_som
         assert lake.audit().ok
 
 
-def test_a_table_with_rows_is_not_made_anew_however_a_script_says_it(sqlite_lake: Lake, tmp_path: Path) -> None:
+def test_a_table_with_rows_is_not_recreated_however_a_script_says_it(sqlite_lake: Lake, tmp_path: Path) -> None:
     here = LakeScene(lake=sqlite_lake, folder=tmp_path / "schema")
     here.run("CREATE TABLE held (a BIGINT)", "INSERT INTO held VALUES (1), (2)")
     before = (here.content(), here.uuids())
@@ -75,7 +75,7 @@ def test_a_table_with_rows_is_not_made_anew_however_a_script_says_it(sqlite_lake
         ("CREATE TABLE n (a BIGINT);\nINSERT INTO n FROM held;\nDROP TABLE n;\n", {"held", "empty"}),
     ],
 )
-def test_a_table_is_dropped_when_a_script_says_so_and_made_anew_when_it_is_empty(
+def test_a_script_can_drop_a_table_and_can_recreate_an_empty_one(
     sqlite_lake: Lake, tmp_path: Path, script: str, names: set[str]
 ) -> None:
     here = LakeScene(lake=sqlite_lake, folder=tmp_path / "schema")

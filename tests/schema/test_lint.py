@@ -63,7 +63,7 @@ def _lint(text: str, *, rows_big: int = 100) -> list[LintFinding]:
         "ALTER TABLE users RENAME TO replaced; ALTER TABLE replaced RENAME TO people",
     ],
 )
-def test_what_loses_nothing_is_not_remarked_on(text: str) -> None:
+def test_changes_that_lose_nothing_are_not_reported(text: str) -> None:
     assert _lint(text) == []
 
 
@@ -105,7 +105,7 @@ def test_a_risk_is_found_with_its_sentence(text: str, risk: Risk, said: str) -> 
     assert found.line == 2 or "CREATE TABLE" in text
 
 
-def test_a_column_that_must_have_a_value_is_found_on_an_empty_copy_too() -> None:
+def test_a_new_required_column_is_found_on_an_empty_copy_too() -> None:
     (found,) = _lint("ALTER TABLE logs ADD COLUMN level TEXT NOT NULL")
     assert (found.risk, "logs.level" in found.message) == (Risk.NOT_NULL, True)
 

@@ -39,7 +39,7 @@ def _take(step: str, here: Scene) -> None:
 
 @pytest.mark.parametrize("state", list(State), ids=lambda state: state.value)
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_is_taken_where_it_is_allowed_and_refused_with_what_is_elsewhere(
+def test_a_step_is_taken_if_allowed_and_otherwise_refused_with_the_allowed_ones(
     tmp_path: Path, state: State, step: str
 ) -> None:
     here = scene(IN_STATE[state], tmp_path)
@@ -127,7 +127,7 @@ def test_a_script_whose_number_another_one_has_in_production_is_a_conflict(tmp_p
     assert again.written_back == [f"{number:03d}.theirs.sql"]
 
 
-def test_a_reference_that_is_not_a_database_keeps_nobody_from_checking(tmp_path: Path) -> None:
+def test_a_reference_that_is_not_a_database_does_not_stop_a_check(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     here.engine.reference.write_bytes(b"not a database, by far" * 100)
     assert here.check().state is State.CURRENT
@@ -141,7 +141,7 @@ def test_no_models_and_no_database_are_current_and_nothing_is_made(tmp_path: Pat
     assert list(here.path.parent.iterdir()) == []
 
 
-def test_a_check_makes_nothing_on_the_disk_where_the_database_is_missing(tmp_path: Path) -> None:
+def test_a_check_creates_no_files_if_the_database_is_missing(tmp_path: Path) -> None:
     here = scene("scripts_only", tmp_path)
     before = here.files()
     assert here.check().state is State.PENDING
@@ -185,7 +185,7 @@ def test_a_fresh_database_gets_its_scripts_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_steady_is_current(tmp_path: Path) -> None:
+def test_a_database_that_matches_models_and_scripts_is_current(tmp_path: Path) -> None:
     result = scene("steady", tmp_path).check()
     assert (result.state, result.applied) == (State.CURRENT, [FIRST, SECOND, THIRD])
     assert result.status().startswith("Current: 3 applied")
@@ -327,7 +327,7 @@ def test_scripts_that_ship_with_a_package_are_never_edited(tmp_path: Path) -> No
     assert (here.script(SECOND).read_bytes(), here.script(FIRST).exists()) == (before, False)
 
 
-def test_a_recorded_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_recorded_name_that_points_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     here.run("UPDATE _migrations SET filename = '../evil.sql' WHERE number = 2")
     here.script(SECOND).unlink()
@@ -373,7 +373,7 @@ def test_a_wrong_number_or_name_is_an_error(tmp_path: Path, filename: str, to: s
     assert any(each.startswith(error) for each in result.errors), result.errors
 
 
-def test_other_files_in_the_folder_are_nobodys_business(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     for name in ("README.md", "003.add_profile.sql~", ".003.add_profile.sql.swp"):
         here.write(name, "not a script")

@@ -588,10 +588,10 @@ def _run(few_or_many: settings) -> None:
         run_state_machine_as_test(machine, settings=few_or_many)
 
 
-def test_whatever_happens_what_was_put_in_is_there_unless_a_script_said_drop() -> None:
+def test_inserted_rows_survive_any_sequence_of_migrations_unless_a_script_dropped_them() -> None:
     _run(FEW)
 
 
 @pytest.mark.soak
-def test_whatever_happens_what_was_put_in_is_there_unless_a_script_said_drop_for_long() -> None:
+def test_inserted_rows_survive_long_sequences_of_migrations_unless_a_script_dropped_them() -> None:
     _run(settings(FEW, max_examples=1_500, stateful_step_count=60, derandomize=False, print_blob=True))

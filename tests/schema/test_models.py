@@ -145,7 +145,9 @@ def test_an_annotation_that_no_column_can_be_is_refused_with_the_names_and_what_
         (datetime, datetime.now),
     ],
 )
-def test_a_default_that_is_no_literal_of_its_type_is_refused_with_the_names(annotation: Any, default: object) -> None:
+def test_a_default_that_is_not_a_literal_of_its_type_is_refused_with_the_names(
+    annotation: Any, default: object
+) -> None:
     with pytest.raises(InputError, match=r"Thing\.field: the default"):
         fields_of(_model(annotation, field=default))
 

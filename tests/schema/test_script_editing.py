@@ -49,7 +49,7 @@ def test_an_option_that_leaves_it_to_a_person_stays_open() -> None:
     assert left_to_people(text, depth_max=1) == [("notes", "by_hand_4", "a")]
 
 
-def test_where_there_is_no_option_nothing_is_chosen() -> None:
+def test_without_options_nothing_is_chosen() -> None:
     text = f"-- undecided: notes\n-- {LEFT}\n"
     assert decided(text, lambda _: 1 // 0) == text
     assert is_open(text)

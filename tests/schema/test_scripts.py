@@ -93,7 +93,7 @@ def test_line_ends_are_made_alike(text: str, same: str) -> None:
         ("SELECT 1;\n'open", [("SELECT 1;", 1), ("'open", 2)]),
     ],
 )
-def test_statements_are_told_apart_as_sqlite_does(text: str, statements: list[tuple[str, int]]) -> None:
+def test_a_script_is_split_into_statements_as_sqlite_does(text: str, statements: list[tuple[str, int]]) -> None:
     assert [(each.text.rstrip("\n"), each.line) for each in _script(text).statements()] == statements
 
 
@@ -102,7 +102,7 @@ def test_tables_that_keep_their_rows_are_named_by_whole_lines() -> None:
     assert _script(text).keeps_rows() == ("users", "my table")
 
 
-def test_what_is_undecided_is_refused_until_its_line_is_gone() -> None:
+def test_an_undecided_script_is_refused_until_its_mark_is_removed() -> None:
     with pytest.raises(ScriptError, match="a, b"):
         _script("-- undecided: a\n-- x\n-- undecided: b\n").refuse_undecided()
     _script("-- -- undecided: a\nSELECT 1;").refuse_undecided()

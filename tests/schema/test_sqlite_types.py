@@ -82,9 +82,7 @@ def test_bytes_that_are_no_text_do_not_keep_a_script_from_being_generated(tmp_pa
         (datetime, ["TIMESTAMP", "timestamp"]),
     ],
 )
-def test_a_type_that_is_another_word_for_that_of_the_model_is_no_difference(
-    tmp_path: Path, kind: Any, spellings: list[str]
-) -> None:
+def test_a_synonym_of_the_models_type_is_not_a_difference(tmp_path: Path, kind: Any, spellings: list[str]) -> None:
     for place, spelling in enumerate(spellings):
         folder = tmp_path / str(place)
         folder.mkdir()
@@ -97,6 +95,6 @@ def test_a_type_that_is_another_word_for_that_of_the_model_is_no_difference(
     ("kind", "spelling"),
     [(str, "STRING"), (str, "INT"), (int, "REAL"), (float, "DECIMAL(9,2)"), (int, "INT(5)"), (bool, "INT")],
 )
-def test_a_type_that_means_something_else_is_a_difference(tmp_path: Path, kind: Any, spelling: str) -> None:
+def test_a_type_with_another_meaning_is_a_difference(tmp_path: Path, kind: Any, spelling: str) -> None:
     here = database_with(tmp_path, TYPED.format(spelling), model("t", {"a": kind | None}))
     assert here.check().state is State.DRIFT

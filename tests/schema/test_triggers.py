@@ -90,7 +90,7 @@ def test_a_column_that_a_trigger_writes_is_dropped_once_the_trigger_is_gone(
     here.run("INSERT INTO note (title) VALUES ('b')", "UPDATE note SET title = 'c'", "DELETE FROM note")
 
 
-def test_a_script_that_makes_the_trigger_anew_applies(tmp_path: Path) -> None:
+def test_a_script_that_recreates_the_trigger_applies(tmp_path: Path) -> None:
     here = _scene(tmp_path, TABLE + WRITES)
     anew = TOLD.format("UPDATE note SET title = 'b'")
     _apply(here, f"DROP TRIGGER told; ALTER TABLE note DROP COLUMN email; {anew}")
@@ -150,20 +150,20 @@ BROKEN = TOLD.format("INSERT INTO log VALUES (1)")
     "script",
     ["ALTER TABLE log ADD COLUMN more", "DROP TABLE log", f"DROP TRIGGER told; {BROKEN.replace('told', 'Told')}"],
 )
-def test_a_trigger_that_failed_before_is_no_reason_to_refuse(tmp_path: Path, script: str) -> None:
+def test_a_trigger_that_failed_before_does_not_fail_a_script(tmp_path: Path, script: str) -> None:
     here = _scene(tmp_path, TABLE + LOG + BROKEN)
     _apply(here, script)
     assert here.check().applied == ["001.next.sql"]
 
 
-def test_a_trigger_does_not_hide_behind_one_that_failed_before(tmp_path: Path) -> None:
+def test_a_broken_trigger_is_found_after_one_that_failed_before(tmp_path: Path) -> None:
     here = _scene(tmp_path, TABLE + LOG + BROKEN + WRITES.replace("told", "writes"))
     message = _refused(here, "ALTER TABLE note DROP COLUMN email")
     assert "the trigger writes on note (no such column: email)" in message
     assert "told" not in message
 
 
-def test_what_only_the_program_knows_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_functions_that_only_the_program_defines_do_not_fail_a_script(tmp_path: Path) -> None:
     used = "SELECT notify(new.id), notify(new.id, 1), best(new.id) OVER (), new.title COLLATE german > 'a'"
     here = _scene(tmp_path, TABLE)
     _apply(here, TOLD.format(used))
@@ -173,7 +173,7 @@ def test_what_only_the_program_knows_is_no_reason_to_refuse(tmp_path: Path) -> N
         _apply(here, "SELECT notify(1)")
 
 
-def test_a_column_is_seen_behind_what_only_the_program_knows(tmp_path: Path) -> None:
+def test_a_missing_column_is_reported_even_if_the_trigger_uses_functions_of_the_program(tmp_path: Path) -> None:
     used = "SELECT e(new.id), new.title COLLATE german > 'a'; UPDATE note SET email = 1"
     here = _scene(tmp_path, TABLE + TOLD.format(used))
     assert "told on note (no such column: email)" in _refused(here, "ALTER TABLE note DROP COLUMN email")

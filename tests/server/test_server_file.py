@@ -57,7 +57,7 @@ def test_another_process_with_the_same_number_is_not_believed(settings: Settings
     assert server_file.find(settings) is None
 
 
-def test_what_another_server_announced_is_not_withdrawn(settings: Settings, path: Path) -> None:
+def test_a_server_does_not_remove_the_file_of_another_one(settings: Settings, path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         stat_line = Path(f"/proc/{other.pid}/stat").read_text()
         _change(path, pid=other.pid, started=stat_line.rpartition(")")[2].split()[19])
@@ -68,7 +68,7 @@ def test_what_another_server_announced_is_not_withdrawn(settings: Settings, path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "3"])
-def test_a_file_that_says_nothing_is_no_server(settings: Settings, path: Path, text: str) -> None:
+def test_an_empty_server_file_means_no_server(settings: Settings, path: Path, text: str) -> None:
     path.write_text(text)
     assert server_file.find(settings) is None
 

@@ -37,7 +37,7 @@ def _given(lender: Lender, java: subprocess.Popen[bytes]) -> None:
     java.stdin.close()
 
 
-def test_what_was_given_is_lent_once_to_who_asks_for_its_kind(java: subprocess.Popen[bytes]) -> None:
+def test_a_returned_jvm_is_lent_once_to_a_process_of_its_kind(java: subprocess.Popen[bytes]) -> None:
     lender = Lender()
     _given(lender, java)
     assert _said(lender, {"kind": ASK, "of": "local[2]"}, []) == []
@@ -46,7 +46,7 @@ def test_what_was_given_is_lent_once_to_who_asks_for_its_kind(java: subprocess.P
     os.close(stdin)
 
 
-def test_what_is_lent_ends_with_its_borrower_and_not_before(java: subprocess.Popen[bytes]) -> None:
+def test_a_lent_jvm_ends_with_its_borrower_and_not_before(java: subprocess.Popen[bytes]) -> None:
     lender = Lender()
     _given(lender, java)
     (stdin,) = _said(lender, {"kind": ASK, "of": "local[1]"}, [])

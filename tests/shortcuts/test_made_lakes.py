@@ -53,7 +53,7 @@ def test_a_copied_lake_is_as_one_that_was_made(make: Callable[[str], Settings], 
             assert copied.address.data_path == str(tmp_path / "copied" / "data")
 
 
-def test_what_is_delivered_to_one_copy_is_in_no_other(make: Callable[[str], Settings], tmp_path: Path) -> None:
+def test_rows_delivered_to_one_copy_of_a_lake_are_in_no_other(make: Callable[[str], Settings], tmp_path: Path) -> None:
     settings = [make(name) for name in ("one", "other")]
     with new_lake(settings[0], events=True) as one, new_lake(settings[1], events=True) as other:
         assert one.identity() != other.identity()

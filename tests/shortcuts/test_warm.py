@@ -34,7 +34,7 @@ def test_it_reads_its_stdin_and_writes_its_stdout() -> None:
         assert process.returncode == 0
 
 
-def test_an_error_is_told_by_stderr_and_the_exit_code() -> None:
+def test_an_error_is_reported_on_stderr_and_by_the_exit_code() -> None:
     with _echo() as process:
         _say(process, "nonsense")
         out, err = process.communicate()
@@ -85,6 +85,6 @@ def test_one_that_takes_too_long_is_killed_and_an_error() -> None:
         warm.run(endless, timeout=0.2)
 
 
-def test_what_is_neither_our_command_nor_a_module_is_refused() -> None:
+def test_only_installed_commands_modules_code_and_scripts_start_warm() -> None:
     with pytest.raises(AssertionError, match="nothing that starts warm"):
         warm.Process(["/bin/true"])

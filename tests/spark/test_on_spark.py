@@ -150,7 +150,7 @@ def _many(n: int) -> str:
     return f"SELECT {n} * 1_000_000 + i AS id, hash(i)::VARCHAR AS kind FROM range(1_000_000) r(i)"
 
 
-def test_a_twin_of_a_task_leaves_only_files_that_nobody_registers(
+def test_a_speculative_twin_of_a_task_leaves_only_unregistered_files(
     lake: Lake, make_settings: MakeSettings, spark_runner: SparkRunner, tmp_path: Path
 ) -> None:
     create_table(lake)
@@ -232,7 +232,7 @@ def _played(scene: str, home: Path) -> None:
         "dies",
     ],
 )
-def test_a_start_that_does_not_succeed_leaves_no_process_behind(scene: str, tmp_path: Path) -> None:
+def test_a_failed_start_leaves_no_process_running(scene: str, tmp_path: Path) -> None:
     _played(scene, tmp_path)
 
 
@@ -244,7 +244,7 @@ def test_a_session_that_is_lost_is_started_again_and_there_is_never_more_than_on
 
 
 @pytest.mark.parametrize("scene", ["hanging_tasks", "hanging_job"])
-def test_what_hangs_is_ended_in_time_and_spark_goes_on(scene: str, tmp_path: Path) -> None:
+def test_a_hanging_task_is_ended_in_time_and_spark_goes_on(scene: str, tmp_path: Path) -> None:
     _played(scene, tmp_path)
 
 
@@ -261,7 +261,7 @@ def test_a_second_session_in_a_process_is_refused_and_the_first_goes_on(
     assert spark_runner.context.parallelize([1, 2], 1).sum() == 3
 
 
-def test_a_program_that_is_submitted_takes_the_jvm_that_is_there_and_leaves_it_running(tmp_path: Path) -> None:
+def test_a_program_run_by_spark_submit_uses_the_given_jvm_and_leaves_it_running(tmp_path: Path) -> None:
     tool = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     ended = subprocess.run(
         [tool, "--driver-java-options", java.driver_options(), ROOT / "tests" / "spark" / "submitted.py", tmp_path],

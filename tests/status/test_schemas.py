@@ -122,7 +122,7 @@ def test_looking_changes_nothing(app: App, folder: Path) -> None:
     ]
 
 
-def test_models_that_cannot_be_read_are_told_and_hide_nothing_else(app: App, folder: Path) -> None:
+def test_unreadable_models_are_reported_and_hide_nothing_else(app: App, folder: Path) -> None:
     [module] = folder.glob("models_*.py")
     module.write_text("import nowhere_at_all\n")
     found = _look(app, folder)
@@ -133,7 +133,7 @@ def test_models_that_cannot_be_read_are_told_and_hide_nothing_else(app: App, fol
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(0)", "import os\nos._exit(3)", "import os\nos.write(1, b'{')"])
-def test_models_that_end_the_process_or_write_past_python_are_told(app: App, folder: Path, code: str) -> None:
+def test_models_that_end_the_process_or_write_to_its_stdout_are_reported(app: App, folder: Path, code: str) -> None:
     [module] = folder.glob("models_*.py")
     module.write_text(f"{code}\n")
     found = _look(app, folder)
@@ -141,7 +141,7 @@ def test_models_that_end_the_process_or_write_past_python_are_told(app: App, fol
     assert "without an answer" in found.errors[0] or "defines no models" in found.errors[0]
 
 
-def test_what_models_print_and_begin_harms_nothing(app: App, folder: Path) -> None:
+def test_output_and_threads_of_models_have_no_effect(app: App, folder: Path) -> None:
     [module] = folder.glob("models_*.py")
     noise = "import threading\nprint('{' * 100_000)\nthreading.Thread(target=threading.Event().wait).start()\n"
     module.write_text(noise + module.read_text())
@@ -167,7 +167,7 @@ def test_models_that_hang_are_ended_with_all_that_they_have_begun(app: App, fold
     os.close(reading)
 
 
-def test_models_are_read_anew_each_time(app: App, folder: Path) -> None:
+def test_models_are_read_again_each_time(app: App, folder: Path) -> None:
     [module] = folder.glob("models_*.py")
     assert _look(app, folder).differences == ("people: the table is missing",)
     module.write_text(module.read_text().replace("people", "humans"))

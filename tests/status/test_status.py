@@ -162,7 +162,7 @@ def test_a_source_that_is_away_is_a_reason_and_is_asked_again(askers: Background
     assert cached.read().value == 7
 
 
-def test_a_source_that_hangs_holds_up_nobody_and_its_last_answer_is_given(askers: BackgroundReader) -> None:
+def test_a_source_that_hangs_delays_no_reader_and_its_last_answer_is_shown(askers: BackgroundReader) -> None:
     clock, release, asked = FakeClock(), threading.Event(), []
 
     def ask() -> int:
@@ -236,7 +236,7 @@ def test_after_the_end_nothing_is_asked(askers: BackgroundReader) -> None:
         _cached(lambda: 1, askers, FakeClock()).read()
 
 
-def test_a_bug_in_one_part_is_told_to_the_log_and_not_to_the_caller(
+def test_a_bug_in_one_part_is_logged_and_hidden_from_the_caller(
     askers: BackgroundReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[events.Event] = []
@@ -285,7 +285,7 @@ def test_a_rate_needs_no_full_minute() -> None:
 # What happens.
 
 
-def test_what_happens_is_counted() -> None:
+def test_the_recorder_counts_events() -> None:
     meters = Meters()
     with Recorder(meters, FakeClock()).listening():
         events.emit("flushed", table="main.t", rows=5, files=1, bytes=9, buried=0, seconds=0.5)
@@ -355,7 +355,7 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
     assert not home.exists()
 
 
-def test_a_control_database_that_cannot_be_asked_needs_somebody(tmp_path: Path) -> None:
+def test_an_unreachable_control_database_makes_the_status_degraded(tmp_path: Path) -> None:
     (tmp_path / "control.sqlite").write_bytes(b"this is no database" * 1_000)
     with App(Settings(home=tmp_path)) as app:
         status = _status(app)
@@ -363,7 +363,7 @@ def test_a_control_database_that_cannot_be_asked_needs_somebody(tmp_path: Path) 
     assert status.health.reasons == ("The control database is unavailable.",)
 
 
-def test_a_lake_that_cannot_be_asked_takes_nothing_else_along(tmp_path: Path) -> None:
+def test_an_unreachable_lake_affects_no_other_part_of_the_status(tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").write_bytes(b"this is no catalog" * 1_000)
     with App(Settings(home=tmp_path)) as app:
         _ = app.queue
@@ -412,7 +412,7 @@ TROUBLE = FlushFailure(failures=4, reason="secret", retry_at=datetime(2026, 1, 1
         ),
     ],
 )
-def test_what_needs_somebody_is_said_in_a_sentence(tmp_path: Path, changes: dict[str, Any], reason: str | None) -> None:
+def test_every_problem_is_described_in_a_sentence(tmp_path: Path, changes: dict[str, Any], reason: str | None) -> None:
     with App(Settings(home=tmp_path / "none")) as app:
         health = _status(app, queue=lambda: _queue_status(**changes)).health
     assert health.reasons == (() if reason is None else (reason,))
@@ -429,7 +429,7 @@ def test_what_needs_somebody_is_said_in_a_sentence(tmp_path: Path, changes: dict
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_a_queue_that_cannot_be_asked_needs_somebody_unless_there_is_none_or_another_process_has_it(
+def test_an_unreadable_queue_makes_the_status_degraded_unless_it_is_absent_or_held_by_another_process(
     tmp_path: Path, error: CatchmentError, reason: str | None
 ) -> None:
     def fail() -> QueueStatus:
@@ -441,7 +441,7 @@ def test_a_queue_that_cannot_be_asked_needs_somebody_unless_there_is_none_or_ano
     assert status.health.reasons == (() if reason is None else (reason,))
 
 
-def test_an_audit_with_findings_needs_somebody_until_the_next_one(tmp_path: Path) -> None:
+def test_an_audit_with_findings_makes_the_status_degraded_until_the_next_one(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     bad = AuditReport(producers=(), findings=(AuditFinding(kind="rows", producer="p", detail="d"),), notes=())
     with App(settings) as app:
@@ -492,7 +492,7 @@ def test_an_import_that_was_begun_is_found_again(tmp_path: Path) -> None:
     assert (found.phase, found.leaves_left, found.leaves_imported, found.progress) == ("ready", 1, 0, 0.0)
 
 
-def test_the_lake_is_told_by_tables_with_small_files_dead_letters_and_migrations(tmp_path: Path) -> None:
+def test_the_status_of_the_lake_lists_tables_with_small_files_dead_letters_and_migrations(tmp_path: Path) -> None:
     letter = DeadLetter(
         id="l",
         unit_id="u",
@@ -534,7 +534,7 @@ def test_the_lake_is_told_by_tables_with_small_files_dead_letters_and_migrations
     ]
 
 
-def test_tenants_are_told_with_their_shards_and_moves(tmp_path: Path) -> None:
+def test_the_status_lists_tenants_with_their_shards_and_moves(tmp_path: Path) -> None:
     clock, tenant = FakeClock(), TenantId(7)
     with App(Settings(home=tmp_path), clock=clock) as app:
         store = app.control_store

@@ -112,7 +112,9 @@ def test_a_shard_of_a_name_that_is_taken_is_refused_and_the_first_one_stays(stor
         lambda store: ControlPlane(store).region_health("mars"),
     ],
 )
-def test_what_is_not_there_is_said_not_to_be(store: ControlStore, ask: Callable[[ControlStore], object]) -> None:
+def test_unknown_shards_tenants_and_moves_are_reported_as_missing(
+    store: ControlStore, ask: Callable[[ControlStore], object]
+) -> None:
     with pytest.raises(InputError, match=r"nowhere|t7|mars"):
         ask(store)
 
@@ -162,7 +164,7 @@ def test_residency_is_kept_whatever_changes(store: ControlStore, clock: FakeCloc
     assert store.tenant(SEVEN).config == LIMITS
 
 
-def test_a_move_begins_idle_and_the_tenant_stays_where_it_is(
+def test_a_move_begins_idle_and_the_tenant_stays_on_its_shard(
     store: ControlStore, move: MoveInfo, clock: FakeClock
 ) -> None:
     assert (move.tenant, move.source, move.target, move.state, move.version) == (SEVEN, A, B, Idle(), 0)
@@ -186,7 +188,7 @@ def test_a_tenant_on_its_way_cannot_set_out_again(store: ControlStore, move: Mov
 
 
 @pytest.mark.parametrize(("source", "target"), [(B, C), (A, A)])
-def test_a_move_starts_where_the_tenant_lives_and_leads_elsewhere(
+def test_a_move_must_start_at_the_tenants_shard_and_lead_to_another(
     store: ControlStore, clock: FakeClock, source: ShardId, target: ShardId
 ) -> None:
     store.create_tenant(SEVEN, "acme", TenantConfig(), A)
@@ -250,7 +252,7 @@ def test_the_route_changes_with_the_move_or_not_at_all(store: ControlStore, move
     assert (store.tenant(SEVEN).shard, store.tenant(SEVEN).epoch) == (B, 2)
 
 
-def test_of_many_who_swap_at_once_one_wins(settings: Settings, store: ControlStore, move: MoveInfo) -> None:
+def test_of_many_concurrent_swaps_one_succeeds(settings: Settings, store: ControlStore, move: MoveInfo) -> None:
     rivals = 4
     together = threading.Barrier(rivals)
 
@@ -271,7 +273,9 @@ def test_of_many_who_swap_at_once_one_wins(settings: Settings, store: ControlSto
     assert store.tenant(SEVEN).epoch == 2 + winner
 
 
-def test_of_many_who_begin_a_move_at_once_one_does(settings: Settings, store: ControlStore, clock: FakeClock) -> None:
+def test_of_many_concurrent_starts_of_a_move_one_succeeds(
+    settings: Settings, store: ControlStore, clock: FakeClock
+) -> None:
     store.create_tenant(SEVEN, "acme", TenantConfig(), A)
     rivals = 4
     together = threading.Barrier(rivals)
@@ -289,7 +293,9 @@ def test_of_many_who_begin_a_move_at_once_one_does(settings: Settings, store: Co
     assert [each.token for each in store.moves()] == [token]
 
 
-def test_the_plane_tells_everything_in_keys_that_stay(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
+def test_the_control_plane_describes_everything_with_stable_keys(
+    store: ControlStore, move: MoveInfo, clock: FakeClock
+) -> None:
     plane = ControlPlane(store, clock)
     dual = store.change_move(move, DualWrite(CUTOVER), route=Route(tenant=SEVEN, epoch=2, primary=A))
     plane.report(A, {"replication_lag_s": 5.5, "disk_free_bytes": 10})

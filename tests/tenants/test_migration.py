@@ -163,7 +163,7 @@ def test_steps_that_are_not_of_the_state_are_refused_and_change_nothing(scene: S
     assert scene.rows_in(B) == [1]
 
 
-def test_a_forgotten_router_cannot_write_to_the_old_home(scene: Scene) -> None:
+def test_a_router_with_an_old_route_cannot_write_to_the_old_primary(scene: Scene) -> None:
     scene.gateway().signal_for_tenant(T7, "events", events(1))
     epoch = scene.router().epoch(T7)
     forgotten = scene.gateway()
@@ -279,7 +279,7 @@ def test_files_of_two_tables_that_cannot_be_adopted_are_rewritten_each_into_its_
     assert move.verify().ok
 
 
-def test_a_table_that_is_made_while_source_and_target_are_compared_is_no_difference(
+def test_a_table_created_while_source_and_target_are_compared_is_not_a_difference(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = scene.gateway().signal_for_tenant
@@ -325,7 +325,7 @@ def test_a_tenant_with_dead_letters_is_not_moved(scene: Scene) -> None:
         backfill.plan(T7, source, target, snapshot=None, token="x")
 
 
-def test_letters_that_were_buried_during_a_move_go_with_the_tenant_and_no_others(scene: Scene) -> None:
+def test_dead_letters_of_a_moving_tenant_are_deleted_with_it_and_no_others(scene: Scene) -> None:
     scene.gateway().signal_for_tenant(T7, "events", events(1))
     move = in_dual_write(scene)
     bury(scene, EVENTS, TableId("t8", "events"))

@@ -53,13 +53,13 @@ def test_a_tenant_is_read_as_it_is_shown(number: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "t", "T7", "7t", "t-1", " t7", "t7\n", "tt7", "t\N{ARABIC-INDIC DIGIT SEVEN}", "t18446744073709551616"]
 )
-def test_a_text_that_is_no_tenant_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_tenant_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         TenantId.parse(text)
 
 
 @pytest.mark.parametrize("number", [-1, 2**64])
-def test_a_number_of_more_than_64_bits_is_no_tenant(number: int) -> None:
+def test_a_number_of_more_than_64_bits_is_not_a_tenant(number: int) -> None:
     with pytest.raises(InputError):
         TenantId(number)
 
@@ -98,7 +98,7 @@ def test_a_tenant_without_regions_may_live_in_any() -> None:
 
 
 @given(POSITIONS, POSITIONS)
-def test_positions_cover_others_exactly_where_no_row_of_theirs_is_missing(one: Positions, other: Positions) -> None:
+def test_positions_cover_others_exactly_if_no_row_of_theirs_is_missing(one: Positions, other: Positions) -> None:
     def rows(positions: Positions) -> set[tuple[TableId, int]]:
         return {(table, seq) for table, last in positions.by_table.items() for seq in range(1, last + 1)}
 

@@ -41,13 +41,13 @@ def _check(model: Model, reached: set[str], record: Callable[[str, object], None
     assert reached <= explored.reached, str(explored)
 
 
-def test_a_move_loses_nothing_and_leaves_one_home_whatever_happens_in_whichever_order(
+def test_a_move_loses_nothing_and_leaves_one_primary_in_every_order_of_events(
     record_property: Callable[[str, object], None],
 ) -> None:
     _check(Model(ONE_MOVE), SWAPS | RETURNS, record_property)
 
 
-def test_what_comes_late_from_an_earlier_move_does_not_disturb_the_next(
+def test_late_messages_of_an_earlier_move_do_not_disturb_the_next(
     record_property: Callable[[str, object], None],
 ) -> None:
     _check(Model(TWO_MOVES), SWAPS | {"swap: a move is opened"}, record_property)
@@ -57,7 +57,7 @@ def test_what_comes_late_from_an_earlier_move_does_not_disturb_the_next(
 @pytest.mark.parametrize(
     "bounds", [Bounds(writes=3, returns=2, moves=1), Bounds(writes=1, returns=1, moves=2)], ids=["one", "two"]
 )
-def test_longer_moves_lose_nothing_and_leave_one_home(
+def test_longer_moves_lose_nothing_and_leave_one_primary(
     bounds: Bounds, record_property: Callable[[str, object], None]
 ) -> None:
     _check(Model(bounds), SWAPS | RETURNS, record_property)
@@ -69,11 +69,11 @@ def _is_settled(world: World) -> bool:
     return world.row.is_over and is_told and (other.rec is None or other == Node(Rec(ShardRole.GONE, world.row.epoch)))
 
 
-def test_a_move_can_be_brought_to_its_end_from_wherever_it_was_left() -> None:
+def test_a_move_can_be_finished_from_every_state() -> None:
     assert not dead_ends(Model(ONE_MOVE), _is_settled)
 
 
-def test_a_move_that_was_not_aborted_can_reach_the_switch_from_wherever_it_was_left() -> None:
+def test_a_move_that_was_not_aborted_can_reach_the_switch_from_every_state() -> None:
     assert not dead_ends(Model(ONE_MOVE), lambda world: world.row.is_over or world.row.state == "Finalizing")
 
 
@@ -179,7 +179,7 @@ def test_a_cutover_that_is_read_before_the_switch_to_both_loses_a_write_between_
 
 
 @pytest.mark.parametrize("model", [CutoverReadBeforeWithGaps, CutoverReadAfterWithGaps], ids=lambda each: each.__name__)
-def test_a_target_whose_highest_number_counts_hides_a_gap_behind_rows_written_to_both(model: type[Model]) -> None:
+def test_comparing_only_the_highest_number_misses_a_gap_before_rows_written_to_both(model: type[Model]) -> None:
     explored = explore(model(ORDER))
     assert explored.wrong == "2 rows were acked, and the home t has (2,)", str(explored)
     assert "row 2 is kept by both" in explored.trace

@@ -61,7 +61,7 @@ def test_a_report_without_a_lag_has_none() -> None:
     assert health_of([ShardReport(stats={}, seen_at=NOW)], now=NOW) is RegionHealth.HEALTHY
 
 
-def test_a_shard_that_comes_takes_its_share_and_nothing_else_moves() -> None:
+def test_a_new_shard_takes_its_share_and_nothing_else_moves() -> None:
     before, after = homes(shards(4)), homes(shards(5))
     moved = {tenant for tenant in TENANTS if before[tenant] != after[tenant]}
     assert {after[tenant] for tenant in moved} == {"s4"}
@@ -74,7 +74,7 @@ def test_every_shard_has_about_the_same_number_of_tenants() -> None:
         assert len(TENANTS) / 5 * 0.8 < chosen.count(shard.id.name) < len(TENANTS) / 5 * 1.2
 
 
-def test_a_draining_shard_gets_no_tenant_and_only_its_own_go_elsewhere() -> None:
+def test_a_draining_shard_gets_no_tenant_and_only_its_own_are_placed_on_others() -> None:
     all_of_them = shards(4)
     draining = ShardInfo(id=all_of_them[1].id, region="us", location="", home="", is_draining=True)
     before, after = homes(all_of_them), homes([all_of_them[0], draining, *all_of_them[2:]])

@@ -74,7 +74,7 @@ BACK = protocol.Reversing(source=_at(130), closed_at=_at(130))
         (FINALIZING, BACK, Transition(state=IDLE, is_new_route=True, outcome="reversed")),
     ],
 )
-def test_what_is_observed_leads_to_the_next_state(
+def test_observations_lead_to_the_next_state(
     state: MigrationState, observation: protocol.Observation, step: Transition
 ) -> None:
     assert protocol.advance(state, observation) == step
@@ -91,7 +91,7 @@ def test_what_is_observed_leads_to_the_next_state(
         (IDLE, replace(BACK, source=_at(0)), Side.SOURCE),
     ],
 )
-def test_a_request_that_is_made_again_finds_its_state_as_it_was(
+def test_a_repeated_request_finds_its_state_unchanged(
     state: MigrationState, observation: protocol.Observation, home: Side
 ) -> None:
     assert protocol.advance(state, observation) == Transition(state=state, primary=home, is_repeat=True)
@@ -154,7 +154,7 @@ def test_a_request_is_of_its_state_or_of_the_one_it_leads_to_and_of_no_other(
     assert refused.value.facts["wanted"] == request_.value
 
 
-def test_a_request_of_another_state_is_told_what_can_be_done_instead() -> None:
+def test_a_request_of_another_state_is_refused_with_the_allowed_steps() -> None:
     with pytest.raises(InvalidStateError) as refused:
         protocol.advance(FINALIZING, protocol.Aborting())
     assert refused.value.message == "The move is in Finalizing; abort is for Idle and PreparingTarget and DualWrite."
@@ -163,7 +163,7 @@ def test_a_request_of_another_state_is_told_what_can_be_done_instead() -> None:
         protocol.advance(PREPARING, protocol.Returned())
 
 
-def test_only_the_home_takes_writes_and_only_of_its_own_epoch() -> None:
+def test_only_the_primary_takes_writes_and_only_of_its_own_epoch() -> None:
     assert protocol.admits(HOME, 4) is HOME
     for record, epoch in [(HOME, 3), (HOME, 5), (COPY, 4), (GONE, 4), (None, 4)]:
         with pytest.raises(StaleRouteError) as refused:
@@ -179,14 +179,14 @@ def test_a_shard_that_hears_of_a_newer_epoch_has_to_ask() -> None:
     assert not protocol.is_behind(HOME, 4)
 
 
-def test_only_a_copy_receives_and_only_from_the_home_of_its_epoch() -> None:
+def test_only_a_replica_receives_rows_and_only_from_the_primary_of_its_epoch() -> None:
     assert protocol.accepts(COPY, 4) is COPY
     for record, epoch in [(COPY, 3), (COPY, 5), (HOME, 4), (GONE, 4), (None, 4)]:
         with pytest.raises(StaleRouteError):
             protocol.accepts(record, epoch)
 
 
-def test_a_decision_counts_where_it_is_newer_and_opens_no_gate_where_it_is_not() -> None:
+def test_a_newer_decision_is_applied_and_an_older_one_opens_no_barrier() -> None:
     closed = replace(HOME, closed_for=2)
     assert protocol.settles(None, HOME) == HOME
     assert protocol.settles(closed, replace(COPY, epoch=5)) == replace(COPY, epoch=5)
@@ -212,7 +212,7 @@ def test_a_gate_closes_for_its_own_move_and_never_for_an_older_version() -> None
             protocol.closes(record, move=move, version=version)
 
 
-def test_a_home_holds_its_log_and_ships_it_in_its_own_epoch_only() -> None:
+def test_a_primary_retains_its_log_and_ships_it_in_its_own_epoch_only() -> None:
     held = protocol.retains_log(HOME, epoch=4, move="m")
     assert held == replace(HOME, move="m")
     shipping = protocol.replicates(held, TO_T, epoch=4)
@@ -224,7 +224,7 @@ def test_a_home_holds_its_log_and_ships_it_in_its_own_epoch_only() -> None:
             protocol.replicates(record, TO_T, epoch=epoch)
 
 
-def test_writers_go_on_waiting_for_a_copy_when_an_earlier_call_comes_late() -> None:
+def test_writers_keep_waiting_for_a_replica_when_an_earlier_call_arrives_late() -> None:
     waiting = protocol.replicates(HOME, replace(TO_T, sync=True), epoch=4)
     assert protocol.replicates(waiting, TO_T, epoch=4) == waiting
 

@@ -61,7 +61,7 @@ def test_a_tenant_without_limits_is_never_refused_and_never_measured(quotas: Quo
     assert meter.asked == 0
 
 
-def test_over_its_rate_a_tenant_is_told_when_to_come_back_and_nobody_sleeps(quotas: Quotas, clock: FakeClock) -> None:
+def test_over_its_rate_a_tenant_is_refused_at_once_with_the_time_to_retry(quotas: Quotas, clock: FakeClock) -> None:
     quotas.admit(SEVEN, SLOW, rows=10)
     error = refused(lambda: quotas.admit(SEVEN, SLOW, rows=5))
     assert error.facts["retry_after_s"] == pytest.approx(0.5)
@@ -80,7 +80,7 @@ def test_rest_saves_up_no_more_than_one_second(quotas: Quotas, clock: FakeClock)
     refused(lambda: quotas.admit(SEVEN, SLOW, rows=1))
 
 
-def test_a_write_of_more_than_a_seconds_rows_is_told_to_be_smaller(quotas: Quotas) -> None:
+def test_a_write_of_more_than_a_seconds_rows_is_refused_as_too_large(quotas: Quotas) -> None:
     error = refused(lambda: quotas.admit(SEVEN, SLOW, rows=11))
     assert error.hint == "Send at most 10 rows at once."
     assert "retry_after_s" not in error.facts
@@ -124,7 +124,7 @@ def test_in_any_stretch_of_time_no_more_rows_come_than_the_rate_and_one_second_a
 
 @given(st.floats(0, 1), st.integers(1, 1_000), st.integers(1, 1_000))
 @example(0.027, 85, 57)
-def test_whoever_comes_back_at_the_time_that_was_said_is_let_in(pause_s: float, rate: int, rows: int) -> None:
+def test_a_retry_at_the_given_time_is_admitted(pause_s: float, rate: int, rows: int) -> None:
     clock = FakeClock()
     quotas = Quotas(Meter(), usage_seconds_max=10, clock=clock)
     config = TenantConfig(rows_per_second_max=rate)
@@ -217,7 +217,7 @@ def test_another_failure_of_the_measure_is_not_hidden(clock: FakeClock) -> None:
         Quotas(broken, usage_seconds_max=10, clock=clock).admit(SEVEN, SMALL, rows=1)
 
 
-def test_a_slow_measure_of_one_tenant_holds_up_no_other_and_a_repeated_one_nobody(clock: FakeClock) -> None:
+def test_a_slow_measurement_of_one_tenant_delays_no_other_tenant_and_a_repeated_one_no_write(clock: FakeClock) -> None:
     is_asking, may_answer = threading.Event(), threading.Event()
     asked: list[TenantId] = []
 

@@ -24,7 +24,7 @@ def wide(first: int, rows: int, size: int = 2_000) -> pa.Table:
     return pa.table({"id": pa.array(range(first, first + rows), pa.int64()), "kind": ["x" * size] * rows})
 
 
-def test_a_write_that_no_server_took_is_not_one_of_which_nobody_knows() -> None:
+def test_a_write_that_the_other_server_refused_is_not_reported_as_unknown() -> None:
     told = threading.Event()
     waiting = threading.Event()
 

@@ -95,7 +95,7 @@ def router(plane: Plane, clock: FakeClock) -> TenantRouter:
     ],
     ids=["at rest", "begun", "preparing", "dual-write", "switched", "dual-write from the other side", "moved"],
 )
-def test_reads_go_to_the_home_and_writes_to_both_only_in_dual_write(
+def test_reads_go_to_the_primary_and_writes_to_both_only_in_dual_write(
     known: TenantInfo, under_way: MoveInfo | None, reads: tuple[ShardInfo, ...], writes: tuple[ShardInfo, ...]
 ) -> None:
     routed = routed_by(SEVEN, placed(known, under_way))
@@ -103,7 +103,7 @@ def test_reads_go_to_the_home_and_writes_to_both_only_in_dual_write(
     assert [routed.route.primary, routed.route.replica] == [writes[0].id, writes[1].id if writes[1:] else None]
 
 
-def test_an_assignment_wins_over_the_hash_and_a_draining_home_stays_one() -> None:
+def test_an_assignment_wins_over_the_hash_and_a_draining_primary_stays_one() -> None:
     by_hash = place(SEVEN, TenantConfig(), (A, B, C))
     for home in (A, B, C):
         drained = tuple(replace(shard, is_draining=shard == home) for shard in (A, B, C))
@@ -222,7 +222,7 @@ def test_an_older_reading_that_ends_last_does_not_bring_the_old_route_back(clock
     assert router.route(SEVEN, Access.WRITE) == (B,)
 
 
-def test_a_tenant_whose_route_is_read_slowly_does_not_hold_up_another(clock: FakeClock) -> None:
+def test_a_tenant_whose_route_is_read_slowly_does_not_delay_another(clock: FakeClock) -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 
     class StuckPlane(Plane):

@@ -169,7 +169,7 @@ def test_a_step_that_fails_for_good_ends_with_its_last_error(scene: Scene) -> No
     assert scene.rows_in(A) == [1, 2, 3, 4]
 
 
-def test_a_copy_that_gets_no_further_is_not_waited_for_forever(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_without_progress_is_not_waited_for_forever(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("catchment.tenants.run_move._STALL_S", 5.0)
     move = scene.move()
     move.prepare_target()
@@ -186,7 +186,7 @@ def test_a_copy_that_gets_no_further_is_not_waited_for_forever(scene: Scene, mon
     assert isinstance(scene.move().state, Finalizing)
 
 
-def test_a_switch_that_nobody_was_told_of_is_told_by_the_next_drive(scene: Scene) -> None:
+def test_a_switch_of_which_no_shard_was_informed_is_announced_by_a_retry(scene: Scene) -> None:
     failures = iter([ShardUnreachableError("the mover is gone")])
 
     def die() -> None:
@@ -201,7 +201,7 @@ def test_a_switch_that_nobody_was_told_of_is_told_by_the_next_drive(scene: Scene
     assert roles == {A: ShardRole.REPLICA, B: ShardRole.PRIMARY}
 
 
-def test_a_home_that_was_not_told_of_an_abort_asks_before_it_holds_for_the_next_move(scene: Scene) -> None:
+def test_a_primary_that_missed_an_abort_asks_before_it_retains_its_log_for_the_next_move(scene: Scene) -> None:
     def die() -> None:
         raise ShardUnreachableError("the mover is gone")
 
@@ -211,7 +211,7 @@ def test_a_home_that_was_not_told_of_an_abort_asks_before_it_holds_for_the_next_
     assert scene.shards[A].retain_log(T7, epoch=scene.store.tenant(T7).epoch, move="next").watermarks.total == 3
 
 
-def test_a_move_that_was_aborted_by_somebody_who_died_can_be_begun_again(scene: Scene) -> None:
+def test_a_move_whose_abort_was_interrupted_can_be_started_again(scene: Scene) -> None:
     def die() -> None:
         raise ShardUnreachableError("the mover is gone")
 
@@ -224,7 +224,7 @@ def test_a_move_that_was_aborted_by_somebody_who_died_can_be_begun_again(scene: 
 
 
 @pytest.mark.parametrize("trouble", [LakeUnavailableError("It is away."), LockTimeoutError("It is busy.")], ids=repr)
-def test_a_lake_that_is_away_or_busy_for_a_moment_does_not_end_the_drive(
+def test_a_lake_that_is_unreachable_or_busy_for_a_moment_does_not_end_the_move(
     scene: Scene, trouble: CatchmentError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.gateway().signal_for_tenant(T7, "events", events(1))

@@ -38,7 +38,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield scene
 
 
-def test_a_gate_for_which_nobody_comes_back_opens_and_the_old_decision_is_void(scene: Scene) -> None:
+def test_a_write_barrier_whose_mover_is_gone_opens_and_the_old_decision_is_void(scene: Scene) -> None:
     in_dual_write(scene)
     known = scene.store.move(T7)
     assert known is not None
@@ -54,7 +54,7 @@ def test_a_gate_for_which_nobody_comes_back_opens_and_the_old_decision_is_void(s
         scene.store.change_move(known, Finalizing(1))
 
 
-def test_a_home_whose_gate_was_closed_when_it_was_killed_asks_before_it_takes_a_write(scene: Scene) -> None:
+def test_a_primary_killed_with_a_closed_barrier_asks_before_it_takes_a_write(scene: Scene) -> None:
     in_dual_write(scene)
     known = scene.store.move(T7)
     assert known is not None
@@ -102,7 +102,7 @@ class _Away:
             raise ControlUnavailableError("It is away.")
 
 
-def test_a_home_that_was_never_told_of_the_switch_learns_it_from_the_first_write_of_the_new_epoch(scene: Scene) -> None:
+def test_a_primary_that_missed_the_switch_learns_of_it_from_the_first_write_of_the_new_epoch(scene: Scene) -> None:
     move = in_dual_write(scene)
     move.finalize()
     epoch = scene.store.tenant(T7).epoch
@@ -112,7 +112,7 @@ def test_a_home_that_was_never_told_of_the_switch_learns_it_from_the_first_write
     assert scene.rows_in(B) == [1, 2]
 
 
-def test_the_source_is_kept_while_somebody_reads_it(scene: Scene) -> None:
+def test_the_source_is_kept_while_it_is_being_read(scene: Scene) -> None:
     move = in_dual_write(scene)
     with ExitStack() as reading:
         reading.enter_context(scene.shards[A].reading(T7))
@@ -138,7 +138,7 @@ def test_changes_past_the_queue_wait_until_the_move_is_over(scene: Scene) -> Non
         pass
 
 
-def test_of_two_who_switch_at_once_one_decides_and_the_tenant_has_one_home(scene: Scene) -> None:
+def test_of_two_concurrent_switches_one_decides_and_the_tenant_has_one_primary(scene: Scene) -> None:
     in_dual_write(scene)
     outcomes: list[str] = []
 
@@ -162,7 +162,7 @@ def test_of_two_who_switch_at_once_one_decides_and_the_tenant_has_one_home(scene
     assert scene.rows_in(B) == [1, 2]
 
 
-def test_a_copy_takes_no_rows_of_an_old_home_or_of_another_tenant(scene: Scene) -> None:
+def test_a_replica_refuses_rows_of_an_old_primary_or_of_another_tenant(scene: Scene) -> None:
     move = in_dual_write(scene)
     scene.gateway().signal_for_tenant(T7, "events", events(2))
     shipment = scene.queues[A].read_log(TableId("t7", "events"), 0, rows_max=10)
@@ -240,7 +240,7 @@ def test_the_default_tenant_lives_in_the_default_schema_and_moves_too(tmp_path: 
         assert scene.rows_in(A, TableId("main", "events")) == []
 
 
-def test_a_shard_with_one_file_per_session_is_no_home_for_a_move(tmp_path: Path) -> None:
+def test_a_shard_with_one_file_per_session_cannot_take_part_in_a_move(tmp_path: Path) -> None:
     with two_shards(tmp_path, layout="sessions") as scene, pytest.raises(NotSupportedError, match="sessions"):
         scene.gateway().signal_for_tenant(T7, "events", events(1))
 

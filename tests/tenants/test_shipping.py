@@ -30,7 +30,7 @@ def wide(first: int, rows: int, size: int = 2_000) -> pa.Table:
     return pa.table({"id": pa.array(range(first, first + rows), pa.int64()), "kind": ["x" * size] * rows})
 
 
-def test_no_message_to_the_copy_is_larger_than_servers_take_however_wide_the_rows_are(
+def test_no_message_to_the_replica_is_larger_than_servers_accept_however_wide_the_rows_are(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shipping, "_BYTES_MAX", BYTES_MAX)
@@ -71,7 +71,7 @@ def test_no_more_of_the_log_is_read_than_goes_into_a_message(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("trouble", [pa.ArrowInvalid("damaged"), OSError("gone"), MemoryError()], ids=repr)
-def test_a_copy_follows_again_after_any_trouble(
+def test_a_replica_follows_again_after_any_failure(
     scene: Scene, trouble: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = scene.gateway().signal_for_tenant
@@ -91,7 +91,7 @@ def test_a_copy_follows_again_after_any_trouble(
     assert scene.rows_in(B) == [1, 2]
 
 
-def test_a_copy_keeps_no_log_of_what_is_flushed_because_the_home_has_it(scene: Scene) -> None:
+def test_a_replica_keeps_no_log_of_flushed_rows_because_the_primary_has_it(scene: Scene) -> None:
     write = scene.gateway().signal_for_tenant
     write(T7, "events", events(1))
     move = in_dual_write(scene)

@@ -82,7 +82,7 @@ def test_a_move_that_was_over_before_pauses_were_kept_is_shown_without_one(tmp_p
         assert len([*move_lines(MoveStatus(move=over))]) == 1
 
 
-def test_a_pause_that_nobody_noted_is_not_shown_as_none_at_all(tmp_path: Path) -> None:
+def test_an_unrecorded_pause_is_not_shown_as_zero(tmp_path: Path) -> None:
     with two_shards(tmp_path) as scene:
         moving = scene.move()
         moving.prepare_target()

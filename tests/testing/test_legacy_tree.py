@@ -59,7 +59,7 @@ def types(home: LegacyHome, leaf: LegacyLeaf, name: str) -> dict[str, str]:
     return {str(column): str(type_) for column, type_, *_ in described}
 
 
-def test_a_home_holds_the_leaves_files_and_rows_it_says(tmp_path: Path) -> None:
+def test_a_home_contains_the_leaves_files_and_rows_it_declares(tmp_path: Path) -> None:
     home = made(tmp_path)
     assert [home.rows(table.name) for table in home.tables] == [13 * 2 * 30, 4 * 50]
     for leaf in home.leaves:
@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path: Pa
     assert not {seen for path, seen in first.items() if path.endswith("0.parquet")} & set(other.values())
 
 
-def test_every_oddity_is_made_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_every_oddity_is_generated_only_on_request(tmp_path: Path) -> None:
     for odd in Odd:
         home = made(tmp_path / odd, odd, tables=(ACCESS,))
         assert set(home.places) == {odd}
@@ -156,7 +156,7 @@ def test_files_drift_in_the_way_the_oddity_says(tmp_path: Path, table: LegacyTab
     assert found[Odd.CONFLICT] == {("VARCHAR", "STRUCT(code INTEGER, message VARCHAR)")}
 
 
-def test_hostile_values_hold_place_holders_quotes_line_ends_and_what_is_no_number(tmp_path: Path) -> None:
+def test_hostile_values_include_placeholders_quotes_line_ends_and_nan(tmp_path: Path) -> None:
     home = made(tmp_path, Odd.HOSTILE_VALUES)
     (leaf,) = leaves_with(home, Odd.HOSTILE_VALUES)
     texts = {text for (text,) in read(home, leaf, "error_message", "data_1.parquet")}
@@ -166,7 +166,7 @@ def test_hostile_values_hold_place_holders_quotes_line_ends_and_what_is_no_numbe
 
 
 @pytest.mark.parametrize("odd", [Odd.TRUNCATED_FILE, Odd.ZERO_BYTE_FILE, Odd.GARBAGE_FILE])
-def test_a_file_that_is_no_parquet_lies_beside_a_good_one(tmp_path: Path, odd: Odd) -> None:
+def test_a_file_that_is_not_parquet_is_beside_a_good_one(tmp_path: Path, odd: Odd) -> None:
     home = made(tmp_path, odd)
     (leaf,) = leaves_with(home, odd)
     assert read(home, leaf, "count(*)") == [(leaf.rows,)]
@@ -194,7 +194,7 @@ def test_a_name_with_brackets_is_its_neighbours_pattern_unless_it_is_escaped(tmp
     assert query(opened, glob.escape(bracketed)) == [("part[1].parquet",)]
 
 
-def test_tables_without_views_and_views_without_data_are_told_apart(tmp_path: Path) -> None:
+def test_tables_without_views_and_views_without_data_are_distinguished(tmp_path: Path) -> None:
     home = made(tmp_path, Odd.TABLE_WITHOUT_VIEW, Odd.VIEW_WITHOUT_DATA)
     folders = {path.name.removeprefix(f"{TABLE_KEY}=") for path in home.data.glob(f"{TABLE_KEY}=*")}
     views = {

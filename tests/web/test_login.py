@@ -28,7 +28,7 @@ from tests.web.text_browser import (
 )
 
 
-def test_whoever_is_not_known_is_led_to_the_form_and_then_where_they_wanted_to() -> None:
+def test_an_anonymous_visitor_is_redirected_to_the_login_and_then_to_the_requested_page() -> None:
     browser = Browser(web_app())
     led = browser.get("/queue")
     assert (led.code, led.header("location")) == (303, "/login?after=%2Fqueue")
@@ -66,7 +66,7 @@ def test_a_login_costs_one_hash_and_gives_a_new_key() -> None:
     assert house.hashes == 1
 
 
-def test_a_wrong_password_is_told_in_the_form_without_saying_what_is_wrong() -> None:
+def test_a_wrong_password_is_reported_in_the_form_without_saying_what_is_wrong() -> None:
     browser = Browser(web_app())
     for name in ("ann", "nobody", "an:n", ""):
         answer = browser.login(name, "wrong")
@@ -85,7 +85,7 @@ def test_a_user_of_a_tenant_does_not_get_in() -> None:
     assert Browser(web_app(), user="eve").get("/queue").code == 403
 
 
-def test_after_the_login_nobody_is_led_elsewhere() -> None:
+def test_a_login_never_redirects_to_another_site() -> None:
     for after in ("//evil.example.com", "https://evil.example.com", "/status.json", "javascript:x"):
         assert Browser(web_app()).login("ann", after=after).header("location") == "/"
 
@@ -230,7 +230,7 @@ def test_a_token_is_of_one_cookie_only() -> None:
     assert not desk.retried
 
 
-def test_behind_a_proxy_the_browser_says_where_a_form_is_from() -> None:
+def test_a_form_is_accepted_through_a_proxy_if_the_browser_says_it_is_of_the_same_origin() -> None:
     browser = browser_of(web_app(), "ann")
     form = {"token": token_of(browser), "letter": "all"}
     headers = {"origin": "https://proxy.example.com", "sec_fetch_site": "same-origin"}

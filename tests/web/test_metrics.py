@@ -17,7 +17,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"\b(?:catchment|process)_[a-z_]+")
 
 
-def test_every_metric_has_samples_when_there_is_something_to_say() -> None:
+def test_every_metric_has_samples_for_a_full_status() -> None:
     status = full_status()
     assert [metric.name for metric in METRICS if not list(metric.samples(status))] == []
 
@@ -28,7 +28,7 @@ def test_every_meter_is_a_metric() -> None:
         assert {f"catchment_{meter}", f"catchment_{meter}_total"} & names, meter
 
 
-def test_what_is_exposed_is_what_the_parser_of_prometheus_reads() -> None:
+def test_the_parser_of_prometheus_reads_the_exposition() -> None:
     text, content_type = exposition(METRICS, full_status())
     assert content_type.startswith("text/plain")
     found = {family.name: family for family in text_string_to_metric_families(text.decode())}
@@ -43,7 +43,7 @@ def test_what_is_exposed_is_what_the_parser_of_prometheus_reads() -> None:
     assert set(PROCESS) <= {sample.name for family in found.values() for sample in family.samples}
 
 
-def test_a_part_that_is_away_has_no_samples_and_the_others_have() -> None:
+def test_an_unreachable_part_has_no_samples_and_the_others_have() -> None:
     text, _ = exposition(METRICS, full_status(lake_away="the catalog is gone"))
     found = {family.name: family.samples for family in text_string_to_metric_families(text.decode())}
     assert not found["catchment_lake_files"]
@@ -52,7 +52,7 @@ def test_a_part_that_is_away_has_no_samples_and_the_others_have() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_metric_says_how_to_read_it_and_what_to_do(metric: Any) -> None:
+def test_a_metric_describes_how_to_read_it_and_what_to_do(metric: Any) -> None:
     assert re.fullmatch(r"catchment_[a-z_]+[a-z]", metric.name)
     assert (metric.kind == "counter") == metric.name.endswith("_total")
     for text in (metric.help, metric.read, metric.act):

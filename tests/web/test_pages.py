@@ -69,7 +69,7 @@ class HurriedClock(FakeClock):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("condition", list(STATUSES))
 @pytest.mark.parametrize("who", ["ann", "rob", "anonymous"])
-def test_a_page_is_sound_whoever_looks_and_however_things_stand(path: str, condition: str, who: str) -> None:
+def test_every_page_is_sound_for_every_role_and_every_status(path: str, condition: str, who: str) -> None:
     app = web_app(STATUSES[condition], house=House(is_open=who == "anonymous"))
     page = browser_of(app, who).get(path)
     assert page.code == 200
@@ -96,7 +96,7 @@ def test_a_part_that_has_nothing_or_no_answer_says_so(path: str) -> None:
     assert "No answer from" not in by["busy"]
 
 
-def test_a_reader_is_told_that_there_is_a_reason_and_not_which() -> None:
+def test_readers_see_that_the_lake_is_unreachable_but_not_the_reason() -> None:
     body = browser_of(web_app(away_status), "rob").get("/lake").body
     assert "The reason is for admins only." in body
     assert FOR_ADMINS not in body.replace("The reason is for admins only.", "")
@@ -110,12 +110,12 @@ def test_readers_see_neither_sql_nor_buttons() -> None:
     assert "/queue/retry" not in reader.get("/queue").body
 
 
-def test_what_others_wrote_is_text_and_not_markup() -> None:
+def test_texts_from_users_are_escaped() -> None:
     body = browser_of(web_app(), "ann").get("/queue").body
     assert "secret &lt;b&gt;reason&lt;/b&gt;" in body
 
 
-def test_the_overview_says_what_needs_somebody_and_draws_how_it_went() -> None:
+def test_the_overview_lists_problems_and_draws_the_trend() -> None:
     body = browser_of(web_app(), "rob").get("/").body
     assert "Flushes of main.events fail: 2 in a row." in body
     assert body.count('class="spark"') == 4
@@ -138,7 +138,7 @@ def test_a_part_that_is_old_says_how_old() -> None:
     assert "no newer answer yet" not in browser_of(web_app(), "rob").get("/lake").body
 
 
-def test_what_differs_is_for_all_and_its_sql_for_admins() -> None:
+def test_all_roles_see_differences_and_only_admins_their_sql() -> None:
     reader, admin = (browser_of(web_app(), who).get("/schema").body for who in ("rob", "ann"))
     for body in (reader, admin):
         assert "the column is missing" in body
@@ -154,7 +154,7 @@ def test_a_move_that_is_over_shows_how_it_ended() -> None:
     assert "aborted" in body
 
 
-def test_a_move_shows_where_it_is() -> None:
+def test_the_page_of_a_move_shows_its_state() -> None:
     found = Markup.of(browser_of(web_app(), "rob").get("/tenants").body)
     [step] = [each for each in found.tagged("li") if each.get("aria-current") == "step"]
     assert step["class"] == "now"
@@ -162,7 +162,7 @@ def test_a_move_shows_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", list(pages.STATIC))
-def test_what_pages_load_is_there_for_everybody_and_is_kept(name: str) -> None:
+def test_static_files_need_no_login_and_are_cached(name: str) -> None:
     answer = Browser(web_app()).get(f"/static/{name}")
     assert answer.code == 200
     assert answer.header("content-type") == pages.STATIC[name]
@@ -176,7 +176,7 @@ def test_nothing_else_is_served_from_the_folder() -> None:
         assert Browser(web_app()).get(path).code == 404
 
 
-def test_an_address_that_is_no_page_is_answered_with_one() -> None:
+def test_an_unknown_address_is_answered_with_an_error_page() -> None:
     answer = Browser(web_app()).get("/nowhere")
     assert answer.code == 404
     require_sound(answer)
@@ -226,7 +226,7 @@ def _parts(chunk: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", [page.name for page in pages.PAGES])
-def test_the_first_news_are_the_parts_as_the_page_has_them(page: str) -> None:
+def test_the_first_update_contains_the_parts_as_the_page_has_them(page: str) -> None:
     app = web_app()
     browser = browser_of(app, "ann")
     retry, first = _listening(app, browser, page=page)
@@ -238,7 +238,7 @@ def test_the_first_news_are_the_parts_as_the_page_has_them(page: str) -> None:
         assert text in body
 
 
-def test_later_news_are_what_has_changed() -> None:
+def test_later_updates_contain_only_changed_parts() -> None:
     statuses, clock = iter([busy_status(), replace(busy_status(), health=empty_status().health)]), HurriedClock()
     live = Live(clock=clock, interval_s=0.01)
     app = web_app(lambda: next(statuses, empty_status()), house=House(is_open=True), clock=clock, live=live)
@@ -247,19 +247,19 @@ def test_later_news_are_what_has_changed() -> None:
     assert set(_parts(second)) == {"pulse"}
 
 
-def test_news_are_cut_for_the_role_as_well() -> None:
+def test_live_updates_are_redacted_for_the_role_too() -> None:
     app = web_app()
     assert SECRET not in "".join(_listening(app, browser_of(app, "rob"), page="sessions"))
 
 
-def test_news_are_for_those_who_may_see_the_page() -> None:
+def test_live_updates_require_the_right_to_see_the_page() -> None:
     stranger = Browser(web_app())
     stranger.headers["accept"] = "text/event-stream"
     assert stranger.get("/events?page=queue").code == 401
     assert browser_of(web_app(), "ann").get("/events?page=nowhere").code == 400
 
 
-def test_news_end_when_the_user_is_gone() -> None:
+def test_live_updates_end_when_the_user_is_removed() -> None:
     house = House()
     app = web_app(house=house, live=Live(clock=FakeClock(), interval_s=0.01))
     browser = browser_of(app, "ann")
@@ -299,7 +299,7 @@ def test_listeners_are_bounded_and_their_places_are_free_again() -> None:
 # Numbers and lines.
 
 
-def test_a_line_breaks_where_nothing_is_known() -> None:
+def test_a_line_of_a_chart_breaks_where_values_are_missing() -> None:
     found = charts.spark((1.0, 2.0, None, 4.0, 0.0))
     assert found.line.count("M") == 2
     assert found.top == 4.0
@@ -368,7 +368,7 @@ def test_parts_of_a_whole_fill_it() -> None:
         (pages.spoken("Idle"), "Idle"),
     ],
 )
-def test_numbers_are_written_for_people(shown: str, expected: str) -> None:
+def test_numbers_are_formatted_for_readers(shown: str, expected: str) -> None:
     assert shown.replace("\u202f", " ") == expected
 
 
@@ -382,14 +382,14 @@ def test_between_thousands_and_before_units_stands_a_thin_space_that_ends_no_lin
     ]
 
 
-def test_a_name_may_end_a_line_where_it_has_a_joint_and_is_still_text() -> None:
+def test_a_name_may_wrap_after_a_separator_and_is_escaped() -> None:
     assert pages.breaks("main.web_events") == "main.<wbr>web_<wbr>events"
     assert pages.breaks("a..b/") == "a..<wbr>b/"
     assert pages.breaks("<b>._") == "&lt;b&gt;._"
     assert pages.breaks("") == ""
 
 
-def test_the_trend_is_bounded_and_says_what_lies_between_readings() -> None:
+def test_the_trend_is_bounded_and_has_the_differences_between_readings() -> None:
     clock, meters = FakeClock(), Meters()
     window = Window(meters, clock)
     assert window.trend().acked_rows_per_s == ()

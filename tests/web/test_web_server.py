@@ -118,7 +118,7 @@ def test_a_statement_that_fails_is_counted(written: Watched) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nobody_sees_anything_without_logging_in_where_there_are_users(guarded: Watched, path: str) -> None:
+def test_with_users_nothing_is_shown_without_a_login(guarded: Watched, path: str) -> None:
     for answer in (
         guarded.get(path),
         guarded.get(path, user="ann", password="wrong"),
@@ -134,7 +134,7 @@ def test_a_failed_login_is_counted(guarded: Watched) -> None:
     assert sample(guarded.scrape(user="rob"), "catchment_logins_failed_total") >= 1
 
 
-def test_an_admin_sees_statements_and_nobody_else_does(guarded: Watched) -> None:
+def test_only_admins_see_statements(guarded: Watched) -> None:
     assert SECRET_SQL in [each["text"] for each in guarded.get("/status.json", user="ann").json["sessions"]["slow"]]
     for user in ("rob", "wil"):
         answer = guarded.get("/status.json", user=user)
@@ -146,7 +146,7 @@ def test_an_admin_sees_statements_and_nobody_else_does(guarded: Watched) -> None
         assert "secret of the house" not in guarded.get("/metrics", user=user).body
 
 
-def test_whoever_guesses_has_to_wait_whatever_they_say_of_where_they_are(guarded: Watched) -> None:
+def test_repeated_wrong_passwords_are_delayed_whatever_address_the_client_claims(guarded: Watched) -> None:
     answers = [
         guarded.get("/metrics", user="nobody", password="wrong", **{"X-Forwarded-For": f"10.0.0.{number}"})
         for number in range(7)
@@ -162,7 +162,7 @@ def test_a_user_of_a_tenant_sees_nothing_of_the_whole(guarded: Watched, path: st
     assert answer.json["error"] == "NotAllowedError"
 
 
-def test_whether_it_is_well_is_told_to_anybody_and_nothing_else(guarded: Watched) -> None:
+def test_the_health_check_needs_no_login_and_reveals_nothing_else(guarded: Watched) -> None:
     answer = guarded.get("/healthz")
     assert (answer.code, answer.body) == (200, "ok\n")
 
@@ -177,7 +177,7 @@ def test_every_answer_has_the_security_headers_and_does_not_say_what_made_it(
     assert "server" not in answer.headers
 
 
-def test_a_page_elsewhere_cannot_have_its_own_name_lead_here(written: Watched) -> None:
+def test_a_request_with_a_foreign_host_name_is_refused(written: Watched) -> None:
     assert written.get("/status.json", Host="evil.example.com").code == 400
     assert written.get("/status.json", Host="localhost:1").code == 200
 
@@ -216,7 +216,7 @@ def test_the_web_can_be_switched_off(tmp_path: Path) -> None:
         assert announced.web is None
 
 
-def test_a_source_that_hangs_costs_neither_the_last_flush_nor_the_end(
+def test_a_status_source_that_hangs_delays_neither_the_last_flush_nor_the_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, happened, close = threading.Event(), [], StatusReader.close

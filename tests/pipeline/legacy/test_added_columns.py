@@ -60,6 +60,6 @@ def test_a_crash_before_the_late_columns_are_added_is_mended_by_the_next_run(
     assert_imported(scene)
 
 
-def test_nothing_comes_late_where_all_is_rewritten(scene: Scene) -> None:
+def test_rewritten_files_have_every_column(scene: Scene) -> None:
     (table,) = scene.job(ImportOptions(mode=Mode.REWRITE)).plan().tables
     assert table.late == ()

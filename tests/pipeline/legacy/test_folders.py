@@ -21,7 +21,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> ImportFolders:
     return ImportFolders.tailpipe(tmp_path / "tp", request.param)
 
 
-def test_where_there_is_nothing_there_is_nothing_to_do(place: ImportFolders) -> None:
+def test_an_empty_place_has_nothing_to_do(place: ImportFolders) -> None:
     assert place.phase() is ImportPhase.NOTHING
     place.data.mkdir(parents=True)
     assert place.phase() is ImportPhase.NOTHING
@@ -59,7 +59,7 @@ def test_a_database_in_both_places_is_an_error_that_says_what_to_do(place: Impor
     assert str(place.data) in str(caught.value.hint)
 
 
-def test_while_the_tree_is_copied_to_another_file_system_a_database_in_both_places_is_no_error(
+def test_a_database_in_both_places_is_accepted_while_the_tree_is_copied_to_another_file_system(
     place: ImportFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _mark(place.data)
@@ -71,14 +71,14 @@ def test_while_the_tree_is_copied_to_another_file_system_a_database_in_both_plac
     assert place.phase() is ImportPhase.READY
 
 
-def test_an_undo_that_was_begun_is_the_phase_wherever_the_database_is(place: ImportFolders) -> None:
+def test_a_started_undo_is_the_phase_wherever_the_database_is(place: ImportFolders) -> None:
     place.note(undoing=True)
     for folder in (place.migrated, place.data):
         _mark(folder)
         assert place.phase() is ImportPhase.UNDOING
 
 
-def test_the_journal_keeps_what_it_was_told_until_it_is_forgotten(place: ImportFolders) -> None:
+def test_the_journal_keeps_its_notes_until_it_is_deleted(place: ImportFolders) -> None:
     assert place.journal() == ImportJournal()
     place.note(tables_made={"main.a": "uuid"}, preparing=True)
     place.note(quarantined={"leaf": ["x.parquet"]}, preparing=False)

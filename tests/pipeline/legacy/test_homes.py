@@ -138,7 +138,7 @@ def _remove(scene: Scene) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_a_leaf_of_which_nobody_knows_whether_it_is_compacted_fails_until_that_is_decided(make: MakeScene) -> None:
+def test_a_leaf_with_an_ambiguous_compaction_fails_until_it_is_resolved(make: MakeScene) -> None:
     scene = make(Odd.LEFTOVERS)
     leaf = leaf_of(scene, Odd.LEFTOVERS)
     cut_off = f"{leaf.path}/snap_20250101000000_000001.parquet.tmp"
@@ -163,7 +163,7 @@ def test_a_file_with_capitals_in_its_ending_is_imported(make: MakeScene) -> None
     _assert_imported(scene)
 
 
-def test_a_plan_of_a_home_whose_move_was_cut_off_knows_what_has_moved(make: MakeScene) -> None:
+def test_a_plan_of_a_home_whose_move_was_interrupted_knows_the_moved_leaves(make: MakeScene) -> None:
     tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=2))
     scene = make(tables=tables)
     moved = scene.place.migrating / "tp_table=nginx_access_log"
@@ -177,7 +177,7 @@ def test_a_plan_of_a_home_whose_move_was_cut_off_knows_what_has_moved(make: Make
 
 
 @pytest.mark.parametrize(("odd", "helps"), [(Odd.CONFLICT, False), (Odd.TRUNCATED_FILE, True)])
-def test_quarantine_is_named_only_where_it_helps(odd: Odd, helps: bool, make: MakeScene) -> None:
+def test_the_quarantine_option_is_suggested_only_if_it_helps(odd: Odd, helps: bool, make: MakeScene) -> None:
     scene = make(odd)
     report = scene.job().run()
     again = scene.job().last_report()

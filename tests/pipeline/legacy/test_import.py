@@ -92,7 +92,7 @@ def test_a_leaf_that_cannot_go_in_stays_whole_and_the_others_go_in(odd: Odd, mak
 
 
 @pytest.mark.parametrize(("odd", "when"), [*((odd, "at once") for odd in BROKEN), (Odd.TRUNCATED_FILE, "later")])
-def test_a_broken_file_is_set_aside_on_request_and_its_leaf_finishes(odd: Odd, when: str, make: MakeScene) -> None:
+def test_a_broken_file_is_quarantined_on_request_and_its_leaf_finishes(odd: Odd, when: str, make: MakeScene) -> None:
     scene = make(odd)
     leaf = leaf_of(scene, odd)
     if when == "later":
@@ -104,7 +104,7 @@ def test_a_broken_file_is_set_aside_on_request_and_its_leaf_finishes(odd: Odd, w
     assert_imported(scene)
 
 
-def test_a_leaf_of_broken_files_only_is_set_aside_whole(make: MakeScene) -> None:
+def test_a_leaf_of_broken_files_only_is_quarantined_whole(make: MakeScene) -> None:
     scene = make(tables=(LegacyTable(name=LOG, leaves=2, rows_per_file=10),))
     for leaf in scene.home.leaves:
         (scene.home.data / leaf.path / leaf.files[0]).write_bytes(b"")
@@ -123,7 +123,7 @@ def _spoil(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("files_per_leaf", "adopt_bytes_min"), [(1, ADOPT_ALL), (2, ADOPT_NOTHING)])
-def test_damaged_pages_behind_a_good_footer_are_named_and_set_aside_on_request(
+def test_damaged_pages_under_a_good_footer_are_named_and_quarantined_on_request(
     files_per_leaf: int, adopt_bytes_min: int, make: MakeScene
 ) -> None:
     scene = make(tables=(LegacyTable(name=LOG, leaves=3, files_per_leaf=files_per_leaf, rows_per_file=10),))
@@ -199,7 +199,7 @@ def test_the_columns_are_the_view_s_and_what_files_have_more_is_added(make: Make
     assert_imported(scene)
 
 
-def test_what_is_not_imported_is_told_and_kept(make: MakeScene) -> None:
+def test_files_that_are_not_imported_are_reported_and_kept(make: MakeScene) -> None:
     scene = make(Odd.LEFTOVERS, Odd.WRONG_DEPTH, Odd.TABLE_WITHOUT_VIEW, Odd.VIEW_WITHOUT_DATA)
     problems = "\n".join(scene.job().plan().problems)
     for named in ("stray.parquet", "old_tmp.parquet.tmp", "tp_table=half_collected_log", "forgotten_log"):
@@ -264,7 +264,7 @@ def test_a_second_run_imports_nothing(make: MakeScene) -> None:
 
 
 @pytest.mark.parametrize("point", ["deliver.after_commit", "retire.before_unit"])
-def test_what_was_committed_and_not_moved_is_only_moved(point: str, make: MakeScene) -> None:
+def test_committed_leaves_that_were_not_moved_are_only_moved(point: str, make: MakeScene) -> None:
     scene = make()
     with faults.armed(point, cut_off), pytest.raises(CutError):
         scene.job().run()
@@ -297,7 +297,7 @@ def test_a_stopped_import_finishes_its_commit_and_goes_on_from_there(upkeep: boo
     assert_imported(scene)
 
 
-def test_upkeep_after_an_import_changes_neither_the_rows_nor_the_proof(make: MakeScene) -> None:
+def test_maintenance_after_an_import_changes_neither_the_rows_nor_the_verification(make: MakeScene) -> None:
     scene = make(Odd.CRUMBS, Odd.WIDER_ITEMS)
     assert scene.job().run().ok
     for _ in range(2):
@@ -526,7 +526,7 @@ def test_a_run_leaves_its_report_and_a_log_of_what_it_did(make: MakeScene) -> No
     assert verbs[3:] == ["legacy_started", "legacy_finished", "legacy_undone"]
 
 
-def test_a_folder_that_is_a_link_is_told_and_not_followed(make: MakeScene, tmp_path: Path) -> None:
+def test_a_symbolic_link_to_a_folder_is_reported_and_not_followed(make: MakeScene, tmp_path: Path) -> None:
     scene = make()
     leaf = clean_leaf(scene)
     elsewhere = tmp_path / "elsewhere"

@@ -49,7 +49,7 @@ def test_data_collected_after_a_kill_in_the_move_is_not_mixed_into_the_old_tree(
     assert scene.job(ImportOptions(quarantine=True)).folders.journal().tables_made.keys() == {f"main.{LOG}"}
 
 
-def test_a_kill_at_the_very_end_does_not_hinder_the_next_import(make: MakeScene) -> None:
+def test_a_kill_at_the_very_end_does_not_block_the_next_import(make: MakeScene) -> None:
     scene = make()
     hits: list[int] = []
 
@@ -131,7 +131,7 @@ def test_a_value_of_a_folder_that_a_cast_would_round_stops_its_leaf(
     assert report.ok is fits
 
 
-def test_the_lake_s_own_files_in_the_tree_stop_the_import_before_it_moves(make: MakeScene) -> None:
+def test_the_lakes_own_files_in_the_tree_stop_the_import_before_it_moves(make: MakeScene) -> None:
     scene = make()
     job = scene.job()
     job._own_files = (scene.home.data / "catalog.sqlite",)
@@ -157,7 +157,7 @@ def test_rows_of_a_leaf_that_are_gone_from_a_table_with_others_are_a_mismatch(ma
     assert note.tables_made
 
 
-def test_a_name_that_is_no_text_is_told_of_and_hinders_nothing(make: MakeScene) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported_and_blocks_nothing(make: MakeScene) -> None:
     scene = make()
     leaf = clean_leaf(scene)
     odd = (scene.home.data / leaf.path).as_posix().encode() + b"/\xff.parquet"

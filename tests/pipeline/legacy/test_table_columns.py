@@ -144,7 +144,7 @@ def test_the_order_in_which_files_are_found_does_not_matter(name: str) -> None:
     assert len({tuple(sorted(each.conflicts().items())) for each in ways}) == 1
 
 
-def test_where_two_cannot_both_go_in_the_larger_number_of_files_does() -> None:
+def test_of_two_incompatible_shapes_the_one_with_more_files_is_imported() -> None:
     few, many = _shape("a VARCHAR", "few"), _shape("a STRUCT(x INTEGER)", "one", "two")
     for order in ((few, many), (many, few)):
         settled = decide_columns((), order, keys=(), table=None)
@@ -184,7 +184,7 @@ def test_an_existing_table_is_not_widened_and_the_leaf_stays_out() -> None:
     assert settled.conflicts() == {"wide": "column 'b' is BIGINT, which does not go into INTEGER unchanged"}
 
 
-def test_a_default_is_no_missing_column() -> None:
+def test_a_column_with_a_default_is_not_missing() -> None:
     expected = (Column(name="tp_table", type="VARCHAR", default="'log'"), *_columns("a INTEGER"))
     settled = decide_columns(expected, [_shape("a INTEGER")], keys=(), table=None)
     assert settled.findings == ()

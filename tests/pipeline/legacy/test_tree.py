@@ -99,7 +99,7 @@ def test_the_ending_of_a_parquet_file_may_be_written_in_capitals(tmp_path: Path)
         (["a.parquet.compacted", "snap_1.parquet", "snap_2.parquet.tmp"], ["snap_1.parquet"], True),
     ],
 )  # fmt: skip
-def test_the_rows_of_a_compaction_that_was_cut_off_are_found_where_they_are(
+def test_the_rows_of_an_interrupted_compaction_are_found(
     there: list[str], files: list[str], is_doubtful: bool, tmp_path: Path
 ) -> None:
     _put(tmp_path, *(f"{LEAF}/{name}" for name in there))
@@ -142,7 +142,7 @@ def test_a_tree_may_lie_in_folders_of_workspaces_beside_the_database(tmp_path: P
         "default/tailpipe.db",
     ],
 )
-def test_what_is_in_no_leaf_is_a_stray(path: str, tmp_path: Path) -> None:
+def test_a_file_in_no_leaf_is_a_stray(path: str, tmp_path: Path) -> None:
     _put(tmp_path, path)
     tree = _walk(tmp_path)
     assert tree.leaves == ()

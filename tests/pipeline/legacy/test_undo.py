@@ -63,7 +63,7 @@ def test_an_undo_puts_the_tree_back_byte_for_byte_and_takes_the_tables_out(
         f"DELETE FROM {LOG} WHERE tp_id = (SELECT min(tp_id) FROM {LOG})",
     ],
 )
-def test_an_undo_is_refused_once_something_else_has_written(change: str, make: MakeScene) -> None:
+def test_an_undo_is_refused_after_another_writer_changed_the_table(change: str, make: MakeScene) -> None:
     scene = make()
     assert scene.job().run().ok
     scene.execute(change)
@@ -75,7 +75,7 @@ def test_an_undo_is_refused_once_something_else_has_written(change: str, make: M
     assert_backed_up(scene)
 
 
-def test_an_undo_is_refused_where_a_table_that_got_no_leaf_yet_has_rows(make: MakeScene) -> None:
+def test_an_undo_is_refused_if_a_table_without_a_leaf_yet_has_rows(make: MakeScene) -> None:
     scene = make(tables=(LegacyTable(name=LOG, leaves=2, rows_per_file=10),))
     with faults.armed("deliver.before_write", cut_off), pytest.raises(CutError):
         scene.job().run()
@@ -222,7 +222,7 @@ def test_an_undo_whose_commit_failed_proves_the_tables_again(make: MakeScene, mo
     assert scene.count() == len(scene.rows[LOG]) + 1
 
 
-def test_an_undo_leaves_a_table_alone_that_somebody_made_since_under_the_same_name(make: MakeScene) -> None:
+def test_an_undo_leaves_alone_a_table_that_was_created_since_under_the_same_name(make: MakeScene) -> None:
     scene = make()
     assert scene.job().run().ok
     with faults.armed("legacy.after_drop", cut_off), pytest.raises(CutError):
@@ -233,7 +233,7 @@ def test_an_undo_leaves_a_table_alone_that_somebody_made_since_under_the_same_na
     assert snapshot_tree(scene.place.data) == scene.before
 
 
-def test_an_undo_is_refused_where_unmoved_leaves_went_into_a_table_that_had_rows(make: MakeScene) -> None:
+def test_an_undo_is_refused_if_unmoved_leaves_went_into_a_table_that_had_rows(make: MakeScene) -> None:
     scene = make()
     assert scene.job().run().ok
     collect_again(scene)

@@ -57,7 +57,7 @@ def _basic(text: str | bytes) -> str:
     return "Basic " + base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
-def test_the_right_password_says_who_it_is_and_what_they_may(door: Authenticator) -> None:
+def test_the_right_password_yields_the_user_and_the_role(door: Authenticator) -> None:
     assert door.login("ada", PASSWORD, HOST) == Principal("ada", Role.WRITER)
 
 
@@ -146,19 +146,19 @@ def test_guesses_that_come_together_are_not_all_verified(door: Authenticator, mo
     assert auth.FAILURES_FREE <= len(verified) < auth.FAILURES_FREE + auth._HASHES_MAX
 
 
-def test_a_user_who_is_added_removed_or_changed_needs_no_new_server(door: Authenticator, ada: Users) -> None:
+def test_added_removed_and_changed_users_take_effect_without_a_restart(door: Authenticator, ada: Users) -> None:
     Users(ada.path).set_role("ada", Role.ADMIN)
     assert door.login("ada", PASSWORD, HOST).role is Role.ADMIN
     Users(ada.path).remove("ada")
     assert "wrong" in _refused(lambda: door.login("ada", PASSWORD, HOST))
 
 
-def test_without_users_nobody_has_to_log_in_and_everybody_may_everything(users: Users) -> None:
+def test_without_users_no_client_has_to_log_in_and_all_have_every_right(users: Users) -> None:
     assert Authenticator(users, required=None).anonymous() == Principal("anonymous", Role.ADMIN)
     assert Authenticator(users, required=False).anonymous().role is Role.ADMIN
 
 
-def test_with_users_everybody_has_to_log_in_unless_the_setting_says_otherwise(ada: Users) -> None:
+def test_with_users_every_client_has_to_log_in_unless_the_setting_says_otherwise(ada: Users) -> None:
     for required in (None, True):
         assert "Log in" in _refused(Authenticator(ada, required=required).anonymous)
     assert Authenticator(ada, required=False).anonymous().name == "anonymous"
@@ -175,9 +175,7 @@ def test_the_first_user_closes_the_door_and_removing_the_last_does_not_open_it(u
     _refused(door.anonymous)
 
 
-def test_while_the_file_is_damaged_nobody_gets_in_and_nobody_learns_where_it_is(
-    door: Authenticator, ada: Users
-) -> None:
+def test_while_the_users_file_is_damaged_logins_fail_without_naming_its_path(door: Authenticator, ada: Users) -> None:
     ada.path.write_text("{")
     for refused in (_refused(door.anonymous), _refused(lambda: door.login("ada", PASSWORD, HOST))):
         assert refused == "Log-in is not possible at present."
@@ -225,12 +223,12 @@ def test_a_basic_header_logs_in(door: Authenticator) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_what_only_this_machine_reaches_is_loopback(host: str) -> None:
+def test_addresses_that_only_this_machine_reaches_are_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "192.168.1.1", "8.8.8.8", "fe80::1"])
-def test_what_others_reach_is_not(host: str) -> None:
+def test_addresses_that_other_machines_reach_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
@@ -252,7 +250,7 @@ def test_on_loopback_neither_login_nor_tls_is_needed(tmp_path: Path, users: User
     require_safe(_settings(tmp_path, host="127.0.0.1", tls=False, server_auth=False), users)
 
 
-def test_elsewhere_login_and_tls_together_are_enough_and_login_is_the_default(tmp_path: Path, ada: Users) -> None:
+def test_on_other_addresses_login_and_tls_together_suffice_and_login_is_the_default(tmp_path: Path, ada: Users) -> None:
     settings = _settings(tmp_path)
     require_safe(settings, ada)
     door = Authenticator.from_settings(settings, ada)
@@ -269,7 +267,7 @@ def test_elsewhere_login_and_tls_together_are_enough_and_login_is_the_default(tm
         ("0.0.0.0", {"server_auth": False}, "log-in is switched off"),
     ],
 )
-def test_elsewhere_one_of_them_is_not_enough(
+def test_on_other_addresses_login_or_tls_alone_is_not_enough(
     tmp_path: Path, ada: Users, host: str, values: dict[str, bool], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message) as refused:
@@ -277,7 +275,7 @@ def test_elsewhere_one_of_them_is_not_enough(
     assert refused.value.hint
 
 
-def test_elsewhere_there_must_be_users(tmp_path: Path, users: Users) -> None:
+def test_on_other_addresses_there_must_be_users(tmp_path: Path, users: Users) -> None:
     with pytest.raises(SettingsError, match="no users"):
         require_safe(_settings(tmp_path), users)
 

@@ -44,7 +44,7 @@ def basic(user: str, password: str = PASSWORD) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_nobody_gets_in_without_saying_who_they_are(client: Client) -> None:
+def test_a_call_without_credentials_is_refused(client: Client) -> None:
     refused(Code.UNAUTHENTICATED, lambda: client.query("SELECT 1"))
     refused(Code.UNAUTHENTICATED, lambda: client.update("SELECT 1"))
     refused(Code.UNAUTHENTICATED, lambda: client.begin())
@@ -114,7 +114,7 @@ def test_the_driver_logs_in(running: FlightServer) -> None:
         adbc.connect(running.uri, {**named, "password": "wrong horse"}, autocommit=True)
 
 
-def test_whoever_got_in_before_there_were_users_logs_in_once_there_are(tmp_path: Path) -> None:
+def test_sessions_opened_before_there_were_users_have_to_log_in_once_there_are(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, server_port=0)
     with server(settings) as running, closing(Client(running.uri)) as early:
         early.update("CREATE TEMP TABLE mine AS SELECT 7 AS x")

@@ -37,13 +37,13 @@ def users(tmp_path: Path) -> Users:
     return Users(tmp_path / "home" / "users.json", clock=FakeClock(NOW))
 
 
-def test_where_there_is_no_file_there_are_no_users_and_none_is_made(users: Users) -> None:
+def test_without_a_file_there_are_no_users_and_no_file_is_created(users: Users) -> None:
     assert users.all() == ()
     assert users.find("ada") is None
     assert not users.path.parent.exists()
 
 
-def test_a_user_is_found_again_by_whoever_reads_the_file(users: Users) -> None:
+def test_an_added_user_is_found_by_every_reader_of_the_file(users: Users) -> None:
     users.add("ada", Role.WRITER, PASSWORD)
     found = Users(users.path).find("ada")
     assert found is not None
@@ -52,7 +52,7 @@ def test_a_user_is_found_again_by_whoever_reads_the_file(users: Users) -> None:
     assert not is_password(found.password_hash, PASSWORD + " ")
 
 
-def test_the_hash_of_nobody_is_like_any_other_and_fits_no_password(users: Users) -> None:
+def test_the_placeholder_hash_is_like_any_other_and_matches_no_password(users: Users) -> None:
     user = users.add("ada", Role.ADMIN, PASSWORD)
     hashes = (unmatchable_hash(), unmatchable_hash(), user.password_hash)
     assert len({tuple(each.split("$")[:4]) for each in hashes}) == 1
@@ -69,7 +69,7 @@ def test_the_file_holds_an_argon2id_hash_and_is_for_its_owner_alone(users: Users
     assert user.password_hash not in repr(user)
 
 
-def test_what_a_killed_process_left_open_to_others_is_not_written_into(users: Users) -> None:
+def test_a_readable_temporary_file_of_a_killed_process_is_not_written_into(users: Users) -> None:
     users.path.parent.mkdir()
     left = users.path.with_name("users.json.new")
     left.touch(mode=0o666)
@@ -77,7 +77,7 @@ def test_what_a_killed_process_left_open_to_others_is_not_written_into(users: Us
     assert stat.S_IMODE(users.path.stat().st_mode) == 0o600
 
 
-def test_a_change_by_somebody_else_is_seen(users: Users) -> None:
+def test_a_change_by_another_process_is_seen(users: Users) -> None:
     users.add("ada", Role.READER, PASSWORD)
     Users(users.path).set_role("ada", Role.ADMIN)
     found = users.find("ada")
@@ -116,7 +116,7 @@ def test_a_name_that_cannot_be_one_is_refused(users: Users, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 64, "ada.lovelace@example.com", "svc_1-b"])
-def test_names_that_people_and_services_have_are_taken(users: Users, name: str) -> None:
+def test_usual_names_of_people_and_services_are_accepted(users: Users, name: str) -> None:
     assert users.add(name, Role.READER, PASSWORD).name == name
 
 
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_an_error(users: Users) -> None:
         users.all()
 
 
-def test_a_hash_of_other_parameters_is_made_anew_and_no_other(users: Users) -> None:
+def test_a_hash_of_other_parameters_is_replaced_and_no_other(users: Users) -> None:
     users.add("ada", Role.WRITER, PASSWORD)
     content = json.loads(users.path.read_text())
     content["users"][0]["password_hash"] = PasswordHasher(time_cost=1, memory_cost=1024).hash(PASSWORD)
@@ -190,7 +190,7 @@ def test_a_password_that_was_changed_meanwhile_is_not_put_back(users: Users) -> 
     assert users.all() == (changed,)
 
 
-def test_two_who_add_users_at_once_lose_none(tmp_path: Path) -> None:
+def test_two_processes_that_add_users_at_once_lose_none(tmp_path: Path) -> None:
     path = tmp_path / "users.json"
     adding = [
         warm.Process([sys.executable, "-c", ADDER, str(path), prefix], stdin=warm.PIPE, stdout=warm.PIPE)
@@ -205,7 +205,7 @@ def test_two_who_add_users_at_once_lose_none(tmp_path: Path) -> None:
     assert len(Users(path).all()) == 20
 
 
-def test_the_file_is_where_the_settings_say(tmp_path: Path) -> None:
+def test_the_users_file_is_at_the_path_of_the_settings(tmp_path: Path) -> None:
     assert Users.from_settings(Settings(home=tmp_path)).path == tmp_path / "users.json"
     elsewhere = tmp_path / "secrets" / "users"
     assert Users.from_settings(Settings(home=tmp_path, server_users_file=elsewhere)).path == elsewhere

@@ -47,7 +47,7 @@ def _facts(error: Exception) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_servers_own_trouble_is_told_in_duckdbs_words_and_without_the_statement(
+def test_internal_failures_are_logged_with_duckdbs_message_and_without_the_statement(
     error: Exception, reason: str | None
 ) -> None:
     assert _facts(error)["reason"] == (reason or str(error))

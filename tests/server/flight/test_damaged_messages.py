@@ -375,11 +375,11 @@ def attack(target: Target, kind: str, *, times: int, derandomize: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", CAMPAIGNS)
-def test_whatever_is_sent_is_answered_and_the_server_goes_on(target: Target, kind: str) -> None:
+def test_damaged_messages_are_answered_and_the_server_goes_on(target: Target, kind: str) -> None:
     attack(target, kind, times=1, derandomize=True)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", CAMPAIGNS)
-def test_whatever_is_sent_for_long_is_answered_and_the_server_goes_on(target: Target, kind: str) -> None:
+def test_a_long_series_of_damaged_messages_is_answered_and_the_server_goes_on(target: Target, kind: str) -> None:
     attack(target, kind, times=10, derandomize=False)

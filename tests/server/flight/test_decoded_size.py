@@ -25,7 +25,7 @@ def wire_bytes(array: pa.Array) -> int:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_unfolds_to_much_is_known_to_and_costs_little_to_know(name: str) -> None:
+def test_a_large_decoded_size_is_computed_in_little_memory(name: str) -> None:
     array = BOMBS[name]
     pool = pa.default_memory_pool()
     assert decoded_size.expands(array.type)

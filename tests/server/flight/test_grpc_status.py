@@ -65,7 +65,7 @@ def test_an_error_of_duckdb_has_the_status_that_says_what_to_do(statement: str, 
     assert text == str(caught.value)
 
 
-def test_two_who_change_the_same_row_conflict() -> None:
+def test_two_transactions_that_change_the_same_row_conflict() -> None:
     with duckdb.connect() as one, one.cursor() as other:
         one.execute("CREATE TABLE t AS SELECT 1 AS x")
         one.execute("BEGIN; UPDATE t SET x = 2")
@@ -96,7 +96,7 @@ def test_other_errors_have_a_status_too(error: Exception, code: grpc.StatusCode)
     assert grpc_status.of(error)[0] is code
 
 
-def test_folders_of_this_machine_are_not_told() -> None:
+def test_errors_do_not_reveal_folders_of_the_server() -> None:
     error = duckdb.IOException(
         'IO Error: Cannot open file "/srv/lake data/x y/main/t/a.parquet": No such file, see a/b'
     )
@@ -106,12 +106,12 @@ def test_folders_of_this_machine_are_not_told() -> None:
     assert "see a/b" in text
 
 
-def test_the_clients_own_statement_is_told_as_it_is() -> None:
+def test_an_error_of_the_clients_statement_is_returned_unchanged() -> None:
     error = duckdb.BinderException("Binder Error: no\n\nLINE 1: SELECT * FROM '/home/me/a.csv'")
     assert grpc_status.of(error)[1].endswith("'/home/me/a.csv'")
 
 
-def test_what_nobody_foresaw_is_told_to_the_log_and_not_to_the_client() -> None:
+def test_an_unexpected_error_is_logged_and_hidden_from_the_client() -> None:
     heard: list[events.Event] = []
     with events.listening(heard.append):
         code, text = grpc_status.of(ZeroDivisionError("secret"))

@@ -79,7 +79,7 @@ def test_a_batch_has_most_rows(client: Client) -> None:
     assert client.put(ingest("rows", temporary=True), strings(100, 1)) == 100
 
 
-def test_what_one_write_to_the_queue_holds_is_bounded(client: Client) -> None:
+def test_the_size_of_one_write_to_the_queue_is_bounded(client: Client) -> None:
     client.update("CREATE TABLE IF NOT EXISTS target (a VARCHAR)")
     command = ingest("target", schema="duckling_queue")
     batches = [batch for _ in range(20) for batch in put_messages(command, strings(100, 1_000))[1:]]
@@ -90,7 +90,7 @@ def test_what_one_write_to_the_queue_holds_is_bounded(client: Client) -> None:
     assert client.query("SELECT count(*) AS n FROM catchment_fresh.target") == [{"n": 0}]
 
 
-def test_what_is_bound_is_bounded(client: Client) -> None:
+def test_bound_parameters_are_limited_in_size(client: Client) -> None:
     handle = client.prepare("SELECT ? AS x").prepared_statement_handle
     command = sql.CommandPreparedStatementQuery(prepared_statement_handle=handle)
     batches = [batch for _ in range(20) for batch in put_messages(command, strings(100, 1_000))[1:]]
@@ -98,13 +98,13 @@ def test_what_is_bound_is_bounded(client: Client) -> None:
     assert "The rows have more than" in refused(OVER, upload.result)
 
 
-def test_what_a_result_keeps_of_memory_is_bounded(client: Client) -> None:
+def test_the_memory_of_a_result_is_bounded(client: Client) -> None:
     info = client.info(sql.CommandStatementQuery(query="SELECT repeat('x', 1000) AS x FROM range(100000)"))
     assert client.query("SELECT 42 AS x") == [{"x": 42}]
     assert "over 1,048,576 bytes" in refused(OVER, client.get, info.endpoint[0].ticket.ticket)
 
 
-def test_what_a_statement_returns_of_changed_rows_is_bounded(client: Client) -> None:
+def test_the_rows_that_a_changing_statement_returns_are_bounded(client: Client) -> None:
     client.update("CREATE TEMP TABLE returned (a VARCHAR)")
     text = "INSERT INTO returned SELECT repeat('x', 1000) FROM range(2000) RETURNING a"
     assert "1,048,576 bytes" in refused(OVER, client.query, text)
@@ -138,7 +138,7 @@ def test_sessions_are_bounded(client: Client, connect: Callable[[], Client]) -> 
         other.act("CloseSession")
 
 
-def test_sessions_that_nobody_would_miss_turn_no_client_away(client: Client, connect: Callable[[], Client]) -> None:
+def test_sessions_without_state_make_room_for_new_clients(client: Client, connect: Callable[[], Client]) -> None:
     others = [connect() for _ in range(3)]
     for other in others:
         other.act("CloseSession")

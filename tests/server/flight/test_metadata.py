@@ -136,7 +136,7 @@ def test_a_value_is_of_the_kind_that_jdbc_expects(client: Client) -> None:
     assert kinds == [0, 3, 0, 3, 2, 1]
 
 
-def test_the_driver_finds_it_all(running: FlightServer) -> None:
+def test_the_driver_lists_catalogs_schemas_tables_and_columns(running: FlightServer) -> None:
     with adbc.connect(running.uri, autocommit=True) as connection:
         assert connection.adbc_get_info()["vendor_name"] == "Catchment"
         assert connection.adbc_get_table_types() == ["TABLE", "VIEW", "QUEUE"]

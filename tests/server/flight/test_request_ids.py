@@ -89,7 +89,7 @@ def test_a_made_id_is_sane_itself_so_that_other_shards_take_it_over() -> None:
     assert request_id([(REQUEST_HEADER, made)]) == made
 
 
-def test_what_is_asked_of_others_for_a_request_carries_its_id_and_what_is_not_carries_none() -> None:
+def test_calls_to_other_servers_carry_the_id_of_their_request_if_there_is_one() -> None:
     assert carried_on() == ()
     with events.context(request="r1"):
         assert carried_on() == ((REQUEST_HEADER, "r1"),)
@@ -110,12 +110,12 @@ def test_with_the_setting_the_log_has_what_the_client_wrote(heard: list[Event]) 
     assert (heard[0].facts["sql"], heard[0].facts["reason"]) == ("SELECT secret", "secret is no table")
 
 
-def test_a_call_that_is_no_statement_is_told_as_one_that_is_none(heard: list[Event]) -> None:
+def test_a_failed_call_that_is_not_a_statement_is_logged_as_a_call(heard: list[Event]) -> None:
     _fail(Context(), InputError("no"), "Handshake")
     assert [event.verb for event in heard] == ["call_failed"]
 
 
-def test_what_nobody_foresaw_names_its_request_in_the_text_too(heard: list[Event]) -> None:
+def test_an_unexpected_error_names_its_request_in_the_text_too(heard: list[Event]) -> None:
     context = Context((REQUEST_HEADER, "r1"))
     _fail(context, ZeroDivisionError("secret"))
     assert context.said == (grpc.StatusCode.INTERNAL, "The server failed; its log has the details. (request r1)")
@@ -138,6 +138,6 @@ def test_only_the_servers_own_trouble_is_a_warning(
     assert (record.levelname, facts.get("reason")) == (level, "too many" if level == "WARNING" else None)
 
 
-def test_a_call_leaves_no_ids_behind() -> None:
+def test_a_call_leaves_no_ids_in_the_context() -> None:
     _fail(Context(), InputError("no"))
     assert events.current("request") is None

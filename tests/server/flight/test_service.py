@@ -92,7 +92,7 @@ def test_a_query_runs_when_it_is_asked_for_and_is_read_by_its_ticket_once(client
     assert client.query("SELECT count(*) AS n FROM once") == [{"n": 1}]
 
 
-def test_an_update_tells_how_many_rows_it_changed(client: Client) -> None:
+def test_an_update_returns_how_many_rows_it_changed(client: Client) -> None:
     assert client.update("CREATE OR REPLACE TABLE counted (x INT)") == 0
     assert client.update("INSERT INTO counted VALUES (1), (2)") == 2
     assert client.update("DELETE FROM counted") == 2
@@ -121,7 +121,7 @@ def test_enums_come_as_text(client: Client) -> None:
     assert client.query("SELECT 'b'::ENUM ('a', 'b') AS e, ['a'::ENUM ('a')] AS l") == [{"e": "b", "l": ["a"]}]
 
 
-def test_the_schema_of_a_query_is_told_without_running_it(client: Client) -> None:
+def test_the_schema_of_a_query_is_returned_without_running_it(client: Client) -> None:
     assert client.schema(sql.CommandStatementQuery(query="SELECT 1 AS x, 'a' AS y")).names == ["x", "y"]
     handle = client.prepare("SELECT 1 AS z").prepared_statement_handle
     assert client.schema(sql.CommandPreparedStatementQuery(prepared_statement_handle=handle)).names == ["z"]
@@ -186,7 +186,7 @@ def test_a_damaged_upload_is_refused_and_leaves_nothing(client: Client) -> None:
     assert client.query("SELECT count(*) AS n FROM damaged") == [{"n": 0}]
 
 
-def test_what_is_over_a_limit_is_refused_as_such_and_leaves_nothing(client: Client) -> None:
+def test_calls_over_a_limit_are_refused_as_such_and_leave_nothing(client: Client) -> None:
     client.update("CREATE OR REPLACE TABLE limited (x VARCHAR)")
     rows = pa.table({"x": pa.nulls(10_001, pa.string())})
     assert "10,001 rows" in refused(Code.RESOURCE_EXHAUSTED, lambda: client.put(ingest("limited"), rows))
@@ -221,7 +221,7 @@ def test_an_end_that_does_not_say_which_is_refused(client: Client) -> None:
 # What is not understood, and what is not offered.
 
 
-def test_what_is_no_message_is_refused_as_such(client: Client) -> None:
+def test_bytes_that_are_not_a_message_are_refused_as_such(client: Client) -> None:
     for method in ("GetFlightInfo", "GetSchema", "DoAction"):
         refused(Code.INVALID_ARGUMENT, client.unary, method, b"\xff\xff\xff")
     refused(Code.INVALID_ARGUMENT, lambda: client.get(b"\xff\xff\xff"))
@@ -233,7 +233,7 @@ def test_what_is_no_message_is_refused_as_such(client: Client) -> None:
     refused(Code.INVALID_ARGUMENT, lambda: client.act("CreatePreparedStatement", b"\xff\xff"))
 
 
-def test_what_is_not_offered_is_unimplemented(client: Client) -> None:
+def test_methods_that_are_not_offered_are_unimplemented(client: Client) -> None:
     packed = AnyMessage(type_url="type.googleapis.com/arrow.flight.protocol.sql.CommandStatementSubstraitPlan")
     wanted = flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=packed.SerializeToString())
     refused(Code.UNIMPLEMENTED, lambda: client.unary("GetFlightInfo", wanted.SerializeToString()))
@@ -260,7 +260,9 @@ def test_errors_say_what_is_wrong_and_nothing_of_the_server(client: Client, runn
 # Sessions.
 
 
-def test_a_stranger_gets_a_token_and_finds_its_session_by_it(stranger: Client, running: FlightServer) -> None:
+def test_a_client_without_a_token_gets_one_and_resumes_its_session_by_it(
+    stranger: Client, running: FlightServer
+) -> None:
     before = sessions(running)
     stranger.update("CREATE TEMP TABLE mine AS SELECT 7 AS x")
     token = stranger.token
@@ -274,7 +276,7 @@ def test_a_stranger_gets_a_token_and_finds_its_session_by_it(stranger: Client, r
     assert sessions(running) == before
 
 
-def test_a_stranger_without_token_finds_its_session_by_handles(stranger: Client) -> None:
+def test_a_client_without_a_token_resumes_its_session_by_handles(stranger: Client) -> None:
     transaction = stranger.begin()
     stranger.update("CREATE OR REPLACE TABLE by_handle (x INT)", transaction)
     stranger.end(transaction, commit=True)
@@ -283,9 +285,7 @@ def test_a_stranger_without_token_finds_its_session_by_handles(stranger: Client)
     stranger.act("ClosePreparedStatement", sql.ActionClosePreparedStatementRequest(prepared_statement_handle=handle))
 
 
-def test_a_session_that_nobody_can_come_back_to_is_closed_with_its_call(
-    stranger: Client, running: FlightServer
-) -> None:
+def test_a_session_that_cannot_be_resumed_is_closed_with_its_call(stranger: Client, running: FlightServer) -> None:
     before = sessions(running)
     stranger.read(sql.CommandGetCatalogs())
     refused(Code.NOT_FOUND, lambda: stranger.query("SELECT * FROM nope"))
@@ -295,9 +295,7 @@ def test_a_session_that_nobody_can_come_back_to_is_closed_with_its_call(
     assert sessions(running) == before
 
 
-def test_a_token_that_has_expired_is_replaced_where_nobody_has_to_log_in(
-    stranger: Client, running: FlightServer
-) -> None:
+def test_an_expired_token_is_replaced_if_no_login_is_required(stranger: Client, running: FlightServer) -> None:
     before = sessions(running)
     stranger.authorization = "Bearer nonsense"
     stranger.query("SELECT 1")
@@ -305,7 +303,7 @@ def test_a_token_that_has_expired_is_replaced_where_nobody_has_to_log_in(
     assert sessions(running) == before
 
 
-def test_a_stranger_who_comes_back_with_its_token_has_one_session_from_then_on(
+def test_a_client_that_returns_with_its_token_has_one_session_from_then_on(
     client: Client, stranger: Client, running: FlightServer
 ) -> None:
     client.update("CREATE OR REPLACE TABLE came_back (x INT)")
@@ -345,7 +343,7 @@ def test_a_session_that_is_forgotten_while_a_call_of_it_arrives_is_opened_again(
     stranger.act("CloseSession")
 
 
-def test_a_handle_counts_where_the_token_beside_it_is_of_a_session_that_is_over(stranger: Client) -> None:
+def test_a_handle_finds_its_session_if_the_token_beside_it_is_of_a_closed_one(stranger: Client) -> None:
     stranger.query("SELECT 1")
     over = stranger.token
     transaction = stranger.begin()

@@ -67,7 +67,7 @@ def stalled(client: Client, text: str = SHORT) -> Iterator[bytes]:
     return stream
 
 
-def test_stalled_readers_keep_nobody_from_reading_or_writing(make_server: MakeServer) -> None:
+def test_stalled_readers_block_no_other_reader_or_writer(make_server: MakeServer) -> None:
     running = make_server()
     with ExitStack() as stack:
         readers = [stack.enter_context(connected(running)) for _ in range(5)]
@@ -111,7 +111,7 @@ def can_read(client: Client, found: bytes) -> bool:
         return False
 
 
-def test_a_reader_that_stalls_too_long_is_told_so_once_it_reads_on(
+def test_a_reader_that_stalls_too_long_gets_an_error_once_it_reads_on(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "GRACE_S", 3_600.0)

@@ -27,7 +27,7 @@ def call_of(seconds: float) -> Call:
     return Call(deadline_s=SystemClock().monotonic_s() + seconds)
 
 
-def test_a_call_is_told_to_stop_at_its_deadline_and_cut_off_where_it_cannot_hear(dog: Watchdog) -> None:
+def test_a_call_is_cancelled_at_its_deadline_and_cut_off_if_it_does_not_react(dog: Watchdog) -> None:
     told, cut = threading.Event(), threading.Event()
     call = call_of(0.01)
     with dog.watching(call, cut.set), call.interruptible(told.set):

@@ -148,7 +148,7 @@ def test_messages_are_read_as_they_are_asked_for() -> None:
     assert taken == [0]
 
 
-def test_what_went_wrong_is_known_after_somebody_else_has_read() -> None:
+def test_an_upload_keeps_its_failure_after_its_rows_were_read() -> None:
     taken = upload([sent(ROWS)[0], sent(pa.table({"x": pa.nulls(2_000)}))[1]])
     rows = taken.rows()
     assert rows is not None
@@ -166,7 +166,7 @@ def test_offsets_that_lead_outside_of_a_text_are_refused() -> None:
         upload([schema, batch.replace(offsets, wrong)]).table()
 
 
-def test_text_that_is_no_text_is_refused() -> None:
+def test_invalid_utf8_in_a_text_column_is_refused() -> None:
     schema, batch = sent(pa.table({"x": ["abcdef"]}))
     with pytest.raises(InputError, match="damaged"):
         upload([schema, batch.replace(b"abcdef", b"abc\xff\xfe\xfd")]).table()
@@ -178,7 +178,7 @@ def test_a_stream_without_its_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_damaged_is_refused_or_harmless(seed: int) -> None:
+def test_damaged_messages_are_refused_or_harmless(seed: int) -> None:
     chance = random.Random(seed)
     originals = [sent(ROWS), as_client(WITH_DICTIONARIES), as_client(ROWS, pa.ipc.IpcWriteOptions(compression="lz4"))]
     for _ in range(150):

@@ -156,7 +156,7 @@ def test_columns_go_by_their_names_in_any_order_and_case(client: Client, lake: L
         ("ordered", "id BIGINT, text VARCHAR", "ALTER TABLE ordered SET SORTED BY (id DESC)"),
     ],
 )
-def test_what_an_insert_would_do_to_rows_is_done(
+def test_an_ingest_does_to_rows_what_an_insert_does(
     client: Client, lake: Lake, table: str, definition: str, then: str | None
 ) -> None:
     client.update(f"CREATE TABLE {table} ({definition})")
@@ -186,7 +186,7 @@ def test_a_long_stream_belongs_to_the_open_transaction(client: Client, lake: Lak
     assert not _came_by_file(lake, "joined")
 
 
-def test_a_null_where_none_may_be_is_refused(client: Client, lake: Lake) -> None:
+def test_null_in_a_required_column_is_refused(client: Client, lake: Lake) -> None:
     client.update("CREATE TABLE required (id BIGINT, text VARCHAR NOT NULL)")
     rows = LONG.set_column(1, "text", pa.array([*LONG["text"].to_pylist()[:-1], None]))
     assert "required.text" in refused(Code.INVALID_ARGUMENT, client.put, ingest("required", create=False), rows)
@@ -202,7 +202,7 @@ def test_a_stream_that_is_damaged_late_leaves_nothing(client: Client, lake: Lake
     assert client.query("SELECT count(*) AS n FROM damaged") == [{"n": 0}]
 
 
-def test_a_slow_client_keeps_nobody_from_writing(connect: Connect, lake: Lake) -> None:
+def test_a_slow_client_blocks_no_other_writer(connect: Connect, lake: Lake) -> None:
     slow, other = connect(), connect()
     slow.update("CREATE TABLE slow (id BIGINT, text VARCHAR)")
     call, stream = _begun(slow, "slow")

@@ -71,7 +71,7 @@ def cancel(client: Client, request: str) -> int:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whoever_was_changed_has_to_log_in_again(
+def test_a_changed_user_has_to_log_in_again(
     users: Users, connect: Callable[[str], Client], running: FlightServer, change: str
 ) -> None:
     ann, other, bob = connect("ann"), connect("ann"), connect("bob")
@@ -89,7 +89,7 @@ def test_whoever_was_changed_has_to_log_in_again(
     assert bob.query("SELECT a FROM t") == [{"a": 2}]
 
 
-def test_what_a_removed_user_runs_is_cancelled(
+def test_statements_of_a_removed_user_are_cancelled(
     users: Users, connect: Callable[[str], Client], running: FlightServer
 ) -> None:
     ann, bob = connect("ann"), connect("bob")
@@ -107,7 +107,7 @@ def is_running(running: FlightServer, text: str) -> bool:
     return part is not None and any(text[:20] in each.text for each in part.running)
 
 
-def test_users_who_are_not_changed_stay(users: Users, connect: Callable[[str], Client]) -> None:
+def test_unchanged_users_stay_logged_in(users: Users, connect: Callable[[str], Client]) -> None:
     bob = connect("bob")
     users.add("eve", Role.READER, PASSWORD)
     users.set_role("ann", Role.READER)

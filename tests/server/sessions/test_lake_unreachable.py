@@ -81,7 +81,7 @@ def test_a_query_is_unavailable_while_the_lake_is_away_and_answered_once_it_is_b
         assert client.query(QUERY) == [{"id": 1}, {"id": 2}]
 
 
-def test_what_needs_no_lake_is_answered_while_it_is_away(place: Place) -> None:
+def test_statements_that_need_no_lake_are_answered_while_it_is_unreachable(place: Place) -> None:
     with place.client() as client, place.away():
         assert client.query("SELECT 40 + 2 AS x") == [{"x": 42}]
         assert "nowhere" in refused(grpc.StatusCode.INVALID_ARGUMENT, client.query, "SELECT nowhere")

@@ -146,7 +146,7 @@ def test_a_statement_that_waited_while_its_transaction_ended_is_refused(
     others_can_write(registry, table)
 
 
-def test_results_that_nobody_reads_are_forgotten_while_others_use_the_link(session: Session) -> None:
+def test_unread_results_are_dropped_while_others_use_the_connection(session: Session) -> None:
     for _ in range(64):
         session.keep(session.execute("SELECT 1", Call()))
     own = session.own_connection()
@@ -167,7 +167,7 @@ def test_results_that_nobody_reads_are_forgotten_while_others_use_the_link(sessi
 LONG = "SELECT i FROM range(400000000000) r(i) WHERE i < 300000 OR hash(i) = 1"
 
 
-def test_a_transaction_with_a_long_result_that_nobody_reads_is_rolled_back_at_once(
+def test_a_transaction_with_a_long_unread_result_is_rolled_back_at_once(
     registry: SessionRegistry, session: Session, table: str
 ) -> None:
     transaction = session.begin()
@@ -324,7 +324,7 @@ def test_a_query_needs_a_row_of_parameters(session: Session, table: str, text: s
     ("months", "days", "nanoseconds", "found"),
     [(1, 2, 3_000_000, "1 month 2 days 00:00:00.003"), (13, 0, 3_000_000_000, "1 year 1 month 00:00:03")],
 )
-def test_intervals_are_bound_wherever_a_value_may_stand(
+def test_intervals_can_be_bound_in_every_position_of_a_value(
     session: Session, table: str, months: int, days: int, nanoseconds: int, found: str
 ) -> None:
     run(session, f"CREATE TABLE {table}_i (a INTEGER, i INTERVAL)")
@@ -420,7 +420,7 @@ def test_a_transaction_that_has_written_does_not_wait_for_itself(session: Sessio
 
 
 @pytest.mark.parametrize("bound", [False, True])
-def test_what_a_widened_column_takes_the_queue_takes_too(session: Session, table: str, bound: bool) -> None:
+def test_the_queue_accepts_the_values_of_a_widened_column(session: Session, table: str, bound: bool) -> None:
     run(session, f"INSERT INTO duckling_queue.{table} (a) VALUES (1)")
     run(session, f"ALTER TABLE {table} ALTER a TYPE BIGINT")
     large = 3_000_000_000
@@ -432,7 +432,7 @@ def test_what_a_widened_column_takes_the_queue_takes_too(session: Session, table
     assert run(session, f"SELECT a FROM catchment_fresh.{table} ORDER BY a") == [{"a": 1}, {"a": large}]
 
 
-def test_a_call_whose_connection_is_closed_when_its_time_is_up_harms_nobody(registry: SessionRegistry) -> None:
+def test_a_call_whose_connection_is_closed_at_its_deadline_affects_no_other_call(registry: SessionRegistry) -> None:
     clock = registry.engine.clock
     watchdog = Watchdog(clock)
     try:
@@ -463,7 +463,7 @@ def test_null_is_taken_once_the_table_takes_it(session: Session, table: str) -> 
     ]
 
 
-def test_of_sessions_that_nobody_has_come_back_to_the_oldest_are_forgotten(
+def test_of_sessions_that_were_never_resumed_the_oldest_are_forgotten(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 2)
@@ -479,7 +479,7 @@ def test_of_sessions_that_nobody_has_come_back_to_the_oldest_are_forgotten(
         assert registry.find(tokens[2]) is opened[2]
 
 
-def test_a_token_of_nobody_opens_another_session_as_long_as_it_is_remembered(
+def test_an_anonymous_token_opens_another_session_as_long_as_it_is_remembered(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registries, "_UNCLAIMED_MAX", 2)
@@ -512,7 +512,7 @@ def test_two_calls_that_come_back_at_once_have_one_session(registry: SessionRegi
         registry.close(found[0])
 
 
-def test_of_sessions_that_nobody_would_miss_the_one_heard_of_least_lately_makes_room(
+def test_of_sessions_without_state_the_least_recently_used_makes_room(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = left_tokens(registry, 3)

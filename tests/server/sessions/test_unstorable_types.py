@@ -64,7 +64,7 @@ def test_whole_microseconds_are_stored_as_they_are(client: Client, shape: str, s
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schema", ["main", "duckling_queue"])
-def test_what_would_lose_digits_is_refused_with_the_column(client: Client, shape: str, schema: str) -> None:
+def test_values_that_would_lose_digits_are_refused_with_the_column(client: Client, shape: str, schema: str) -> None:
     said = refused(INVALID, client.put, ingest(f"lossy_{shape}", schema=schema), times(shape, NOON + 1))
     assert "'moment'" in said
     assert "nanoseconds" in said

@@ -104,7 +104,7 @@ def test_a_text_of_several_statements_is_forwarded_one_by_one(place: Place) -> N
     )
 
 
-def test_what_may_have_changed_something_is_told_from_what_cannot() -> None:
+def test_statements_that_may_change_data_are_distinguished_from_reads() -> None:
     def answer(text: str) -> bool:
         (step,) = plan(text)
         return may_change(step)
@@ -116,7 +116,7 @@ def test_what_may_have_changed_something_is_told_from_what_cannot() -> None:
     assert answer("WITH w AS (SELECT 1) INSERT INTO x FROM w")
 
 
-def test_a_tenant_that_nobody_has_created_is_told_so(place: Place) -> None:
+def test_statements_of_an_unknown_tenant_are_refused_as_such(place: Place) -> None:
     Users(place.folder / "users.json").set_tenant("eve", T7.parse("t99"))
     assert "The tenant t99 does not exist" in refused(Code.FAILED_PRECONDITION, _count, place.client(A))
 
@@ -148,7 +148,7 @@ def test_a_client_that_takes_no_token_leaves_no_sessions_on_the_other_server(pla
     wait_until(lambda: sessions(place.servers[A]) == before, "the sessions on the home are over")
 
 
-def test_a_session_that_the_other_server_has_forgotten_is_opened_anew(place: Place) -> None:
+def test_a_session_that_the_other_server_has_forgotten_is_opened_again(place: Place) -> None:
     client = place.client(B)
     handle = client.prepare("INSERT INTO duckling_queue.events VALUES (?, ?)").prepared_statement_handle
     command = sql.CommandPreparedStatementUpdate(prepared_statement_handle=handle)
@@ -170,7 +170,7 @@ def test_a_session_that_the_other_server_has_forgotten_is_opened_anew(place: Pla
     assert _count(client) == 4
 
 
-def test_a_result_that_nobody_reads_is_let_go_on_the_other_server(place: Place) -> None:
+def test_an_unread_result_is_released_on_the_other_server(place: Place) -> None:
     readers = place.tenancy(A).shard.readers
     client = place.client(B)
     info = client.info(sql.CommandStatementQuery(query="SELECT * FROM events, range(1000000)"))
@@ -206,7 +206,7 @@ def test_a_statement_that_is_cancelled_or_too_late_is_ended_on_the_other_server(
 # Moves.
 
 
-def test_statements_by_an_old_route_run_where_the_tenant_lives_by_now(place: Place) -> None:
+def test_statements_by_an_old_route_run_on_the_current_primary(place: Place) -> None:
     ours, theirs = place.client(A), place.client(B)
     rows = pa.table({"id": [1], "kind": ["x"]})
     for client in (ours, theirs):
@@ -235,7 +235,7 @@ def _began(place: Place, client: Client, shard: ShardId, home: ShardId) -> bool:
     return True
 
 
-def test_the_first_statement_after_a_move_finds_its_way_whatever_it_is(place: Place) -> None:
+def test_the_first_statement_after_a_move_is_forwarded_whatever_it_is(place: Place) -> None:
     clients = {shard: place.client(shard) for shard in (A, B)}
     command = ingest("events", create=False)
     firsts: tuple[Callable[[ShardId, Client, ShardId], bool], ...] = (
@@ -274,7 +274,7 @@ def _be_gone() -> None:
     raise MoverGoneError
 
 
-def test_a_shard_that_nobody_told_of_its_tenant_learns_it_from_the_first_reader(place: Place) -> None:
+def test_a_shard_that_missed_its_tenants_move_learns_of_it_from_the_first_reader(place: Place) -> None:
     client = place.client(A)
     _insert(client)
 
@@ -305,7 +305,7 @@ def test_a_forwarded_statement_is_never_forwarded_again(place: Place) -> None:
 # Servers that do not answer.
 
 
-def test_a_home_that_is_away_is_unavailable_and_found_again_when_it_is_back(place: Place) -> None:
+def test_an_unreachable_primary_is_unavailable_and_found_again_once_it_is_back(place: Place) -> None:
     client = place.client(B)
     _insert(client)
     port = place.servers[A].port
@@ -388,7 +388,7 @@ def test_a_write_whose_answer_is_lost_is_unknown_and_not_done_again(place: Place
         refused(Code.UNAVAILABLE, client.prepare, "FROM events")
 
 
-def test_a_home_that_lets_nobody_in_is_told_with_what_to_set(place: Place) -> None:
+def test_a_primary_that_refuses_logins_is_reported_with_the_setting_to_change(place: Place) -> None:
     assert place.servers[B].stop()
     place.start(B, secret=None)
     text = refused(Code.UNAVAILABLE, _count, place.client(B))
@@ -406,7 +406,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(place: Place) -> None:
     assert _count(client) == 0
 
 
-def test_a_forgotten_session_of_a_forwarded_statement_makes_nobody_an_admin(tmp_path: Path) -> None:
+def test_a_forgotten_session_of_a_forwarded_statement_grants_no_admin_rights(tmp_path: Path) -> None:
     server = FlightServer(Settings(home=tmp_path, server_port=0))
     server.start()
     try:
@@ -469,7 +469,7 @@ def test_more_rows_than_are_kept_pass_once() -> None:
         Rewindable(_batches(1, 2, 3, 4), bytes_max=16).read(refuse_at_the_end)
 
 
-def test_rows_that_end_in_an_error_do_so_for_everybody() -> None:
+def test_rows_that_end_in_an_error_do_so_for_every_reader() -> None:
     schema = pa.schema([("n", pa.int64())])
 
     def damaged() -> Iterator[pa.RecordBatch]:

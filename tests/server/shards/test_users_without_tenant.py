@@ -132,7 +132,7 @@ def _schemas(client: Client) -> set[str]:
     return {each["db_schema_name"] for each in client.read(sql.CommandGetDbSchemas()).to_pylist()}
 
 
-def test_after_the_switch_the_old_home_is_read_and_changed_by_nobody(place: Place) -> None:
+def test_after_the_switch_the_old_primary_is_neither_read_nor_changed(place: Place) -> None:
     moved_at = _newest(place, A)
     admin = place.client(A, "admin")
     # A session that had made itself at home in the schema, with a view of its own and a transaction.
@@ -164,7 +164,7 @@ def test_after_the_switch_the_old_home_is_read_and_changed_by_nobody(place: Plac
     _assert_read_elsewhere(place, A, B, (f"FROM t7.events AT (VERSION => {moved_at})", "FROM t7.events"))
 
 
-def test_a_target_that_is_no_home_yet_is_not_read(place: Place) -> None:
+def test_a_target_that_is_not_the_primary_yet_is_not_read(place: Place) -> None:
     with place.migration() as migration:
         migration.prepare_target()
         place.servers[B].app.queue.force_flush_all()

@@ -62,7 +62,9 @@ def is_statement(text: str) -> bool:
 
 @pytest.mark.parametrize("tenant", [None, TenantId(7)])
 @pytest.mark.parametrize("spelling", data_file_statements.SPELLINGS)
-def test_a_file_is_refused_wherever_a_table_can_stand(place: Place, spelling: str, tenant: TenantId | None) -> None:
+def test_a_data_file_is_refused_in_every_position_of_a_table(
+    place: Place, spelling: str, tenant: TenantId | None
+) -> None:
     session = place.registry.open(Principal("somebody", Role.WRITER, tenant))
     tried = 0
     for text in filter(is_statement, data_file_statements.statements(place.spelled(spelling))):
@@ -76,7 +78,7 @@ def test_a_file_is_refused_wherever_a_table_can_stand(place: Place, spelling: st
 
 
 @pytest.mark.parametrize("name", ["t8.secrets", "lake.t8.secrets", '"T8" . "secrets"', "x: t8.secrets", "main.t"])
-def test_another_tenants_table_is_refused_wherever_a_table_can_stand(place: Place, name: str) -> None:
+def test_another_tenants_table_is_refused_in_every_position_of_a_table(place: Place, name: str) -> None:
     session = place.registry.open(Principal("somebody", Role.WRITER, TenantId(7)))
     tried = 0
     for text in filter(is_statement, data_file_statements.statements(name)):

@@ -67,7 +67,7 @@ def by_duckdb(source: str, column: Column) -> pa.Table | None:
 @pytest.mark.parametrize("type_", TYPES)
 @settings(deadline=None)
 @given(cells=st.lists(CELLS, min_size=1, max_size=3))
-def test_what_is_read_is_what_duckdb_reads(type_: str, cells: list[str]) -> None:
+def test_constants_are_read_as_duckdb_reads_them(type_: str, cells: list[str]) -> None:
     column = Column(name="c", type=type_)
     source = "VALUES " + ", ".join(f"({cell})" for cell in cells)
     found = literals.rows(source, (), (column,))
@@ -104,7 +104,7 @@ def test_columns_are_found_by_name_in_any_order() -> None:
         "",
     ],
 )
-def test_whatever_is_more_than_rows_of_constants_is_left_to_duckdb(source: str) -> None:
+def test_anything_but_rows_of_constants_is_left_to_duckdb(source: str) -> None:
     assert literals.rows(source, (), COLUMNS) is None
 
 

@@ -146,7 +146,7 @@ def test_a_way_out_is_refused_and_leaves_no_trace(place: Place, clients: dict[Ro
         assert run(client, "SELECT current_database() || current_schema() AS at").to_pylist() == [{"at": "lakemain"}]
 
 
-def test_the_wall_holds_without_the_gate(place: Place) -> None:
+def test_the_sandbox_holds_without_the_sql_policy(place: Place) -> None:
     with place.registry.engine.lake.cursor() as connection:
         for text in (
             "FROM read_text('{outside}/secret.csv')",
@@ -166,7 +166,7 @@ def test_the_wall_holds_without_the_gate(place: Place) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_nobody_writes_to_the_ledger(place: Place, clients: dict[Role, Session], role: Role) -> None:
+def test_clients_cannot_write_to_the_ledger(place: Place, clients: dict[Role, Session], role: Role) -> None:
     before = place.traces()
     for text in sandbox_statements.LEDGER:
         with pytest.raises(REFUSED):
@@ -250,7 +250,7 @@ def user(place: Place) -> Session:
     return place.session()
 
 
-def test_what_people_write_is_let_through(place: Place, user: Session) -> None:
+def test_usual_statements_are_allowed(place: Place, user: Session) -> None:
     # In one test: each may build on what those before it made.
     for text in sandbox_statements.LEGITIMATE:
         try:

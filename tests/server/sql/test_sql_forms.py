@@ -69,5 +69,5 @@ def test_a_form_of_statement_is_allowed_or_refused_as_the_reference_says(
             run(session, "ROLLBACK")
 
 
-def test_what_is_refused_has_a_reason() -> None:
+def test_refused_statements_have_a_reason() -> None:
     assert [form.example for form in ALL if not form.reason and (form.least is None or not form.tenants)] == []

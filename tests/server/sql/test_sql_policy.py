@@ -55,7 +55,7 @@ def test_a_statement_is_what_it_is_and_takes_a_role(text: str, kind: StatementKi
         "UPDATE t SET a = 1 FROM lake.main.unheard_of() x",
     ],
 )
-def test_a_table_function_that_nobody_knows_is_refused(text: str) -> None:
+def test_an_unknown_table_function_is_refused(text: str) -> None:
     with pytest.raises(NotAllowedError, match="unheard_of"):
         judged(text)
 
@@ -89,13 +89,13 @@ def test_a_search_path_leads_to_the_lake(path: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [100, 900])
-def test_what_is_nested_deeply_is_judged_or_refused(depth: int) -> None:
+def test_deeply_nested_statements_are_authorized_or_refused(depth: int) -> None:
     for text in ("SELECT " + "[" * depth + "]" * depth, "INSERT INTO t SELECT " + "(" * depth + "1" + ")" * depth):
         with suppress(InputError):
             judged(text)
 
 
-def test_sqlglot_tells_no_log_of_what_it_cannot_parse(caplog: pytest.LogCaptureFixture) -> None:
+def test_sqlglot_does_not_log_statements_that_it_cannot_parse(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(NotAllowedError):
         parse("CREATE SECRET s (TYPE s3, SECRET 'sesame')")
     assert "sesame" not in caplog.text

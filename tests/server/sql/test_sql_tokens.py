@@ -52,7 +52,7 @@ def test_a_space_that_only_the_parser_takes_for_one_is_refused(space: str) -> No
 @pytest.mark.parametrize(
     "text", ["SELECT '\u00a0'", 'SELECT "a\u00a0b"', "SELECT 1 -- \u00a0", "/* \u00a0 */ SELECT 1"]
 )
-def test_a_space_of_any_kind_is_welcome_where_it_means_itself(text: str) -> None:
+def test_any_kind_of_space_is_accepted_inside_of_texts(text: str) -> None:
     assert sql_tokens.read(text.encode())
 
 

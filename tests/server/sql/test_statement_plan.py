@@ -104,7 +104,7 @@ def bulk_of(text: str) -> Bulk | None:
         ("/* ; /* ; */ ; */ SELECT 1 -- ;\n; SELECT 2 -- ;", ["SELECT 1 -- ;", "SELECT 2 -- ;"]),
     ],
 )
-def test_a_text_is_cut_where_duckdb_cuts_it(text: str, statements: list[str]) -> None:
+def test_a_text_is_split_into_statements_as_duckdb_does(text: str, statements: list[str]) -> None:
     assert [step.text for step in plan(text) if isinstance(step, Plain)] == statements
     assert len(duckdb.extract_statements(text)) == len(statements)
 
@@ -112,7 +112,7 @@ def test_a_text_is_cut_where_duckdb_cuts_it(text: str, statements: list[str]) ->
 @pytest.mark.parametrize(
     "text", ["", " ", ";", "-- nothing", "/* nothing */ ;", "\n;\n", "SELECT '\0'", "SELECT '\ud800'"]
 )
-def test_what_holds_no_statement_is_refused(text: str) -> None:
+def test_a_text_without_a_statement_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         plan(text)
 
@@ -185,7 +185,7 @@ def test_a_create_table_of_the_queue_is_taken_apart(text: str, table: TableId, e
         ("SELECT $$ é' $$, * FROM catchment_fresh.t", 'SELECT $$ é\' $$, * FROM (S) AS "t"'),
     ],
 )
-def test_a_fresh_table_is_replaced_where_it_stands(text: str, expected: str) -> None:
+def test_a_fresh_table_is_replaced_in_place(text: str, expected: str) -> None:
     step = only(text)
     assert isinstance(step, FreshRead)
     assert step.with_sources(lambda _, is_own: "OWN" if is_own else "S") == expected
@@ -200,7 +200,7 @@ def test_a_fresh_table_is_replaced_where_it_stands(text: str, expected: str) -> 
         "-- duckling_queue.t\nSELECT 1",
     ],
 )
-def test_a_name_of_ours_elsewhere_means_nothing(text: str) -> None:
+def test_a_reserved_name_in_another_position_has_no_meaning(text: str) -> None:
     assert isinstance(only(text), Plain)
 
 
@@ -226,7 +226,7 @@ def test_a_name_of_ours_elsewhere_means_nothing(text: str) -> None:
         "EXPLAIN INSERT INTO duckling_queue.t SELECT 1",
     ],
 )
-def test_what_the_queue_cannot_do_is_said(text: str) -> None:
+def test_statements_that_the_queue_cannot_run_are_refused(text: str) -> None:
     with pytest.raises(NotSupportedError):
         plan(text)
 
@@ -234,7 +234,7 @@ def test_what_the_queue_cannot_do_is_said(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["INSERT duckling_queue.t VALUES (1)", "FROM catchment_fresh. $1", "INSERT INTO duckling_queue."]
 )
-def test_what_names_no_table_is_refused(text: str) -> None:
+def test_an_insert_that_names_no_table_is_refused(text: str) -> None:
     with pytest.raises((InputError, NotSupportedError)):
         plan(text)
 

@@ -105,7 +105,7 @@ def refusal(place: Place, client: Session, text: str, *, prepared: bool) -> str:
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("text", [*tenant_statements.READS, *tenant_statements.WRITES])
-def test_no_way_leads_to_another_tenant_nor_tells_whether_it_is_there(
+def test_no_statement_reaches_another_tenant_or_reveals_that_it_exists(
     place: Place, client: Session, text: str, prepared: bool
 ) -> None:
     told = set()
@@ -117,7 +117,9 @@ def test_no_way_leads_to_another_tenant_nor_tells_whether_it_is_there(
 
 @pytest.mark.parametrize("schema", ["main", "staging", "_catchment", "temp.t8", "lake.main", "memory", "t7.t8"])
 @pytest.mark.parametrize("text", [text for text in tenant_statements.READS if "{s}.{t}" in text][:12])
-def test_what_is_no_tenants_does_not_exist_either(place: Place, client: Session, schema: str, text: str) -> None:
+def test_tables_outside_of_any_tenant_do_not_exist_for_a_tenants_users(
+    place: Place, client: Session, schema: str, text: str
+) -> None:
     filled = text.replace('"{s}"."{t}"', "{s}.{t}").replace("{s}", schema).replace("{t}", "secrets")
     refusal(place, client, filled, prepared=False)
 
@@ -181,7 +183,7 @@ def test_a_tenants_own_sql_works(place: Place) -> None:
     assert made == {TableId("t7", name) for name in ("Quoted one", "placed", "placed_too")}
 
 
-def test_the_words_of_people_are_prepared_as_well(place: Place) -> None:
+def test_usual_statements_of_a_tenants_users_can_be_prepared(place: Place) -> None:
     user = place.session()
     for text in [
         text for text in tenant_statements.LEGITIMATE if text.startswith(("SELECT", "FROM t", "SHOW", "WITH"))
@@ -190,7 +192,7 @@ def test_the_words_of_people_are_prepared_as_well(place: Place) -> None:
             user.prepare(text).execute(Call()).result.close()
 
 
-def test_a_statement_with_parameters_stays_on_the_island(place: Place) -> None:
+def test_a_statement_with_parameters_stays_in_the_tenants_schema(place: Place) -> None:
     user = place.session()
     rows = pa.table({"1": [70, 71], "2": ["bound", "bound"]})
     for text in ("INSERT INTO events VALUES (?, ?)", "INSERT INTO duckling_queue.events VALUES (?, ?)"):
@@ -216,7 +218,7 @@ def test_an_unqualified_name_never_falls_back_to_main(place: Place) -> None:
 
 
 @pytest.mark.parametrize("where", ["plain", "transaction", "second link"])
-def test_every_connection_of_a_session_is_on_the_island(place: Place, where: str) -> None:
+def test_every_connection_of_a_session_is_confined_to_the_tenant(place: Place, where: str) -> None:
     user = place.session()
     transaction = user.begin() if where != "plain" else None
     named = transaction if where == "transaction" else None
@@ -228,7 +230,7 @@ def test_every_connection_of_a_session_is_on_the_island(place: Place, where: str
         user.end(transaction, commit=False)
 
 
-def test_what_a_transaction_keeps_for_the_queue_is_the_tenants(place: Place) -> None:
+def test_rows_that_a_transaction_keeps_for_the_queue_are_the_tenants(place: Place) -> None:
     user = place.session()
     transaction = user.begin()
     user.execute("INSERT INTO duckling_queue.events VALUES (80, 'kept')", Call(), transaction=transaction)
@@ -248,7 +250,7 @@ def test_what_a_transaction_keeps_for_the_queue_is_the_tenants(place: Place) -> 
         *((None, "catchment_fresh"), (None, "information_schema"), ("system", "main"), ("{s}", "t7")),
     ],
 )
-def test_an_ingest_stays_on_the_island(
+def test_an_ingest_stays_in_the_tenants_schema(
     place: Place, client: Session, catalog: str | None, schema: str | None, if_exists: IfExists, temporary: bool
 ) -> None:
     told = set()
@@ -339,7 +341,7 @@ class _Context:
         return "ipv4:127.0.0.1:1"
 
 
-def test_who_is_of_no_tenant_sees_everything(place: Place) -> None:
+def test_users_without_a_tenant_see_every_schema(place: Place) -> None:
     founder = place.session(Role.READER, None)
     for name in ("secrets", "main.secrets", "t8.secrets", "t7.events", "staging.secrets", "information_schema.tables"):
         assert run(founder, f"FROM {name}").num_rows
@@ -347,7 +349,7 @@ def test_who_is_of_no_tenant_sees_everything(place: Place) -> None:
     assert listed == ["duckling_queue", "main", "staging", "t7", "t8"]
 
 
-def test_who_logs_in_as_a_tenants_user_is_on_the_island(place: Place, tmp_path: Path) -> None:
+def test_a_login_as_a_tenants_user_is_confined_to_the_tenant(place: Place, tmp_path: Path) -> None:
     users = Users(tmp_path / "users.json")
     users.add("eve", Role.WRITER, "a long password", tenant=OURS)
     users.add("ada", Role.ADMIN, "a long password")
@@ -369,7 +371,7 @@ def test_the_default_tenant_has_main_and_no_more(place: Place) -> None:
             run(user, f"FROM {name}")
 
 
-def test_a_new_tenants_user_finds_an_empty_island(place: Place) -> None:
+def test_a_new_tenants_user_sees_no_tables(place: Place) -> None:
     user = place.session(tenant=TenantId(11))
     assert run(user, "SHOW TABLES").num_rows == 0
     run(user, "CREATE TABLE first AS SELECT 1 AS a")

@@ -77,7 +77,7 @@ def test_an_alias_that_is_called_as_a_tenant_is_an_alias(text: str) -> None:
         "CREATE VIEW x AS SELECT 1 FROM (SELECT 1) y, t8.z",
     ],
 )
-def test_a_table_is_found_wherever_it_stands(text: str) -> None:
+def test_a_table_is_found_in_every_position(text: str) -> None:
     with pytest.raises(duckdb.CatalogException, match="t8"):
         examine(text)
 
@@ -113,22 +113,22 @@ def test_each_of_the_two_opinions_would_do(monkeypatch: pytest.MonkeyPatch, text
         ("INSERT INTO x SELECT 1", "INSERT INTO x SELECT 1"),
     ],
 )
-def test_what_is_made_without_a_schema_is_made_in_the_tenants(text: str, placed: str) -> None:
+def test_a_table_created_without_a_schema_is_in_the_tenants(text: str, placed: str) -> None:
     assert ISLAND.qualify_created(text, read(text.encode())) == placed
 
 
 @pytest.mark.parametrize("text", ["USE t7", "USE LAKE.T7", "SET schema = 't7'", "SET search_path TO 'lake.t7'"])
-def test_where_names_count_may_be_said_again(text: str) -> None:
+def test_the_search_path_may_be_set_to_its_own_value(text: str) -> None:
     assert ISLAND.allows_search_path(text, read(text.encode()))
 
 
 @pytest.mark.parametrize("text", ["USE t8", "USE lake", "SET schema = 'main'", "SET search_path = 't7,t8'", "USE temp"])
-def test_where_names_count_cannot_be_changed(text: str) -> None:
+def test_the_search_path_cannot_be_changed(text: str) -> None:
     with pytest.raises(duckdb.CatalogException, match="No catalog"):
         ISLAND.allows_search_path(text, read(text.encode()))
 
 
-def test_a_variable_is_no_search_path() -> None:
+def test_a_variable_is_not_a_search_path() -> None:
     text = "SET VARIABLE x = 1"
     assert not ISLAND.allows_search_path(text, read(text.encode()))
 
