@@ -97,7 +97,7 @@ class ConflictError(RetryableError):
 
 
 class EngineFailedError(ConflictError):
-    """DuckDB failed internally on a statement of another session; it was replaced, its work undone."""
+    """DuckDB failed internally in another session and was replaced; this work was rolled back."""
 
     default_hint = "Run the statement again, or the transaction from its beginning."
 
