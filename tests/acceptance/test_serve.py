@@ -203,7 +203,7 @@ def test_a_port_that_is_taken_exits_with_two_and_a_hint(tmp_path: Path) -> None:
         port = str(other.getsockname()[1])
         ended = _run("serve", "--port", port, "--json", home=tmp_path / "home")
     assert (ended.code, ended.json["error"]) == (2, "MachineError")
-    assert ended.json["message"] == f"Cannot listen on 127.0.0.1:{port}: the port is taken."
+    assert ended.json["message"] == f"Cannot listen on 127.0.0.1:{port}: the port is in use."
     assert "--port" in ended.json["hint"]
     assert not (tmp_path / "home" / "server.json").exists()
 

@@ -186,7 +186,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_which_option_to_change(tmp_p
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
         taken = FlightServer(Settings(home=tmp_path, server_port=0, server_web_port=port))
-        with pytest.raises(MachineError, match=rf"127\.0\.0\.1:{port} for the web: the port is taken") as caught:
+        with pytest.raises(MachineError, match=rf"127\.0\.0\.1:{port} for the web: the port is in use") as caught:
             taken.start()
     assert "--web-port" in str(caught.value.hint)
     assert server_file.find(Settings(home=tmp_path)) is None

@@ -106,7 +106,7 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        reason = {errno.EADDRINUSE: "the port is taken", errno.EACCES: "this user may not"}.get(
+        reason = {errno.EADDRINUSE: "the port is in use", errno.EACCES: "permission denied"}.get(
             error.errno or 0, "it is not an address of this machine"
         )
         raise MachineError(
