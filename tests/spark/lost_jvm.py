@@ -275,7 +275,7 @@ def hanging_tasks(settings: Settings) -> None:
             (failure,) = result.failures
             assert failure.transient
             assert failure.reason == (
-                f"{path}: the task took longer than 2 s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was ended"
+                f"{path}: the task took longer than 2 s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was stopped"
             )
         for _ in range(3):
             assert [len(each.units) for each in runner.run([plain] * 3)] == [1, 1, 1]
