@@ -213,7 +213,7 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
     found = tokens(piece)
     type_end, clauses = _clauses(found)
     replaced: list[tuple[int, int, str]] = []
-    behind: list[str] = []
+    appended: list[str] = []
     column = edit.column
     if Aspect.GENERATED in edit.aspects:
         raise InputError(f"{column.name} is computed from other columns.")
@@ -222,18 +222,18 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
     if Aspect.PRIMARY_KEY in edit.aspects:
         if not column.primary_key or any(clause.kind == "PRIMARY" for clause in clauses):
             raise InputError("Its primary key is different.")
-        behind.append("PRIMARY KEY")
+        appended.append("PRIMARY KEY")
     if Aspect.NULLABILITY in edit.aspects:
         replaced += _without(piece, clauses, "NOT", "NULL")
-        behind += [] if column.nullable else ["NOT NULL"]
+        appended += [] if column.nullable else ["NOT NULL"]
     if Aspect.DEFAULT in edit.aspects:
         replaced += _without(piece, clauses, "DEFAULT")
-        behind += [_default_sql(column)] if _has_default(column) else []
+        appended += [_default_sql(column)] if _has_default(column) else []
     if Aspect.REFERENCES in edit.aspects:
         replaced += _without(piece, clauses, "REFERENCES")
-        behind += [] if edit.reference is None else [_reference_sql(edit.reference)]
+        appended += [] if edit.reference is None else [_reference_sql(edit.reference)]
     last = max([type_end, *(clause.end for clause in clauses)])
-    replaced.append((last, last, "".join(f" {each}" for each in behind)))
+    replaced.append((last, last, "".join(f" {each}" for each in appended)))
     # From the end to the start, so that positions stay valid; of two edits at one position, the
     # earlier one comes first.
     for start, end, _, text in sorted(((*each[:2], at, each[2]) for at, each in enumerate(replaced)), reverse=True):

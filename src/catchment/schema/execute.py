@@ -93,14 +93,14 @@ def execute(connection: sqlite3.Connection, script: Script) -> tuple[TableAccess
     """Run every statement, and verify that rows and references are as the script promises; the
     caller ends the transaction.
     """
-    counted = _counts(connection, script)
+    rows_before = _counts(connection, script)
     before = _health(connection)
     acts: list[TableAccess] = []
     for statement in script.statements():
         acts += _run(connection, script, statement)
     if not connection.in_transaction:
         raise ScriptError(f"{script.filename} has ended the transaction in which it ran.")
-    _verify(connection, script, counted=counted, before=before)
+    _verify(connection, script, rows_before=rows_before, before=before)
     return tuple(acts)
 
 
@@ -201,11 +201,11 @@ def _with_words(acts: list[TableAccess], statement: ScriptStatement) -> list[Tab
     return acts
 
 
-def _verify(connection: sqlite3.Connection, script: Script, *, counted: dict[str, int], before: _Health) -> None:
+def _verify(connection: sqlite3.Connection, script: Script, *, rows_before: dict[str, int], before: _Health) -> None:
     for table, now in _counts(connection, script).items():
-        if now != counted[table]:
+        if now != rows_before[table]:
             raise ScriptError(
-                f"{script.filename} says that it keeps the rows of {table}; there were {counted[table]}, now {now}."
+                f"{script.filename} says that it keeps the rows of {table}; there were {rows_before[table]}, now {now}."
             )
     after = _health(connection)
     for text in sorted(after.mismatches - before.mismatches):
