@@ -316,3 +316,10 @@ def test_a_process_has_a_start_that_no_other_with_its_number_has() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     assert process.start_tick(ended.pid) is None
+
+
+def test_a_process_that_has_ended_does_not_run_even_if_its_parent_has_not_collected_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{ended.pid}").is_dir()
+        assert process.start_tick(ended.pid) is None

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# States of a process that has ended, but that its parent has not collected.
+_ENDED = ("Z", "X")
+
 
 def cpu_count() -> int:
     """Return the number of processors that this process may use."""
@@ -10,10 +13,14 @@ def cpu_count() -> int:
 
 
 def start_tick(pid: int) -> str | None:
-    """Return when a process started, in ticks since boot; None if there is no such process."""
+    """Return when a process started, in ticks since boot; None if it does not run.
+
+    A zombie does not run: in a container, the first process may never collect it.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # The process name comes first, in brackets, and may contain anything.
-    return stat.rpartition(")")[2].split()[19]
+    state, *numbers = stat.rpartition(")")[2].split()
+    return None if state in _ENDED else numbers[18]
