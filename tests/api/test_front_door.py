@@ -104,7 +104,25 @@ def test_a_schema_is_migrated_by_models_in_the_program(tmp_path: Path) -> None:
             migrate.database.mark_reference()
 
 
-def test_a_buffer_that_a_server_has_open_is_flushed_through_the_server(tmp_path: Path) -> None:
+def test_scripts_and_backups_of_a_lake_are_kept_in_the_folder_that_is_named(tmp_path: Path) -> None:
+    class Reading(catchment.TableRow):
+        __tablename__ = "readings"
+
+        celsius: float
+
+    folder = tmp_path / "schemas"
+    with (
+        catchment.open(tmp_path / "home") as c,
+        c.schema.open("lake:weather", [Reading], folder=folder) as migrate,
+    ):
+        script = migrate.generate()
+        assert script is not None
+        assert script.is_relative_to(folder)
+        migrate.apply(script.name)
+        assert c.lake.tables() == (catchment.TableId("weather", "readings"),)
+
+
+def test_a_buffer_that_a_server_has_open_is_read_and_flushed_through_the_server(tmp_path: Path) -> None:
     settings = {"server_port": 0, "server_web_port": "off", "queue_auto_create_tables": True}
     with catchment.open(tmp_path, **settings) as c:
         c.queue.enqueue("orders", ROWS)
@@ -113,7 +131,9 @@ def test_a_buffer_that_a_server_has_open_is_flushed_through_the_server(tmp_path:
         with pytest.raises(BufferHeldError):
             c.queue.enqueue("orders", ROWS)
         assert c.queue.status().tables[0].state.rows == 3
+        assert c.queue.read("orders")["n"].to_pylist() == [1, 2, 3]
         assert c.queue.flush().rows == 3
+        assert c.queue.read("orders").num_rows == 3
 
 
 def test_tenants_need_a_control_database(tmp_path: Path) -> None:

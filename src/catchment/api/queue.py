@@ -21,8 +21,8 @@ from catchment.queue.stranded import Stranded, StrandedRows
 class QueueApi:
     """Durable small writes, and what becomes of them.
 
-    If a server has the buffer open, `status`, `flush` and the calls about stranded rows ask the
-    server; `enqueue` and reads raise BufferHeldError.
+    If a server has the buffer open, `read`, `status`, `flush` and the calls about stranded rows ask
+    the server; `enqueue` and `fresh` raise BufferHeldError.
     """
 
     def __init__(self, app: App) -> None:
@@ -44,8 +44,13 @@ class QueueApi:
 
     def read(self, table: str | TableId) -> pa.Table:
         """Return all rows of the table, in the lake or still buffered, each once."""
-        with self.fresh(table) as fresh:
-            return fresh.rows()
+        try:
+            with self.fresh(table) as fresh:
+                return fresh.rows()
+        except BufferHeldError as error:
+            from catchment.api import running_server
+
+            return running_server.read(self._app, error, TableId.of(table))
 
     def fresh(self, *tables: str | TableId) -> AbstractContextManager[Fresh]:
         """Open a read of tables with their buffered rows, as of one moment."""

@@ -1,8 +1,11 @@
-"""Beside a running server: what it has open is asked of it, with the same answer as without it."""
+"""Queue calls while a server has the buffer open: the server answers them."""
+
+import pyarrow as pa
 
 from catchment.app import App
 from catchment.errors import BufferHeldError
-from catchment.foundation import server_file
+from catchment.foundation import server_file, sql
+from catchment.foundation.ids import TableId
 from catchment.queue import FlushReport, QueueStatus
 from catchment.queue.stranded import Stranded
 from catchment.server import queue_results
@@ -10,14 +13,20 @@ from catchment.server.local_client import LocalClient
 
 
 def status(app: App, held: BufferHeldError) -> QueueStatus:
-    """The queue as the server of this home has it; `held` where there is none."""
+    """Return the status from the server of this home; raise `held` if there is none."""
     with _server(app, held) as server:
         found = server.query("CALL duckling_queue_status()")
     return queue_results.as_status(found, app.settings, app.clock.now())
 
 
+def read(app: App, held: BufferHeldError, table: TableId) -> pa.Table:
+    """Return all rows of a table from the server of this home; raise `held` if there is none."""
+    with _server(app, held) as server:
+        return server.query(f"SELECT * FROM {sql.qualified('catchment_fresh', table.schema, table.name)}")
+
+
 def flush(app: App, held: BufferHeldError) -> FlushReport:
-    """Have the server of this home flush everything; `held` where there is none."""
+    """Flush everything in the server of this home; raise `held` if there is none."""
     started_s = app.clock.monotonic_s()
     with _server(app, held) as server:
         found = server.query("CALL duckling_queue_flush()")
@@ -25,7 +34,7 @@ def flush(app: App, held: BufferHeldError) -> FlushReport:
 
 
 def rescue(app: App, held: BufferHeldError, call: str) -> Stranded:
-    """Have the server of this home do something with stranded rows; `held` where there is none."""
+    """Act on stranded rows in the server of this home; raise `held` if there is none."""
     with _server(app, held) as server:
         return queue_results.as_stranded(server.query(f"CALL duckling_queue_{call}"))
 

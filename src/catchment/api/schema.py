@@ -35,11 +35,14 @@ class SchemaApi:
         models: Models | None = None,
         *,
         scripts: str | Path | None = None,
+        folder: str | Path | None = None,
         backups_keep: int | None = None,
         needs_models: bool = True,
     ) -> Iterator[Migrate]:
         """Open a database with its models, to check, generate, rehearse, apply, back up or restore.
 
+        `folder` is where scripts, backups and the lock of a lake's schema are kept; default the
+        project's folder.
         Without `needs_models`, none are loaded: backups and restores work without.
         """
         here = Path.cwd()
@@ -51,7 +54,7 @@ class SchemaApi:
         if wanted is not None and needs_models:
             folders = dict.fromkeys([here, project.folder or here])
             found = load_models(wanted, path=folders) if isinstance(wanted, str) else wanted
-        with self._database(project, None if db is None else str(db), scripts, backups_keep) as database:
+        with self._database(project, None if db is None else str(db), scripts, folder, backups_keep) as database:
             yield Migrate(database, found)
 
     def develop(
@@ -70,7 +73,12 @@ class SchemaApi:
 
     @contextmanager
     def _database(
-        self, project: Project, given: str | None, scripts: str | Path | None, backups_keep: int | None
+        self,
+        project: Project,
+        given: str | None,
+        scripts: str | Path | None,
+        folder: str | Path | None,
+        backups_keep: int | None,
     ) -> Iterator[Database]:
         db = given or project.db
         if db is None:
@@ -78,13 +86,14 @@ class SchemaApi:
         keep = backups_keep or project.backups_keep or KEEP
         # The project's scripts belong to the project's own database, not to another one.
         is_own = project.db is not None and (db == project.db or Path(db).absolute() == Path(project.db).absolute())
-        folder = Path(scripts) if scripts is not None else project.scripts if is_own else None
+        own = Path(scripts) if scripts is not None else project.scripts if is_own else None
         if is_lake(db):
             schema = db.partition(":")[2] or DEFAULT_SCHEMA
-            root = Path() if project.folder in (None, Path.cwd()) else project.folder
+            here = Path() if project.folder in (None, Path.cwd()) else project.folder
+            root = here if folder is None else Path(folder)
             # Not entered, which would create a lake: only a script does that.
             with closing(Lake.from_settings(self._settings)) as lake:
-                yield LakeEngine(lake, schema=schema, folder=root, scripts=folder, backups_keep=keep)
+                yield LakeEngine(lake, schema=schema, folder=root, scripts=own, backups_keep=keep)
         else:
-            with SqliteEngine(db, scripts=folder, backups_keep=keep) as engine:
+            with SqliteEngine(db, scripts=own, backups_keep=keep) as engine:
                 yield engine
