@@ -1,5 +1,6 @@
 """Draw docs/pictures/demo.svg: the output of a real run of `catchment demo`, as on a terminal."""
 
+import contextlib
 import re
 import tempfile
 from io import StringIO
@@ -9,8 +10,6 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-import catchment
-from catchment.cli.context import RunningCommand
 from catchment.cli.demo.command import Demo
 from catchment.cli.demo.interrupts import Interrupts
 from catchment.cli.output import Output
@@ -22,21 +21,19 @@ FORM = ELSEWHERE.sub("", CONSOLE_SVG_FORMAT)
 
 
 class Recorded(Output):
-    """An output that records its screen. It is not a terminal, so that no frames are drawn."""
+    """An output that records stderr. It is not a terminal, so that no frames are drawn."""
 
-    recorder = Console(record=True, width=88, file=StringIO(), highlight=False, emoji=False)
-
-    @property
-    def screen(self) -> Console:
-        return self.recorder
+    def __init__(self) -> None:
+        super().__init__(as_json=False)
+        self.recorder = Console(record=True, width=104, file=StringIO(), highlight=False, emoji=False)
+        self._talk = self.recorder
 
 
 def main() -> None:
     """Run the demo and draw its output."""
-    out = Recorded(as_json=False)
-    with tempfile.TemporaryDirectory() as home:
-        run = RunningCommand(catchment=catchment.open(home), out=out, logs_json=False)
-        Demo(run, Interrupts()).run(keep=False)
+    out = Recorded()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Demo(Path("catchment-data"), out, Interrupts()).run(keep=False)
     PICTURE.parent.mkdir(exist_ok=True)
     drawn = out.recorder.export_svg(title="catchment demo", theme=MONOKAI, code_format=FORM, unique_id="demo")
     PICTURE.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", encoding="utf-8")

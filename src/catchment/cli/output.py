@@ -46,9 +46,9 @@ class Output:
                 table.add_row(*(escape(str(cell)) for cell in row))
             self._data.print(table)
 
-    def say(self, text: str) -> None:
-        """Print progress or a remark on stderr."""
-        self._talk.print(escape(text))
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Print progress or a remark on stderr; `style` is one of Rich's, such as `dim`."""
+        self._talk.print(escape(text), style=style)
 
     def step(self, text: str) -> None:
         """Print a heading of a longer run on stderr."""

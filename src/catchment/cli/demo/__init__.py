@@ -1,4 +1,4 @@
-"""`catchment demo`: the whole product in a minute, on real servers, with writers that never stop."""
+"""`catchment demo`: the product in a minute, on two real servers."""
 
 from catchment.cli.demo.command import demo
 

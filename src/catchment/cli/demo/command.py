@@ -1,4 +1,4 @@
-"""`catchment demo`: sets the stage, has the story told, and leaves nothing running."""
+"""`catchment demo`: starts the servers, runs the acts, and leaves no process running."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,68 +7,60 @@ from typing import Annotated, Any
 
 import typer
 
-from catchment import Catchment
-from catchment.cli.context import AsJson, Home, RunningCommand, command
-from catchment.cli.demo.adbc_client import Client
-from catchment.cli.demo.demo_folder import A, B, DemoPlace
-from catchment.cli.demo.display import viewed
+from catchment.cli.context import AsJson, Home, command
+from catchment.cli.demo.demo_folder import SHARDS, A, B, DemoFolder
 from catchment.cli.demo.interrupts import Interrupts
-from catchment.cli.demo.scene import Scene
 from catchment.cli.demo.servers import Servers
 from catchment.cli.demo.story import Story
-from catchment.errors import EXIT_FAILED, EXIT_STOPPED
+from catchment.cli.demo.writers import TABLE
+from catchment.cli.output import Output
+from catchment.errors import EXIT_FAILED, EXIT_STOPPED, JavaMissingError
 from catchment.foundation.clock import SystemClock
-from catchment.pipeline import java
 
 
 def demo(
     *,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave both servers up after the story, until Ctrl-C.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave both servers running until Ctrl-C.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch it at work: two servers, two writers, an import, a schema change, a tenant that moves, and the proof."""
+    """Show Catchment at work: two servers, two writers, an import, a schema change, a move, and the proof."""
     interrupts = Interrupts()
-    with command(home, as_json) as run, interrupts.heard():
+    with command(home, as_json) as run, interrupts.handled():
         try:
-            Demo(run, interrupts).run(keep=keep)
+            # Checked before the servers start: without Java, nothing can be flushed.
+            for check in run.catchment.doctor():
+                if check.name == "java":
+                    if not check.ok:
+                        raise JavaMissingError(check.detail, hint=check.hint)
+                    break
+            Demo(run.catchment.settings.home, run.out, interrupts).run(keep=keep)
         except BaseException:
-            if not interrupts.was_heard:
+            if not interrupts.was_raised:
                 raise
-            run.out.say("Stopped. Nothing runs any more; what was acknowledged is on the disk.")
+            run.out.say("Stopped. No process is left running; acknowledged rows are on disk.")
             raise typer.Exit(EXIT_STOPPED) from None
 
 
 class Demo:
-    """One run of the command."""
+    """One run of the command, in the folder `demo` of a home."""
 
-    def __init__(self, run: RunningCommand, interrupts: Interrupts) -> None:
-        self._run = run
-        self._out = run.out
+    def __init__(self, home: Path, out: Output, interrupts: Interrupts) -> None:
+        self._folder = DemoFolder.in_home(home)
+        self._out = out
         self._interrupts = interrupts
         self._clock = SystemClock()
-        self._place = DemoPlace.in_home(run.catchment.settings.home)
         self._started_s = self._clock.monotonic_s()
 
     def run(self, *, keep: bool) -> None:
-        """Tell the story; exit 1 where a promise was not kept."""
-        # Before anything is started, because without it nothing can be flushed.
-        java.find_java()
-        with ExitStack() as opened:
-            opened.callback(self._place.lock(self._clock).release)
-            self._place.write_settings()
-            servers = Servers(self._place, self._clock, self._interrupts)
-            try:
-                story = self._tell(servers)
+        """Run all acts; exit 1 if a promise was not kept. With `keep`, wait for Ctrl-C at the end."""
+        with self._folder.locked(self._clock):
+            self._folder.write_settings()
+            with Servers(self._clock, self._interrupts) as servers:
+                story = self._play(servers)
                 if keep:
                     self._report(story, servers, ended=False)
                     self._wait()
-            except BaseException:
-                with self._interrupts.ignored():
-                    servers.stop(at_once=True)
-                raise
-            with self._interrupts.ignored():
-                servers.stop()
         if keep:
             self._out.say("Stopped.")
         else:
@@ -76,77 +68,71 @@ class Demo:
         if not all(check.ok for check in story.checks):
             raise typer.Exit(EXIT_FAILED)
 
-    def _tell(self, servers: Servers) -> Story:
-        scene = Scene()
-        self._out.say(f"Catchment, in a minute. Everything is kept in {_near(self._place.folder)}.")
-        with self._interrupts.held():
-            client = Client()
-        with (
-            client,
-            Catchment(self._place.settings(A)) as opened,
-            viewed(self._out, scene, self._clock) as view,
-        ):
-            story = Story(self._place, opened.app, servers, client, scene, view)
+    def _play(self, servers: Servers) -> Story:
+        with ExitStack() as stack:
+            shards = {shard: stack.enter_context(self._folder.open(shard)) for shard in SHARDS}
+            self._out.say(f"Catchment in a minute. All files are in {_near(self._folder.path)}.")
+            story = Story(self._folder, shards, servers, self._out, self._clock)
             try:
-                story.tell()
+                with story.view.shown():
+                    story.run()
             finally:
-                with self._interrupts.ignored():
-                    story.end_writers()
+                with self._interrupts.deferred(discard=True):
+                    story.stop_writers()
         return story
 
     def _wait(self) -> None:
-        """Until Ctrl-C, which is the way to end it."""
+        """Wait for Ctrl-C."""
         try:
             while True:
                 self._clock.sleep(60)
         except KeyboardInterrupt:
-            self._interrupts.was_heard = False
+            self._interrupts.was_raised = False
             self._out.say("Stopping …")
 
     def _report(self, story: Story, servers: Servers, *, ended: bool) -> None:
         seconds = self._clock.monotonic_s() - self._started_s
-        ok = all(check.ok for check in story.checks)
+        codes = {shard: server.exit_code for shard, server in servers.by_shard.items()}
         facts: dict[str, Any] = {
-            "ok": ok,
+            "ok": all(check.ok for check in story.checks),
             "seconds": round(seconds, 1),
             **story.facts,
             "checks": [
                 {"what": each.what, "promised": each.promised, "found": each.found, "ok": each.ok}
                 for each in story.checks
             ],
-            "exit_codes": {each.shard.name: each.exit_code for each in servers.all()} if ended else None,
+            "exit_codes": codes if ended else None,
         }
-        self._out.value(facts, self._lines(story, servers, seconds, ok=ok, ended=ended))
+        self._out.value(facts, _lines(facts, servers, ended=ended))
 
-    def _lines(self, story: Story, servers: Servers, seconds: float, *, ok: bool, ended: bool) -> Iterator[str]:
+
+def _lines(facts: dict[str, Any], servers: Servers, *, ended: bool) -> Iterator[str]:
+    for each in facts["checks"]:
+        if not each["ok"]:
+            yield f"NOT KEPT: {each['what']}: {each['promised']} promised, {each['found']} found"
+    verdict = f"{'Every promise was kept' if facts['ok'] else 'A promise was broken'}, in {facts['seconds']:.0f} s."
+    if ended:
         home = _near(servers[A].home)
-        yield from (
-            f"NOT KEPT: {each.what}: {each.promised} promised, {each.found} found"
-            for each in story.checks
-            if not each.ok
-        )
-        verdict = "Every promise was kept" if ok else "Something was lost"
-        if ended:
-            yield f"{verdict}, in {seconds:.0f} s. Both servers have stopped."
-            yield f"Keep the dashboard, {servers[A].web}: catchment demo --keep"
-            yield f"Look around:  catchment status --home {home}"
-            yield f"Prove again:  catchment lake audit --home {home}"
-            return
-        yield f"{verdict}, in {seconds:.0f} s. Both servers stay up; Ctrl-C here stops them."
-        for server in servers.all():
-            yield f"  {server.shard}: {server.uri}  dashboard {server.web}"
-        yield "Talk to it, from Python:"
-        yield ""
-        yield "import adbc_driver_flightsql.dbapi as flight"
-        table = f"{story.facts['run']['tenant']}.readings"
-        reached = servers[B].uri
-        yield f'with flight.connect("{reached}", autocommit=True) as connection, connection.cursor() as cursor:'
-        yield f'    cursor.execute("SELECT sensor, unit, count(*) FROM {table} GROUP BY ALL")'
-        yield "    print(cursor.fetchall())"
-        yield ""
+        yield f"{verdict} Both servers have stopped."
+        yield f"Keep the dashboard, {servers[A].web}:  catchment demo --keep"
+        yield f"See the status:  catchment status --home {home}"
+        yield f"Prove it again:  catchment lake audit --home {home}"
+        return
+    yield f"{verdict} Both servers keep running; Ctrl-C here stops them."
+    for server in servers.by_shard.values():
+        yield f"  {server.shard}: {server.uri}  dashboard {server.web}"
+    yield from (
+        "Connect from Python:",
+        "",
+        "import adbc_driver_flightsql.dbapi as flight",
+        f'with flight.connect("{servers[B].uri}", autocommit=True) as connection, connection.cursor() as cursor:',
+        f'    cursor.execute("SELECT sensor, unit, count(*) FROM {facts["run"]["tenant"]}.{TABLE} GROUP BY ALL")',
+        "    print(cursor.fetchall())",
+        "",
+    )
 
 
 def _near(path: Path) -> str:
-    """A path as somebody in this folder would write it."""
+    """Return a path relative to the current folder, if it is below it."""
     here = Path.cwd()
     return f"./{path.relative_to(here)}" if path.is_relative_to(here) else str(path)

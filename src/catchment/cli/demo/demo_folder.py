@@ -1,29 +1,30 @@
-"""Where the demo keeps everything: a folder of its own in the home, which later runs find again.
+"""The demo's folder in the home; later runs use it again.
 
-    demo/a/, demo/b/        the homes of the two shards, each with a mark of the process that the demo started there
+    demo/a/, demo/b/        homes of the two shards
     demo/control.sqlite     their control database
-    demo/users.json         the writers, who log in as users of the run's tenant
-    demo/schemas/t1.*       scripts and backups of a tenant's tables
-    demo/legacy/sales-1/    the tree that a run imports, and its backup
+    demo/users.json         the writers, which log in as users of the run's tenant
+    demo/schemas/           migration scripts of the tenants' tables
+    demo/legacy/sales-1/    the hive folders that a run imports, and their backup
 
-Every run has a tenant of its own, so that all acts are new each time; what earlier runs left stays, and is counted.
+Every run creates a tenant, so that all steps are new each time; tenants of earlier runs stay.
 """
 
+import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import catchment
+from catchment import Catchment
 from catchment.errors import InputError, StateError
 from catchment.foundation import files
 from catchment.foundation.clock import Clock
-from catchment.foundation.files import HeldLock
-from catchment.foundation.settings import FILE_NAME, Settings, declared, load_settings, settings_of
-from catchment.pipeline.legacy.folders import ImportFolders, ImportPhase
-from catchment.tenants.model import ShardId
+from catchment.foundation.settings import FILE_NAME, declared, settings_of
 
-A, B = ShardId("a"), ShardId("b")
-SHARDS = (A, B)
-# What the environment must leave to the demo: it would be the same for both shards.
+A, B = SHARDS = ("a", "b")
+# Settings that the demo makes itself: from the environment, they would be the same for both shards.
 _OWN = (
     *("lake_catalog", "lake_data_path", "lake_name", "control_db", "shard_name", "shard_secret", "shard_ca"),
     *("queue_enable", "queue_layout", "queue_root", "queue_bypass", "queue_max_db_bytes"),
@@ -32,75 +33,59 @@ _OWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class DemoPlace:
-    """The demo's folder."""
+class DemoFolder:
+    """The folder, and the homes in it."""
 
-    folder: Path
+    path: Path
 
     @classmethod
-    def in_home(cls, home: Path) -> "DemoPlace":
-        """The folder in the home, whether it is there or not."""
+    def in_home(cls, home: Path) -> "DemoFolder":
+        """Return the folder of a home; it need not exist."""
         return cls(home.absolute() / "demo")
 
-    @property
-    def schemas(self) -> Path:
-        return self.folder / "schemas"
+    def home(self, shard: str) -> Path:
+        """Return the home of a shard."""
+        return self.path / shard
 
-    @property
-    def users(self) -> Path:
-        return self.folder / "users.json"
-
-    def home(self, shard: ShardId) -> Path:
-        """The home of a shard."""
-        return self.folder / shard.name
-
-    def settings(self, shard: ShardId) -> Settings:
-        """What the shard's server goes by; the environment may tell of Spark and of limits, and not of places."""
-        given, written = load_settings(self.home(shard)), settings_of(self.home(shard))
-        told = [name for name in _OWN if getattr(given, name) != getattr(written, name)]
-        if told:
-            variables = ", ".join(each.variable for each in declared() if each.name in told)
-            raise InputError(f"The environment sets {variables}, and the demo brings its own.", hint="Unset it first.")
-        return given
-
-    def lock(self, clock: Clock) -> HeldLock:
-        """Keep others out; the system lets go of it when this process ends."""
-        held = files.FileLock(self.folder / "demo.lock", clock=clock).take()
+    @contextmanager
+    def locked(self, clock: Clock) -> Iterator[None]:
+        """Keep other demos out of the folder; the lock ends with this process."""
+        held = files.FileLock(self.path / "demo.lock", clock=clock).take()
         if held is None:
             raise StateError(
-                f"A demo runs in {self.folder} already.", hint="Stop it with Ctrl-C there, or say another --home."
+                f"A demo already runs in {self.path}.", hint="Stop it with Ctrl-C there, or use another --home."
             )
-        return held
+        try:
+            yield
+        finally:
+            held.release()
+
+    def open(self, shard: str) -> Catchment:
+        """Open a shard's home. Raises InputError if the environment sets what the demo makes itself."""
+        opened, written = catchment.open(self.home(shard)), settings_of(self.home(shard))
+        names = [name for name in _OWN if getattr(opened.settings, name) != getattr(written, name)]
+        if names:
+            variables = ", ".join(each.variable for each in declared() if each.name in names)
+            raise InputError(
+                f"The environment sets {variables}, and the demo uses its own.", hint="Unset it for the demo."
+            )
+        return opened
 
     def write_settings(self) -> None:
-        """Make both homes: one control database, one list of users, one secret among the shards.
+        """Write the settings of both homes: one control database, one file of users, one secret.
 
-        Nobody has to log in, so that the dashboard is open; who does log in is that user.
+        Clients need not log in, so that the dashboard is open. The writers do, as users of their
+        tenant.
         """
-        secret = secrets.token_urlsafe(24)
-        control = f"sqlite:{self.folder / 'control.sqlite'}"
+        values = {
+            "control_db": f"sqlite:{self.path / 'control.sqlite'}",
+            "server_users_file": str(self.path / "users.json"),
+            "server_auth": False,
+            "shard_secret": secrets.token_urlsafe(24),
+        }
+        # A basic string of TOML is written like one of JSON.
+        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
         for shard in SHARDS:
             files.make_folder(self.home(shard))
-            lines = (
-                "# Written by every `catchment demo`.",
-                f"control_db = {_quoted(control)}",
-                f"server_users_file = {_quoted(str(self.users))}",
-                "server_auth = false",
-                f"shard_secret = {_quoted(secret)}",
-            )
-            files.replace_text(self.home(shard) / FILE_NAME, "\n".join(lines) + "\n", private=True)
-
-    def tree(self) -> tuple[int, ImportFolders]:
-        """The tree to import, with its number: one that an earlier run was stopped at, or else a new one."""
-        number = 1
-        while True:
-            place = ImportFolders.tree(self.folder / "legacy" / f"sales-{number}")
-            if place.phase() is not ImportPhase.DONE:
-                return number, place
-            number += 1
-
-
-def _quoted(text: str) -> str:
-    """A text in TOML."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+            text = "".join(["# Written by every `catchment demo`.\n", *lines])
+            files.replace_text(self.home(shard) / FILE_NAME, text, private=True)

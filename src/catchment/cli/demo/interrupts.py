@@ -1,27 +1,27 @@
-"""Ctrl-C at any moment: it ends the story where it is, but never between a process's start and its being known."""
+"""Signals of the demo: Ctrl-C stops it anywhere, except while a server is started or stopped."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# A closed terminal and a polite kill mean the same.
+# A closed terminal and `kill` mean the same as Ctrl-C.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """What turns signals into KeyboardInterrupt, except while they are held back."""
+    """Raises KeyboardInterrupt on signals, later or never while they are deferred."""
 
     def __init__(self) -> None:
-        # Libraries may turn the interrupt into an error of their own; this tells.
-        self.was_heard = False
-        self._holds = 0
+        # Libraries may turn KeyboardInterrupt into an error of their own.
+        self.was_raised = False
+        self._depth = 0
         self._is_pending = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Hear signals, for a while."""
-        before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+    def handled(self) -> Iterator[None]:
+        """Handle signals until the block ends."""
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
             yield
         finally:
@@ -29,33 +29,24 @@ class Interrupts:
                 signal.signal(number, handler)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold signals back; one that came meanwhile interrupts at the end."""
-        self._holds += 1
+    def deferred(self, *, discard: bool = False) -> Iterator[None]:
+        """Raise a signal's KeyboardInterrupt at the end of the block; with `discard`, not at all."""
+        self._depth += 1
         try:
             yield
         finally:
-            self._holds -= 1
-        if self._is_pending and not self._holds:
-            self._is_pending = False
-            self._interrupt()
+            self._depth -= 1
+            is_due = self._is_pending and not discard and not self._depth
+            self._is_pending &= not discard and not is_due
+        if is_due:
+            self._raise()
 
-    @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """Cleaning up is not interrupted: all of it has a bound."""
-        self._holds += 1
-        try:
-            yield
-        finally:
-            self._holds -= 1
-            self._is_pending = False
-
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
-        if self._holds:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._depth:
             self._is_pending = True
         else:
-            self._interrupt()
+            self._raise()
 
-    def _interrupt(self) -> None:
-        self.was_heard = True
+    def _raise(self) -> None:
+        self.was_raised = True
         raise KeyboardInterrupt
