@@ -11,7 +11,7 @@ from tests.shortcuts import warm
 # What an example says at its end; most are about a lake.
 SAID = {
     "change-a-schema": ("state: CURRENT", "rows in the database: 1000"),
-    "move-a-tenant": ("t7 lives in b", "every row is there, once: True", "audit: clean"),
+    "move-a-tenant": ("t7's primary is b", "every row is there, once: True", "audit: clean"),
     "read-with-polars": ("the lake says the same: True", "rows in the lake: 1000", "audit: clean"),
     "read-with-pyspark": ("the same as DuckDB reads: True", "rows in the lake: 1000", "audit: clean"),
     "read-your-writes": ("none missed a row, none saw one twice", "rows in the lake: 1000", "audit: clean"),
