@@ -1,4 +1,4 @@
-"""`Listing`: a table for a terminal, as wide as that is: names stay whole, and what does not fit is left out."""
+"""`Listing`: a table cut to the width of a terminal; names stay whole, columns that do not fit go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +11,9 @@ _CUT_MIN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Rows under their columns, which stand in the order of their weight; the first one has the names.
+    """Rows and their columns, most important first; the first column has the names.
 
-    With `is_last_cut`, the last column is text of any length, and gets what the others leave.
+    With `is_last_cut`, the last column is text of any length, cut to the remaining width.
     """
 
     title: str
@@ -23,7 +23,7 @@ class Listing:
     is_last_cut: bool = False
 
     def fitted(self, width: int) -> "Listing":
-        """The rows and columns that there is room for; the title says which there are besides."""
+        """Return the rows and columns that fit into `width`; the title names those that do not."""
         rows = self.rows[: self.rows_max]
         widths = [max(map(cell_len, cells)) for cells in zip(self.columns, *rows, strict=True)]
         if self.is_last_cut:
@@ -38,13 +38,13 @@ class Listing:
             self,
             title=f"{self.title} ({'; '.join(more)})" if more else self.title,
             columns=self.columns[:count],
-            # A name that is wider than everything goes on in the next line.
+            # A name wider than the terminal continues on the next line.
             rows=[("\n".join(chop_cells(row[0], width)), *row[1:count]) for row in rows],
         )
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """How many columns have room beside each other; at least the first."""
+    """Return how many columns fit beside each other; at least 1."""
     count, taken = 1, widths[0]
     while count < len(widths) and taken + _GAP + widths[count] <= width:
         taken += _GAP + widths[count]

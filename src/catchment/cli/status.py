@@ -12,10 +12,10 @@ from catchment.cli.listing import Listing
 from catchment.foundation.text import plural
 
 _LAST_MAX = 5
-_TROUBLE = "  ! "
+_PROBLEM = "  ! "
 _INDENT = " " * 10
-# Schemas that need no line: nothing is pending, or the models are not known here.
-_CALM = ("CURRENT", "APPLIED")
+# States of schemas without a line of their own: no script is pending, or the models are unknown.
+_HEALTHY = ("CURRENT", "APPLIED")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 Facts = dict[str, Any]
@@ -24,7 +24,7 @@ Facts = dict[str, Any]
 def status(home: Home = None, as_json: AsJson = False) -> None:
     """Show the health of queue, lake, imports, schemas, tenants and sessions, and what needs attention."""
     with command(home, as_json) as run:
-        facts = run.catchment.status(lambda reason: run.out.say(f"{reason} Without it:"))
+        facts = run.catchment.status(lambda reason: run.out.say(f"{reason} Read without it:"))
         width = Console().width
         run.out.value(facts, (part for line in _lines(facts) for part in _wrapped(line, width)))
         for listing in _listings(facts):
@@ -36,48 +36,48 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
 
 def _wrapped(line: str, width: int) -> list[str]:
     """Wrap a line; a longer word stays whole, so that a path can be copied."""
-    indent = " " * len(_TROUBLE) if line.startswith(_TROUBLE) else _INDENT
+    indent = " " * len(_PROBLEM) if line.startswith(_PROBLEM) else _INDENT
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _lines(facts: Facts) -> Iterator[str]:
     health = facts["health"]
-    where = f"A server runs on {facts['home']}" if facts["serving"] else f"No server was asked; {facts['home']}"
+    where = f"A server runs on {facts['home']}" if facts["serving"] else f"Read without a server: {facts['home']}"
     yield f"{health['state'].upper()}  {where}" + (f", shard {facts['shard']}" if facts["shard"] else "")
     for reason in health["reasons"]:
-        yield f"{_TROUBLE}{reason}"
+        yield f"{_PROBLEM}{reason}"
     if facts["serving"]:
         yield f"writes    {_writes(facts['totals'])}"
-    for name, said in _PARTS.items():
+    for name, describe in _PARTS.items():
         part = facts[name]
         if part["unavailable"] is not None:
             yield f"{name:9} unavailable: {part['unavailable']}"
         else:
-            found = said(part)
+            found = describe(part)
             if found:
                 yield f"{name:9} {found}"
-    yield from _schemas_in_trouble(facts["schemas"])
+    yield from _degraded_schemas(facts["schemas"])
 
 
 def _writes(totals: Facts) -> str:
     rows, rate = plural(totals["acked_rows"], "row"), f"{totals['acked_rows_per_s']:,.1f} rows a second"
-    told = f"{rows} acknowledged since the start; {rate}"
+    line = f"{rows} acknowledged since the start; {rate}"
     if totals["ack_p50_s"] is None:
-        return f"{told} in the last {totals['window_s']:.0f} s"
+        return f"{line} in the last {totals['window_s']:.0f} s"
     return (
-        f"{told}, {totals['ack_p50_s'] * 1e3:.1f} ms (p50) and {totals['ack_p99_s'] * 1e3:.1f} ms (p99) "
+        f"{line}, {totals['ack_p50_s'] * 1e3:.1f} ms (p50) and {totals['ack_p99_s'] * 1e3:.1f} ms (p99) "
         f"to the ack, {totals['group_writes_mean'] or 1:.1f} writes a sync, in the last {totals['window_s']:.0f} s"
     )
 
 
-def _said_of_queue(queue: Facts) -> str:
+def _describe_queue(queue: Facts) -> str:
     cap = f" of {_size(queue['bytes_max'])}" if queue["bytes_max"] else ""
     oldest = f", the oldest {_age(queue['oldest_age_s'])} old" if queue["oldest_age_s"] is not None else ""
     rows, tables = plural(queue["rows"], "row"), plural(queue["tables_total"], "table")
     return f"{rows} buffered for {tables}, {_size(queue['bytes'])}{cap}{oldest}"
 
 
-def _said_of_lake(lake: Facts) -> str:
+def _describe_lake(lake: Facts) -> str:
     if not lake["snapshots"]:
         return "there is none yet"
     audit = lake["last_audit"]
@@ -92,52 +92,52 @@ def _said_of_lake(lake: Facts) -> str:
     )
 
 
-def _said_of_imports(legacy: Facts) -> str:
+def _describe_imports(legacy: Facts) -> str:
     return "; ".join(f"{each['data']}: {each['phase']}, {each['progress']:.0%}" for each in legacy["imports"])
 
 
-def _said_of_schemas(schemas: Facts) -> str:
+def _describe_schemas(schemas: Facts) -> str:
     return ", ".join(f"{each['name']} {each['state']} ({each['applied']})" for each in schemas["databases"])
 
 
-def _schemas_in_trouble(schemas: Facts) -> Iterator[str]:
+def _degraded_schemas(schemas: Facts) -> Iterator[str]:
     for each in schemas.get("databases", ()):
-        if each["state"] not in _CALM:
+        if each["state"] not in _HEALTHY:
             found = (
                 plural(len(each["pending"]), "script") + " pending" if each["pending"] else "",
                 plural(len(each["differences"]), "difference") if each["differences"] else "",
                 *each["errors"],
                 each["next"] or "",
             )
-            yield f"{_TROUBLE}{each['name']} is {each['state']}: {'; '.join(part for part in found if part)}"
+            yield f"{_PROBLEM}{each['name']} is {each['state']}: {'; '.join(part for part in found if part)}"
 
 
-def _said_of_tenants(tenants: Facts) -> str:
+def _describe_tenants(tenants: Facts) -> str:
     if not tenants["shards"]:
         return ""
     moving = f", {len(tenants['moves'])} moving" if tenants["moves"] else ""
     return f"{tenants['tenants_total']:,} in {plural(len(tenants['shards']), 'shard')}{moving}"
 
 
-def _said_of_sessions(sessions: Facts) -> str:
+def _describe_sessions(sessions: Facts) -> str:
     return (
         f"{sessions['sessions_total']} of {sessions['sessions_max']}, "
-        f"{plural(sessions['statements_running'], 'statement')} running, {len(sessions['slow'])} slow ones remembered"
+        f"{plural(sessions['statements_running'], 'statement')} running, {len(sessions['slow'])} slow ones recorded"
     )
 
 
 _PARTS = {
-    "queue": _said_of_queue,
-    "lake": _said_of_lake,
-    "legacy": _said_of_imports,
-    "schemas": _said_of_schemas,
-    "tenants": _said_of_tenants,
-    "sessions": _said_of_sessions,
+    "queue": _describe_queue,
+    "lake": _describe_lake,
+    "legacy": _describe_imports,
+    "schemas": _describe_schemas,
+    "tenants": _describe_tenants,
+    "sessions": _describe_sessions,
 }
 
 
 def _listings(facts: Facts) -> Iterator[Listing]:
-    """What is worth a table."""
+    """Return the tables to print; empty ones are skipped."""
     now = facts["at"]
     yield Listing(
         title="Queue",
