@@ -1,4 +1,4 @@
-"""Fixtures that the whole run shares: one Spark session, one PostgreSQL server, lakes, and queues on every layout."""
+"""Fixtures of the whole run: a Spark session, a PostgreSQL server, lakes and queues."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-# Before anybody imports gRPC: it says how that is to fork, and tests start Java from the process that has it.
+# Before the first import of gRPC: sets how gRPC forks, and tests start Java from this process.
 import catchment.server  # noqa: F401
 from catchment.foundation.pandas_probe import skip_pandas_probe
 from catchment.foundation.settings import Settings
@@ -23,7 +23,9 @@ MakeSettings = Callable[..., Settings]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the Spark session comes first: so it stays with one process of the run, and no other starts Spark."""
+    """What needs the Spark session comes first: so it stays with one process of the run, and no
+    other starts Spark.
+    """
     items.sort(key=lambda item: "spark_runner" not in getattr(item, "fixturenames", ()))
 
 
@@ -31,8 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _spared_cores() -> Iterator[None]:
     """Tests keep the cores busy by themselves.
 
-    Threads that share a small statement cost nearly twice its CPU. A worker of Spark costs a second's before its first
-    task, which is most of what a command with little to do takes; the run's own session has two.
+    Threads that share a small statement cost nearly twice its CPU. A worker of Spark costs a
+    second's before its first task, which is most of what a command with little to do takes; the
+    run's own session has two.
     """
     skip_pandas_probe()
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +85,9 @@ def make_settings(tmp_path: Path, request: pytest.FixtureRequest) -> MakeSetting
 
 @pytest.fixture(params=CATALOGS)
 def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
-    """Settings for each kind of catalog in turn; one of them with all the threads that a user's lake has."""
+    """Settings for each kind of catalog in turn; one of them with all the threads that a user's
+    lake has.
+    """
     return make_settings(request.param, lake_threads_max=0 if request.param == "duckdb" else 1)
 
 

@@ -1,4 +1,4 @@
-"""Small scenes that many tests start from: files with known rows, tables for them, a deliverer."""
+"""Sample events: files with known rows, a table for them, a deliverer, and checks of the result."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,6 @@
-"""Waiting for a condition that no event announces, and the pause of clients that write in the background."""
+"""Waiting for a condition that no event announces, and the pause of clients that write in the
+background.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The server that most tests of clients share: a start costs more than many statements."""
+"""Fixtures of the acceptance tests: a shared server, because a start is expensive."""
 
 from collections.abc import Iterator
 from itertools import count

@@ -1,9 +1,10 @@
-"""A wheel of the checkout, installed as somebody does who has no checkout.
+"""A wheel of the checkout, installed as for a user without a checkout.
 
-A download of Spark for each run would be slow. So the requirements come from the environment that runs the tests, as
-links: those that the wheel's metadata asks for, theirs in turn, and nothing else. What only the tests need is not
-there, and neither is the checkout. What `catchment doctor --prepare` has made for Java is linked as well; Java takes it
-for the jars of the place where it was made, so that is where Spark is at home.
+A download of Spark for each run would be slow. So the requirements come from the environment that
+runs the tests, as links: those that the wheel's metadata asks for, theirs in turn, and nothing
+else. What only the tests need is not there, and neither is the checkout. What `catchment doctor
+--prepare` has made for Java is linked as well; Java takes it for the jars of the place where it was
+made, so that is where Spark is at home.
 """
 
 import os
@@ -54,7 +55,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Installed:
-    """A virtual environment with the wheel in it, and a folder to be in that is no checkout."""
+    """A virtual environment with the wheel in it, and a working folder outside of the checkout."""
 
     environment: Path
     folder: Path

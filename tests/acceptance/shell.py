@@ -1,6 +1,6 @@
-"""A user's shell: the installed command, in a process of its own, with nothing configured but threads and workers.
+"""The installed command in its own process, with nothing configured but threads and workers.
 
-The process starts warm, see `tests.shortcuts.warm`, unless a test wants it as cold as a user's first one is.
+The process starts warm, see `tests.shortcuts.warm`, unless a test needs a cold start.
 """
 
 import json
@@ -61,7 +61,9 @@ class Shell:
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     def start(self, *arguments: str | Path, terminal: int = warm.PIPE, **environment: str) -> warm.Process:
-        """A command on its way, in a process group of its own; `terminal` is what it reads from and talks to."""
+        """A command on its way, in a process group of its own; `terminal` is what it reads from and
+        talks to.
+        """
         return warm.Process(
             [COMMAND, *arguments],
             cwd=self.folder,

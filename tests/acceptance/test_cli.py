@@ -1,4 +1,4 @@
-"""The command line as a user meets it: the installed command, in a process of its own, with nothing configured."""
+"""The command line as a user runs it: the installed command in its own process, unconfigured."""
 
 import hashlib
 import os
@@ -99,7 +99,7 @@ def _rows_of(numbers: range) -> list[tuple[int, int]]:
 
 
 def _tree(folder: Path) -> dict[str, str]:
-    """Every file below the folder with a digest of its content; SQLite's own passing files aside."""
+    """Every file below the folder with a digest of its content, except for SQLite's temporary ones."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         for path in folder.rglob("*")

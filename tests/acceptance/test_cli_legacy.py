@@ -1,4 +1,4 @@
-"""`catchment legacy` as a user meets it: a Tailpipe home, or any hive folders, into the lake and back."""
+"""`catchment legacy` as a user runs it: a Tailpipe home or hive folders, into the lake and back."""
 
 import os
 import pty
@@ -109,7 +109,9 @@ def story(shell: Shell) -> Story:
 
 @dataclass(frozen=True)
 class Trouble:
-    """An import that is stopped by Ctrl-C, goes on, meets files that cannot be read, and ends without them."""
+    """An import that is stopped by Ctrl-C, goes on, meets files that cannot be read, and ends
+    without them.
+    """
 
     legacy: Legacy
     before: Snapshot
@@ -126,7 +128,7 @@ def trouble(shell: Shell) -> Trouble:
     commands = {"second": legacy.run("run", "--yes", "--json"), "status beside": legacy.run("status", "--json")}
     os.kill(process.pid, signal.SIGCONT)
     _read_until(process, " is up.")
-    # As a terminal does it: everybody in the process group gets the signal, Spark's processes too.
+    # As in a terminal: every process of the group gets the signal, Spark's too.
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     commands["stopped"] = Ended(process.wait(), out, err)
@@ -138,7 +140,9 @@ def trouble(shell: Shell) -> Trouble:
 
 
 def _at_terminal(legacy: Legacy, answer: str, name: str, *options: str) -> tuple[Ended, str]:
-    """Run a command at a terminal, with this answer to its question; returns what the terminal showed as well."""
+    """Run a command at a terminal, with this answer to its question; returns what the terminal
+    showed as well.
+    """
     ours, theirs = pty.openpty()
     process = legacy.shell.start("legacy", name, *legacy.where, *options, terminal=theirs, TERM="xterm")
     os.close(theirs)

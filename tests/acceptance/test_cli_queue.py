@@ -1,4 +1,4 @@
-"""`catchment queue` as a user meets it: what is buffered, getting it out, and what the lake refused."""
+"""`catchment queue` as a user runs it: buffered rows, flushes, dead letters and the audit."""
 
 import shutil
 from collections.abc import Iterator
@@ -112,7 +112,8 @@ def flushed(shell: Shell) -> Flushed:
 def buried(shell: Shell, home: Path) -> Buried:
     queue = Queue(home).make(EVENTS)
     with queue.opened() as opened:
-        # As an earlier version has buffered them: bound to no table, and so to the names of its columns.
+        # As an earlier version has buffered them: bound to no table, and so to the names of its
+        # columns.
         columns = tuple(column.unbound for column in opened.columns(EVENTS))
         opened.buffer.append(EVENTS, columns, _rows(range(8), None), session="default")
         opened.buffer.append(EVENTS, columns, _rows(range(8, 10), "bad"), session="default")

@@ -1,4 +1,4 @@
-"""`catchment schema` as a user meets it: one project folder, real processes, exit codes that a pipeline can rely on."""
+"""`catchment schema` as a user runs it: a project folder, real processes, documented exit codes."""
 
 import sqlite3
 import subprocess
@@ -60,7 +60,7 @@ class Project:
             return connection.execute(query).fetchall()
 
     def files(self) -> dict[str, bytes]:
-        """Every file but the lock and what Python leaves behind."""
+        """Every file but the lock and Python's caches."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in found if path.suffix != ".lock"}
 

@@ -1,4 +1,4 @@
-"""`catchment status` as an operator meets it: beside a server, beside one without a web, and without one."""
+"""`catchment status` as an operator runs it: with a server, with one without a web, without one."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`catchment tenant` and `catchment shard` as an operator meets them: real servers, and movers that are killed."""
+"""`catchment tenant` and `catchment shard` on real servers, with movers that are killed."""
 
 import json
 import os
@@ -48,7 +48,9 @@ _NUMBERS = count(100)
 
 @dataclass
 class Fleet:
-    """Shards `a` and `b` on one control database, each in a server of its own, and a shell to move tenants from."""
+    """Shards `a` and `b` on one control database, each in a server of its own, and a shell to move
+    tenants from.
+    """
 
     shell: Shell
     control: Path
@@ -363,7 +365,8 @@ def test_a_move_with_history_survives_the_death_of_its_mover_and_ends_with_every
     assert fleet.rows("a", name) == 0
 
 
-# Every point of a move is killed in `tests/crash/test_tenant_kill.py`; here, one before its decision and one after it.
+# Every point of a move is killed in `tests/crash/test_tenant_kill.py`; here, one before its
+# decision and one after it.
 @pytest.mark.parametrize(
     "point",
     [

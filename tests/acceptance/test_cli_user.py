@@ -1,4 +1,4 @@
-"""`catchment user` as an operator meets it: passwords are piped in or typed unseen, and never shown."""
+"""`catchment user` as an operator runs it: passwords are piped in or typed, and never shown."""
 
 import os
 import pty

@@ -1,5 +1,4 @@
-"""README and quickstart are run as they stand: every command, in order, by one reader with a shell
-and a clean folder.
+"""README and quickstart are run as written: every command, in order, in a clean folder.
 
     ```sh       is run by bash. `catchment serve` stays up, as in a terminal of its own, and is ended gently at the end.
     ```python   is run by the interpreter.

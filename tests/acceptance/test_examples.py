@@ -1,4 +1,4 @@
-"""Every example runs as its README says and ends well."""
+"""Every example runs as its README says, and succeeds."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`catchment serve` as an operator meets it: a real process, real signals, and a client pasted from its banner."""
+"""`catchment serve` as an operator runs it: a process, signals, and the client of its banner."""
 
 import json
 import os
@@ -42,7 +42,7 @@ ISSUED = {
     "CATCHMENT_SERVER_TLS_CERTIFICATE": str(CERTIFICATES / "issued.crt"),
     "CATCHMENT_SERVER_TLS_KEY": str(CERTIFICATES / "issued.key"),
 }
-# On a busy machine, whoever looks whether the slot is taken may have it for longer than the client waits for it.
+# On a busy machine, a probe of the slot may take it for longer than the client waits.
 CLIENT = """
 import sys
 import adbc_driver_flightsql.dbapi as flight

@@ -1,4 +1,4 @@
-"""Statements, parameters, bulk ingest and what the catalog says, through the ADBC driver from outside the process."""
+"""Statements, parameters, ingest and metadata through the ADBC driver, from another process."""
 
 from datetime import date
 from decimal import Decimal

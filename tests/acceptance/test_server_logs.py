@@ -1,4 +1,4 @@
-"""The log of a real server: lines of JSON, by which a request, a session and a unit can be followed."""
+"""The log of a real server: JSON lines by which a request, a session and a unit can be followed."""
 
 import json
 import os
@@ -37,7 +37,7 @@ Line = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that logs everything, in the form that it has where stderr is no terminal."""
+    """A server that logs everything, in the format for a stderr that is not a terminal."""
     with serving(
         tmp_path_factory.mktemp("logged"),
         CATCHMENT_LOG_LEVEL="debug",
@@ -74,7 +74,7 @@ def _fail(server: ServerProcess, statement: str, request: str | None = None) -> 
 
 
 def _request_in(error: adbc_driver_manager.Error) -> str:
-    """The id that the client was told."""
+    """The request id that the client received."""
     return _details(error)["x-request-id"]
 
 
@@ -137,7 +137,7 @@ def test_a_session_is_followed_from_its_beginning_to_its_end(logged: ServerProce
 
 def test_the_session_in_the_log_is_of_no_use_to_a_caller(logged: ServerProcess) -> None:
     with Client(f"127.0.0.1:{logged.port}", keeps_session=True) as raw:
-        # Whoever knows the part before the dot may call as the session.
+        # A caller that knows the part before the dot may call as the session.
         session = raw.begin().partition(b".")[0].decode()
         _wait_for(logged, action="session_opened", session=session[:6])
     assert len(session) > 6
@@ -191,7 +191,7 @@ def test_malformed_client_input_does_not_break_the_log_format(tmp_path: Path) ->
     for sent in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256))):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
             stranger.sendall(sent)
-            # Whoever fails the handshake is cut off; by then it has been said.
+            # A client that fails the handshake is cut off; by then the failure has been logged.
             while stranger.recv(1_000):
                 pass
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The queue as SQL through the ADBC driver: INSERT INTO duckling_queue, catchment_fresh, and the queue's commands."""
+"""The queue through the ADBC driver: duckling_queue, catchment_fresh, and its commands."""
 
 import gc
 import threading
@@ -314,7 +314,8 @@ class Writer:
             try:
                 self._write()
             except (Error, RuntimeError, ResourceWarning):
-                # The row may be there or not. The driver stumbles over handles that it cannot close at the server.
+                # The row may be there or not. The driver stumbles over handles that it cannot close
+                # at the server.
                 self._next += 1
                 self.enough.wait(0.5)
 
@@ -345,7 +346,8 @@ def test_clients_go_on_after_a_restart_and_every_row_is_there_once(flushing: Ser
             writer.enough.set()
         for each in running:
             each.result(60)
-    # Here and now, the driver complains of handles that it could not close at the server which was gone.
+    # Here and now, the driver complains of handles that it could not close at the server which was
+    # gone.
     gc.collect()
     acked = {number for writer in writers for number in writer.acked}
     # The end of the first flushed what it had.

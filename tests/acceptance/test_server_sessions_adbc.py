@@ -1,4 +1,4 @@
-"""Sessions through the ADBC driver: what is a client's own, what ends, what is bounded, and many clients at once."""
+"""Sessions through the ADBC driver: their state, end and limits, and many clients at once."""
 
 import threading
 from collections.abc import Iterator
@@ -198,7 +198,7 @@ def test_a_session_that_idles_is_closed_and_its_file_sealed(strict: ServerProces
         names = {path.name for path in set(segments_in(root, "active")) - before if path.suffix == ".db"}
         assert len(names) == 1
         wait_until(lambda: names <= {path.name for path in segments_in(root, "sealed")}, "the file is sealed")
-        # Where nobody has to log in, a new session takes its place; what was in the old one is gone.
+        # Without logins a new session takes its place, without the state of the old one.
         with pytest.raises(Error, match="NotFound"):
             cursor.execute("SELECT * FROM passing")
         cursor.execute(f"INSERT INTO duckling_queue.{table} VALUES (2)")

@@ -1,4 +1,4 @@
-"""A tenant's user through the ADBC driver: on the server of the tenant's home, on another one, and while it moves."""
+"""A tenant's user through the ADBC driver: on the primary, on another server, and during a move."""
 
 import statistics
 import threading
@@ -361,7 +361,9 @@ def _hammer(tenant: Tenant, stopping: threading.Event, refused: list[tuple[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """The middles of times in which writes are acknowledged, and in which a noisy tenant's are refused."""
+    """The middles of times in which writes are acknowledged, and in which a noisy tenant's are
+    refused.
+    """
 
     alone_ms: float
     beside_ms: float
@@ -398,7 +400,8 @@ def test_a_tenant_at_its_rate_limit_is_refused_at_once_and_slows_no_other_tenant
     noisy = fleet.tenant(A, TenantConfig(rows_per_second_max=20))
     with noisy.cursor(A) as cursor:
         cursor.execute("CREATE TABLE events (id BIGINT, kind VARCHAR)")
-    # The machine has other things to do as well, and what it does to one measure, it hardly does to all of them.
+    # The machine has other things to do as well, and what it does to one measure, it hardly does to
+    # all of them.
     measured: list[Latencies] = []
     while not any(each.are_fair for each in measured):
         assert len(measured) < _MEASURES_MAX, measured

@@ -1,4 +1,4 @@
-"""Transactions through the ADBC driver: of the lake and of the queue, by calls and by SQL."""
+"""Transactions of the lake and the queue through the ADBC driver, by calls and by SQL."""
 
 from typing import Any
 
@@ -119,7 +119,9 @@ def test_sql_may_begin_and_end_the_transactions_that_a_driver_opens(server: Serv
 def test_after_a_failed_statement_nothing_of_the_transaction_can_be_committed(
     server: ServerProcess, made: str, failing: str
 ) -> None:
-    """Half of what the statement was to do may be in it; none of that must be committed or enqueued."""
+    """Half of what the statement was to do may be in it; none of that must be committed or
+    enqueued.
+    """
     with server.cursor() as cursor:
         cursor.execute("BEGIN")
         _both(cursor, made, 1)

@@ -1,4 +1,4 @@
-"""The wheel: complete, with its requirements and no other, and what is in it runs outside the checkout."""
+"""The wheel is complete, requires only what it declares, and runs outside of the checkout."""
 
 import http.client
 import json

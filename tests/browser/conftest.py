@@ -1,4 +1,4 @@
-"""One browser for each process of the run; every test gets it empty. Without a browser, one line says so."""
+"""One browser for each process of the run, emptied for every test; a loud skip if there is none."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +12,9 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with a browser come early, behind those with Spark: so they stay with one process, which starts one.
+    """Run tests with a browser early, after those with Spark, so that one process runs them all.
 
-    Where there is no browser, one test stands for all of them: a run says that once, and loudly.
+    Without a browser one test stands for all of them, and its skip reason says so.
     """
     items.sort(key=lambda item: HERE not in item.path.parents)
     found = [item for item in items if HERE in item.path.parents]

@@ -1,4 +1,4 @@
-"""`Stage`: the web on a real port, over a status that the test decides."""
+"""`Stage`: the web on a real port, with a status that the test chooses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ class Stage:
 def staged(
     show: Callable[[datetime], Status], *, is_open: bool = True, port: int = 0, listeners_max: int = LISTENERS_MAX
 ) -> Iterator[Stage]:
-    """Serve what `show` makes of the moment, to everybody as an admin, or to users only."""
+    """Serve what `show` makes of the moment, to every client as an admin, or to users only."""
     clock = SystemClock()
     stage = Stage("", show, House(is_open=is_open))
     app = application(

@@ -1,4 +1,4 @@
-"""Pages that stay open: news arrive, what the reader does outlives them, and an outage is told and gets over."""
+"""Pages that stay open: live updates keep the reader's state, and an outage is shown and ends."""
 
 from dataclasses import replace
 from datetime import datetime

@@ -1,6 +1,7 @@
-"""Every page in a real browser: whole at every width, in light and dark, by keyboard, and with nothing from elsewhere.
+"""Every page in a real browser: at every width, in light and dark, by keyboard, and self-contained.
 
-What is shown is made up, so that there is something of everything. Pictures are left in `out`, for people to look at.
+What is shown is made up, so that there is something of everything. Pictures are left in `out`, for
+people to look at.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +91,7 @@ def test_pages_are_whole_when_there_is_nothing_or_no_answer(window: Window, cond
 def test_login_and_error_pages_are_complete(window: Window, path: str) -> None:
     with staged(rich_status, is_open=False) as stage:
         window.open(stage.address + path)
-        # A page that is not there is told of in the console, and is meant to be.
+        # The browser reports a missing page in its console, as it should.
         window.complaints()
         _require_whole(window, stage, {"/login": "login", "/nowhere": "problem"}[path])
 

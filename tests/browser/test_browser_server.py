@@ -1,4 +1,4 @@
-"""A real server over a real lake, seen in a real browser: log in, see a write arrive, deliver a dead letter."""
+"""A real server and lake in a real browser: log in, see a write arrive, deliver a dead letter."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,9 @@ QUEUE = "/queue"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A server with users, where 20 rows were flushed and one was refused, because its column is needed."""
+    """A server with users, where 20 rows were flushed and one was refused, because its column is
+    needed.
+    """
     home = tmp_path_factory.mktemp("server")
     users = Users.from_settings(Settings(home=home))
     users.add("ann", Role.ADMIN, PASSWORD)

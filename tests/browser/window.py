@@ -1,4 +1,4 @@
-"""`Window`: a headless Chromium, driven by Selenium, with what tests ask of it."""
+"""`Window`: a headless Chromium, driven by Selenium."""
 
 import base64
 import json
@@ -76,7 +76,7 @@ class Window:
         for argument in (
             *("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
-            # Less of what only somebody needs who surfs: a fifth of its CPU.
+            # Without features for people who browse: they are a fifth of its CPU.
             *("--disable-extensions", "--disable-default-apps", "--disable-sync", "--disable-breakpad"),
             *("--in-process-gpu", "--renderer-process-limit=1", "--disable-site-isolation-trials"),
             "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication",
@@ -159,7 +159,9 @@ class Window:
         raise AssertionError(f"{selector} is not reached by {tabs_max} tabs")
 
     def type_into(self, id_: str, text: str) -> None:
-        """Type, and press Enter, once the field of that id has the focus, which a page gives it by itself."""
+        """Type, and press Enter, once the field of that id has the focus, which a page gives it by
+        itself.
+        """
         self.until(lambda: self.run("return document.activeElement.id") == id_, f"{id_} does not get the focus")
         self.press(text, Keys.ENTER)
 

@@ -1,4 +1,4 @@
-"""`catchment lake deliver` on a real lake, in this process: what it takes, what it makes, what it refuses."""
+"""`catchment lake deliver` on a real lake, in this process: inputs, new tables and refusals."""
 
 import errno
 import json
@@ -22,7 +22,9 @@ from tests.shortcuts.made_lakes import new_lake
 
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks run here, and the log stays as it is: its stream would be one of the runner's, which is closed."""
+    """Tasks run here, and the log stays as it is: its stream would be one of the runner's, which is
+    closed.
+    """
     monkeypatch.setattr(App, "runner", InlineRunner())
     monkeypatch.setattr(events, "configure_logging", lambda **_: None)
 
@@ -64,7 +66,9 @@ def _tables(home: Path) -> list[str]:
 
 
 def _refusing(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Have the folder be one that this user may not read: who runs tests may be one who may read everything."""
+    """Have the folder be one that this user may not read: who runs tests may be one who may read
+    everything.
+    """
     real = os.scandir
 
     def scandir(folder: Any) -> Any:

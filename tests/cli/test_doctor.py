@@ -1,4 +1,4 @@
-"""The doctor where something is wrong: each a failed check with what to do about it, and never a traceback."""
+"""The doctor on a broken machine: a problem is a failed check with a hint, never a traceback."""
 
 import json
 import os
@@ -33,7 +33,9 @@ def _before_spark(checks: Iterable[Check]) -> dict[str, Check]:
 
 
 def _closed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have the folder be one that this user may not write to: who runs tests may be one who may write everywhere."""
+    """Have the folder be one that this user may not write to: who runs tests may be one who may
+    write everywhere.
+    """
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and real(path, mode))
 

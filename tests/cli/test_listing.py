@@ -1,4 +1,4 @@
-"""Tables as wide as the terminal: names stay whole, and the lightest columns go first."""
+"""Tables as wide as the terminal: names stay whole, and the least important columns are dropped."""
 
 from catchment.cli.listing import Listing
 

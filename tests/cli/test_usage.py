@@ -1,4 +1,4 @@
-"""The command line used wrongly, and an output that takes nothing: one JSON value, one error, no traceback."""
+"""Wrong usage and a closed output: one JSON value, one error, no traceback."""
 
 import json
 from contextlib import redirect_stdout

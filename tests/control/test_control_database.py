@@ -1,4 +1,4 @@
-"""The control database: made and upgraded by the scripts of the package, whoever starts, and never downgraded."""
+"""The control database: created and upgraded by the package's scripts, and never downgraded."""
 
 import sqlite3
 import sys
@@ -19,7 +19,7 @@ from catchment.schema import Migrate, SqliteEngine, State
 from tests.shortcuts import warm
 
 SCRIPTS = sorted(path.name for path in database.SCRIPTS.iterdir())
-# A process that says that it is there, waits until it is told to go, and opens the database.
+# A process that reports its start, waits for a line, and opens the database.
 STARTER = """
 import sys
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The control database in PostgreSQL: made and upgraded under a lock, refused where it is not ours,
-the same tables.
-"""
+"""The control database in PostgreSQL: created and upgraded under a lock, beside other tables."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A process that delivers and is killed on the way; started by the crash tests, never imported by them.
+"""A process that delivers and is killed on the way; started by the crash tests, never imported.
 
 python -m tests.crash.child {deliver|maintain} HOME CATALOG_URL POINT MODE FILE…
 """

@@ -1,4 +1,4 @@
-"""Shards in processes of their own, with one control database, and tenants that are written to."""
+"""Shards in their own processes with one control database, and tenants that are written to."""
 
 import sys
 from collections.abc import Iterator
@@ -147,7 +147,9 @@ def new_tenant(fleet: Fleet) -> TenantId:
 
 
 def assert_once(fleet: Fleet, tenant: TenantId, home: ShardId, writers: Writers) -> None:
-    """The home has what was acknowledged, flushed or not, each row once; the other shard has nothing of the tenant."""
+    """The home has what was acknowledged, flushed or not, each row once; the other shard has
+    nothing of the tenant.
+    """
     writers.acked.add(-1)
     for shard, process in fleet.shards.items():
         tables = process.rows(f"SELECT table_name FROM duckdb_tables() WHERE schema_name = '{tenant.schema}'")
@@ -162,7 +164,9 @@ def assert_once(fleet: Fleet, tenant: TenantId, home: ShardId, writers: Writers)
 
 
 def assert_drained_once(fleet: Fleet) -> None:
-    """The same without the servers, once all that is buffered is in the lakes; and the ledgers agree."""
+    """The same without the servers, once all that is buffered is in the lakes; and the ledgers
+    agree.
+    """
     for shard, process in fleet.shards.items():
         process.kill()
         with open_queue(Settings(home=process.home)) as queue:

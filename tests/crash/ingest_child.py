@@ -1,4 +1,4 @@
-"""A server that is killed while it takes a long stream from a client; started by the crash tests.
+"""A server that is killed while it receives a long stream; started by the crash tests.
 
 python -m tests.crash.ingest_child HOME POINT
 """

@@ -1,10 +1,11 @@
-"""A process that imports or undoes an import and is killed on the way; started by the crash tests of legacy imports.
+"""A process that imports, or undoes an import, and is killed; started by the legacy crash tests.
 
     python -m tests.crash.legacy_child {run|undo} HOME LAKE_HOME CATALOG_URL WHEN NTH
 
-WHEN is a crash point, and the process kills itself when it comes there for the NTH time. With `marker`, it does so at
-the first point of all after the database has come to the backup. With `any`, it dies at the NTH point, whichever that
-is; with `delay`, NTH milliseconds after the work has begun, wherever it is then.
+WHEN is a crash point, and the process kills itself when it comes there for the NTH time. With
+`marker`, it does so at the first point of all after the database has come to the backup. With
+`any`, it dies at the NTH point, whichever that is; with `delay`, NTH milliseconds after the work
+has begun, wherever it is then.
 """
 
 import sys

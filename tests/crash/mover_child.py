@@ -1,9 +1,9 @@
-"""Whoever moves a tenant, in a process of its own; started by the crash tests of tenants.
+"""The mover of a tenant in its own process; started by the crash tests of tenants.
 
     python -m tests.crash.mover_child CONTROL TENANT SOURCE TARGET WHAT [POINT]
 
-WHAT is `move`, `abort` or `reverse`. It ends at the crash point, as by a power cut; without one it goes on as the
-command does, until it is done.
+WHAT is `move`, `abort` or `reverse`. It ends at the crash point, as by a power cut; without one it
+goes on as the command does, until it is done.
 """
 
 import sys

@@ -1,16 +1,18 @@
-"""A process that takes rows in, flushes them, and is killed on the way; started by the crash tests of the queue.
+"""A process that buffers rows, flushes them and is killed; started by the queue's crash tests.
 
     python -m tests.crash.queue_child {write|flush|granted|paused|discard} SETTINGS TABLE POINT NTH
 
-`write`: two clients write, each in a session of its own; once both have rows acknowledged, everything is flushed while
-they go on, and the process kills itself when it comes to the point for the NTH time. `paused` stops there instead, and
-waits to be killed. Both say on stdout what was acknowledged, after it was: `ack CLIENT FIRST LAST`.
+`write`: two clients write, each in a session of its own; once both have rows acknowledged,
+everything is flushed while they go on, and the process kills itself when it comes to the point for
+the NTH time. `paused` stops there instead, and waits to be killed. Both say on stdout what was
+acknowledged, after it was: `ack CLIENT FIRST LAST`.
 
-`flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is how many rows this
-process brought to the lake. With `granted`, every lease is had by everybody, and the process says `staged` and waits
-for another line at the point.
+`flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is
+how many rows this process brought to the lake. With `granted`, every lease is had by everybody, and
+the process says `staged` and waits for another line at the point.
 
-`discard`: the rows of a table that was dropped are discarded, and the process kills itself at the point.
+`discard`: the rows of a table that was dropped are discarded, and the process kills itself at the
+point.
 
 SETTINGS is a JSON object, with secrets in the clear.
 """
@@ -39,15 +41,17 @@ CLIENTS = 2
 CLIENT_IDS = 1_000_000
 BATCH = 3
 BATCHES_BEFORE = 6
-# How far clients go by themselves: without a bound they would leave a flush no time to come to its point.
+# How far clients go by themselves: without a bound they would leave a flush no time to come to its
+# point.
 _BATCHES_ALONE_MAX = 3 * BATCHES_BEFORE
-# The writer itself comes to these, so they are armed while a flush stands still in the middle of its work.
+# The writer itself comes to these, so they are armed while a flush stands still in the middle of
+# its work.
 _WRITERS_POINTS = ("queue.before_ack", "queue.after_ack", "queue.after_settle")
 _FLUSH_MIDDLE = "deliver.after_place"
 
 
 class Granted:
-    """Leases that everybody gets, as if each process had lost its own without noticing."""
+    """Leases that every process gets, as if each had lost its own without noticing."""
 
     def take(self, name: str) -> Lease | None:
         return self
@@ -62,11 +66,13 @@ class Granted:
         return True
 
     def release(self) -> None:
-        """Everybody still has it."""
+        """Every process still has it."""
 
 
 def say(line: str) -> None:
-    """One line in one go: it is in the pipe whatever becomes of this process, and lines of threads do not mix."""
+    """One line in one go: it is in the pipe whatever becomes of this process, and lines of threads
+    do not mix.
+    """
     os.write(1, f"{line}\n".encode())
 
 
@@ -77,7 +83,7 @@ def hear() -> None:
 
 
 class Clients:
-    """Threads that write batches of rows: so many by themselves, and then more as they are let go on."""
+    """Threads that write batches of rows: so many at first, and then more on request."""
 
     def __init__(self, queue: DqCoordinator, table: TableId) -> None:
         self._queue = queue

@@ -1,4 +1,4 @@
-"""One of two processes that deliver the same units at the same time; started by the race test.
+"""One of two processes that deliver the same units at once; started by the race test.
 
     python -m tests.crash.racer HOME CATALOG_URL {locked|unlocked} FILE…
 

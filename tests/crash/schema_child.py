@@ -1,4 +1,4 @@
-"""A process that migrates a database and is killed on the way; started by the crash tests of schema migrations.
+"""A process that migrates a database and is killed; started by the crash tests of migrations.
 
 python -m tests.crash.schema_child {apply|restore|generate|check} SCENARIO DATABASE POINT
 """

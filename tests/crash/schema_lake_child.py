@@ -1,4 +1,4 @@
-"""A process that migrates a schema of a lake and is killed on the way; started by the crash tests of migrations.
+"""A process that migrates a schema of a lake and is killed; started by the crash tests.
 
 python -m tests.crash.schema_lake_child {apply|restore} HOME CATALOG POINT
 """

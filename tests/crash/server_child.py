@@ -1,9 +1,10 @@
-"""A client in a process of its own; started by the crash tests of the server.
+"""A client in its own process; started by the crash tests of the server.
 
     python -m tests.crash.server_child
 
-For every line on stdin, `URI TABLE FIRST BATCH LOG`, it writes rows to the queue until the server is gone: ids from
-FIRST on, BATCH in a statement. What was acknowledged is appended to LOG, after it was. Then it says `gone`.
+For every line on stdin, `URI TABLE FIRST BATCH LOG`, it writes rows to the queue until the server
+is gone: ids from FIRST on, BATCH in a statement. What was acknowledged is appended to LOG, after it
+was. Then it says `gone`.
 """
 
 import os
@@ -15,7 +16,7 @@ import adbc_driver_manager
 
 
 def write(uri: str, table: str, first: int, batch: int, log: Path) -> None:
-    """Write until there is nobody to write to."""
+    """Write until the server is gone."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     statement = f"INSERT INTO duckling_queue.{table} VALUES (?)"
     try:

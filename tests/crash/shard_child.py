@@ -1,9 +1,9 @@
-"""A server that is a shard, in a process of its own; started by the crash tests of tenants.
+"""A server that is a shard, in its own process; started by the crash tests of tenants.
 
     python -m tests.crash.shard_child HOME NAME CONTROL PORT
 
-It says `ready PORT`. For every line on stdin, the name of a crash point, it says `armed`, and ends there the next time,
-as by a power cut. What it flushes, it flushes without Spark.
+It says `ready PORT`. For every line on stdin, the name of a crash point, it says `armed`, and ends
+there the next time, as by a power cut. What it flushes, it flushes without Spark.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""SIGKILL of the server while it takes a long stream: the lake has all of its rows or none, and no file for good."""
+"""SIGKILL of the server during a long stream: the lake has all rows or none, and no stray file."""
 
 import signal
 import sys

@@ -25,7 +25,8 @@ from tests.sample_events import EVENTS, NOW, assert_exactly_once, deliverer, eve
 from tests.shortcuts import warm
 from tests.shortcuts.made_lakes import new_lake
 
-# Those of the queue, of migrations, legacy imports, tenants and long streams are killed in modules of their own.
+# Those of the queue, of migrations, legacy imports, tenants and long streams are killed in modules
+# of their own.
 DELIVERY = [point for point in faults.POINTS if point.startswith(("deliver.", "retire."))]
 UPKEEP = [point for point in faults.POINTS if point.startswith("upkeep.")]
 COMMITTED = (
@@ -36,7 +37,8 @@ COMMITTED = (
     "retire.after_unit",
 )
 UNITS = 6
-# There mode and catalog make a difference; with another one, the other points have theirs in the long campaigns.
+# There mode and catalog make a difference; with another one, the other points have theirs in the
+# long campaigns.
 AROUND_THE_COMMIT = ("deliver.after_write", "deliver.after_place", "deliver.before_commit", "deliver.after_commit")
 DELIVERED = [
     *((point, Mode.REWRITE, "sqlite") for point in DELIVERY),
@@ -75,7 +77,8 @@ def test_a_delivery_killed_anywhere_is_exactly_once_after_resuming(
     files = event_files(tmp_path / "in", UNITS)
     with new_lake(settings, events=True) as lake:
         _killed("deliver", settings, point, mode, files)
-        # Truly mid-flight: the lake has all or nothing, and the sources are there while it has nothing.
+        # Truly mid-flight: the lake has all or nothing, and the sources are there while it has
+        # nothing.
         assert len(rows_of(lake)) == (UNITS * 10 if point in COMMITTED else 0)
         assert point in COMMITTED or all(path.exists() for path in files)
         assert Staging(lake.address.data_path, clock=lake.clock).live_jobs() == frozenset()

@@ -1,4 +1,4 @@
-"""SIGKILL at every crash point of a legacy import, and at random moments: after resuming, all is as if it never was."""
+"""SIGKILL at every crash point of a legacy import, and at random moments, then resume or undo."""
 
 import random
 import signal
@@ -18,7 +18,8 @@ from tests.pipeline.legacy.legacy_home import LOG, Scene, assert_imported, make_
 from tests.repo.source_tree import ROOT
 from tests.shortcuts import warm
 
-# The points that an import comes to. `retire.between_inputs` is of sources whose units are files: a leaf is one rename.
+# The points that an import comes to. `retire.between_inputs` is of sources whose units are files: a
+# leaf is one rename.
 PREPARE = ("legacy.before_prepare", "legacy.after_move", "legacy.after_tables")
 DELIVER = tuple(point for point in faults.POINTS if point.startswith("deliver."))
 RETIRE = ("retire.before_unit", "retire.after_unit")
@@ -37,7 +38,9 @@ SEEDS = range(30)
 
 @pytest.fixture(scope="module")
 def lake_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lake, Settings]]:
-    """One lake, which all tests of this module kill processes on; every test takes its tables out again."""
+    """One lake, which all tests of this module kill processes on; every test takes its tables out
+    again.
+    """
     home = tmp_path_factory.mktemp("lake")
     settings = Settings(home=home, lake_catalog=SecretStr(f"sqlite:{home / 'catalog.sqlite'}"))
     with Lake.from_settings(settings) as lake:
@@ -54,7 +57,9 @@ def scene(tmp_path: Path, lake_home: tuple[Lake, Settings]) -> Iterator[Scene]:
 
 
 def _run(scene: Scene, act: str, when: str, nth: int) -> int:
-    """Run the child; what it ends with is its death by SIGKILL, or success where it came to its end before."""
+    """Run the child; what it ends with is its death by SIGKILL, or success where it came to its end
+    before.
+    """
     url = scene.settings.catalog_url.get_secret_value()
     command = [sys.executable, "-m", "tests.crash.legacy_child", act, str(scene.home.home), str(scene.settings.home)]
     ended = warm.run([*command, url, when, str(nth)], cwd=ROOT, timeout=120)
@@ -165,7 +170,9 @@ def test_a_move_to_another_file_system_killed_in_the_middle_is_finished(
 
 
 def _kill_at_random(scene: Scene, seed: int) -> None:
-    """Kill one import after the other, each at a moment that the seed chooses, until one comes to its end."""
+    """Kill one import after the other, each at a moment that the seed chooses, until one comes to
+    its end.
+    """
     luck = random.Random(seed)
     killed = 0
     for _ in range(luck.randint(1, 4)):

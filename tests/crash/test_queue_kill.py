@@ -1,4 +1,4 @@
-"""SIGKILL at every crash point of the queue while clients write: what was acknowledged is in the lake exactly once."""
+"""SIGKILL at every crash point of the queue: acknowledged rows are in the lake exactly once."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ UNCOMMITTED = (
 )
 # The lake has rows that the buffer still has too.
 IN_BOTH = ("deliver.after_commit", "retire.before_unit", "queue.before_retire")
-# The buffer has let go of rows.
+# The buffer has released rows.
 RETIRED = ("queue.after_retire", "queue.before_flushed")
 ON_POSTGRES = {
     "shared": ("queue.before_ack", "deliver.before_commit", "deliver.after_commit"),
@@ -104,7 +104,9 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """What the child said before it was killed: the ids acknowledged, and the batches it may have been at."""
+    """What the child said before it was killed: the ids acknowledged, and the batches it may have
+    been at.
+    """
 
     acked: frozenset[int]
     under_way: tuple[frozenset[int], ...]
@@ -142,8 +144,8 @@ def make_scene(lakes: dict[str, tuple[Settings, Lake]], tmp_path: Path) -> MakeS
 
 def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
     """Run the child until it is killed at the point; anything else it does is a failure."""
-    # Several units, and a commit for each, so that there is a middle to be killed in. Whoever starts again cuts its
-    # slices otherwise.
+    # Several units, and a commit for each, so that there is a middle to be killed in. Whoever
+    # starts again cuts its slices otherwise.
     many = scene.settings.model_copy(update={"queue_flush_chunk_rows": 20, "deliver_units_per_commit_max": 1})
     child = command("write", many, point, table=scene.table, nth=nth)
     ended = warm.run(child, cwd=ROOT, timeout=60)
@@ -160,7 +162,9 @@ def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
 
 
 def _assert_once(ids: list[int], killed: Killed, *, more: frozenset[int] = frozenset()) -> None:
-    """No id twice, none missing that was acknowledged, and of the rest only whole batches that were under way."""
+    """No id twice, none missing that was acknowledged, and of the rest only whole batches that were
+    under way.
+    """
     found = frozenset(ids)
     assert len(ids) == len(found), sorted(n for n in found if ids.count(n) > 1)
     assert killed.acked | more <= found, sorted((killed.acked | more) - found)

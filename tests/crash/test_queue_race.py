@@ -1,4 +1,4 @@
-"""Two processes on one queue root: they share the work or keep out of it, and every row lands exactly once."""
+"""Two processes on one queue root: they share the work or keep out, and every row lands once."""
 
 import signal
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class Child:
         raise AssertionError(f"the child ended before it said {word!r}: {self.said[-5:]}")
 
     def kill(self) -> set[int]:
-        """Kill it; returns the ids that it was told are durable."""
+        """Kill it; return the ids that it knows to be durable."""
         self.process.kill()
         assert self.process.stdout is not None
         self.said += [line.strip() for line in self.process.stdout]
@@ -76,7 +76,9 @@ def _child(arguments: list[str]) -> Iterator[Child]:
 
 
 def _settings(make_settings: MakeSettings, layout: str, leases: str = "files") -> Settings:
-    """A queue, and in its lake the table; leases of PostgreSQL do not need the lake to be there too."""
+    """A queue, and in its lake the table; leases of PostgreSQL do not need the lake to be there
+    too.
+    """
     settings = make_settings("sqlite", queue_layout=layout, lake_commit_attempts_max=100)
     if leases == "postgres":
         url = make_settings("postgres").catalog_url
@@ -122,7 +124,8 @@ def test_two_processes_share_sealed_files_by_their_leases(leases: str, make_sett
             answers = [racer.hear("flushed") for racer in racers]
             rows = [int(answer.split()[0]) for answer in answers]
             assert sum(rows) == len(some), answers
-            # A forced flush says what it had to leave to the other process; nothing else may go wrong.
+            # A forced flush says what it had to leave to the other process; nothing else may go
+            # wrong.
             errors = [answer.partition(" ")[2] for answer in answers]
             assert all(not error or "another process has" in error for error in errors), answers
             ids |= some
@@ -147,7 +150,8 @@ def test_two_processes_that_both_hold_the_lease_of_a_file_deliver_it_once(make_s
                 racer.hear("staged")
             for racer in racers:
                 racer.say()
-            # One finds that the files have moved while it reads them: it may say so, what it may not is deliver them.
+            # One finds that the files have moved while it reads them: it may say so, what it may
+            # not is deliver them.
             answers = [int(racer.hear("flushed").split()[0]) for racer in racers]
             rows = [before + now for before, now in zip(rows, answers, strict=True)]
     assert sum(rows) <= len(ids)
@@ -164,7 +168,8 @@ def test_a_lease_dies_with_its_holder_and_a_forced_flush_brings_in_what_it_wrote
         child = stack.enter_context(_child(command("paused", settings, "deliver.after_place")))
         child.hear("at deliver.after_place")
         queue = stack.enter_context(open_queue(settings))
-        # It lives, so its sealed files and those that it writes are left to it, however often we look.
+        # It lives, so its sealed files and those that it writes are left to it, however often we
+        # look.
         queue.buffer.sweep()
         assert queue.buffer.parcels() == []
         active, sealed = (segments_in(settings.queue_path, folder) for folder in ("active", "sealed"))

@@ -1,4 +1,4 @@
-"""Two processes that deliver the same units at the same time: each lands exactly once, with the lock and without."""
+"""Two processes deliver the same units at once: each lands once, with and without the lock."""
 
 import sys
 from collections.abc import Iterator

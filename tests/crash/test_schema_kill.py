@@ -1,4 +1,4 @@
-"""SIGKILL at every crash point of schema migrations: the database is as before or as after, and the work goes on."""
+"""SIGKILL at every crash point of migrations: the database is as before or after, and can go on."""
 
 import signal
 import sys

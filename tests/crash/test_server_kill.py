@@ -1,4 +1,4 @@
-"""SIGKILL of the server while clients in other processes write: what was acknowledged is there exactly once."""
+"""SIGKILL of the server while other processes write: acknowledged rows are there exactly once."""
 
 import random
 import sys
@@ -37,7 +37,7 @@ class Clients:
         ]
 
     def start(self, server: ServerProcess) -> None:
-        """Have all of them write ids that nobody has written, until the server is gone."""
+        """Have all of them write new ids until the server is gone."""
         for number, (process, batch) in enumerate(zip(self._processes, BATCHES, strict=True)):
             assert process.stdin is not None
             log = self.folder / f"{self._first:012d}_{number}"
@@ -91,7 +91,9 @@ def _fresh_ids(server: ServerProcess) -> list[int]:
 
 
 def _assert_drained_once(server: ServerProcess, acked: set[int]) -> None:
-    """What is left in the buffer is flushed without the server, and then the lake has every row once."""
+    """What is left in the buffer is flushed without the server, and then the lake has every row
+    once.
+    """
     with open_queue(server.settings) as queue:
         queue.force_flush_all()
         assert_drained(queue)

@@ -1,4 +1,4 @@
-"""SIGKILL of whoever moves a tenant, and of both of its shards, while it is written to: no row is lost, none twice."""
+"""SIGKILL of the mover and of both shards during a move: no row is lost, none is there twice."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The network between two shards is cut while a tenant moves: its writers go on, and nothing is lost or comes twice."""
+"""The network between two shards is cut during a move: writers go on, and no row is lost."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ _CHUNK_BYTES = 65_536
 
 
 class Proxy:
-    """Passes bytes on between whoever connects and a port, unless it is cut."""
+    """Forwards bytes between clients and a port, unless it is cut."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -27,7 +27,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Break what is connected, and let nobody in."""
+        """Break all connections, and refuse new ones."""
         with self._mutex:
             self._is_cut = True
             for each in self._open:
@@ -71,7 +71,7 @@ class Proxy:
 
 @contextmanager
 def behind_proxy(fleet: Fleet) -> Iterator[Proxy]:
-    """The second shard, to be reached through a proxy by everybody."""
+    """The second shard, reached through a proxy by every client."""
     proxy = Proxy(fleet.shards[B].port)
     known = fleet.store.shard(B)
     fleet.store.change_shard(replace(known, location=f"grpc://127.0.0.1:{proxy.port}"))
@@ -110,7 +110,7 @@ def test_a_network_cut_right_after_the_switch_leaves_one_primary_that_is_found_o
             proxy.cut()
             assert fleet.store.tenant(tenant).shard == B
             proxy.mend()
-            # Nobody has told the target: it asks when the first write of the new epoch comes.
+            # The target was not informed: it asks at the first write of the new epoch.
             writers.wait_for_more()
             assert fleet.move(tenant, "move") == 0
             writers.wait_for_more()

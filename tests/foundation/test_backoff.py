@@ -1,4 +1,4 @@
-"""Retrying: bounded, spread apart, and only on what may pass."""
+"""Retries: bounded, with jitter, and only of temporary errors."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,16 @@ from catchment.errors import CatchmentError, ConflictError, FencedError, LakeUna
 from catchment.foundation.backoff import Backoff, retry
 from catchment.testing import FakeClock
 
-# A machine that is busy with other things is no failure.
+# A busy machine is not a failure.
 UNHURRIED = settings(deadline=None)
 
 POLICY = Backoff(attempts_max=4, first_ms=100, factor=3, wait_ms_max=500)
 
 
 def _failing(*errors: CatchmentError) -> tuple[Callable[[], str], list[CatchmentError]]:
-    """An operation that fails with each error in turn and then works; the list holds what it has not raised yet."""
+    """An operation that fails with each error in turn and then works; the list holds what it has
+    not raised yet.
+    """
     left = list(errors)
 
     def operation() -> str:

@@ -1,4 +1,4 @@
-"""Clocks: the machine's and the fake one keep the same promises."""
+"""Clocks: the system's and the fake one keep the same promises."""
 
 from datetime import UTC, timedelta
 

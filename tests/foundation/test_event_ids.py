@@ -1,4 +1,4 @@
-"""Ids in events: a unit, a flush, a move, a script and a dead letter can be followed by what is said of them."""
+"""Ids in events: units, flushes, moves, scripts and dead letters can be followed by them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ shards = test_forward.place
 
 
 class Heard:
-    """Everything that was said while somebody listened."""
+    """Every event of the test."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -1,4 +1,4 @@
-"""Events: heard by listeners, and logged as prose or as JSON lines, with the ids of what they belong to."""
+"""Events reach listeners, and are logged as prose or JSON lines with the ids of their context."""
 
 import contextvars
 import gc

@@ -1,4 +1,4 @@
-"""Crash points: silent unless armed, declared before use, and final when they kill."""
+"""Crash points: silent unless armed, declared before use, and final if they kill."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Files: locks that die with their holder, links, durable replacements."""
+"""Files: locks that end with their holder, links, durable replacements."""
 
 import errno
 import os
@@ -176,7 +176,8 @@ def test_a_copied_file_is_durable_before_it_is_used(tmp_path: Path, monkeypatch:
 
 
 def test_linking_a_symbolic_link_links_its_target(tmp_path: Path) -> None:
-    # Were it another symbolic link, the lake would hold no rows of its own: they would go when the user's file goes.
+    # Were it another symbolic link, the lake would hold no rows of its own: they would go when the
+    # user's file goes.
     real, source, target = tmp_path / "real", tmp_path / "link", tmp_path / "target"
     real.write_text("rows")
     source.symlink_to(real)
@@ -187,7 +188,8 @@ def test_linking_a_symbolic_link_links_its_target(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_not_overwritten(tmp_path: Path) -> None:
-    # The taken name may be a link to a file of the user's: copying over it would destroy that file's content.
+    # The taken name may be a link to a file of the user's: copying over it would destroy that
+    # file's content.
     source, theirs, target = tmp_path / "a", tmp_path / "theirs", tmp_path / "b"
     source.write_text("ours")
     theirs.write_text("theirs")

@@ -1,4 +1,4 @@
-"""Identities: what is read back is what was written, and the same thing always has the same id."""
+"""Identities: parsing reverses formatting, and equal things have equal ids."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +10,7 @@ from catchment.errors import InputError
 from catchment.foundation.ids import ProducerId, TableId, job_started_at, new_job_id, unit_id
 from catchment.testing import FakeClock
 
-# A machine that is busy with other things is no failure.
+# A busy machine is not a failure.
 UNHURRIED = settings(deadline=None)
 
 NAMES = st.text(st.characters(exclude_characters="."), min_size=1)
@@ -58,7 +58,8 @@ def test_a_text_that_is_not_a_producer_is_refused(text: str) -> None:
 
 
 def test_a_unit_keeps_its_id_from_release_to_release() -> None:
-    # The ledgers of existing lakes hold such ids: were they computed otherwise, every unit would be delivered again.
+    # The ledgers of existing lakes hold such ids: were they computed otherwise, every unit would be
+    # delivered again.
     assert unit_id("parquet", "main.events", "/in/a.parquet", 17) == "parquet-f2d3ab441ed07ac4326dbdddfea70eef"
 
 

@@ -1,4 +1,4 @@
-"""What is not installed is looked for once, and is missing as before."""
+"""A missing pandas is looked for once, and an installed one is found."""
 
 import importlib
 import sys

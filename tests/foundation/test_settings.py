@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused and how it is said, and that a secret stays one."""
+"""Settings: precedence, refusals and their messages, and secrets that stay secret."""
 
 import json
 import os

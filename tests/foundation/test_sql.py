@@ -1,4 +1,4 @@
-"""Quoting: whatever a name or a value holds, DuckDB reads back exactly that."""
+"""Quoting: DuckDB reads back exactly the quoted name or value."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from catchment.errors import InvariantError
 from catchment.foundation import sql
 
-# A machine that is busy with other things is no failure.
+# A busy machine is not a failure.
 UNHURRIED = settings(deadline=None)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))

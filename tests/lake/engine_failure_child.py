@@ -1,8 +1,9 @@
-"""A server in which DuckDB fails inside while several clients are at it; started by the tests of that.
+"""A server in which DuckDB fails internally under several clients.
 
     python -m tests.lake.engine_failure_child HOME CATALOG
 
-It ends well if every client goes on. It is a process of its own, because DuckDB may end the one that it fails in.
+It ends well if every client goes on. It is a process of its own, because DuckDB may end the one
+that it fails in.
 """
 
 import sys
@@ -119,7 +120,7 @@ def _ticket(client: Client, text: str) -> bytes:
 
 
 def _failed(client: Client) -> str:
-    """Run what makes DuckDB fail until it does; what the client is told."""
+    """Run the failing statement until it fails; return the client's error."""
     for _ in range(_RUNS_MAX):
         try:
             client.query(FAILING)

@@ -1,4 +1,4 @@
-"""Attaching: where a lake is, how it is said, and what is never said."""
+"""Attaching: the address of a lake, its statements, and secrets that never appear in messages."""
 
 import pickle
 import socket
@@ -22,7 +22,7 @@ SECRET = "hunter2"
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A loopback port that refuses connections, kept from everybody else by being bound."""
+    """A loopback port that refuses connections, reserved by being bound."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]

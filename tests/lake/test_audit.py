@@ -1,4 +1,4 @@
-"""The audit finds what must not be, and explains what may be."""
+"""The audit reports violations, and explains harmless deviations."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commits on every kind of catalog: all of it or nothing, and failures that say what they are."""
+"""Commits on every kind of catalog: all or nothing, with typed failures."""
 
 import shutil
 from dataclasses import replace
@@ -185,7 +185,7 @@ def test_two_processes_that_seed_the_same_producer_make_one_row(make_settings: M
 
 
 def _unlocked(lake: Lake) -> Lake:
-    """The same lake as another process would have it, with a lock that excludes nobody."""
+    """The same lake as another process would have it, with a lock that excludes no other process."""
     return Lake(lake.address, commit_lock=CommitLock())
 
 

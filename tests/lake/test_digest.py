@@ -1,4 +1,4 @@
-"""The digest of rows: blind to what does not matter, sensitive to what does."""
+"""The digest of rows ignores order and files, and detects every changed value."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from catchment.lake import digest
 from catchment.lake.types import Column
 
-# A machine that is busy with other things is no failure.
+# A busy machine is not a failure.
 UNHURRIED = settings(deadline=None)
 
 COLUMNS = (

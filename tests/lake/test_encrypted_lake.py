@@ -1,4 +1,4 @@
-"""A lake that encrypts its data files: what is delivered must stay readable, and never lie there as plain text."""
+"""A lake that encrypts its files: deliveries stay readable, and are never stored as plain text."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""DuckDB fails inside, by an INTERNAL error of its own: one statement ends with it, and everything else goes on."""
+"""An INTERNAL error of DuckDB ends one statement, and everything else goes on."""
 
 import sys
 from collections.abc import Callable, Iterator

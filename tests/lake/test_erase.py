@@ -1,4 +1,4 @@
-"""Erasing a schema that was dropped: its files go at once, and nothing of any other table does, now or in the past."""
+"""Erasing a dropped schema deletes its files at once, and none that any other snapshot needs."""
 
 from pathlib import Path
 
@@ -37,7 +37,8 @@ def test_files_of_dropped_tables_are_deleted_and_no_other_table_loses_its_presen
 ) -> None:
     _make(lake, OURS, OTHERS, LIKE)
     deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 3), OURS))
-    # Files of every kind: with deletions, merged, no longer in any table, and waiting to be deleted.
+    # Files of every kind: with deletions, merged, no longer in any table, and waiting to be
+    # deleted.
     _run(lake, f"DELETE FROM {OURS} WHERE id < 10", f"DELETE FROM {OTHERS} WHERE id < 10")
     maintain(lake, NOW)
     _run(lake, f"DELETE FROM {OURS} WHERE id < 20")
@@ -46,7 +47,7 @@ def test_files_of_dropped_tables_are_deleted_and_no_other_table_loses_its_presen
     assert len(_files(lake, "t7")) > 2
     ours, sizes = _files(lake, "t7"), sum(path.stat().st_size for path in _files(lake, "t7"))
     _run(lake, f"DROP TABLE {OURS}", "DROP SCHEMA t7")
-    # Its folder holds a file that no snapshot knows: whoever wrote it may still be at it.
+    # Its folder has a file that no snapshot knows: its writer may not have finished.
     stray = Path(lake.address.data_path, "t7", "stray.parquet")
     stray.write_bytes(b"x")
     found = erase(lake, "t7")
@@ -62,7 +63,7 @@ def test_files_of_dropped_tables_are_deleted_and_no_other_table_loses_its_presen
     assert erase(lake, "t7") == Erased(
         snapshots=found.snapshots, snapshot_first=found.snapshot_first, snapshot_last=found.snapshot_last
     )
-    # Upkeep misses none of them, and with the snapshots goes the rest.
+    # Maintenance misses none of them, and the rest goes with the snapshots.
     assert maintain(lake, NOW).ok
     assert erase(lake, "t7") == Erased()
     assert lake.audit().ok

@@ -1,4 +1,4 @@
-"""Extensions: from their wheels, never from the network, and a clear word where a wheel lacks."""
+"""Extensions come from their wheels, never from the network; a missing wheel is a clear error."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -13,14 +13,18 @@ from catchment.lake import extensions
 
 @pytest.fixture
 def connection(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An instance with no extension installed, and whatever it would download put where the test can see it."""
+    """An instance with no extension installed, and whatever it would download put where the test
+    can see it.
+    """
     with extensions.connect() as connection:
         connection.execute(f"SET extension_directory = '{tmp_path / 'downloads'}'")
         yield connection
 
 
 def _fake_wheel(folder: Path, name: str) -> Path:
-    """A package that stands before the real wheel of the extension; returns where its binary belongs."""
+    """A package that stands before the real wheel of the extension; returns where its binary
+    belongs.
+    """
     package = folder / f"duckdb_extension_{name}"
     binaries = package / "extensions" / f"v{duckdb.__version__}"
     binaries.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Lakes that another program made: what reading one finds, what the first write adds, and imports into one."""
+"""Lakes of other programs: what a read finds, what the first write adds, and imports into them."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Upkeep beside deliveries: it changes nothing about exactly once, and takes nothing that is still wanted."""
+"""Maintenance beside deliveries: rows stay exactly once, and no file in use is removed."""
 
 import os
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""How a process notices that the lake's tables were changed, and what it does while the lake does not answer."""
+"""Noticing that the lake's tables changed, and the behaviour while the lake does not answer."""
 
 import threading
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def test_a_lake_that_hangs_holds_no_writer_longer_than_the_bound(
     lake.gate = threading.Event()
     assert seen.version() is None
     clock.advance(0.1)
-    # The question is under way for so long that there is no use in waiting for it.
+    # The query has run for so long that waiting for it is useless.
     assert seen.version() is None
     assert lake.questions == 1
     lake.gate.set()

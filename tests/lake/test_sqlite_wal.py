@@ -1,4 +1,4 @@
-"""The WAL of a SQLite catalog stays while a server has the lake open, and nobody is kept from anything by that."""
+"""The WAL of a SQLite catalog stays while a server has the lake open, and blocks nothing."""
 
 import sqlite3
 import sys

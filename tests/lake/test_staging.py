@@ -1,4 +1,4 @@
-"""The staging area: which jobs live, and which dead ones are old enough to go."""
+"""The staging area: running jobs, and dead ones that are old enough to be removed."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ from catchment.lake.staging import FOLDER, JobFolder, Staging
 from catchment.testing import FakeClock
 from tests.shortcuts import warm
 
-# Starts a job in the data path named on its command line, says its id, and runs until its stdin is closed.
+# Starts a job in the data path named on its command line, says its id, and runs until its stdin is
+# closed.
 JOB = """
 import sys
 from catchment.foundation.clock import SystemClock

@@ -1,4 +1,4 @@
-"""Types: `fit` is proven against DuckDB, and what counts as deliverable against Parquet itself."""
+"""Types: `fit` is checked against DuckDB, and deliverable types against Parquet itself."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -14,7 +14,7 @@ from catchment.foundation import sql
 from catchment.lake import extensions, types
 from catchment.lake.types import Column, Fit
 
-# A machine that is busy with other things is no failure.
+# A busy machine is not a failure.
 UNHURRIED = settings(deadline=None)
 
 INTEGERS = {

@@ -1,4 +1,4 @@
-"""Backfills: what a schema held at a snapshot is in the other lake, each row once, whatever became of its files."""
+"""Backfills: the rows of a schema at a snapshot are in the other lake, each once."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

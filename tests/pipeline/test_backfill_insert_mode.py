@@ -1,4 +1,4 @@
-"""Backfills of tables that take no registered files: rows are inserted, once, and the tables stay what they are."""
+"""Backfills of tables that accept no registered files: rows are inserted once."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

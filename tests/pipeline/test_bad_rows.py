@@ -1,4 +1,4 @@
-"""Halving: finds exactly the bad places, with few questions, and never more than allowed."""
+"""Halving finds exactly the bad rows, with few attempts, and never more than allowed."""
 
 from collections.abc import Callable
 from math import ceil, log2
@@ -52,7 +52,8 @@ def test_the_questions_are_bounded_and_no_bad_place_is_called_good(case: tuple[i
     asked: list[tuple[int, int]] = []
     found = halve(count, _asking(bad, asked), probes_max=probes_max)
     assert bad <= set(found) <= set(range(count))
-    # At the bound, what lies in line is asked for once each and split no more: at most one stretch per halving.
+    # At the bound, what lies in line is asked for once each and split no more: at most one stretch
+    # per halving.
     assert len(asked) <= probes_max + ceil(log2(max(2, count))) + 1
     assert all(reason.startswith(("bad ", "among these rows: bad ")) for reason in found.values())
     assert all(place in bad or found[place].startswith("among") for place in found)

@@ -1,4 +1,4 @@
-"""A disk that does not take a file: the file fails alone, and comes along once the disk is well."""
+"""A disk that refuses a file: the file fails alone, and is delivered once the disk works."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ def test_a_file_that_cannot_be_synced_fails_alone(
     sync = os.fdatasync
 
     def refusing(descriptor: int) -> None:
-        # The system tells of a lost write once: whoever asks again is told that all is well.
+        # The system reports a lost write once: a second fsync succeeds.
         if (inode := os.fstat(descriptor).st_ino) in lost:
             lost.remove(inode)
             raise OSError(errno.EIO, "a fault of the test's")

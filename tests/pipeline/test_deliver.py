@@ -1,4 +1,4 @@
-"""Deliveries: what goes in comes out, whatever the inputs look like, and a bad unit harms only itself."""
+"""Deliveries: every row of every kind of input arrives, and a bad unit affects only itself."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +107,8 @@ def test_a_unit_spread_over_tasks_fails_whole_and_no_other_unit_fails(
     create_table(lake)
     files = event_files(tmp_path / "in", 8)
     files[7].write_bytes(b"not parquet")
-    # Large enough by its own account to be cut over two tasks: the broken part and a good one lie in different tasks.
+    # Large enough by its own account to be cut over two tasks: the broken part and a good one lie
+    # in different tasks.
     spread = tuple(Input(uri=str(files[at]), bytes=20_000_000) for at in (3, 7))
     others = [_unit(f"u{at}", files[at]) for at in (0, 1, 2, 4, 5, 6)]
     report = _run(lake, settings, *others, Unit(id="spread", source="spread", inputs=spread))

@@ -1,4 +1,4 @@
-"""What once went wrong with files that were delivered: rows that filters missed, files that took others with them."""
+"""Unusual files: filters find all of their rows, and a bad file affects no other."""
 
 import os
 from datetime import time

@@ -1,4 +1,4 @@
-"""Every type that DuckLake has: in equals out through rewrite, adopt or insert, or refused before any write."""
+"""Every type of DuckLake: unchanged by rewrite, adopt and insert, or refused before any write."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,7 +92,8 @@ REFUSED = (
 )  # fmt: skip
 
 
-# DuckDB reads every timestamp of a Parquet file as microseconds or finer, and those do not go into coarser unchanged.
+# DuckDB reads every timestamp of a Parquet file as microseconds or finer, and those do not go into
+# coarser unchanged.
 NOT_FROM_PARQUET = ("TIMESTAMP_S", "TIMESTAMP_MS")
 
 
@@ -164,7 +165,8 @@ def test_a_type_is_inserted_exactly_if_ducklake_registers_no_file_with_it(
     with sqlite_lake.cursor() as cursor:
         call = f"CALL ducklake_add_data_files('lake', 'events', {sql.literal(str(path))})"
         if "INTERVAL" in kind:
-            # These are registered, without any statistics of theirs: they are inserted out of caution.
+            # These are registered, without any statistics of theirs: they are inserted out of
+            # caution.
             cursor.execute(call)
         else:
             with pytest.raises(duckdb.Error, match="Failed to map column"):
@@ -200,7 +202,8 @@ def test_every_type_of_a_parquet_file_comes_back_as_it_went_in(lake: Lake, setti
 
 
 def test_every_type_comes_back_as_it_went_in_when_adopted(lake: Lake, settings: Settings, tmp_path: Path) -> None:
-    # A file with a token at either end of a column's order is not adopted: here they are written small.
+    # A file with a token at either end of a column's order is not adopted: here they are written
+    # small.
     kinds = [kind for kind in VALUES if kind not in NOT_FROM_PARQUET]
     query = _rows(kinds).replace("{SNAPSHOT_ID}", "{snapshot_id}").replace("{DATA_PATH}/{METADATA_CATALOG}", "{path}")
     _create(lake, kinds)

@@ -1,4 +1,4 @@
-"""Blurring a footer: bounds stay bounds, hold no placeholder, and nothing else of the file changes."""
+"""Blurring a footer: bounds stay bounds without placeholders, and nothing else changes."""
 
 from pathlib import Path
 

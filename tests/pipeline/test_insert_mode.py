@@ -1,4 +1,4 @@
-"""Tables that take no registered files: their rows are inserted, exactly once, as a plain INSERT would lay them.
+"""Tables that accept no registered files: rows are inserted exactly once, as a plain INSERT does.
 
 Every table has a twin, to which the same rows come by a plain INSERT of DuckLake itself.
 """

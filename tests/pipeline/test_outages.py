@@ -1,4 +1,4 @@
-"""Catalog and storage that fail under a delivery: it waits, redoes what is safe to redo, and stays exactly once."""
+"""Catalog and storage that fail during a delivery: it retries, and stays exactly once."""
 
 from pathlib import Path
 

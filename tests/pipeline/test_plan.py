@@ -1,4 +1,4 @@
-"""Planning: every file once, in order, evenly shared, within bounds; nothing read, nothing written."""
+"""Planning: every file once, in order, evenly shared, within bounds, without any effect."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from catchment.lake.types import Column
 from catchment.pipeline.plan import Bounds, Plan, TaskSpec, Unit, plan, task_specs
 from catchment.pipeline.work import Format, Input, Mode, UnitPart
 
-# A machine that is busy with other things is no failure.
+# A busy machine is not a failure.
 UNHURRIED = settings(deadline=None)
 
 MIB = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Tasks that memory, disk or time are too little for: their units fail for now, and no row is blamed for it."""
+"""Tasks without enough memory, disk or time: their units fail temporarily, and no row is blamed."""
 
 from pathlib import Path
 

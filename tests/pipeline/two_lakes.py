@@ -1,4 +1,4 @@
-"""Scenes of backfills: two lakes, and a table of the first that is copied into the second."""
+"""Two lakes for backfills, and a table of the first that is copied into the second."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -55,7 +55,9 @@ class Scene:
         return {mode: modes.count(mode) for mode in sorted(set(modes))}
 
     def assert_same(self, snapshot: int | None = None) -> int:
-        """Both lakes hold the same rows in every table of the schema, and the target's audit agrees."""
+        """Both lakes hold the same rows in every table of the schema, and the target's audit
+        agrees.
+        """
         rows = 0
         at = snapshot or self.source.newest_snapshot()
         with self.source.snapshot() as one, self.target.snapshot() as other:

@@ -1,4 +1,4 @@
-"""What an INSERT through the queue is tried with: types, shapes of tables, changes, and ways to write."""
+"""Cases of an INSERT through the queue: types, shapes of tables, changes, and ways to write."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,9 @@ Error = adbc_driver_manager.Error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A table with a column `k` and one more, what its rows hold, and what happens to it between two writes."""
+    """A table with a column `k` and one more, what its rows hold, and what happens to it between
+    two writes.
+    """
 
     name: str
     type: str
@@ -44,7 +46,8 @@ def _change(name: str, kind: str, value: str, *between: str) -> Case:
     return Case(name=name, type=kind, values=(value,), between=tuple(f"ALTER TABLE {{}} {each}" for each in between))
 
 
-# A single row of text like {SNAPSHOT_ID} is left out: DuckLake itself fails to commit it, and the queue does not.
+# A single row of text like {SNAPSHOT_ID} is left out: DuckLake itself fails to commit it, and the
+# queue does not.
 TYPES = [
     _type("BOOLEAN", "true", "false"),
     _type("TINYINT", "-128", "127"),
@@ -134,7 +137,9 @@ WAYS = ("literal", "select", "parameters", "executemany", "ingest")
 
 
 def write(cursor: Any, case: Case, way: str, *, queue: str, table: str, first: int) -> str | None:
-    """Write a case's rows into a table, `queue` standing before its name if there is one; the error, if it failed."""
+    """Write a case's rows into a table, `queue` standing before its name if there is one; the
+    error, if it failed.
+    """
     insert = f"INSERT INTO {queue}.{table}" if queue else f"INSERT INTO {table}"
     insert += f" (k, {case.column})"
     try:

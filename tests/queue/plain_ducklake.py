@@ -1,7 +1,7 @@
-"""DuckLake as it is without Catchment: in this process as the oracle, and in another one that changes a lake.
+"""DuckLake without Catchment: in this process as the oracle, in another one to change a lake.
 
-python -m tests.queue.plain_ducklake: each line of stdin is a JSON list of statements, which are executed in order;
-the answer is a line with the error of the first that failed, or `null`.
+python -m tests.queue.plain_ducklake: each line of stdin is a JSON list of statements, which are
+executed in order; the answer is a line with the error of the first that failed, or `null`.
 """
 
 import importlib.util
@@ -67,7 +67,8 @@ def main() -> None:
         except duckdb.Error as failed:
             error = str(failed)
             with suppress(duckdb.TransactionException):
-                # Some of DuckLake's errors leave the transaction open that the statement was on its own in.
+                # Some of DuckLake's errors leave the transaction open that the statement was on its
+                # own in.
                 connection.execute("ROLLBACK")
         sys.stdout.write(json.dumps(error) + "\n")
         sys.stdout.flush()

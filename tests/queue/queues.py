@@ -1,7 +1,7 @@
-"""Queues for tests: on any layout and a clock that stands still, or as the settings name them; rows with known ids.
+"""Queues for tests, in every layout, with rows of known ids.
 
-`QueueScene` can be stopped, crashed and started again, in each layout and in the model. `open_queue`
-opens a queue as a process does. Both flush in this process, without Spark.
+`QueueScene` can be stopped, crashed and started again, in each layout and in the model.
+`open_queue` opens a queue as a process does. Both flush in this process, without Spark.
 """
 
 import shutil
@@ -31,8 +31,8 @@ from tests.shortcuts.made_lakes import CATALOGS, put_lake
 
 LAYOUTS_ON_DISK = ("shared", "sessions")
 LAYOUTS = ("model", *LAYOUTS_ON_DISK)
-# Every layout with the default catalog, and every catalog under the default layout: a buffer knows nothing of the
-# lake's catalog. All the others have their time in the long campaigns.
+# Every layout with the default catalog, and every catalog under the default layout: a buffer knows
+# nothing of the lake's catalog. All the others have their time in the long campaigns.
 LAYOUTS_AND_CATALOGS = [
     pytest.param(layout, catalog, marks=() if layout == "shared" or catalog == "sqlite" else pytest.mark.soak)
     for layout in LAYOUTS
@@ -64,7 +64,9 @@ class FallibleLake(Lake):
 
 
 class QueueScene:
-    """A queue with everything around it; `open` starts it, and starts it again from what is on the disk."""
+    """A queue with everything around it; `open` starts it, and starts it again from what is on the
+    disk.
+    """
 
     def __init__(self, layout: str, settings: Settings) -> None:
         self.layout = layout
@@ -108,7 +110,9 @@ class QueueScene:
         self.open()
 
     def crash(self) -> None:
-        """Start again from what a power cut at this moment would leave: the files as they lie there, WALs included."""
+        """Start again from what a power cut at this moment would leave: the files as they lie
+        there, WALs included.
+        """
         if self.layout != "model":
             self._crashes += 1
             root = self.settings.home / f"queue-after-crash-{self._crashes}"
@@ -138,7 +142,7 @@ class QueueScene:
         return self.buffer.append(table, columns, event_rows(ids), session="default")
 
     def sql(self, statement: str) -> None:
-        """Change the lake behind the queue's back."""
+        """Change the lake without the queue."""
         with self.lake.write() as connection:
             connection.execute(statement)
 
@@ -174,7 +178,9 @@ def arrow(query: str) -> pa.Table:
 
 
 def difference(connection: duckdb.DuckDBPyConnection, one: str, other: str) -> list[Row]:
-    """Rows that one of two queries returns and the other does not, as DuckDB compares them: NaN equals NaN."""
+    """Rows that one of two queries returns and the other does not, as DuckDB compares them: NaN
+    equals NaN.
+    """
     return [
         row
         for left, right in ((one, other), (other, one))
@@ -250,7 +256,7 @@ def ids_in(lake: Lake, table: TableId = EVENTS) -> list[int]:
 
 
 def assert_drained(queue: DqCoordinator) -> None:
-    """Nothing is left in the buffer, nothing was set aside or buried, and the ledger agrees with the tables."""
+    """Check that no row is buffered, quarantined or a dead letter, and that the audit agrees."""
     assert sum(state.rows for state in queue.buffer.tables()) == 0
     assert queue.buffer.parcels() == []
     assert queue.buffer.set_aside() == ()
@@ -265,7 +271,7 @@ def segments_in(root: Path, *folders: str) -> list[Path]:
 
 
 def advisory_locks(conninfo: str) -> list[int]:
-    """The advisory locks that anybody holds in a PostgreSQL database, by their keys."""
+    """Return the keys of all advisory locks of a PostgreSQL database."""
     query = (
         "SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks JOIN pg_database d ON d.oid = database "
         "WHERE locktype = 'advisory' AND granted AND d.datname = current_database()"
@@ -275,7 +281,7 @@ def advisory_locks(conninfo: str) -> list[int]:
 
 
 def wait_for_locks(conninfo: str) -> None:
-    """Wait until the server has noticed that whoever held locks is dead: it takes a moment."""
+    """Wait until the server has noticed that the holder of its locks is dead."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SET lock_timeout = '30s'")
         for key in advisory_locks(conninfo):

@@ -1,4 +1,4 @@
-"""Scenes of the sessions layout: buffers on one root, as several processes have them, and a writer that dies."""
+"""Buffers of the sessions layout on one root, as of several processes, and a writer that dies."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -95,5 +95,7 @@ def no_room() -> None:
 
 
 def run_writer(root: Path, act: str = "die") -> warm.Process:
-    """A process that writes 50 rows and kills itself; with `lease`, once it holds its file's lease and is told to."""
+    """A process that writes 50 rows and kills itself; with `lease`, after a line, while it has its
+    lease.
+    """
     return warm.Process([sys.executable, "-c", _WRITER, str(root), act], cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE)

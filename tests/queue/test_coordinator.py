@@ -1,4 +1,4 @@
-"""The queue, on every layout and on the model: what is acknowledged arrives, once, whatever happens on the way."""
+"""The queue on every layout and the model: every acknowledged row arrives once."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -158,7 +158,7 @@ def test_a_trickle_that_never_stops_is_due_when_its_oldest_row_is(pause_s: float
         queue.clock.advance(pause_s)
     assert queue.coordinator.flush_stale_buffers().rows == rows
     assert_delivered(queue, range(rows))
-    # The age starts anew with the first row after the flush.
+    # The age starts again with the first row after the flush.
     queue.write(range(rows, rows + 1))
     queue.clock.advance(11)
     assert queue.coordinator.flush_stale_buffers().rows == 0
@@ -286,7 +286,7 @@ def test_a_queue_that_dies_anywhere_has_every_acknowledged_row_once_when_it_is_s
     except Killed:
         queue.crash()
     assert_audited(queue)
-    # A writer that was not told may find its rows there, all or none.
+    # A writer without an answer may find all of its rows there, or none.
     found = queue.fresh_rows()
     assert found in (once_each(range(acked)), once_each(range(12)))
     queue.coordinator.force_flush_all()

@@ -1,6 +1,8 @@
-"""The nth call fails, for n = 1, 2, 3 … until none is hit: of the file system, of DuckDB under the buffer and the lake.
+"""The nth call fails, for n = 1, 2, 3 … until none is hit: of the file system, of DuckDB under the
+buffer and the lake.
 
-Whatever fails, the queue goes on without being opened again, and every acknowledged row is in the lake exactly once.
+Whatever fails, the queue goes on without being opened again, and every acknowledged row is in the
+lake exactly once.
 """
 
 import errno
@@ -27,7 +29,8 @@ from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, coordinator, eve
 from tests.sample_events import EVENTS
 from tests.shortcuts.made_lakes import put_lake
 
-# Every call of a file operation that changes something, where `catchment.foundation.files` makes it.
+# Every call of a file operation that changes something, where `catchment.foundation.files` makes
+# it.
 FILE_CALLS: tuple[tuple[Any, str], ...] = (
     (os, "fsync"),
     (os, "fdatasync"),
@@ -74,7 +77,7 @@ class Connection:
         self._nth = nth
 
     def execute(self, statement: str, *arguments: Any, **options: Any) -> Any:
-        # A COMMIT that fails leaves no transaction behind.
+        # A COMMIT that fails leaves no open transaction.
         undo = (lambda: self._real.execute("ROLLBACK")) if statement == "COMMIT" else (lambda: None)
         if statement != "ROLLBACK":
             self._nth.call(undo)
@@ -140,7 +143,9 @@ class Story:
         put_lake(settings, events=True)
 
     def try_with(self, failing: Callable[[int], Any], nth: int) -> bool:
-        """Write, flush and write again while the nth call fails; then all is well again. Says whether there was one."""
+        """Write, flush and write again while the nth call fails; then all is well again. Says
+        whether there was one.
+        """
         # Waits for a retry take no time.
         with Lake.from_settings(self._settings, clock=FakeClock(SystemClock().now())) as lake:
             with failing(nth) as counter:
@@ -185,7 +190,7 @@ class Story:
         try:
             queue.force_flush_all()
         except CatchmentError:
-            # The caller is told, and nothing is lost: that is all that is asked for here.
+            # The caller gets an error and no row is lost: more is not required here.
             return
 
     def _assert_once(self, lake: Lake) -> None:

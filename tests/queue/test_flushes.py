@@ -132,7 +132,7 @@ def test_an_orphan_is_sealed_with_the_rows_that_are_only_in_its_wal(make_setting
     left = settings.queue_path.with_name("left")
     with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(10)))
-        # What a kill would leave behind.
+        # The files after a kill.
         shutil.copytree(settings.queue_path, left)
         queue.lake.close()
     orphaned = settings.model_copy(update={"queue_root": left})
@@ -153,7 +153,7 @@ def test_a_force_flush_drains_all_slices_and_segments_and_ends_though_writers_go
         for number in range(9):
             queue.enqueue(EVENTS, event_rows(range(number * 11, number * 11 + 11)), session=f"session {number}")
         later = iter(range(1_000, 2_000))
-        # Somebody writes again and again while the flush is under way: it must not go after those rows forever.
+        # Another client writes during the flush, which must not follow those rows forever.
         with faults.armed("deliver.after_commit", lambda: _enqueue_one(queue, next(later))):
             report = queue.force_flush_all()
         assert report.rows == 99

@@ -1,4 +1,4 @@
-"""Fresh reads and dead letters, on every layout: each acknowledged row is somewhere, and in one place only."""
+"""Fresh reads and dead letters on every layout: each acknowledged row is in exactly one place."""
 
 from collections import Counter
 
@@ -28,7 +28,9 @@ def _nullable(ids: range, *bad: int) -> pa.Table:
 
 
 def _tightened(queue: QueueScene) -> None:
-    """Let the table refuse NULL from now on, with rows buffered that it took before; 12 and 19 are bad ones."""
+    """Let the table refuse NULL from now on, with rows buffered that it took before; 12 and 19 are
+    bad ones.
+    """
     queue.write(range(10))
     queue.coordinator.force_flush_all()
     queue.coordinator.enqueue(EVENTS, _nullable(range(10, 16), 12))

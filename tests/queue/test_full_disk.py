@@ -1,6 +1,7 @@
-"""The buffer's disk is full: writers are told so, the status says so, nothing acknowledged is lost, and room cures it.
+"""The buffer's disk is full: writes fail, the status says so, and space is enough to continue.
 
-A limit on the size of files stands in for the disk: the system refuses DuckDB's writes and ours in the same places.
+A limit on the size of files stands in for the disk: the system refuses DuckDB's writes and ours in
+the same places.
 """
 
 import resource
@@ -170,7 +171,8 @@ def test_every_write_to_a_full_disk_fails_as_not_kept_or_as_unknown(
         writer = Writer(queue, rows=LARGE)
         with no_file_beyond(2 * MIB):
             told = [writer.fill() for _ in range(4)]
-        # Only the file can tell whether the first was kept; where it cannot be opened, nobody can. The others were not.
+        # Only the file shows whether the first was kept, unless it cannot be opened. The others
+        # were not.
         assert {type(each) for each in told[1:]} == {DiskFullError}
         writer.write()
         queue.force_flush_all()
@@ -183,7 +185,7 @@ def test_a_buffer_that_cannot_be_reopened_is_reopened_by_the_first_write_for_whi
     with new_queue(make_settings("sqlite")) as queue:
         large, small = Writer(queue, rows=LARGE), Writer(queue, rows=SMALL, first=10 * LARGE)
         large.write()
-        # Only the journal has these: whoever opens the file has to settle them, for which there is no room.
+        # Only the journal has these: opening the file settles them, for which there is no space.
         small.write()
         with no_file_beyond(MIB // 16):
             assert isinstance(large.fill(), CommitUnknownError)
@@ -250,7 +252,8 @@ def test_a_checkpoint_that_finds_the_disk_full_does_not_keep_the_buffer_from_its
 ) -> None:
     with new_queue(make_settings("sqlite")) as queue:
         Writer(queue, rows=400_000).write()
-    # Closed, the file has them; from now on its WAL grows, and a checkpoint has to make the file larger.
+    # Closed, the file has them; from now on its WAL grows, and a checkpoint has to make the file
+    # larger.
     settings = make_settings("sqlite", queue_max_db_bytes=4 * MIB)
     buffer = SharedBuffer.from_settings(settings, clock=SystemClock())
     columns = buffer.columns(EVENTS, "")

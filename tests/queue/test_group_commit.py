@@ -1,4 +1,4 @@
-"""Group commit: one commit for all who wait, each told of its own fate, nobody forgotten."""
+"""Group commit: one commit for all waiting writers, each with its own result."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ class Interrupted(BaseException):
 
 
 class Line(GroupCommit[int, str]):
-    """A group commit that says when somebody has come to stand in line."""
+    """A group commit that signals every new waiter."""
 
     def __init__(self, commit: Callable[[Sequence[int]], Sequence[str]], *, items_max: int) -> None:
         super().__init__(commit, items_max=items_max)
@@ -63,7 +63,7 @@ class Desk:
 
 
 def _behind_the_first(desk: Desk, pool: ThreadPoolExecutor, items: Sequence[int]) -> list[Future[str]]:
-    """Have item 0 under way, and the others in line behind it, in their order."""
+    """Start committing item 0, with the others waiting after it, in order."""
     futures = [pool.submit(desk.line.submit, 0)]
     desk.line.wait_for_one()
     assert desk.begun.acquire(timeout=WAIT_S)
@@ -122,7 +122,7 @@ def test_a_bad_item_fails_alone(pool: ThreadPoolExecutor) -> None:
     with pytest.raises(InputError, match=r"bad \[-2\]"):
         futures[2].result(WAIT_S)
     assert _results([futures[0], futures[1], futures[3]]) == ["done 0", "done 1", "done 3"]
-    # Nobody's item was committed twice: the group that failed left nothing, so each was tried by itself.
+    # No item was committed twice: the failed group left nothing, so each was tried alone.
     assert desk.groups == [[0], [1, -2, 3], [1], [-2], [3]]
     assert desk.line.submit(4) == "done 4"
 
@@ -242,7 +242,9 @@ def test_an_interrupt_while_items_are_tried_one_by_one_leaves_no_second_leader(
 
 
 class Impatient(threading.Event):
-    """What the leader waits on for others, which ends it instead, once all whom the test wants are in line."""
+    """What the leader waits on for others, which ends it instead, once all whom the test wants are
+    in line.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +261,7 @@ def test_a_thread_that_is_interrupted_while_it_gathers_blocks_no_other_thread(po
     desk = Desk()
     line = desk.line
     patient, line._gathered = line._gathered, (impatient := Impatient())
-    # As if some had just been told, and would be back.
+    # As if some had just got their results, and would return.
     line._writers = 10
     first = _in_line(desk, pool, 0)
     assert impatient.reached.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""Rows as they arrive: how large they are, and what they are to a table, whatever came before."""
+"""Incoming rows: their size, and how they match the columns of a table."""
 
 import pyarrow as pa
 import pytest
@@ -39,7 +39,7 @@ def test_new_columns_are_never_taken_for_old_ones() -> None:
     rows = pa.table({"id": pa.array([None], pa.int64())})
 
     def is_refused(*, nullable: bool) -> bool:
-        # Once nobody holds on to them, Python gives the next ones their place, and so their identity.
+        # Once they are freed, Python may reuse their address, and so their identity.
         columns = (Column(name="id", type="BIGINT", nullable=nullable),)
         try:
             incoming.require_values(rows, columns)

@@ -1,5 +1,4 @@
-"""INSERT INTO duckling_queue.t gives the table what INSERT INTO t gives a twin, or fails as that
-does.
+"""INSERT INTO duckling_queue.t has the effect of INSERT INTO t on a twin, or fails as it does.
 
 Every case of `tests.queue.insert_cases` is written in every way through the driver, in both
 layouts, then read before the flush, after a restart, and after the flush.

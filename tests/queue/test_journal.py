@@ -1,4 +1,4 @@
-"""The journal: what was acknowledged is read again, and nothing else."""
+"""The journal: acknowledged rows are read again, and nothing else."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -120,7 +120,7 @@ def test_a_damaged_frame_ends_the_journal_if_all_later_frames_were_settled(tmp_p
     empty = Entry.of(EVENTS, 7, NOW, event_rows([]))
     for entries in ([_entry(1, 2)], [_entry(3, 2)], [_entry(5, 2)], [empty]):
         journal.append(entries)
-    # An entry without rows has the next number, which nobody has settled.
+    # An entry without rows has the next number, which is not settled.
     _damage(tmp_path / "a.journal", 100)
     assert _journal(tmp_path).replay(lambda entry: entry.seq_first <= 6) == []
     with pytest.raises(BufferDamagedError, match="damaged"):
@@ -169,7 +169,7 @@ def _shared(folder: Path) -> SharedBuffer:
 
 @pytest.mark.parametrize("pages", [1, 2])
 def test_a_power_cut_while_settled_frames_are_overwritten_is_not_reported_as_damage(pages: int, tmp_path: Path) -> None:
-    """The header of an old frame was left, and the pages behind it were new: a healthy buffer was set aside."""
+    """The header of an old frame with new pages after it: a healthy buffer used to be quarantined."""
     store = _store(tmp_path)
     path = tmp_path / f"buffer.duckdb{SUFFIX}"
     for table in (EVENTS, OTHER):

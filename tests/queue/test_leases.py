@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, and none once the holder is gone; by files and by PostgreSQL alike."""
+"""Leases: one holder at a time, and none once its process is gone; by files and by PostgreSQL."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -99,7 +99,8 @@ def test_a_lease_dies_with_its_holder(open_leases: Open, place: tuple[str, str])
         assert holder.stdout.readline() == "held\n"
         assert leases.take("a") is None
         holder.kill()
-    # The system lets go of a lock at once, a PostgreSQL server when it notices that the connection is closed.
+    # The system lets go of a lock at once, a PostgreSQL server when it notices that the connection
+    # is closed.
     assert _eventually(leases, "a")
 
 

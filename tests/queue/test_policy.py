@@ -1,4 +1,4 @@
-"""When to flush, from what is buffered and the time; how long to leave a table alone: longer, up to a bound."""
+"""When a table is due, and how long a failing one waits: ever longer, up to a bound."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,9 @@ def _state(*, rows: int = 1, size: int = 1, age_s: float = 0, sealed: int | None
 
 
 def _troubles(count: int, luck: float) -> list[FlushFailure]:
-    """What becomes of a table that fails so often, each time at the moment when it may be tried again."""
+    """What becomes of a table that fails so often, each time at the moment when it may be tried
+    again.
+    """
     found: list[FlushFailure] = []
     for _ in range(count):
         before = found[-1] if found else None

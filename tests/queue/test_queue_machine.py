@@ -1,6 +1,7 @@
-"""The queue under everything at once: whatever happens in whatever order, it agrees with a dictionary of lists.
+"""Random operations on the queue: in every order it agrees with a dictionary of lists.
 
-After every step a fresh read shows exactly the acknowledged rows; at the end the lake has each of them once.
+After every step a fresh read shows exactly the acknowledged rows; at the end the lake has each of
+them once.
 """
 
 import shutil
@@ -37,7 +38,8 @@ from tests.shortcuts.made_lakes import put_lake
 TABLES = st.sampled_from([EVENTS, OTHER])
 SESSIONS = st.sampled_from(["one", "two"])
 COLUMNS_MAX = 3
-# Most lie between the lake's commit and the end of the buffer's own work, where it takes both to know what is so.
+# Most lie between the lake's commit and the end of the buffer's own work, where it takes both to
+# know what is so.
 POINTS = st.sampled_from(
     [
         "deliver.before_commit",
@@ -155,7 +157,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.layout == "sessions")
     @rule()
     def lose_the_leases_while_parcels_are_out(self) -> None:
-        # Sealed first: an active file that somebody else opens is kept from another process by DuckDB, not from this.
+        # Sealed first: DuckDB keeps another process from opening an active file, but not this one.
         buffer = self.queue.buffer
         assert isinstance(buffer, SessionsBuffer)
         for session in ("one", "two"):
@@ -169,7 +171,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert not [error for each in self.queue.pipeline(other).flush(theirs) for error in each.errors]
         finally:
             other.close()
-        # Whoever lost them does not know, and delivers them again: the ledger does.
+        # The process that lost them delivers them again: the ledger knows.
         assert not [error for each in self.queue.pipeline(buffer).flush(mine) for error in each.errors]
 
     @invariant()

@@ -1,4 +1,4 @@
-"""A table whose numbers follow it from one queue to another: each lake has every row once, and the audit agrees."""
+"""A table that moves from one queue to another: each lake has every row once, and audits agree."""
 
 import threading
 from collections.abc import Iterator

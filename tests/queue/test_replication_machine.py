@@ -1,4 +1,4 @@
-"""Two buffers, one of which follows the other: whatever is lost, repeated or late, it has the home's first rows."""
+"""Random loss, repetition and delay between two buffers: the replica has a prefix of the rows."""
 
 import shutil
 import tempfile
@@ -59,7 +59,7 @@ class ShippingMachine(RuleBasedStateMachine):
         try:
             shipment = self.buffers["home"].read_log(TABLE, after, rows_max=rows_max)
         except InvariantError:
-            # Let go of, because the copy has it.
+            # Released, because the replica has it.
             return
         if shipment is not None:
             self.shipped.append(shipment)

@@ -1,4 +1,4 @@
-"""An older copy of the buffer that is put back: no row that is written to it is taken for one that the lake has."""
+"""An older copy of the buffer is restored: no new row is taken for one that the lake has."""
 
 import shutil
 from collections.abc import Callable
@@ -34,7 +34,9 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.fixture
 def restore(settings: Settings, tmp_path: Path) -> Restore:
-    """A lake that got rows 1 to 30 from a buffer of which an older copy comes back; that had given 1 to 10 of 15."""
+    """A lake that got rows 1 to 30 from a buffer of which an older copy comes back; that had given
+    1 to 10 of 15.
+    """
     copy = tmp_path / "copy"
     with new_queue(settings) as queue:
         create_table(queue.lake, OTHER)
@@ -61,7 +63,9 @@ def write(queue: DqCoordinator, first: int, last: int, table: TableId = EVENTS) 
 
 
 def put_back_unflushed(settings: Settings, copy: Path) -> None:
-    """Put a copy back that had flushed nothing of its ten rows; the lake has got them since, and ten more."""
+    """Put a copy back that had flushed nothing of its ten rows; the lake has got them since, and
+    ten more.
+    """
     with new_queue(settings) as queue:
         write(queue, 1, 10)
     shutil.copytree(settings.queue_path, copy)
@@ -78,7 +82,7 @@ def fresh_ids(queue: DqCoordinator, table: TableId = EVENTS) -> list[int]:
 
 
 def assert_refused(queue: DqCoordinator, seq_lake: int, seq_buffer: int, table: TableId = EVENTS) -> None:
-    """Nothing of the table is flushed, read, or let go of."""
+    """Check that no row of the table is flushed, read, or released."""
     rows = rows_in(queue, table)
     said = f"The lake has {table} up to seq {seq_lake}, and the buffer was opened at {seq_buffer}"
     with pytest.raises(FlushFailedError, match=said):

@@ -1,4 +1,4 @@
-"""A catalog that is restored from a backup, beside a buffer that is newer: what the how-to says is so, and helps."""
+"""A catalog restored from a backup beside a newer buffer: the how-to is right, and helps."""
 
 import re
 import shutil
@@ -78,7 +78,8 @@ def test_the_scripts_of_the_how_to_find_the_rows_and_let_the_queue_go_on(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "main.events lacks 10 rows of the queue"
     listed = [Path(line.partition(" rows in ")[2]) for line in said[1:]]
-    # The older of the two is that of the rows which the catalog knows: it was made before the backup.
+    # The older of the two is that of the rows which the catalog knows: it was made before the
+    # backup.
     assert len(listed) == 2
     rescued = tmp_path / "rescued.parquet"
     shutil.copy(listed[1], rescued)

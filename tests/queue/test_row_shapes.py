@@ -1,4 +1,4 @@
-"""Shapes and values in the queue, on every layout: rows come into the table's columns, and stay what they are."""
+"""Shapes and values on every layout: rows match the table's columns, and values stay the same."""
 
 import threading
 from collections import Counter
@@ -85,7 +85,9 @@ TEXTS = [
 
 
 def _read(queue: QueueScene, table: TableId, query: str) -> list[tuple[object, ...]]:
-    """Rows that differ between a fresh read and the query, or between the lake and a fresh read after a flush."""
+    """Rows that differ between a fresh read and the query, or between the lake and a fresh read
+    after a flush.
+    """
     with queue.coordinator.fresh(table) as fresh:
         found = difference(fresh.connection, fresh.queries[table], query)
     queue.coordinator.force_flush_all()
@@ -309,7 +311,9 @@ def test_a_process_that_has_asked_nothing_yet_takes_rows_as_the_buffer_keeps_the
 
 
 def test_writers_of_two_shapes_do_not_take_turns_at_new_versions(queue: QueueScene) -> None:
-    """One that came before the change was known, and comes last, sets the table back once, and not for good."""
+    """One that came before the change was known, and comes last, sets the table back once, and not
+    for good.
+    """
     queue.write(range(1))
     before = queue.buffer.columns(EVENTS, "default")
     assert before is not None

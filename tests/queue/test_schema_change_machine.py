@@ -1,9 +1,10 @@
-"""The queue while its tables change: whatever is altered between writes, it agrees with tables that had no queue.
+"""Random changes of tables between writes: the queue agrees with tables that had no queue.
 
-Every table has a twin in a second lake, which is plain DuckLake. The twin gets each row at the moment at which the
-queue acknowledges it, and each change of the table at the moment at which the table gets it: from this process, or from
-another one that knows nothing of Catchment. Then the table, read with what is buffered, has the columns and the rows of
-its twin at any time, and has them in the lake after a flush.
+Every table has a twin in a second lake, which is plain DuckLake. The twin gets each row at the
+moment at which the queue acknowledges it, and each change of the table at the moment at which the
+table gets it: from this process, or from another one that knows nothing of Catchment. Then the
+table, read with what is buffered, has the columns and the rows of its twin at any time, and has
+them in the lake after a flush.
 """
 
 import shutil
@@ -47,7 +48,8 @@ COLUMNS_MAX = 5
 # In a statement: the table, or its twin.
 TABLE = "<table>"
 SESSIONS = st.sampled_from(["one", "two"])
-# Where a flush is killed: before the lake has the rows, and after it has them but the buffer does not know.
+# Where a flush is killed: before the lake has the rows, and after it has them but the buffer does
+# not know.
 POINTS = st.sampled_from(
     ["deliver.before_commit", "deliver.after_commit", "queue.after_settle", "queue.before_retire", "queue.after_retire"]
 )
@@ -74,7 +76,8 @@ class SchemaMachine(RuleBasedStateMachine):
         self.numbers = count()
         # The twins of the tables, by the names that the tables have now.
         self.twins: dict[str, str] = {}
-        # Tables that were written to since the last change: writers need not ask the lake for those.
+        # Tables that were written to since the last change: writers need not ask the lake for
+        # those.
         self.current: set[str] = set()
         self.stranded = 0
 
@@ -114,7 +117,8 @@ class SchemaMachine(RuleBasedStateMachine):
         query, names = data.draw(self._rows(self._columns(name)))
         rows = self.oracle.execute(query).to_arrow_table()
         refused = self._on_twin(name, f"INSERT INTO {TABLE} ({names}) {query}")
-        # Without the lake rows are bound to what was known last, which is right if the table is still that.
+        # Without the lake rows are bound to what was known last, which is right if the table is
+        # still that.
         self.queue.lake.down = away and name in self.current
         try:
             self.queue.coordinator.enqueue(TableId("main", name), rows, session=session)
@@ -302,7 +306,8 @@ class SchemaMachine(RuleBasedStateMachine):
             raise
         except duckdb.Error as error:
             with suppress(duckdb.TransactionException):
-                # Some of DuckLake's errors leave the transaction open that the statement was on its own in.
+                # Some of DuckLake's errors leave the transaction open that the statement was on its
+                # own in.
                 self.oracle.execute("ROLLBACK")
             return str(error)
         return None

@@ -1,6 +1,7 @@
 """Tables that change while rows for them are buffered.
 
-The oracle is a twin table that gets every row at the moment at which the queue acknowledges it, and every change too.
+The oracle is a twin table that gets every row at the moment at which the queue acknowledges it, and
+every change too.
 """
 
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Segments on the disk: names, folders, and the way from one to the next."""
+"""Segments on disk: names, folders, and moves between them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The sessions layout when a process dies or its disk fails it: no acknowledged row is out of sight or left behind."""
+"""The sessions layout when a process dies or a disk fails: no acknowledged row is lost."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -122,7 +122,8 @@ def test_a_file_that_another_process_took_while_it_was_closed_is_left_to_it(
     leases = FileLeases(tmp_path, clock)
     mine = make(leases=leases)
     first = mine.append(EVENTS, COLUMNS, rows(1), session="one")
-    # All leases are lost, as when the server that gives them was restarted; and the other process is quicker.
+    # All leases are lost, as when the server that gives them was restarted; and the other process
+    # is quicker.
     leases.close()
     others = FileLeases(tmp_path, clock)
     (file,) = (path for path in files_in(tmp_path, "active") if path.suffix == ".db")

@@ -1,4 +1,4 @@
-"""The shared buffer as a log that others follow: held, shipped, received, begun elsewhere and dropped."""
+"""The shared buffer as a log for replicas: retained, read, received, started after, dropped."""
 
 import json
 import shutil
@@ -36,7 +36,9 @@ Open = Callable[..., SharedBuffer]
 
 @pytest.fixture
 def open_buffer(tmp_path: Path) -> Iterator[Open]:
-    """Opens a buffer of the test's own, by name; `after` opens what a power cut would leave of another."""
+    """Opens a buffer of the test's own, by name; `after` opens what a power cut would leave of
+    another.
+    """
     with ExitStack() as stack:
         copies = iter(range(1_000))
 

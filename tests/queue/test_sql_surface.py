@@ -1,4 +1,4 @@
-"""Tables of `duckling_queue` as clients use them: made, filled, read and listed, in both layouts."""
+"""Tables of `duckling_queue` for clients: created, filled, read and listed, in both layouts."""
 
 import zlib
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def connected(uri: str, *, autocommit: bool = True, **options: str) -> Iterator[
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server in one of the layouts, which nothing flushes unless it is told to."""
+    """A server in one of the layouts, which flushes on request only."""
     with raw_client.server(settings_of(tmp_path_factory.mktemp("surface"), request.param)) as running:
         yield running.uri
 
@@ -259,7 +259,7 @@ def test_rows_of_a_table_that_the_queue_made_outlive_a_process_that_ends_without
     with raw_client.server(settings) as running, connected(running.uri) as cursor:
         assert rows(cursor, "SELECT count(*) FROM t") == [(0,)]
         assert rows(cursor, "SELECT u::VARCHAR, i FROM catchment_fresh.t ORDER BY i") == before
-        # Of another session, which is over: nobody's own. One file for all does not tell.
+        # Of a closed session. The shared layout does not distinguish sessions.
         assert listed(cursor) == ([("t", "QUEUE")] if layout == "shared" else [])
         cursor.execute("PRAGMA duckling_queue.flush").fetchall()
         assert rows(cursor, "SELECT u::VARCHAR, i FROM t ORDER BY i") == before

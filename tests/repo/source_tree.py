@@ -1,4 +1,4 @@
-"""The product's own source, parsed once for the tests that are about it."""
+"""The product's source, parsed once for the tests of this folder."""
 
 import ast
 import re

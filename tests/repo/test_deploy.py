@@ -1,4 +1,4 @@
-"""`deploy/` is for machines that are not here. So it is read closely: what it names exists, and nothing is careless."""
+"""`deploy/` is for other machines, so it is read closely: every name exists, and it is hardened."""
 
 import importlib.util
 import io
@@ -39,7 +39,8 @@ DEFAULTS = Settings.model_fields
 # What closing takes beyond the time that the server gives its last flush.
 CLOSE_S = 5.0
 CONTAINER_HOME = "/var/lib/catchment"
-# Settings with a default are `#name = value`, others `##name = ""`; prose has a blank after its mark.
+# Settings with a default are `#name = value`, others `##name = ""`; prose has a blank after its
+# mark.
 WITH_DEFAULT = re.compile(r"^#(?=[a-z])", re.MULTILINE)
 EVERY = re.compile(r"^##?(?=[a-z])", re.MULTILINE)
 # What systemd knows of what a unit may say, as far as ours says it.
@@ -136,7 +137,7 @@ def test_the_example_says_of_every_setting_what_it_is_and_in_which_unit() -> Non
 
 
 def _unit() -> dict[str, dict[str, str]]:
-    # Names are told apart by case; a name that stands twice is refused.
+    # Names are case-sensitive; a duplicate is refused.
     parser = RawConfigParser(delimiters=("=",), comment_prefixes=("#",), strict=True)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(_read("catchment.service"))
@@ -266,7 +267,7 @@ class _Healthz(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Discard the log line."""
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ def healthz() -> Iterator[str]:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """Where nobody listens, and nobody else can begin to."""
+    """Reserve a port on which no process listens or can start to."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The documents: generated pages are what the code says, lists are complete, links lead somewhere."""
+"""The documents: generated pages match the code, lists are complete, links have targets."""
 
 import importlib.util
 import re

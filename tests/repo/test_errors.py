@@ -1,4 +1,4 @@
-"""The error tree: drawn as it is, grouped as promised, and whole after pickling."""
+"""The error tree: drawn as it is, grouped as promised, and unchanged by pickling."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""Verbs: each is declared once, emitted as it is declared, and in the reference."""
+"""Verbs: each is declared once, emitted as declared, and in the reference."""
 
 import ast
 import re
@@ -16,7 +16,9 @@ EMITTERS = {"events.emit": None, "emit": None, "self._log_event": "pipeline.lega
 
 @dataclass(frozen=True)
 class Emitted:
-    """One place that emits; `level` is None where it is decided there, and `facts` where some are not spelt out."""
+    """One place that emits; `level` is None where it is decided there, and `facts` where some are
+    not spelt out.
+    """
 
     place: str
     verb: str

@@ -1,4 +1,4 @@
-"""Imports go down only, and some names are imported or used in one place only."""
+"""Imports go down the layers only, and some names are imported or used in one place only."""
 
 import ast
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     # Copies the history of tenants, too.
     frozenset({"pipeline"}),
     frozenset({"tenants"}),
-    # Catchment's own database: migrated by `schema`, and used by whoever knows of tenants and users.
+    # Catchment's own database: migrated by `schema`, used by the packages of tenants and users.
     # Beside it, Flight's messages and headers, for servers and their clients.
     frozenset({"control", "flight_protocol"}),
     frozenset({"queue", "schema"}),
@@ -150,7 +150,9 @@ def test_the_command_line_uses_the_front_door_errors_and_values_only() -> None:
 
 
 def _imported_at_run_time(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Names of the product that a module imports, with where from; those for type checkers do not count."""
+    """Names of the product that a module imports, with where from; those for type checkers do not
+    count.
+    """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue

@@ -1,4 +1,4 @@
-"""The modules of the protocol are what its .proto files give."""
+"""The modules of the protocol are generated from its .proto files."""
 
 from pathlib import Path
 

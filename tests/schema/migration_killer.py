@@ -1,6 +1,7 @@
-"""A process that forks a child for every request; the child migrates a database, and dies where it is told to.
+"""A process that forks a child for every request; the child migrates a database and may be killed.
 
-It forks and not the test, because the test's process may have threads. A child starts within milliseconds.
+It forks and not the test, because the test's process may have threads. A child starts within
+milliseconds.
 
 python -m tests.schema.migration_killer < requests
 """
@@ -24,7 +25,7 @@ BACKUPS_KEPT = 3
 
 
 class Killer:
-    """A process that forks a child for every request; the child migrates, and dies where it is told to."""
+    """A process that forks a child for every request; the child migrates and may be killed."""
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "tests.schema.migration_killer"]
@@ -35,7 +36,9 @@ class Killer:
         self._process.communicate()
 
     def is_killed(self, path: Path, models: Models, step: str, argument: str | None, point: str) -> bool:
-        """Whether the step was killed at the point; otherwise it came to an end, with or without an error."""
+        """Whether the step was killed at the point; otherwise it came to an end, with or without an
+        error.
+        """
         plain = {table: {name: vars(each) for name, each in fields.items()} for table, fields in models.items()}
         request = {"path": str(path), "models": plain, "step": step, "argument": argument, "point": point}
         assert self._process.stdin

@@ -1,4 +1,4 @@
-"""What a database must hold while it is migrated, told by dictionaries; and what scripts say, read in our own way.
+"""The expected content of a database during migrations as dictionaries, and a parser of scripts.
 
 Nothing of the product's reading of scripts and structures is used here: it is what is on trial.
 """
@@ -16,7 +16,8 @@ from catchment.schema.models import TableRow
 Value = str | int | float | bytes | None
 TABLES = ("users", "posts", "tags", "notes")
 COLUMNS = ("a", "b", "order", "Größe")
-# What each kind of field is in Python, what it is declared as, a default, and values that people put in.
+# What each kind of field is in Python, what it is declared as, a default, and values that people
+# put in.
 KINDS: dict[str, tuple[Any, str, Any, tuple[Value, ...]]] = {
     "text": (str, "TEXT", "it's", ("abc", "12", "007", "1.5", "", "two\r\nlines", "é" * 300)),
     "integer": (int, "INTEGER", 7, (0, 12, -1, 2**62)),
@@ -65,14 +66,18 @@ Models = dict[str, dict[str, Field]]
 
 @dataclass
 class Held:
-    """What a database must hold: rows by table and id, the text of every script that ran, and what was made by hand."""
+    """What a database must hold: rows by table and id, the text of every script that ran, and what
+    was made by hand.
+    """
 
     rows: dict[str, dict[int, dict[str, Value]]] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
     by_hand: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
     def run(self, text: str) -> None:
-        """What the script says about rows: what it drops, and what it calls otherwise. It says nothing else."""
+        """What the script says about rows: what it drops, and what it calls otherwise. It says
+        nothing else.
+        """
         self.ran.append(text)
         for said in SAID.finditer(text):
             column_of, old, new, table, name, of, dropped, gone, lost_of, lost, kind, thing, on, what = said.groups()
@@ -177,7 +182,9 @@ def targets_of(connection: sqlite3.Connection, table: str) -> dict[str, str]:
 
 
 def _is_same(was: Value, now: Value) -> bool:
-    """Whether a value is what was put in, or can be told back: 12 as '12', '12' as 12, and 12 in turn as 12.0."""
+    """Whether a value is the inserted one, or converts back to it: 12 as '12', '12' as 12, 12 as
+    12.0.
+    """
     if isinstance(was, str) and isinstance(now, int | float):
         return was in (str(now), str(int(now)) if now == int(now) else "")
     if isinstance(was, int | float) and isinstance(now, str):

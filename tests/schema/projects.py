@@ -18,7 +18,7 @@ from catchment.schema.models import TableRow
 from catchment.schema.sqlite_engine import SqliteEngine
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-# For tests in which somebody stays in the way.
+# For tests in which another process keeps its lock.
 IMPATIENT = Backoff(attempts_max=2, first_ms=1)
 Rows = list[tuple[Any, ...]]
 
@@ -60,7 +60,7 @@ class Scene:
             return connection.execute(query).fetchall()
 
     def run(self, *statements: str) -> None:
-        """Change the database behind the back of migrations."""
+        """Change the database without a script."""
         with closing(sqlite3.connect(self.path)) as connection, connection:
             for statement in statements:
                 connection.execute(statement)
@@ -147,7 +147,7 @@ class LakeScene:
             return cursor.execute(query).fetchall()
 
     def run(self, *statements: str) -> None:
-        """Change the lake behind the back of migrations."""
+        """Change the lake without a script."""
         with self.lake.write() as connection:
             connection.execute(f'USE "{self.lake.name}"."{self.schema}"')
             for statement in statements:

@@ -1,4 +1,4 @@
-"""Scripts as a person handles them: read, chosen from, written by hand where a generated one leaves something to do."""
+"""Scripts as a developer edits them: choosing options, and writing the open parts."""
 
 import re
 import sqlite3
@@ -12,7 +12,7 @@ CREATE TABLE "users" (
     "a" TEXT COLLATE NOCASE /* nor for this */
 );
 """
-# At the start of a line only: an option that was not chosen may hold another one behind its own `-- `.
+# At the start of a line only: an option that was not chosen may contain another one after `-- `.
 UNDECIDED = re.compile(r"^-- undecided:", re.MULTILINE)
 OPTION = re.compile(r"^-- \[\d+\] ")
 LEFT = re.compile(r"^((?:-- )+)(.+) cannot be changed by a generated script\. (.*)$", re.MULTILINE)
@@ -59,7 +59,8 @@ def _taken(block: str, choose: Callable[[int], int]) -> str:
 
 
 def left_to_people(text: str, *, depth_max: int = 2) -> list[tuple[str, str, str]]:
-    """Table, view and column of each change that the script leaves to a person, in options too: none has other reasons.
+    """Table, view and column of each change that the script leaves to a person, in options too:
+    none has other reasons.
 
     A `depth_max` of 1 is without those in options that were not chosen.
     """
@@ -73,7 +74,9 @@ def left_to_people(text: str, *, depth_max: int = 2) -> list[tuple[str, str, str
 
 
 def forgetting(connection: sqlite3.Connection, text: str) -> str:
-    """A script in place of one that leaves something to a person: it drops the views that are in the way."""
+    """A script in place of one that leaves something to a person: it drops the views that are in
+    the way.
+    """
     left = left_to_people(text, depth_max=1)
     views = sorted({view for table, _, column in left for view in views_of(connection, table, column)})
     return "".join(f'-- by hand: forget {view} - -\nDROP VIEW "{view}";\n' for view in views) or "SELECT 1;\n"

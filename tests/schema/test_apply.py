@@ -1,4 +1,4 @@
-"""Applying a script: with its record or not at all; what scripts may not do; others who are in the way."""
+"""Applying a script: with its record or not at all; forbidden statements; concurrent processes."""
 
 import sqlite3
 import sys
@@ -299,7 +299,7 @@ def test_a_script_that_fails_does_not_take_back_what_others_committed_meanwhile(
 
 
 class Damaging(SqliteEngine):
-    """An engine whose disk fails: after a script the file is no database any more."""
+    """An engine whose disk fails: after a script the file is damaged."""
 
     def apply(self, script: Script) -> tuple[TableAccess, ...]:
         self.path.write_bytes(b"this is no database" * 1_000)

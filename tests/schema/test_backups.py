@@ -1,4 +1,4 @@
-"""Backups of a SQLite file, what is restored from them, and rehearsals on copies."""
+"""Backups of a SQLite file, restores from them, and rehearsals on copies."""
 
 import sqlite3
 from contextlib import closing
@@ -257,7 +257,8 @@ def test_a_hot_journal_is_rolled_back_before_reading(tmp_path: Path) -> None:
     with closing(sqlite3.connect(here.path)) as writer:
         writer.execute("PRAGMA cache_size = 1")
         writer.execute("INSERT INTO users (name) SELECT hex(zeroblob(3000)) FROM profiles, users, users b, users c")
-        # What a power cut would leave: pages of an open transaction in the file, and the journal that undoes them.
+        # What a power cut would leave: pages of an open transaction in the file, and the journal
+        # that undoes them.
         copied.write_bytes(here.path.read_bytes())
         Path(f"{copied}-journal").write_bytes(here.path.with_name("mydb.sqlite-journal").read_bytes())
     result = Migrate(SqliteEngine(copied, scripts=here.engine.scripts), here.models).check()

@@ -1,4 +1,4 @@
-"""The text of a CREATE TABLE: what is not changed stays as it was written."""
+"""The text of a CREATE TABLE: unchanged parts stay as written."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""`develop`: one call that does what a developer would do next, and stops where somebody must look."""
+"""`develop` takes the developer's next steps, and stops if a decision is needed."""
 
 import sqlite3
 from contextlib import closing

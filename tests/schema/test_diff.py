@@ -1,4 +1,4 @@
-"""The difference of two structures: what counts, what does not, and which renames are likely."""
+"""The difference of two structures: what counts, what is ignored, and likely renames."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Generated scripts, run on real databases with rows: they reach the model, and no row or hand-written word is lost."""
+"""Generated scripts on real databases: they reach the model and lose no row or comment."""
 
 import re
 import sqlite3
@@ -46,7 +46,9 @@ def _ops(connection: sqlite3.Connection, *models: type[TableRow]) -> tuple[Op, .
 
 
 def _run(connection: sqlite3.Connection, text: str) -> None:
-    """As the one who applies scripts does: one transaction, foreign keys off, all is checked before the commit."""
+    """As the one who applies scripts does: one transaction, foreign keys off, all is checked before
+    the commit.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         execute(connection, Script(name=ScriptName(number=1, slug="x"), raw=text))
@@ -64,7 +66,9 @@ def _migrate(connection: sqlite3.Connection, *models: type[TableRow]) -> str:
 
 
 def _choose(text: str, number: int) -> str:
-    """The script after the developer has uncommented that option of every choice; -1 is the last one."""
+    """The script after the developer has uncommented that option of every choice; -1 is the last
+    one.
+    """
     blocks = re.split(r"^(?=-- undecided: )", text, flags=re.MULTILINE)
     return "".join([blocks[0], *(_uncommented(block, number) for block in blocks[1:])])
 
@@ -467,7 +471,8 @@ def test_any_model_becomes_any_other_and_columns_that_stay_keep_their_values(
                 refused = error.message
                 break
         if refused:
-            # What was no relation before may hold what is no id: then nothing happens.
+            # A column that was not a relation may have values that are not ids: then nothing
+            # changes.
             assert "to nothing in" in refused
             assert _columns(connection) == before
             return

@@ -1,4 +1,4 @@
-"""The integration examples of the design, as written: a development server that starts, a production pipeline."""
+"""The integration examples of the design: a development server, and a production pipeline."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Migrations of lake tables beside others: two appliers, a commit of unknown fate, deliveries and the audit."""
+"""Migrations of lake tables beside other appliers, unknown commits, deliveries and audits."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from tests.schema.projects import LakeScene, model
 
 
 class _Nobody(CommitLock):
-    """A lock that keeps nobody out."""
+    """A lock that excludes no other process."""
 
     @contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
@@ -100,7 +100,7 @@ def test_deliveries_and_migrations_go_together_and_a_restore_brings_nothing_twic
         report = lake.audit()
         assert report.ok, report.findings
         assert all("rows were deleted or rewritten since" in note for note in report.notes)
-        # Made anew, the table has no deliveries: the audit says so.
+        # The new table has no deliveries: the audit says so.
         backup = here.migrate.backup()
         here.run("ALTER TABLE events DROP COLUMN kind")
         here.migrate.restore(backup.name)

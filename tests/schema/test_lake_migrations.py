@@ -1,4 +1,4 @@
-"""Migrations of lake tables: the scenarios of the design, and every kind of change, with rows before and after."""
+"""Migrations of lake tables: the scenarios of the design, and every kind of change, with rows."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -33,7 +33,8 @@ def test_a_restore_finds_rows_and_deletions_that_maintenance_has_merged_with_lat
         here.run("DELETE FROM events WHERE id = 3")
         _deliver(lake, settings, sources[:2])
         before, uuids, backup = here.content(), here.uuids(), here.migrate.backup()
-        # As many go as come, so that counting them would not do. One stays, or its file would be seen to go.
+        # As many go as come, so that counting them would not do. One stays, or its file would be
+        # seen to go.
         here.run("DELETE FROM events WHERE id < 9")
         here.run("INSERT INTO events SELECT 50 + i, 'late' FROM range(8) r(i)")
         report = maintenance.maintain(lake, maintenance.Ages.from_settings(settings))

@@ -1,4 +1,4 @@
-"""Findings about scripts, from what they did to a real database."""
+"""Findings about scripts, from their effect on a real database."""
 
 import sqlite3
 from contextlib import closing
@@ -21,7 +21,7 @@ INSERT INTO _new SELECT id, {values} FROM users;
 DROP TABLE users;
 ALTER TABLE _new RENAME TO users;
 """
-# The other way to rebuild: the old table is put aside, and dropped last.
+# The other way to rebuild: the old table is renamed, and dropped last.
 ASIDE = """
 ALTER TABLE users RENAME TO "to old";
 CREATE TABLE users (id INTEGER PRIMARY KEY, {columns});

@@ -1,4 +1,4 @@
-"""Migrations of a SQLite file: every scenario of the design, every step in every state, scripts that changed."""
+"""Migrations of a SQLite file: every scenario of the design, every step in every state."""
 
 import shutil
 import sqlite3
@@ -94,7 +94,9 @@ def test_a_restore_without_a_reference_is_refused_and_changes_nothing(tmp_path: 
 
 
 def test_a_script_whose_number_another_one_has_in_production_is_a_conflict(tmp_path: Path) -> None:
-    """The reference was refreshed from production, where another developer's 003 was applied meanwhile."""
+    """The reference was refreshed from production, where another developer's 003 was applied
+    meanwhile.
+    """
     here = scene("steady", tmp_path)
     number = len(here.check().applied)
     shutil.copy(here.path, here.engine.reference)
@@ -118,7 +120,8 @@ def test_a_script_whose_number_another_one_has_in_production_is_a_conflict(tmp_p
         f"Conflicting script {mine.name}",
     ]
     theirs_file.unlink()
-    # Triage: the own script takes the next number, the reference is restored, and the other one's is written back.
+    # Triage: the own script takes the next number, the reference is restored, and the other one's
+    # is written back.
     mine.rename(mine.with_name(f"{number + 1:03d}.mine.sql"))
     here.migrate.restore()
     again = here.check()

@@ -1,7 +1,8 @@
-"""Schema migrations under everything at once: what was put into a database is in it, unless a script said DROP.
+"""Random migrations: rows that were inserted are there, unless a script dropped them.
 
-Models change at random, scripts are generated, chosen from, edited, renamed, deleted, applied, killed on the way and
-undone by restores. What must be so is told by `schema_model`: rows in dictionaries, and what the scripts say.
+Models change at random, scripts are generated, chosen from, edited, renamed, deleted, applied,
+killed on the way and undone by restores. `migration_model` has the expected rows, from dictionaries
+and the scripts.
 """
 
 import random
@@ -91,7 +92,8 @@ class SchemaMachine(RuleBasedStateMachine):
         self.held = Held()
         self.reference: Held | None = None
         self.backups: dict[tuple[str, int], Held] = {}
-        # The text of scripts that were generated, and what had run when they were: they promise nothing elsewhere.
+        # The text of scripts that were generated, and what had run when they were: they promise
+        # nothing in another state.
         self.generated: dict[str, set[tuple[str, ...]]] = {}
 
     @property
@@ -183,7 +185,7 @@ class SchemaMachine(RuleBasedStateMachine):
 
     @rule()
     def rehearse(self) -> None:
-        """What counts is what is pending on the reference, where there is one; whatever is tried, nothing changes."""
+        """A rehearsal runs the pending scripts of the reference, if any, and changes nothing."""
         is_pending = self.migrate.check().state is State.PENDING
         before = self._everything()
         is_refused = False
@@ -399,7 +401,7 @@ class SchemaMachine(RuleBasedStateMachine):
         return True
 
     def _generate(self) -> None:
-        """A generated script can do all that these models ask for, but drop a column from under a view."""
+        """A generated script makes every change, but for dropping a column that a view uses."""
         path = self.migrate.generate()
         assert path is not None
         text = plain(path)
@@ -410,7 +412,7 @@ class SchemaMachine(RuleBasedStateMachine):
                 assert column not in self.models[table]
 
     def _choose(self, data: st.DataObject, path: Path) -> None:
-        """Choose one option of everything that the script leaves open; drop the views first that stand in the way."""
+        """Choose an option of every open decision; drop views that are in the way first."""
         text = plain(path)
         if text not in self.generated or not is_open(text):
             return
@@ -438,7 +440,7 @@ class SchemaMachine(RuleBasedStateMachine):
         return True
 
     def _may_fail(self, text: str) -> bool:
-        """What was generated for this database fails for what is in the way only: rows, or what was made by hand."""
+        """A generated script fails only because of rows or objects that were made by hand."""
         is_generated = tuple(self.held.ran) in self.generated.get(text, ()) and not is_open(text)
         return not is_generated or any(self.held.rows.values()) or bool(self._hand_made())
 
@@ -478,7 +480,7 @@ class SchemaMachine(RuleBasedStateMachine):
         return {each.name: (folder / each.name).stat().st_mtime_ns for each in self.engine.backups()}
 
     def _note_backups(self, held: Held, *, is_whole: bool = True) -> None:
-        """Every backup that was not there before is of this; a step that came to its end left not too many."""
+        """Every new backup has this content; a finished step kept no more than allowed."""
         ages = self._ages()
         self.backups = {key: self.backups.get(key) or deepcopy(held) for key in ages.items()}
         for kind in ("pre", "manual", "replaced"):

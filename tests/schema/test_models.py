@@ -1,4 +1,4 @@
-"""Models: what annotations and defaults become, and what is refused in words."""
+"""Models: columns from annotations and defaults, and refusals with an explanation."""
 
 from datetime import UTC, date, datetime
 from typing import Any, ClassVar, Optional

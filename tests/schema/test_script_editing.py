@@ -1,4 +1,4 @@
-"""What the machine's person reads in scripts: what is open, what was chosen, and what is left to write by hand."""
+"""The simulated developer reads scripts correctly: open options, choices, and parts to write."""
 
 from tests.schema.script_editing import decided, is_open, left_to_people
 

@@ -1,4 +1,4 @@
-"""Triggers that a script would leave behind failing at every write: the script is refused, whatever way it took."""
+"""A script that would leave a trigger failing at every write is refused, however it does so."""
 
 import sqlite3
 from contextlib import closing
@@ -26,7 +26,7 @@ class Note(TableRow):
 
 
 class Log(TableRow):
-    """Another table; what it is made of is no matter."""
+    """Another table, with any columns."""
 
     __tablename__ = "log"
 

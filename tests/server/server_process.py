@@ -1,4 +1,4 @@
-"""A server in a process of its own, and clients that reach it through the ADBC driver."""
+"""A server in its own process, and clients that reach it through the ADBC driver."""
 
 import os
 import re
@@ -17,7 +17,9 @@ from tests.waiting import PATIENCE_S
 
 
 class ServerProcess:
-    """`catchment serve` on one home: started, stopped, killed, and started again on the port that it had."""
+    """`catchment serve` on one home: started, stopped, killed, and started again on the port that
+    it had.
+    """
 
     def __init__(self, home: Path, **environment: str) -> None:
         self.home = home
@@ -110,7 +112,7 @@ class ServerProcess:
 
 @contextmanager
 def serving(home: Path, **environment: str) -> Iterator[ServerProcess]:
-    """A server that is killed at the end: a gentle end would start Spark to flush what tests leave behind."""
+    """A server that is killed at the end: a clean stop would start Spark to flush leftover rows."""
     server = ServerProcess(home, **environment)
     try:
         server.start()

@@ -1,4 +1,4 @@
-"""`server.json`: believed only while the process that wrote it lives."""
+"""`server.json` counts only while the process that wrote it is alive."""
 
 import json
 import os

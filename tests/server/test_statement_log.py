@@ -23,7 +23,8 @@ def test_counting_an_acknowledged_statement_takes_less_than_five_microseconds() 
             started_s = clock.monotonic_s()
             meters.acked(rows=1, size=100, seconds=clock.monotonic_s() - started_s)
 
-    # The best of many short spells: others use this machine too, and a long one is never without them.
+    # The best of many short spells: others use this machine too, and a long one is never without
+    # them.
     assert min(timeit.repeat(count, number=100, repeat=400)) / 100 * 1e6 < COST_US_MAX
 
 

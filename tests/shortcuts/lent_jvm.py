@@ -1,7 +1,7 @@
-"""A JVM that goes from one process that starts warm to the next: each stops its Spark, and the JVM runs on.
+"""A JVM that passes from one warm process to the next: each stops its Spark, and the JVM runs on.
 
-A JVM ends when nobody holds the other end of its stdin. That end goes along: a process that dies while it has a JVM
-takes it with it, as it would its own.
+A JVM ends when the other end of its stdin is closed. That end is passed on: a process that dies
+while it has a JVM takes it with it, as it would its own.
 """
 
 import json
@@ -19,7 +19,7 @@ from catchment.pipeline.jvm import launch_gateway
 from tests.repo.source_tree import ROOT
 
 ASK, GIVE = "ask", "give"
-# What a JVM has for life. All else it is told anew by the next Spark, which names everything that the last one did.
+# Fixed for the life of a JVM. The next Spark sets everything else again.
 _SETTINGS = ("spark.driver.memory", "spark.driver.extraJavaOptions")
 _VARIABLES = ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", "SPARK_CONF_DIR", "SPARK_HOME", "TZ")
 _ANSWER_BYTES_MAX = 1 << 16
@@ -35,7 +35,7 @@ class Jvm:
 
 
 class Lender:
-    """Keeps JVMs that nobody needs at the moment, each with the end of its stdin."""
+    """Keeps idle JVMs, each with the end of its stdin."""
 
     def __init__(self) -> None:
         self._idle: list[tuple[Jvm, int]] = []

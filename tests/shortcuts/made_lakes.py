@@ -1,7 +1,7 @@
-"""Empty lakes that are copies of one: making a lake takes longer than most of what a test does with it.
+"""Empty lakes that are copies of one: creating a lake takes longer than most tests use it.
 
-What a copy has of its own is what tells it from the others: where its data lies, and its identities. Every lake of a
-test that is about how lakes are made is made.
+What a copy has of its own is what tells it from the others: where its data lies, and its
+identities. Every lake of a test that is about how lakes are made is made.
 """
 
 import atexit
@@ -31,7 +31,9 @@ CATALOGS = ("duckdb", "sqlite", "postgres")
 
 
 def new_lake(settings: Settings, *, clock: Clock | None = None, events: bool = False) -> Lake:
-    """The lake that the settings name, empty, or with a table of events; it is there, and is to be opened."""
+    """The lake that the settings name, empty, or with a table of events; it is there, and is to be
+    opened.
+    """
     put_lake(settings, events=events)
     return Lake.from_settings(settings, clock=clock)
 
@@ -114,7 +116,7 @@ def _made_database(server: str, *, events: bool) -> Identifier:
         connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
         catalog = f"postgres:{make_conninfo(server, dbname=name)}"
         _make(Settings(home=home, lake_catalog=SecretStr(catalog)), events=events)
-        # What anybody is connected to cannot be copied.
+        # A database with connections cannot be copied.
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
     return Identifier(name)
 

@@ -1,4 +1,4 @@
-"""JVMs that warm processes lend each other; here they are processes that end with their stdin, as Java's do."""
+"""JVMs that warm processes lend each other; stand-ins also end with their stdin."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A lake that tests start from is what a new one is, and is nobody else's."""
+"""A copied lake equals a new one, and shares nothing with other copies."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Processes that start warm are processes like any other: streams, exit codes, signals, and nothing of each other."""
+"""Warm processes behave like any other: streams, exit codes, signals, and isolation."""
 
 import os
 import signal

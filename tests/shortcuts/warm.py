@@ -1,4 +1,4 @@
-"""Processes of their own that start warm: forked from one that has imported everything, in place of `subprocess`.
+"""Processes that start warm: forked from one that has imported everything, instead of `subprocess`.
 
     python -m tests.shortcuts.warm ORDERS COMMAND…
 
@@ -38,10 +38,11 @@ class Ended:
 
 
 class Process:
-    """A command or a module of ours in a process of its own; what it has in common with `Popen` means the same.
+    """A command or a module of ours in a process of its own; what it has in common with `Popen`
+    means the same.
 
-    `arguments` begin with a command that is installed beside the interpreter, or with the interpreter and `-m`, `-c` or
-    a script. Pipes are text.
+    `arguments` begin with a command that is installed beside the interpreter, or with the
+    interpreter and `-m`, `-c` or a script. Pipes are text.
     """
 
     def __init__(
@@ -75,12 +76,13 @@ class Process:
         data = json.dumps(order).encode() + b"\n"
         sent = socket.send_fds(self._line, [data], [stream for stream, _ in theirs])
         if sent < len(data):
-            # Where nothing is left, the process may have ended by now, and nobody be there to take nothing.
+            # Not if nothing is left: the process may have ended by now.
             self._line.sendall(data[sent:])
         for stream, is_ours in theirs:
             if is_ours:
                 os.close(stream)
-        # Not a byte more than a line is read of it: of a short process both answers are there at once.
+        # Not a byte more than a line is read of it: of a short process both answers are there at
+        # once.
         self._answers = self._line.makefile("rb", buffering=0)
         self.pid = int(self._answers.readline())
 
@@ -116,7 +118,9 @@ class Process:
         return self.returncode
 
     def communicate(self, timeout: float | None = None, typed: bytes = b"") -> tuple[str, str]:
-        """Give it what is typed and close its stdin, read what it says to its end, and wait for that."""
+        """Give it what is typed and close its stdin, read what it says to its end, and wait for
+        that.
+        """
         said: dict[str, str] = {"stdout": "", "stderr": ""}
 
         def read(name: str, pipe: IO[str]) -> None:
@@ -124,7 +128,7 @@ class Process:
 
         if self.stdin is not None:
             with self.stdin as stdin, suppress(BrokenPipeError):
-                # Less than a pipe takes, so nobody waits for a process that does not read it.
+                # Less than a pipe buffers, so this does not block if the process does not read.
                 os.write(stdin.fileno(), typed)
         pipes = [(name, pipe) for name in said if (pipe := getattr(self, name)) is not None]
         readers = [threading.Thread(target=read, args=each, daemon=True) for each in pipes]
@@ -146,7 +150,9 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def _stream(self, name: str, wanted: int | IO[str]) -> tuple[int, bool]:
-        """The descriptor for the process, and whether it is to be closed here; the other end of a pipe is kept."""
+        """The descriptor for the process, and whether it is to be closed here; the other end of a
+        pipe is kept.
+        """
         if wanted == DEVNULL:
             return os.open(os.devnull, os.O_RDWR), True
         if wanted != PIPE:
@@ -180,7 +186,8 @@ def run(
 
 def stand_in(command: Path) -> str:
     """A shell script to be put where the command would be."""
-    # Nothing but the standard library is there, which is soon imported; the process that it asks for has all of it.
+    # Nothing but the standard library is there, which is soon imported; the process that it asks
+    # for has all of it.
     client = f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -S -m {__name__}'
     return f'#!/bin/sh\n{client} "{_server()}" "{command}" "$@"\n'
 

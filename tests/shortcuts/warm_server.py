@@ -1,5 +1,4 @@
-"""A process that has imported everything there is, and forks for every order that it gets; started
-by `tests.shortcuts.warm`.
+"""A process that has imported everything, and forks for every order; started by `warm`.
 
     python -m tests.shortcuts.warm_server SOCKET
 
@@ -68,7 +67,7 @@ class Order:
 
 
 class Server:
-    """Takes orders until nobody is there to give any."""
+    """Takes orders until its client is gone."""
 
     def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -118,7 +117,7 @@ class Server:
             self._running[pid] = connection
             return None
         order = Order(**wanted)
-        # Nobody here is to close a descriptor that means something else by then.
+        # No object here may close a descriptor that is reused by then.
         for each in (self._listener, connection, *self._running.values()):
             each.detach()
         self._selector.close()
@@ -131,7 +130,7 @@ class Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            # Whoever ordered it may have gone without waiting; the others still need their answers.
+            # Its client may be gone; the others still need their answers.
             with self._running.pop(pid) as connection, suppress(BrokenPipeError):
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 

@@ -1,4 +1,4 @@
-"""Programs whose Spark does not start, is stopped or killed while it starts, loses its JVM, or has tasks that hang.
+"""Programs whose Spark does not start, is killed, loses its JVM, or has tasks that hang.
 
 python -m tests.spark.lost_jvm HOME SCENE
 """
@@ -230,7 +230,9 @@ def dies(settings: Settings) -> None:
 
 
 def flush(settings: Settings) -> None:
-    """The first start of Spark is killed: the table backs off, its status says why, and the next flush delivers."""
+    """The first start of Spark is killed: the table backs off, its status says why, and the next
+    flush delivers.
+    """
     clock = FakeClock()
     with (
         Lake.from_settings(settings) as lake,
@@ -257,7 +259,9 @@ def flush(settings: Settings) -> None:
 
 
 def hanging_tasks(settings: Settings) -> None:
-    """Of three tasks one can be interrupted, and one cannot: both fail by themselves, and the next ones are done."""
+    """Of three tasks one can be interrupted, and one cannot: both fail by themselves, and the next
+    ones are done.
+    """
     quick = settings.model_copy(update={"spark_task_seconds_max": TASK_S_MAX, "spark_master": "local[3]"})
     rows, stuck = settings.home / "rows.parquet", settings.home / "stuck.parquet"
     duckdb.execute(f"COPY (SELECT 1 AS id) TO '{rows}'")
@@ -291,7 +295,9 @@ def _rewriting(settings: Settings, number: int, path: Path, *columns: Column) ->
 
 
 def hanging_job(settings: Settings) -> None:
-    """Workers that do not even look at the time: the driver cancels the job, and the next one works."""
+    """Workers that do not even look at the time: the driver cancels the job, and the next one
+    works.
+    """
     with SparkRunner(settings) as runner:
         session_of_it = runner._started()
 

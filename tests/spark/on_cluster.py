@@ -1,8 +1,9 @@
-"""Delivers on a local cluster with two executor processes, and imports a legacy home; started by the cluster test.
+"""A delivery and a legacy import on a local cluster of two executors; started by the cluster test.
 
     python -m tests.spark.on_cluster HOME CATALOG_URL LEGACY_HOME FILE…
 
-Prints how many driver and executor JVMs ran, how many units were delivered and failed, and the same of leaves.
+Prints how many driver and executor JVMs ran, how many units were delivered and failed, and the same
+of leaves.
 """
 
 import sys

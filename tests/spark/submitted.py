@@ -1,4 +1,4 @@
-"""A program for `spark-submit`, which gives it a JVM: a session, and another after it.
+"""A program for `spark-submit`, which provides its JVM: a session, and another one after it.
 
 spark-submit submitted.py HOME
 """

@@ -1,4 +1,4 @@
-"""Backfills in the real runtime: Spark's workers read the source's files, and neither of the two catalogs."""
+"""Backfills on Spark: its workers read the source's files, and neither of the two catalogs."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +30,8 @@ STATEMENTS = (
 )
 
 
-# A DuckDB file is locked by the process that has it open: a worker that asked a catalog for anything would fail.
+# A DuckDB file is locked by the process that has it open: a worker that asked a catalog for
+# anything would fail.
 @pytest.mark.parametrize("catalog", ["duckdb", "sqlite"])
 def test_spark_copies_a_schema_once(catalog: str, spark_runner: SparkRunner, tmp_path: Path) -> None:
     with ExitStack() as stack:

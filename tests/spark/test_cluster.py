@@ -1,4 +1,4 @@
-"""The same jobs on executors that are processes of their own and share nothing with the driver but storage."""
+"""The same jobs on executors in their own processes, which share only storage with the driver."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,8 @@ def test_the_same_jobs_pass_on_separate_executors(make_settings: MakeSettings, t
         tables = (*SMALL, LegacyTable(name="nginx_access_log", shape=TreeShape.ACCESS_LOG, leaves=3, rows_per_file=20))
         odd = set(Odd) - {Odd.CONFLICT}
         scene = make_scene(tmp_path, lake, settings, tables=tables, odd=odd)
-        # A process of its own: a Python process has room for one Spark session, and this run has one already.
+        # A process of its own: a Python process has room for one Spark session, and this run has
+        # one already.
         url = settings.catalog_url.get_secret_value()
         command = [sys.executable, "-m", "tests.spark.on_cluster", str(settings.home), url, str(scene.home.home)]
         ended = warm.run([*command, *map(str, files)], cwd=ROOT, timeout=300)

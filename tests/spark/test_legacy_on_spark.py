@@ -1,4 +1,4 @@
-"""A legacy import whose tasks are Spark's: the same rows, the same backup, and a damaged file named."""
+"""A legacy import on Spark: the same rows, the same backup, and damaged files are named."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The real runtime: tasks in Spark's workers, lost workers, late twins, separate executors, a missing Java."""
+"""The real runtime: Spark's workers, lost workers, speculative twins, executors, a missing Java."""
 
 import gc
 import os
@@ -103,7 +103,9 @@ def test_a_worker_starts_with_what_it_needs_imported_and_nothing_from_an_archive
 
 
 def _kill_the_workers_once_one_has_written(folder: Path, killed: list[int]) -> None:
-    """Wait for the first file in the staging folder, then end all of Spark's Python workers, so also the busy ones."""
+    """Wait for the first file in the staging folder, then end all of Spark's Python workers, so
+    also the busy ones.
+    """
     deadline = threading.Event()
     timer = threading.Timer(MARKER_S_MAX, deadline.set)
     timer.start()
@@ -206,7 +208,7 @@ def test_without_java_the_error_says_what_to_install(
 
 
 def _played(scene: str, home: Path) -> None:
-    """A process has room for one Spark, so that each scene of a lost one has its own."""
+    """Each case runs in its own process, because a process can have one Spark."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.spark.lost_jvm", str(home), scene],
         cwd=ROOT,

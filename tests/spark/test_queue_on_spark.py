@@ -1,4 +1,4 @@
-"""The queue on the real runtime: slices and segments read by Spark's workers, flushed by its own threads."""
+"""The queue on Spark: its workers read slices and segments in background flushes."""
 
 import threading
 from collections.abc import Iterator

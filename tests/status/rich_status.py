@@ -1,4 +1,4 @@
-"""A believable house: a busy server, trouble in places, names that are long, and numbers that are large."""
+"""A realistic status: a busy server, some failures, long names and large numbers."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A status in which every part has something to say."""
+"""A status in which every part has values."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -144,7 +144,9 @@ _SESSIONS = Sessions(
 
 
 def full_status(*, lake_away: str | None = None) -> Status:
-    """How everything stands where there is something of everything; without the lake, where it is away."""
+    """How everything stands where there is something of everything; without the lake, where it is
+    away.
+    """
     meters = Meters()
     meters.acked(rows=3, size=40, seconds=0.002)
     status = Status(

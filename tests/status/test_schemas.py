@@ -1,4 +1,4 @@
-"""What the pages of schemas and tenants are fed with: projects, their scripts and models, and moves that are over."""
+"""The status of schemas and tenants: projects, their scripts and models, and finished moves."""
 
 import os
 import select
@@ -96,7 +96,7 @@ def test_a_project_that_drifted_shows_what_differs_and_then_nothing(app: App, fo
     assert found.differences == ("people.age: the column is missing",)
     (folder / "migrations" / "002.age.sql").write_text(SECOND)
     [script] = _look(app, folder).scripts
-    # Comments that are for programs are no summary.
+    # Comments for programs are not a summary.
     assert (script.summary, script.statements) == ("", 2)
     _apply(folder, "002.age.sql")
     found = _look(app, folder)
@@ -152,7 +152,7 @@ def test_models_that_hang_are_ended_with_all_that_they_have_begun(app: App, fold
     [module] = folder.glob("models_*.py")
     pipe = folder / "pipe"
     os.mkfifo(pipe)
-    # Whoever waits here holds the other end of the pipe: it is closed when all of them are gone.
+    # Waiting processes hold the other end of the pipe: it closes when all of them are gone.
     module.write_text(
         f"import os, time\nheld = open({str(pipe)!r}, 'wb', 0)\nos.fork()\nheld.write(b'x')\ntime.sleep(600)\n"
     )

@@ -1,4 +1,4 @@
-"""The status: documented keys, what each role sees, parts that are away, what is kept, and what needs somebody."""
+"""The status: documented keys, visibility by role, unreachable parts, history and health."""
 
 import json
 import subprocess
@@ -93,7 +93,7 @@ def test_others_see_no_sql_no_paths_no_names_and_no_texts_of_errors(role: str) -
     status = full_status(lake_away="secret reason of an outage").for_role(role)
     assert SECRET not in json.dumps(status.to_json())
     assert status.lake.unavailable == FOR_ADMINS
-    # What is no secret stays.
+    # Other texts stay.
     assert status.queue.value is not None
     assert status.queue.value.tables[0].failures == 2
     assert len(status.queue.value.set_aside) == 1
@@ -120,7 +120,7 @@ def test_others_see_of_a_database_that_is_a_file_the_last_part_of_its_path(name:
     assert named(status.for_role("admin")) == [name]
 
 
-# Parts that are dear to ask for.
+# Parts that are expensive to compute.
 
 
 @pytest.fixture

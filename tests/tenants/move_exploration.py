@@ -1,4 +1,4 @@
-"""Looking at every world that a model of moves can come to: what is wrong in one, and how it came to that."""
+"""Exploration of every state that a model of moves can reach: violations, and the trace to each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,12 +1,13 @@
-"""A tenant's moves between two shards, small enough to look at every order in which anything can happen.
+"""A model of a tenant's moves between two shards, small enough to explore every order of events.
 
-Decisions are those of `catchment.tenants.protocol`; what is modelled is the world around it. It is as bad as it can be:
+Decisions are those of `catchment.tenants.protocol`; what is modelled is the world around it. It is
+as bad as it can be:
 
 - A message that was sent may arrive never, late, and again at any time: a call arrives whenever somebody has ever known
   enough to make it.
 - Any number of movers are under way, and each may die or wake up anywhere: a mover is nothing but a row of the control
   database that it once read, and answers that it once got.
-- The writer is told as soon as the row is durable at home, as if the copy were always too late to be waited for.
+- The writer is answered as soon as the row is durable on the primary, as if the replica were always late.
 - Routers are as old as they like: writes come to both shards, under every epoch that ever was.
 - Shards crash at any time, and lose what is in memory.
 """
@@ -55,7 +56,9 @@ class Rec(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The control database: the newest move and the tenant's route, changed together. Shards are 0 and 1."""
+    """The control database: the newest move and the tenant's route, changed together. Shards are 0
+    and 1.
+    """
 
     move: int
     version: int
@@ -69,7 +72,7 @@ class Row(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A shard: its record, the rows that a backfill brought, its log behind them, its hold, writes inside the gate."""
+    """A shard: its record, backfilled rows, the log after them, its retention, running writes."""
 
     rec: Rec | None
     history: tuple[int, ...] = ()
@@ -114,13 +117,15 @@ Steps = Iterator[tuple[str, World]]
 
 
 class Model:
-    """The world's steps. What a mistake would change is a method of its own, for a subclass to make it."""
+    """The world's steps. What a mistake would change is a method of its own, for a subclass to make
+    it.
+    """
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
 
     def start(self) -> World:
-        """A tenant at home in the first shard, with one row; somebody wants it in the second."""
+        """A tenant on the first shard, with one row, to be moved to the second."""
         primary = Node(Rec(ShardRole.PRIMARY, 1), begin=0, log=(1,))
         return World((Row(1, 1, "Idle", 0, 0, 0, 1, False),), (primary, Node(None)), acked=1)
 
@@ -137,7 +142,7 @@ class Model:
     # Writers, old and new, and the shipper.
 
     def writers(self, world: World) -> Steps:
-        """In at the gate; then durable, and told. In between, anything can happen."""
+        """Past the barrier, then durable, then answered. In between, anything can happen."""
         epochs = {row.epoch for row in world.past}
         busy = sum(node.inside for node in world.nodes)
         for at, node in enumerate(world.nodes):
@@ -197,12 +202,12 @@ class Model:
         return node._replace(rec=rec, hold=(row.move, node.position) if is_shipping else None)
 
     def give_back(self, world: World, at: int) -> Steps:
-        """The gate's deadline has passed: the home swaps, and opens when it reads that the swap is done."""
+        """The barrier's deadline has passed: the primary swaps, and opens once it reads the swap."""
         returned = swapped(world.row, "returned")
         if returned is not None:
             yield f"swap: {NAMES[at]} takes its writers back, {shown(returned)}", decide(world, returned)
 
-    # The control database: one swap at a time, of the row as it is, by whoever knows enough.
+    # The control database: one swap at a time, of the current row, by any process that knows it.
 
     def swaps(self, world: World) -> Steps:
         row = world.row
@@ -261,7 +266,7 @@ class Model:
         return node if rec is None or rec == node.rec else Node(rec)
 
     def holding(self, world: World, row: Row) -> Steps:
-        """The home keeps its log behind a snapshot, in which any number of its rows are."""
+        """The primary retains its log after a snapshot that has any number of its rows."""
         node = world.nodes[row.source]
         rec = holds(node.rec, row.epoch, row.move)
         if rec is not None and self.holds_anew(node, row):
@@ -275,7 +280,7 @@ class Model:
         return node.hold is None or node.hold[0] != row.move
 
     def bringing(self, world: World, row: Row, mark: int) -> Steps:
-        """The history, once, as the ledger has it; then the log begins behind it."""
+        """Copy the history once, as the ledger allows; then the log starts after it."""
         at = 1 - row.source
         target = world.nodes[at]
         if ("brought", row.move, mark) not in world.told:
@@ -294,7 +299,9 @@ class Model:
             yield name, put(world, row.source, node._replace(rec=rec), answer)
 
     def closing(self, world: World, row: Row) -> Steps:
-        """Writers are out, and the copy has everything: the home promises durably to take no more, then it answers."""
+        """Writers are out, and the copy has everything: the home promises durably to take no more,
+        then it answers.
+        """
         node, replica = world.nodes[row.primary], world.nodes[1 - row.primary].position
         rec = self.closes(node.rec, row)
         for what, at, epoch, *reached in world.told:
@@ -334,7 +341,9 @@ class Model:
         return self.lost(world) or self.divided(world) or self.forlorn(world)
 
     def lost(self, world: World) -> str | None:
-        """By what is decided, the home has every row that was acked, once and in its place, and no other."""
+        """By what is decided, the home has every row that was acked, once and in its place, and no
+        other.
+        """
         rows = world.nodes[world.row.primary].rows
         if rows == tuple(range(1, world.acked + 1)):
             return None
@@ -488,7 +497,9 @@ def duty(at: int, row: Row) -> Rec:
 
 @cache
 def swapped(row: Row, kind: str, one: int = 0, other: int = 0) -> Row | None:
-    """The row that the protocol makes of this one; None where it refuses, or where nothing is to be changed."""
+    """The row that the protocol makes of this one; None where it refuses, or where nothing is to be
+    changed.
+    """
     try:
         step = protocol.advance(_state(row), _observation(kind, one, other))
     except CatchmentError:

@@ -1,4 +1,4 @@
-"""What the control plane keeps, on SQLite and on PostgreSQL alike: shards, tenants, and moves by compare-and-swap."""
+"""The control plane on SQLite and PostgreSQL: shards, tenants, and moves by compare-and-swap."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""A tenant that moves from one shard to another: it keeps writing, and no row of it is lost or comes twice."""
+"""A tenant moves to another shard while it is written to, and no row is lost or doubled."""
 
 import threading
 from collections.abc import Iterator

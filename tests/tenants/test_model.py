@@ -1,4 +1,4 @@
-"""Values of tenants: identities as they are shown, positions as they cover each other, states as they are kept."""
+"""Values of tenants: formatted identities, positions that cover each other, serialized states."""
 
 import json
 
@@ -23,7 +23,8 @@ from catchment.tenants.model import (
 )
 
 NUMBERS = st.integers(0, 2**64 - 1)
-# Few names and small numbers, so that positions often know the same tables; names may hold dots, schemas do not.
+# Few names and small numbers, so that positions often know the same tables; names may hold dots,
+# schemas do not.
 TABLES = st.builds(TableId, st.sampled_from(["main", "t7"]), st.sampled_from(["a", "b.c", ".", "ü"]))
 POSITIONS = st.builds(Positions, st.dictionaries(TABLES, st.integers(0, 5)))
 LIMIT = st.none() | st.integers(1, 2**53)

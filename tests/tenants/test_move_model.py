@@ -1,4 +1,4 @@
-"""Moves of a tenant, in every order in which writers, movers, shards and messages can come; and mistakes, all found."""
+"""Moves in every order of writers, movers, shards and messages; and seeded mistakes, all found."""
 
 from collections.abc import Callable, Iterator
 
@@ -81,7 +81,9 @@ def test_a_move_that_was_not_aborted_can_reach_the_switch_from_every_state() -> 
 
 
 class BothAtOnce(Model):
-    """A move without a gate: both shards are written to at once, and everybody hears of the switch at once."""
+    """A move without a barrier: both shards take writes, and all routers learn of the switch at
+    once.
+    """
 
     reads_cutover_first = False
 
@@ -136,7 +138,9 @@ class CutoverReadBefore(BothAtOnce):
 
 
 class Gaps(Model):
-    """A copy takes rows that do not follow its last one; its position is the highest number that it has."""
+    """A copy takes rows that do not follow its last one; its position is the highest number that it
+    has.
+    """
 
     def received(self, node: Node, number: int, row: int) -> Node | None:
         return node._replace(log=(*node.log, *[0] * (number - node.position - 1), row))
@@ -185,18 +189,18 @@ def test_comparing_only_the_highest_number_misses_a_gap_before_rows_written_to_b
     assert "row 2 is kept by both" in explored.trace
 
 
-# Mistakes. Each is one line that somebody could write.
+# Mistakes. Each is one plausible line of code.
 
 
 class AnyEpochSettles(Model):
-    """A shard becomes what it is told, however old that is."""
+    """A shard applies every decision, however old it is."""
 
     def settles(self, rec: Rec | None, decided: Rec) -> Rec:
         return decided
 
 
 class SameEpochSettles(Model):
-    """What a shard is told of its own epoch replaces its record, and so opens its gate."""
+    """A decision of a shard's own epoch replaces its record, and so opens its barrier."""
 
     def settles(self, rec: Rec | None, decided: Rec) -> Rec:
         return rec if rec is not None and rec.epoch > decided.epoch else decided
@@ -210,35 +214,35 @@ class AnyEpochIsReceived(Model):
 
 
 class CopyTakesWrites(Model):
-    """A shard takes writes under any epoch, whether it is the home or a copy, unless its gate is closed."""
+    """A shard takes writes under any epoch, as primary or replica, unless its barrier is closed."""
 
     def admits(self, rec: Rec | None, epoch: int) -> bool:
         return rec is not None and rec.role is not ShardRole.GONE and rec.closed_for is None
 
 
 class NobodyAsks(Model):
-    """A shard whose gate is closed believes only those who tell it of a newer epoch."""
+    """A shard with a closed barrier accepts only decisions of a newer epoch."""
 
     def reopens(self, rec: Rec, version: int) -> Rec:
         return rec
 
 
 class GateInMemory(Model):
-    """A closed gate is forgotten in a crash."""
+    """A closed barrier is forgotten in a crash."""
 
     def crashed(self, node: Node) -> Node:
         return node._replace(inside=0, rec=node.rec and node.rec._replace(closed_for=None))
 
 
 class GateThatDoesNotDrain(Model):
-    """The gate closes while a write is inside."""
+    """The barrier closes while a write is running."""
 
     def may_close(self, node: Node, copy: int) -> bool:
         return copy >= node.position
 
 
 class RestIsNotShipped(Model):
-    """The gate's answer does not wait for the rest of the log: the target is at the cut-over, and that must do."""
+    """The barrier does not wait for the rest of the log after the cut-over."""
 
     def may_close(self, node: Node, copy: int) -> bool:
         return not node.inside
@@ -249,7 +253,7 @@ class RestIsNotShipped(Model):
 
 
 class ReturnWithoutSwap(Model):
-    """A home whose deadline has passed opens its gate by itself."""
+    """A primary whose deadline has passed opens its barrier without a swap."""
 
     def give_back(self, world: World, at: int) -> Steps:
         node = world.nodes[at]
@@ -258,7 +262,7 @@ class ReturnWithoutSwap(Model):
 
 
 class OlderVersionCloses(Model):
-    """A call that comes late closes the gate for an older version than it is closed for."""
+    """A late call closes the barrier for an older version than it is closed for."""
 
     def closes(self, rec: Rec | None, row: Row) -> Rec | None:
         return super().closes(rec and rec._replace(closed_for=None), row)
@@ -283,7 +287,9 @@ class EpochBeforeDecision(Model):
 
 
 class EpochReadLater(Model):
-    """A mover reads the move, and later the epoch: a move that was undone meanwhile speaks for the next one."""
+    """A mover reads the move, and later the epoch: a move that was undone meanwhile speaks for the
+    next one.
+    """
 
     def calls(self, world: World, row: Row) -> Steps:
         yield from super().calls(world, row)
@@ -303,7 +309,7 @@ class AbortInSameEpoch(Model):
 
 
 class DropBeforeDecision(Model):
-    """The source is dropped, and then the move is swapped to Complete; somebody reverses it in between."""
+    """The source is dropped, and then the move is swapped to Complete; it is reversed in between."""
 
     def closing(self, world: World, row: Row) -> Steps:
         yield from super().closing(world, row)

@@ -1,4 +1,4 @@
-"""How a region is, and where a tenant goes: from values alone."""
+"""The health of a region and the placement of tenants, as pure functions."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""A move's states and a shard's records: what leads where, and what is refused with which words."""
+"""States of a move and records of a shard: transitions, and refusals with their messages."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

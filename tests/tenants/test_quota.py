@@ -1,4 +1,4 @@
-"""Limits of tenants: refused at once with the time to come back, measured seldom, and nobody waits for another."""
+"""Limits of tenants: refused at once with the time to retry, without delay for others."""
 
 import threading
 from collections.abc import Callable

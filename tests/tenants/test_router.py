@@ -1,4 +1,4 @@
-"""Routes: what they are made of, how long they are kept, and what a router does without the control database."""
+"""Routes: their content, their lifetime, and a router without the control database."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +54,7 @@ def placed(known: TenantInfo | None = None, under_way: MoveInfo | None = None) -
 
 @dataclass
 class Plane:
-    """A control plane of the test's own: answers as told, and counts."""
+    """A control plane with given answers that counts its calls."""
 
     answer: Placement = field(default_factory=placed)
     is_away: bool = False
@@ -180,7 +180,7 @@ def test_writers_do_not_all_ask_a_control_database_that_is_away(
     assert router.epoch(SEVEN) == 1
     plane.is_away = True
     clock.advance(31)
-    # It may take seconds to find out that nobody answers.
+    # It may take seconds until a connection fails.
     assert [router.epoch(SEVEN) for _ in range(5)] == [1] * 5
     assert len(plane.asked) == 2
     clock.advance(31)

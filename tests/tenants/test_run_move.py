@@ -1,4 +1,4 @@
-"""Driving a move: to the switch or to the end, from whichever state it is in, with bounds on every wait."""
+"""Running a move: to the switch or to the end, from any state, with bounds on every wait."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.tenants.two_shards import T7, A, B, Scene, events, two_shards
 
 
 class Watched:
-    """Remembers what it was told."""
+    """Records every notification."""
 
     def __init__(self) -> None:
         self.phases: list[MovePhase] = []

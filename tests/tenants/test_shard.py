@@ -1,4 +1,4 @@
-"""What a shard does for its tenants when something goes wrong, or somebody comes late."""
+"""A shard under failures and late messages."""
 
 import threading
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def test_a_write_barrier_whose_mover_is_gone_opens_and_the_old_decision_is_void(
     known = scene.store.move(T7)
     assert known is not None
     scene.shards[A].close_barrier(T7, move=known.token, version=known.version, deadline_s=0.1)
-    # It waits at the gate, and is let in.
+    # It waits at the barrier, and is admitted.
     scene.gateway().signal_for_tenant(T7, "events", events(2))
     assert scene.rows_in(A) == [1, 2]
     found = scene.store.move(T7)
@@ -106,7 +106,7 @@ def test_a_primary_that_missed_the_switch_learns_of_it_from_the_first_write_of_t
     move = in_dual_write(scene)
     move.finalize()
     epoch = scene.store.tenant(T7).epoch
-    # As if nobody had told the target.
+    # As if the target had not been informed.
     scene.shards[B]._records.keep(TenantRecord(tenant=T7, role=ShardRole.REPLICA, epoch=epoch - 1, move="x"))
     scene.shards[B].write(T7, "events", events(2), epoch=epoch)
     assert scene.rows_in(B) == [1, 2]
@@ -119,7 +119,7 @@ def test_the_source_is_kept_while_it_is_being_read(scene: Scene) -> None:
         move.finalize()
         with pytest.raises(NotReadyError, match="still has readers: 1"):
             move.gc_source(0)
-        # Whoever comes now is sent to the new home.
+        # New readers are sent to the new primary.
         with pytest.raises(StaleRouteError), scene.shards[A].reading(T7):
             pass
         assert scene.rows_in(A) == [1]

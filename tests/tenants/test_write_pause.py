@@ -1,4 +1,4 @@
-"""How long writers waited at the switch of a move: noted behind it, and shown when the move is over."""
+"""How long writers waited at the switch of a move: recorded after it, and shown once it is over."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.web.text_browser import browser_of, empty_status, web_app
 
 
 def _moved(scene: Scene) -> tuple[float, MoveInfo]:
-    """A whole move: the pause behind its switch, and the move when it is over."""
+    """A whole move: the pause after its switch, and the finished move."""
     scene.gateway().signal_for_tenant(T7, "events", events(1, 2, 3))
     moving = scene.move()
     moving.prepare_target()

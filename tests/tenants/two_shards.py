@@ -1,4 +1,4 @@
-"""Two shards in one process, or in two, with a tenant that lives in the first."""
+"""Two shards in one process, or in two, with a tenant on the first."""
 
 import threading
 from collections.abc import Iterator
@@ -42,7 +42,9 @@ EVENTS = TableId("t7", "events")
 
 @dataclass
 class Scene:
-    """Shards `a` and `b`; tenant `t7` lives in `a`. `away` are shards that the other does not reach."""
+    """Shards `a` and `b`; tenant `t7` lives in `a`. `away` are shards that the other does not
+    reach.
+    """
 
     folder: Path
     clock: Clock
@@ -106,7 +108,7 @@ def two_shards(
     layout: str = "shared",
     control_db: str | None = None,
 ) -> Iterator[Scene]:
-    """A scene, taken apart at the end."""
+    """Two shards, closed at the end."""
     clock = SystemClock()
     place = Settings(home=folder / "control", control_db=None if control_db is None else SecretStr(control_db))
     control = ControlDatabase.open(place, clock=clock)

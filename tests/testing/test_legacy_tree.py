@@ -1,4 +1,4 @@
-"""Legacy trees: what the generator promises, and what DuckDB tells of views whose files have moved."""
+"""Generated legacy trees keep their promises, and DuckDB reports views whose files have moved."""
 
 import glob
 from collections.abc import Callable
@@ -224,7 +224,9 @@ def test_a_snapshot_sees_content_names_and_empty_folders(tmp_path: Path) -> None
 
 
 class TestViewsWhoseFilesHaveMoved:
-    """What an importer relies on: the catalog keeps a view's columns, and does not look at the files for them."""
+    """What an importer relies on: the catalog keeps a view's columns, and does not look at the
+    files for them.
+    """
 
     def moved(self, folder: Path, *odd: Odd) -> Path:
         home = made(folder / "before", *odd)

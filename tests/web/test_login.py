@@ -1,4 +1,4 @@
-"""Logging in to the pages, and their buttons: cookies, how logins end, and forms that only our own pages can send."""
+"""Logging in to the pages: cookies, ends of a login, and forms that only our own pages can send."""
 
 from dataclasses import replace
 from pathlib import Path

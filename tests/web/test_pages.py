@@ -1,4 +1,4 @@
-"""The pages: they hold for every role and condition, load nothing from elsewhere, and their buttons are their own."""
+"""The pages: sound for every role and status, self-contained, with protected buttons."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ STATUSES: dict[str, Callable[[], Status]] = {
 
 
 class HurriedClock(FakeClock):
-    """A second goes by whenever somebody looks."""
+    """A clock that advances by a second whenever it is read."""
 
     def monotonic_s(self) -> float:
         self.advance(1)
@@ -199,11 +199,11 @@ def test_a_bug_is_answered_with_a_page_that_says_nothing_of_it() -> None:
     assert SECRET not in body
 
 
-# News.
+# Live updates.
 
 
 def _listening(app: Starlette, browser: Browser, *, page: str = "queue", events: int = 2) -> list[str]:
-    """The first lines of the news; then everybody is sent home."""
+    """Return the first live updates, then end the stream."""
 
     async def listen() -> list[str]:
         chunks: asyncio.Queue[str] = asyncio.Queue()

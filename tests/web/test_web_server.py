@@ -1,4 +1,4 @@
-"""What an operator gets over HTTP from a real server: metrics, the status, who may see what, and its protection."""
+"""The web of a real server: metrics, the status, access by role, and protection."""
 
 import socket
 import threading

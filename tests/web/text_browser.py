@@ -1,6 +1,7 @@
-"""Scenes of the pages: a browser without a window, users of every role, and a status in every condition.
+"""A browser without a window, users of every role, and a status in every condition.
 
-The application is called as a server would call it, so that an answer that goes on can be looked at while it does.
+The application is called as a server would call it, so that an answer that goes on can be looked at
+while it does.
 """
 
 import asyncio
@@ -129,7 +130,7 @@ def _nothing(status: Status) -> Any:
 
 @dataclass
 class House:
-    """Users and what became of them; `is_open` lets everybody in as an admin."""
+    """Users and their logins; `is_open` admits every visitor as an admin."""
 
     is_open: bool = False
     users: dict[str, Identity] = field(
@@ -346,7 +347,7 @@ def web_app(
 
 
 def browser_of(app: Starlette, who: str) -> Browser:
-    """Somebody who is in."""
+    """A browser that is logged in as that user."""
     if who == "anonymous":
         return Browser(app)
     browser = Browser(app)
@@ -360,7 +361,7 @@ def token_of(browser: Browser, path: str = "/queue") -> str:
 
 
 def require_sound(page: Page) -> None:
-    """Well formed, named, reachable, and nothing from elsewhere or in line."""
+    """Check that a page is well formed, accessible, and loads nothing inline or from elsewhere."""
     assert page.body.startswith("<!doctype html>")
     found = Markup.of(page.body)
     ids = found.attributes("id")

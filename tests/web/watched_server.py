@@ -1,4 +1,4 @@
-"""Scenes of the operator's view: a server in a process of its own, and a client that speaks plain HTTP."""
+"""A server in its own process, and a client that speaks plain HTTP."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ class Watched:
     web: str | None
 
     def get(self, path: str, *, user: str | None = None, password: str = PASSWORD, **headers: str) -> Answer:
-        """Ask for a path, as that user or as nobody."""
+        """Request a path, as that user or anonymously."""
         if user is not None:
             headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
         request = urllib.request.Request(f"{self.web}{path}", headers=headers)

@@ -1,4 +1,4 @@
-"""A server in a process of its own, that flushes without Spark; started by tests of what an operator sees.
+"""A server in its own process that flushes without Spark; started by `watched_server`.
 
     python -m tests.web.watched_server_child HOME WEB_PORT
 

@@ -1,7 +1,7 @@
-"""Legacy imports as tests see them: a home with known rows, a lake of its own, and tasks in the same process.
+"""A legacy home with known rows, its lake, and imports whose tasks run in this process.
 
-What a tree holds is read by pyarrow, and what its folders mean is known from the generator: nothing here asks the
-product about the source.
+What a tree holds is read by pyarrow, and what its folders mean is known from the generator: nothing
+here asks the product about the source.
 """
 
 import math
@@ -99,7 +99,7 @@ class Scene:
             return cursor.execute(query).fetchall()
 
     def count(self, table: str = LOG) -> int:
-        """The table's rows, or none where there is no table."""
+        """The table's rows, or none without the table."""
         if table not in {each.name for each in self.lake.tables()}:
             return 0
         return int(self.execute(f"SELECT count(*) FROM {table}")[0][0])
@@ -186,7 +186,9 @@ def _plain(value: Any) -> Any:
 
 
 def assert_imported(scene: Scene, options: ImportOptions | None = None) -> None:
-    """The end that every import comes to: the lake has the source's rows, the backup its bytes, and nothing is left."""
+    """The end that every import comes to: the lake has the source's rows, the backup its bytes, and
+    nothing is left.
+    """
     for table, rows in scene.rows.items():
         assert lake_rows(scene, table) == rows
     assert_backed_up(scene)
@@ -228,7 +230,9 @@ def clean_leaf(scene: Scene) -> LegacyLeaf:
 
 
 def without(scene: Scene, *odd: Odd) -> Rows:
-    """The rows of the first table whose leaves have none of these oddities, read before anything moved."""
+    """The rows of the first table whose leaves have none of these oddities, read before anything
+    moved.
+    """
     gone = {row for leaf in scene.home.leaves if leaf.odd in odd for row in _ids(scene, leaf)}
     return [row for row in scene.rows[LOG] if row[0] not in gone]
 

@@ -1,4 +1,4 @@
-"""Columns that came later: old files are adopted all the same, and no filter misses their rows."""
+"""Columns that were added later: old files are still adopted, and no filter misses their rows."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folders are the state: every phase of an import, read from the disk, and what is ambiguous is an error."""
+"""The folders are the state: every phase of an import is read from disk."""
 
 from pathlib import Path
 

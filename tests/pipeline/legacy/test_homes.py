@@ -1,4 +1,4 @@
-"""Legacy homes as they are found: where the database may lie, cut-off moves and compactions, and nothing to import."""
+"""Legacy homes as found: places of the database, interrupted moves and compactions, empty homes."""
 
 import json
 from collections.abc import Iterator
@@ -112,7 +112,9 @@ def test_an_import_in_which_every_parquet_file_is_a_stray_is_refused_and_moves_n
 
 
 def test_strays_may_be_the_rest_of_an_import(make: MakeScene) -> None:
-    """All leaves were imported before the run was stopped; what is left are strays, and they go to the backup."""
+    """All leaves were imported before the run was stopped; what is left are strays, and they go to
+    the backup.
+    """
     scene = make(Odd.TABLE_WITHOUT_VIEW)
     assert scene.job().run().ok
     scene.place.note(done=False)

@@ -1,4 +1,4 @@
-"""The legacy import: every oddity of a tree, every way in, and what stays out with a sentence."""
+"""The legacy import: every oddity of a tree, every mode, and reasons for files that stay out."""
 
 import os
 from datetime import date
@@ -174,7 +174,8 @@ def test_values_of_folders_come_out_right_in_the_lake(adopt_bytes_min: int, make
         ("odd_null_values", None, day, LOG),
         ("odd_null_values", "web-00", None, LOG),
     }
-    # A filter on a key finds the same rows as a look at all of them: files carry the value in their path.
+    # A filter on a key finds the same rows as a look at all of them: files carry the value in their
+    # path.
     for condition in ("tp_index = '000123456789'", "tp_index IS NULL", "tp_date IS NULL", "tp_partition = '%2F'"):
         assert scene.execute(f"SELECT count(*) FROM {LOG} WHERE {condition}") == [(10,)]
     assert_imported(scene)

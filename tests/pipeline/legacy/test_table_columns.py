@@ -1,4 +1,4 @@
-"""Which columns a table gets and which leaves stay out: pure, whatever the order in which files were found."""
+"""Which columns a table gets and which leaves stay out: independent of the order of files."""
 
 from dataclasses import dataclass
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Reading a tree from its folders' names: leaves and their values, and what is in no leaf."""
+"""Reading a tree from its folder names: leaves and their values, and strays."""
 
 from pathlib import Path
 

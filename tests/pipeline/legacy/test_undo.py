@@ -1,4 +1,4 @@
-"""Undoing a legacy import: the tree is back as it was, or nothing is touched and a sentence says why."""
+"""Undoing a legacy import: the tree is as before, or nothing is touched and the error says why."""
 
 import shutil
 from typing import Any

@@ -1,4 +1,4 @@
-"""The proof of a legacy import: whatever is changed in the lake or in the backup afterwards, its leaf is named."""
+"""Verification of a legacy import names every leaf that was changed in the lake or backup."""
 
 import os
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_table_that_is_gone_is_found(make: MakeScene) -> None:
 
 
 def _flip(path: Path, *, keep_time: bool) -> None:
-    """Change one byte of a text in the data, behind the footer's back."""
+    """Change one byte of a text in the data, without the footer."""
     facts, content = path.stat(), bytearray(path.read_bytes())
     at = content.index(b"arn:aws:iam::")
     content[at] ^= 1

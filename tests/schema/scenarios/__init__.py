@@ -1,1 +1,3 @@
-"""Databases and their migrations: `models.py`, scripts, and as SQL text the database and its reference."""
+"""Databases and their migrations: `models.py`, scripts, and as SQL text the database and its
+reference.
+"""

@@ -1,4 +1,4 @@
-"""Logging in: who is let in, what guessing costs, and which addresses a server may not listen on."""
+"""Logging in: who is admitted, the cost of guessing, and addresses that a server refuses to use."""
 
 import base64
 import threading

@@ -1,4 +1,4 @@
-"""Logging in through the Flight service, in all the ways that clients have."""
+"""Logging in through the Flight service, in every way that clients use."""
 
 import base64
 from collections.abc import Iterator

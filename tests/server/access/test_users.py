@@ -1,4 +1,4 @@
-"""The users' file: nothing is lost, nobody else reads it, and what cannot be understood is not taken for empty."""
+"""The users file: no user is lost, only its owner reads it, and a damaged file is an error."""
 
 import json
 import stat
@@ -19,7 +19,7 @@ from tests.shortcuts import warm
 
 PASSWORD = "correct horse"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-# A process that says that it is there, waits until it is told to go, and adds users of its own.
+# A process that reports its start, waits for a line, and adds users.
 ADDER = """
 import sys
 from pathlib import Path

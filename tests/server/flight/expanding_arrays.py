@@ -1,4 +1,4 @@
-"""Arrow arrays that are small as they are sent and huge once they are decoded, in every encoding and nesting."""
+"""Arrow arrays that are small when sent and huge when decoded, in every encoding and nesting."""
 
 import struct
 from collections.abc import Callable, Iterator

@@ -1,8 +1,9 @@
-"""A server with little memory to which clients send what unfolds to a lot; started by the tests of that.
+"""A server with little memory that receives arrays which expand; started by its test.
 
     python -m tests.server.flight.little_memory_child HOME
 
-It ends well if all of it is refused, and what is not large is taken. In a process of its own, for the limit.
+It ends well if all of it is refused, and what is not large is taken. In a process of its own, for
+the limit.
 """
 
 import resource

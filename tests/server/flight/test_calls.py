@@ -1,4 +1,4 @@
-"""What the log says of a call that failed: the server's trouble with its reason, and never the client's statement."""
+"""The log of a failed call has the reason of an internal failure, never the statement."""
 
 from contextlib import closing
 from typing import Any, cast

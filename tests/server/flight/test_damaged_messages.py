@@ -1,4 +1,4 @@
-"""Damaged messages of every kind, thousands of them: a server answers each with a status, and goes on.
+"""Thousands of damaged messages of every kind: a server answers each with a status, and goes on.
 
 The server is a process of its own, so that a crash of the native code below it would be seen.
 """

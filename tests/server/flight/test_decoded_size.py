@@ -1,4 +1,4 @@
-"""The size of decoded rows is known from their encoding, without decoding them, and in little memory."""
+"""The size of decoded rows is computed from their encoding, without decoding, in little memory."""
 
 import random
 from itertools import pairwise

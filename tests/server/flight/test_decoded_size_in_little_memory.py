@@ -1,4 +1,4 @@
-"""What unfolds to more than may be written is refused by a server that has no memory to decode it."""
+"""Messages that expand beyond the limit are refused without the memory to decode them."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is over a limit of the server is refused as such, in words that say which, and the next call is served."""
+"""Calls over a limit are refused with the limit's name, and the next call is served."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""What the catalog has, as drivers ask for it."""
+"""The metadata of the catalog, as drivers request it."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests: whose id they have, and what the log and the client are told when one fails."""
+"""Request ids: where they come from, and their place in the log and in errors."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ class Context:
         return True
 
     def cancel(self) -> None:
-        """Nobody is there to be cut off."""
+        """There is no connection to cut off."""
 
     def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self.trailers = dict(trailers)

@@ -1,4 +1,4 @@
-"""The Flight service, by its protocol: what each call does, what is refused and how, and what a lost client leaves."""
+"""The Flight service by its protocol: effects of each call, refusals, and lost clients."""
 
 import sys
 import threading

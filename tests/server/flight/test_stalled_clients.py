@@ -1,4 +1,4 @@
-"""Clients that ask and do not read, or begin to send and stop: they keep nobody else from working, and are ended."""
+"""Clients that stop reading or sending block no other client, and are ended."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -147,7 +147,9 @@ def test_a_reader_that_never_reads_on_is_cut_off_and_leaves_nothing(
 
 
 def being_read(running: FlightServer) -> int:
-    """How many results the server takes for being read; a client that does not read is not told that it is cut off."""
+    """How many results the server takes for being read; a client that does not read does not notice
+    its end.
+    """
     grpc_server: Any = running._grpc
     return int(grpc_server._state.generic_handlers[0]._calls._streams.total())
 

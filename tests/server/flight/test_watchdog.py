@@ -1,4 +1,4 @@
-"""The watchdog ends calls whose time is up, and no others."""
+"""The watchdog ends calls that exceed their deadline, and no others."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Arrow on the wire: whole both ways, within limits, and never trusted."""
+"""Arrow on the wire: unchanged both ways, within limits, and never trusted."""
 
 import io
 import random

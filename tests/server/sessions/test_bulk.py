@@ -1,4 +1,4 @@
-"""Long streams into a table of the lake: all of their rows or none, beside whatever else is written meanwhile."""
+"""Long streams into a table of the lake: all rows or none, beside other writers."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def _assert_nothing_left(lake: Lake, table: str) -> None:
 
 
 class Paused:
-    """A long stream that stops before its last message until it is let go."""
+    """A long stream that stops before its last message until it is released."""
 
     def __init__(self, table: str, rows: pa.Table = LONG) -> None:
         self._messages = put_messages(ingest(table, create=False), rows)
@@ -97,7 +97,9 @@ class Paused:
 
 
 def _begun(client: Client, table: str) -> tuple[Any, Paused]:
-    """A stream into the table of which all but the last message is sent: the call, and what lets it go on."""
+    """A stream into the table of which all but the last message is sent: the call, and what lets it
+    go on.
+    """
     stream = Paused(table)
     call = client.upload(stream)
     assert stream.is_waiting.wait(PATIENCE_S)
@@ -209,7 +211,7 @@ def test_a_slow_client_blocks_no_other_writer(connect: Connect, lake: Lake) -> N
     other.update("CREATE TABLE beside (id BIGINT, text VARCHAR)")
     assert other.put(ingest("beside", create=False), LONG) == COUNT
     assert other.query("SELECT count(*) AS n FROM slow") == [{"n": 0}]
-    # Upkeep leaves alone what is on its way, however old a file may be.
+    # Maintenance leaves files of a running stream alone, however old they are.
     maintain(lake, NOW)
     stream.go_on.set()
     call.result(timeout=PATIENCE_S)
@@ -227,7 +229,9 @@ def test_streams_are_taken_at_the_same_time(connect: Connect) -> None:
 
 
 class Line:
-    """Streams that come to their end while the lake is locked: the first waits for the lock, the others for it."""
+    """Streams that come to their end while the lake is locked: the first waits for the lock, the
+    others for it.
+    """
 
     def __init__(self, running: FlightServer, connect: Connect) -> None:
         assert running._sessions is not None

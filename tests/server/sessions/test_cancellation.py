@@ -1,4 +1,4 @@
-"""Statements that still run are cancelled: by their request, with their session, or because their user was changed."""
+"""Running statements are cancelled by request, with their session, or with their user."""
 
 import base64
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The lake's catalog refuses connections: whoever reads is told that the lake is away, and not that a table is gone."""
+"""An unreachable catalog: readers get UNAVAILABLE, and not that a table is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ class Place:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Nobody can connect to the catalog's database, and whoever was connected is cut off."""
+        """Refuse connections to the catalog's database, and break existing ones."""
         self._allow(False)
         try:
             self._postgres.terminate_connections(self._conninfo)

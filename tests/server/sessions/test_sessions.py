@@ -1,4 +1,4 @@
-"""Calls of one session that come together, and transactions that end while something waits for them."""
+"""Concurrent calls of one session, and transactions that end while calls wait for them."""
 
 import threading
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def closing_all(registry: SessionRegistry, sessions: list[Session]) -> Iterator[
 
 
 def left_tokens(registry: SessionRegistry, count: int) -> list[str]:
-    """Tokens of nobody in particular whose sessions are over."""
+    """Anonymous tokens of closed sessions."""
     opened = [registry.open(NOBODY) for _ in range(count)]
     tokens = [registry.token_of(each) for each in opened]
     for each in opened:
@@ -94,7 +94,7 @@ def limit(registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, *, more: i
 
 
 def others_can_write(registry: SessionRegistry, table: str) -> None:
-    """Nobody holds the lake's commit lock."""
+    """Whether the lake's commit lock is free."""
     other = registry.open(FOUNDER)
     run(other, f"INSERT INTO {table} (a) VALUES (-1)")
     registry.close(other)
@@ -102,7 +102,9 @@ def others_can_write(registry: SessionRegistry, table: str) -> None:
 
 @contextmanager
 def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Statements of transactions stop between finding theirs and taking its link: when they are there, and go on."""
+    """Statements of transactions stop between finding theirs and taking its link: when they are
+    there, and go on.
+    """
     there, go_on = threading.Event(), threading.Event()
     real = statements.Statements.connection
 

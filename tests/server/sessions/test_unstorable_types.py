@@ -1,4 +1,4 @@
-"""What DuckLake cannot store: times of day in nanoseconds become microseconds, or are refused; decimals are refused."""
+"""Types that DuckLake cannot store: times in nanoseconds, and decimals that would lose digits."""
 
 from collections.abc import Callable, Iterator
 from datetime import time

@@ -1,4 +1,4 @@
-"""Statements of a tenant's users on a server where the tenant does not live, and what may go wrong on the way."""
+"""Statements of a tenant's users on a server that is not the primary, and failures on the way."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -267,7 +267,7 @@ def test_a_transaction_whose_tenant_has_moved_away_commits_nothing(place: Place)
 
 
 class MoverGoneError(Exception):
-    """Whoever moves the tenant is there no more."""
+    """Fail as if the mover were gone."""
 
 
 def _be_gone() -> None:

@@ -1,4 +1,4 @@
-"""Users without a tenant see every schema of a shard's lake; a tenant's tables they read where it lives."""
+"""Users without a tenant see every schema of a shard, and read a tenant's tables on its primary."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -111,7 +111,9 @@ def _newest(place: Place, shard: ShardId) -> int:
 
 
 def _assert_read_elsewhere(place: Place, shard: ShardId, home: ShardId, statements: tuple[str, ...]) -> None:
-    """Every statement of a user without a tenant is refused, and the error says where the tenant lives."""
+    """Every statement of a user without a tenant is refused, and the error says where the tenant
+    lives.
+    """
     at = f"has its primary on shard {home}, at {place.servers[home].uri}"
     version = _newest(place, shard)
     for statement in statements:
@@ -135,7 +137,8 @@ def _schemas(client: Client) -> set[str]:
 def test_after_the_switch_the_old_primary_is_neither_read_nor_changed(place: Place) -> None:
     moved_at = _newest(place, A)
     admin = place.client(A, "admin")
-    # A session that had made itself at home in the schema, with a view of its own and a transaction.
+    # A session that had made itself at home in the schema, with a view of its own and a
+    # transaction.
     settled = place.client(A, "admin")
     settled.update("USE t7")
     settled.update("CREATE TEMP VIEW mine AS FROM lake.t7.events")

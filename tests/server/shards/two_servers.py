@@ -1,4 +1,4 @@
-"""Two servers, each a shard, in one process; tenant `t7` lives in the first, and has users of its own."""
+"""Two servers in one process, each a shard; tenant `t7` is on the first, and has its own users."""
 
 import base64
 from collections.abc import Iterator
@@ -113,13 +113,15 @@ class Place:
             remotes.close()
 
     def relocate(self, shard: ShardId, location: str) -> None:
-        """Have everybody look for a shard's server elsewhere."""
+        """Register another address for a shard's server."""
         self.store.change_shard(replace(self.store.shard(shard), location=location))
 
 
 @contextmanager
 def two_servers(folder: Path) -> Iterator[Place]:
-    """Both servers, stopped at the end. `eve` writes and `rita` reads for the tenant, `admin` has none."""
+    """Both servers, stopped at the end. `eve` writes and `rita` reads for the tenant, `admin` has
+    none.
+    """
     clock = SystemClock()
     place = Place(folder, None)  # type: ignore[arg-type]
     place.store = ControlStore(ControlDatabase.open(place.settings(A), clock=clock), clock=clock)

@@ -1,12 +1,13 @@
-"""Statements that name a data file where a table can stand: positions, the statements around them, and spellings.
+"""Statements with a data file in the position of a table: positions, statements, and spellings.
 
-Their product is far more than a list could hold, and leaves fewer places for a form that nobody thought of. `{f}` is
+Their product is larger than any list, and leaves fewer forms untested. `{f}` is
 the file in one of its spellings, `{q}` a query. There is a table `t` with the columns `a` and `b`.
 """
 
 from collections.abc import Iterator
 
-# `{file}` is the path of a data file, `{stem}` the same without its ending, `{folder}` the folder that it is in.
+# `{file}` is the path of a data file, `{stem}` the same without its ending, `{folder}` the folder
+# that it is in.
 SPELLINGS = (
     "'{file}'",
     "E'{file}'",

@@ -1,7 +1,7 @@
-"""Statements for a server's clients: ways out, each of which is refused, and what people write, which is not.
+"""Statements of clients: attempts to leave the sandbox, which are refused, and usual ones.
 
-`{outside}` is a folder with secrets, `{data}` the lake's data folder, `{file}` a data file in it, `{stem}` that file
-without its ending. The lake has a table `t` with the columns `a` and `b`.
+`{outside}` is a folder with secrets, `{data}` the lake's data folder, `{file}` a data file in it,
+`{stem}` that file without its ending. The lake has a table `t` with the columns `a` and `b`.
 """
 
 SECRET = "sesame"

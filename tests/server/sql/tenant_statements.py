@@ -1,7 +1,8 @@
-"""Statements of a tenant's users: ways to another tenant's tables, and what they write on their own island.
+"""Statements of a tenant's users: attempts to reach another tenant's tables, and usual ones.
 
-`{s}` is the schema of another tenant, `{t}` a table in it with the columns `a` and `b`. The user's own schema is `t7`,
-with a table `events` of the same columns. Each way has to end the same whether or not schema and table exist.
+`{s}` is the schema of another tenant, `{t}` a table in it with the columns `a` and `b`. The user's
+own schema is `t7`, with a table `events` of the same columns. Each way has to end the same whether
+or not schema and table exist.
 """
 
 READS = (

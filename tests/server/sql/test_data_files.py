@@ -1,4 +1,4 @@
-"""No statement reads a data file by its name, wherever a table could stand: it has the rows of another tenant."""
+"""No statement reads a data file by its name: it may have the rows of another tenant."""
 
 import contextlib
 from collections.abc import Iterator

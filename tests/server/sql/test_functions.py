@@ -1,4 +1,4 @@
-"""Functions of DuckDB that users of a tenant may call: those that were reviewed, and no new one by itself."""
+"""Functions of DuckDB that a tenant's users may call: only reviewed ones."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ REVIEWED = Path(__file__).with_name("tenant_functions.txt")
 
 
 def test_the_functions_that_tenants_may_call_are_those_that_were_reviewed() -> None:
-    # Another version of DuckDB may bring new ones: see that none reads the catalog, and write them to the file.
+    # Another version of DuckDB may bring new ones: see that none reads the catalog, and write them
+    # to the file.
     assert functions.allowed_to_tenants() == frozenset(REVIEWED.read_text(encoding="utf-8").split())
 
 

@@ -1,4 +1,4 @@
-"""Constants that are read without DuckDB are read as DuckDB reads them, or not at all."""
+"""Constants that are parsed without DuckDB are parsed as DuckDB does, or left to it."""
 
 import duckdb
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Ways out of a server: by every one of them a client is refused, and what it tried leaves no trace."""
+"""Every attempt to leave the sandbox is refused, and has no effect."""
 
 import base64
 import contextlib
@@ -33,7 +33,7 @@ from catchment.server.values import Call, IfExists, IngestTarget, Principal, Rol
 from tests.server.sql import sandbox_statements
 from tests.server.sql.sandbox_statements import SECRET
 
-# Refused by the gate, or, where the gate has nothing against a name, because nothing has that name.
+# Refused by the policy, or because the name does not exist.
 REFUSED = (NotAllowedError, NotSupportedError, InputError, duckdb.CatalogException, duckdb.PermissionException)
 ATTACKS = (
     *sandbox_statements.FILES,
@@ -81,7 +81,7 @@ class Place:
         return text.format(outside=self.outside, data=self.data, file=self.file, stem=stem)
 
     def traces(self) -> tuple[object, ...]:
-        """What a statement could leave behind: files, and a new version of the lake."""
+        """Possible effects of a statement: files, and a new version of the lake."""
         found = tuple(sorted(str(path) for root in (self.outside, self.data) for path in root.rglob("*")))
         return (found, self.registry.engine.lake.newest_snapshot())
 

@@ -1,4 +1,4 @@
-"""Every form of statement in the reference does what the reference says of it, for every kind of user."""
+"""Every form of statement in the reference behaves as described there, for every kind of user."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The gate lets through what it knows, and refuses the rest."""
+"""The SQL policy allows what it knows, and refuses the rest."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""A statement's words are DuckDB's, each with its place in bytes."""
+"""Tokens of a statement are DuckDB's, each with its position in bytes."""
 
 import duckdb
 import pytest

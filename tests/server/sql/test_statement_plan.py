@@ -1,4 +1,4 @@
-"""What the server reads in a text: names of ours at their places, parameters, and nothing that DuckDB would not see."""
+"""Plans of statements: reserved names in their positions, parameters, and nothing else."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tenants are islands: by no way does a tenant's user see, change or learn of what is not the tenant's."""
+"""Tenant isolation: a tenant's users cannot see, change or detect anything of another tenant."""
 
 import contextlib
 from collections import Counter
@@ -41,7 +41,7 @@ OURS, OTHERS = TenantId(7), TenantId(8)
 
 @dataclass(frozen=True)
 class Place:
-    """A server's inside, with two tenants and what is nobody's."""
+    """A server's sessions, with two tenants and tables outside of both."""
 
     registry: SessionRegistry
     settings: Settings
@@ -50,7 +50,7 @@ class Place:
         return self.registry.open(Principal(f"{role.name}-{tenant}", role, tenant))
 
     def traces(self) -> tuple[object, ...]:
-        """What a statement could leave behind: a new version of the lake, and rows in the queue."""
+        """Possible effects of a statement: a new version of the lake, and rows in the queue."""
         engine = self.registry.engine
         assert engine.queue is not None
         queued = [(state.table, state.rows) for state in engine.queue.buffer.tables() if state.table.schema != "t7"]
@@ -86,7 +86,7 @@ def run(session: Session, text: str, parameters: pa.Table | None = None) -> pa.T
 
 
 def refusal(place: Place, client: Session, text: str, *, prepared: bool) -> str:
-    """What the user is told, once it is sure that nothing came of the statement."""
+    """Return the user's error, after checking that the statement had no effect."""
     before = place.traces()
     try:
         with pytest.raises((CatchmentError, duckdb.Error)) as refused:
@@ -391,7 +391,7 @@ def test_a_reader_of_a_tenant_changes_nothing(place: Place) -> None:
 
 
 def test_not_even_an_admin_of_a_tenant_commands_the_queue(place: Place) -> None:
-    # There is no such user; were there one, the queue is everybody's.
+    # There is no such user; for one, the whole queue would be visible.
     admin = place.session(Role.ADMIN)
     for text in ("CALL duckling_queue_status()", "CALL duckling_queue_flush()"):
         with pytest.raises(NotAllowedError):

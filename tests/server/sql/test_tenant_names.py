@@ -1,4 +1,4 @@
-"""What counts as a name of a tenant's own, and what errors keep to themselves."""
+"""Names that belong to a tenant, and errors that reveal nothing of others."""
 
 import duckdb
 import pytest
