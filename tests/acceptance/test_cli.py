@@ -171,7 +171,7 @@ def test_everything_but_the_report_goes_to_stderr(delivered: Delivery) -> None:
     assert "to go into" not in delivered.ended.out
 
 
-def test_spark_ends_without_a_word(delivered: Delivery) -> None:
+def test_spark_ends_without_output(delivered: Delivery) -> None:
     assert "Traceback" not in delivered.ended.err
     assert "Exception" not in delivered.ended.err
 
@@ -294,7 +294,7 @@ def test_an_audit_of_a_sound_lake_finds_nothing(shell: Shell, mixed: Delivery) -
     }
 
 
-def test_an_audit_for_a_person_ends_with_the_verdict(shell: Shell, mixed: Delivery) -> None:
+def test_an_audit_as_text_ends_with_the_verdict(shell: Shell, mixed: Delivery) -> None:
     ended = shell.run("lake", "audit", "--producer", "parquet:1:main.events", home=mixed.home)
     assert ended.code == 0
     assert ended.out.splitlines()[-1] == "8 units, 80 rows: every one exactly once."
@@ -354,7 +354,7 @@ def test_the_doctor_finds_this_machine_fit(healthy: Ended) -> None:
     assert "ok   spark: Spark 4" in healthy.err
 
 
-def test_the_doctor_makes_no_lake(shell: Shell, healthy: Ended) -> None:
+def test_the_doctor_creates_no_lake(shell: Shell, healthy: Ended) -> None:
     details = {check["name"]: check["detail"] for check in healthy.json["checks"]}
     assert details["lake"].startswith("none yet")
     assert details["control"].startswith("none yet")

@@ -208,7 +208,7 @@ def test_a_plan_has_tables_leaves_files_bytes_mode_disk_time_and_problems(story:
     assert any("no view describes this table" in problem for problem in planned["problems"])
 
 
-def test_a_plan_for_a_person_says_the_same_and_what_to_run_next(story: Story) -> None:
+def test_a_plan_as_text_has_the_same_facts_and_the_next_command(story: Story) -> None:
     ended = story.commands["plan for a person"]
     assert (ended.code, ended.err) == (0, "")
     assert "main.nginx_access_log is created" in ended.out
@@ -231,7 +231,7 @@ def test_without_a_terminal_and_without_yes_it_exits_with_two_and_names_the_flag
     assert "--yes" in ended.json["hint"]
 
 
-def test_a_run_at_a_terminal_asks_and_shows_how_far_it_has_come(story: Story) -> None:
+def test_a_run_at_a_terminal_asks_for_confirmation_and_shows_progress(story: Story) -> None:
     assert story.commands["run"].code == 0, story.terminal
     assert "away and import it?" in story.terminal
     assert "2/2 leaves" in story.terminal

@@ -184,7 +184,7 @@ def test_the_status_shows_what_is_buffered_for_each_table(shell: Shell, home: Pa
     assert ended.json["bytes"] > 0
 
 
-def test_the_status_for_a_person_says_how_full_the_buffer_is(shell: Shell, home: Path) -> None:
+def test_the_status_as_text_says_how_full_the_buffer_is(shell: Shell, home: Path) -> None:
     Queue(home).make(EVENTS).write(EVENTS, count=20)
     ended = shell.run("queue", "status", home=home, DUCKLING_QUEUE_MAX_DB_BYTES="5000000")
     assert ended.code == 0
@@ -403,7 +403,7 @@ def test_retrying_after_the_table_is_mended_delivers_the_rows_once(shell: Shell,
     assert shell.run("queue", "audit", home=buried.queue.home).code == 0
 
 
-def test_retrying_without_saying_which_exits_with_two(shell: Shell, buried: Buried) -> None:
+def test_retrying_without_a_selection_exits_with_two(shell: Shell, buried: Buried) -> None:
     ended = shell.run("queue", "dead-letters", "retry", "--json", home=buried.queue.home)
     assert (ended.code, ended.json["hint"]) == (2, "Give ids, or --all.")
 

@@ -41,7 +41,7 @@ def test_the_status_comes_from_the_server_that_runs_on_the_home(served: Watched,
     assert status["sessions"]["slow"][0]["text"].startswith("INSERT INTO duckling_queue.events")
 
 
-def test_a_person_gets_a_few_lines_and_tables(served: Watched, tmp_path: Path) -> None:
+def test_the_text_output_has_a_few_lines_and_tables(served: Watched, tmp_path: Path) -> None:
     found = Shell(tmp_path).run("status", home=served.home)
     assert found.code == 0, found.err
     lines = found.out.splitlines()
@@ -52,7 +52,7 @@ def test_a_person_gets_a_few_lines_and_tables(served: Watched, tmp_path: Path) -
     assert "Slow statements" in found.out
 
 
-def test_a_person_gets_what_the_terminal_has_room_for(tmp_path: Path) -> None:
+def test_the_text_output_fits_the_terminal(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with watched(home) as served:
         served.execute(
@@ -96,7 +96,7 @@ def test_trouble_and_moves_are_shown_and_no_line_is_wider_than_the_terminal(
     assert rows[0].split()[:6] == ["t31", "us-1", "eu-2", "complete", "28", "ms"]
 
 
-def test_beside_a_server_without_a_web_the_queue_is_asked_of_it_all_the_same(tmp_path: Path) -> None:
+def test_a_server_without_a_web_still_reports_its_queue(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with watched(home, web_port="off") as served:
         assert served.web is None

@@ -204,7 +204,7 @@ def test_a_bad_name_of_a_shard_is_refused(shell: Shell, tmp_path: Path, name: st
 # Shards and tenants.
 
 
-def test_shards_are_listed_with_how_they_are(fleet: Fleet) -> None:
+def test_shards_are_listed_with_their_health(fleet: Fleet) -> None:
     def shards() -> dict[str, Any]:
         return {each["shard"]: each for each in fleet.ok("shard", "list")["shards"]}
 
@@ -420,7 +420,7 @@ def test_a_move_is_reversed_with_what_was_written_since(fleet: Fleet) -> None:
     assert fleet.ok("tenant", "show", name)["positions"] == {f"{name}.events": 7}
 
 
-def test_a_person_at_a_terminal_is_asked_sees_the_phases_and_stops_the_wait_with_ctrl_c(fleet: Fleet) -> None:
+def test_at_a_terminal_a_move_asks_shows_its_phases_and_stops_waiting_on_ctrl_c(fleet: Fleet) -> None:
     name = fleet.tenant()
     master, terminal = pty.openpty()
     arguments = ("tenant", "move", name, "--to", "b", "--gc-after", "3600")

@@ -22,7 +22,7 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir(
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
-def test_an_example_runs_as_it_is(folder: Path, tmp_path: Path) -> None:
+def test_an_example_runs_as_its_readme_says(folder: Path, tmp_path: Path) -> None:
     (script,) = folder.glob("*.py")
     assert script.name in (folder / "README.md").read_text(encoding="utf-8")
     ended = warm.run([sys.executable, script, tmp_path], cwd=ROOT, timeout=120)

@@ -155,7 +155,7 @@ def _pasted(served: Served, **replaced: str) -> str:
     return ended.stdout
 
 
-def test_it_says_that_it_is_ready_serves_and_ends_with_zero_at_sigterm(serve: Serve) -> None:
+def test_the_server_reports_ready_serves_and_exits_with_zero_on_sigterm(serve: Serve) -> None:
     served = serve()
     assert served.uri.startswith("grpc://127.0.0.1:")
     assert served.execute("SELECT 42") == [(42,)]
@@ -163,11 +163,11 @@ def test_it_says_that_it_is_ready_serves_and_ends_with_zero_at_sigterm(serve: Se
     assert served.said.splitlines()[-1] == "Stopped."
 
 
-def test_ctrl_c_ends_it_as_gently(serve: Serve) -> None:
+def test_ctrl_c_stops_the_server_as_gracefully(serve: Serve) -> None:
     assert serve().end(signal.SIGINT) == 0
 
 
-def test_the_example_of_its_banner_works_as_it_is(serve: Serve) -> None:
+def test_the_example_of_the_banner_works(serve: Serve) -> None:
     assert _pasted(serve()) == "[(42,)]\n"
 
 
@@ -178,7 +178,7 @@ def test_the_example_of_its_banner_works_with_login_and_tls(serve: Serve, tmp_pa
     assert _pasted(served, NAME="ada", PASSWORD=PASSWORD) == "[(42,)]\n"
 
 
-def test_with_json_it_prints_the_facts_of_being_ready(tmp_path: Path) -> None:
+def test_with_json_the_ready_line_is_json(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [COMMAND, "serve", "--port", "0", "--json", "--home", tmp_path / "home"],
         stdout=subprocess.PIPE,
@@ -227,7 +227,7 @@ def test_an_address_that_others_reach_needs_tls_and_users(tmp_path: Path, host: 
     assert not home.exists()
 
 
-def test_with_tls_and_users_it_serves_other_machines_and_requires_a_login(serve: Serve, tmp_path: Path) -> None:
+def test_with_tls_and_users_a_server_serves_other_machines_and_requires_a_login(serve: Serve, tmp_path: Path) -> None:
     Users(tmp_path / "home" / "users.json").add("ada", Role.READER, PASSWORD)
     served = serve("--host", "0.0.0.0", **TLS)
     assert "grpc+tls://HOST:" in served.said
@@ -293,7 +293,7 @@ def test_a_statement_under_way_is_cancelled_when_the_time_is_up(serve: Serve) ->
     assert "Cancelling all calls" in err
 
 
-def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
+def test_a_second_signal_stops_the_server_at_once(serve: Serve) -> None:
     served = serve(CATCHMENT_SERVER_SHUTDOWN_SECONDS="300", CATCHMENT_SERVER_STATEMENTS_MAX="1")
     with _running(served):
         served.process.send_signal(signal.SIGTERM)

@@ -117,7 +117,7 @@ def test_an_error_has_the_status_that_says_what_to_do_next(server: ServerProcess
 # Parameters.
 
 
-def test_every_row_of_parameters_counts(server: ServerProcess, table: str) -> None:
+def test_a_statement_runs_for_every_row_of_parameters(server: ServerProcess, table: str) -> None:
     rows = [(n, f"b{n}", date(2024, 1, 1), Decimal("3.25")) for n in range(10)]
     with server.cursor() as cursor:
         cursor.execute(f"CREATE TABLE {table} (a INTEGER, b VARCHAR, d DATE, n DECIMAL(10, 2))")
@@ -279,7 +279,7 @@ def test_ingest_into_a_schema_or_a_temporary_table(server: ServerProcess, table:
 # The catalog.
 
 
-def test_the_server_says_what_it_is(server: ServerProcess) -> None:
+def test_the_server_reports_its_name_versions_and_defaults(server: ServerProcess) -> None:
     with server.connect() as connection:
         info = connection.adbc_get_info()
         assert (info["vendor_name"], info["vendor_arrow_version"]) == ("Catchment", pa.__version__)

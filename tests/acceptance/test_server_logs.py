@@ -215,7 +215,7 @@ def test_a_start_and_an_end_are_nothing_but_lines_of_json(tmp_path: Path) -> Non
     assert told[-3:] == ["serving", "stopping", "stopped"]
 
 
-def test_on_a_terminal_it_is_for_a_person(tmp_path: Path) -> None:
+def test_on_a_terminal_the_log_is_prose(tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     process = warm.Process(
         [COMMAND, "serve", "--port", "0", "--home", tmp_path / "home"],

@@ -209,7 +209,7 @@ def test_a_session_that_idles_is_closed_and_its_file_sealed(strict: ServerProces
 # Many clients.
 
 
-def test_there_are_only_so_many_sessions(strict: ServerProcess) -> None:
+def test_sessions_are_limited_in_number(strict: ServerProcess) -> None:
     with ExitStack() as open_ones:
         cursors = [open_ones.enter_context(strict.cursor()) for _ in range(SESSIONS_MAX - 1)]
         with strict.connect() as last:

@@ -102,7 +102,7 @@ def test_a_page_can_be_held_and_goes_on(window: Window) -> None:
         assert window.text("#live-state") == "Live"
 
 
-def test_a_page_says_that_the_server_is_away_and_goes_on_when_it_is_back(window: Window) -> None:
+def test_a_page_says_that_the_server_is_unreachable_and_resumes_once_it_is_back(window: Window) -> None:
     with staged(lambda now: _buffering(731, now)) as stage:
         _open(window, stage)
     window.until(lambda: "No connection to the server." in window.text("#connection"), "it did not say so")
@@ -131,7 +131,7 @@ def test_a_page_whose_login_is_over_says_so_and_leads_back_to_itself(window: Win
         window.until(lambda: window.text("h1") == "Lake", "it leads elsewhere")
 
 
-def test_a_page_that_is_one_too_many_says_so_and_goes_on_when_there_is_a_place(window: Window) -> None:
+def test_a_page_over_the_limit_says_so_and_resumes_once_there_is_a_place(window: Window) -> None:
     with staged(lambda now: _buffering(731, now), listeners_max=1) as stage:
         with urlopen(f"{stage.address}/events?page=queue", timeout=30):
             window.open(stage.address + "/queue")

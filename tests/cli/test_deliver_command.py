@@ -151,7 +151,7 @@ def test_a_table_in_a_schema_that_is_spelt_otherwise_is_made_and_delivered_into(
     assert _tables(home) == ["main.Q"]
 
 
-def test_letters_beyond_ascii_tell_tables_apart(home: Path, inbox: Path) -> None:
+def test_tables_are_distinguished_by_letters_beyond_ascii(home: Path, inbox: Path) -> None:
     _made(home, TableId("main", "größe"))
     code, error = _json(home, "GRÖSSE", inbox)
     assert (code, error["message"]) == (2, "The lake has no table main.GRÖSSE.")

@@ -46,14 +46,14 @@ def test_ctrl_c_is_one_error_also_in_the_midst_of_a_statement_of_duckdb(
     assert (shown["error"], shown["message"]) == ("StoppedError", "Stopped by Ctrl-C.")
 
 
-def test_a_wrong_use_is_shown_with_the_usage_to_a_person() -> None:
+def test_a_usage_error_as_text_shows_the_usage() -> None:
     ended = CliRunner().invoke(app, ["lake", "deliver"], prog_name="catchment")
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert "Usage: catchment lake deliver" in ended.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["lake", "audit", "--json"]])
-def test_an_output_without_room_is_one_error(
+def test_a_full_output_device_is_one_error(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

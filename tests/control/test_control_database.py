@@ -218,7 +218,7 @@ def test_the_app_opens_the_control_database_once_at_the_path_of_the_setting(tmp_
     assert not (tmp_path / "home").exists()
 
 
-def test_looking_at_it_makes_nothing(home: Home) -> None:
+def test_examining_a_missing_control_database_creates_nothing(home: Home) -> None:
     assert str(ControlDatabase.examine(home.settings)).startswith("none yet")
     assert not home.path.parent.exists()
 

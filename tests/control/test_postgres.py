@@ -62,12 +62,12 @@ def test_the_scripts_make_the_tables_that_the_models_describe(server: Server) ->
     }
 
 
-def test_looking_at_it_makes_nothing(server: Server) -> None:
+def test_examining_a_missing_control_database_creates_nothing(server: Server) -> None:
     assert str(ControlDatabase.examine(server.settings)).startswith("none yet")
     assert server.run("SELECT 1 FROM pg_namespace WHERE nspname = 'catchment'") == []
 
 
-def test_it_is_shown_without_its_secrets(server: Server) -> None:
+def test_the_address_of_the_control_database_is_shown_without_secrets(server: Server) -> None:
     conninfo = make_conninfo(server.conninfo, password="hunter2")
     control = ControlDatabase.open(Settings(control_db=SecretStr(f"postgres:{conninfo}")))
     assert control.path is None

@@ -88,7 +88,7 @@ def test_a_permanent_error_is_raised_at_once() -> None:
     assert clock.slept_s == []
 
 
-def test_only_the_errors_asked_for_are_retried() -> None:
+def test_only_the_given_errors_are_retried() -> None:
     clock = FakeClock()
     operation, left = _failing(ConflictError(), LakeUnavailableError(), ConflictError())
     with pytest.raises(LakeUnavailableError):

@@ -9,7 +9,7 @@ from catchment.testing import FakeClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), FakeClock()], ids=lambda clock: type(clock).__name__)
-def test_a_clock_knows_that_it_shows_utc(clock: Clock) -> None:
+def test_clocks_return_utc(clock: Clock) -> None:
     assert clock.now().tzinfo is UTC
 
 

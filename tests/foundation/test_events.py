@@ -30,7 +30,7 @@ def _restored_logger() -> Iterator[None]:
     logger.setLevel(before[1])
 
 
-def test_a_listener_hears_what_happens_while_it_listens() -> None:
+def test_a_listener_receives_the_events_of_its_block() -> None:
     heard: list[Event] = []
     events.emit("too_early")
     with events.listening(heard.append):
@@ -101,7 +101,7 @@ def test_a_listener_may_stop_listening_during_an_event() -> None:
     assert heard == [Event("delivered")]
 
 
-def test_the_log_is_prose_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_can_be_prose(capsys: pytest.CaptureFixture[str]) -> None:
     events.configure_logging(level="info", as_json=False)
     events.emit("delivered", rows=7, table="main.events")
     events.emit("retired")
@@ -350,7 +350,7 @@ def test_words_about_passwords_are_left_as_they_are(text: str) -> None:
         *("x:// ", "password = ", "a://b:c", '"secret": "\\'),
     ],
 )
-def test_however_long_and_strange_a_text_is_it_is_scrubbed_in_no_time(piece: str) -> None:
+def test_long_and_strange_texts_are_scrubbed_quickly(piece: str) -> None:
     text = piece * (400_000 // len(piece))
     started_s = time.process_time()
     for value in (text, [text], {"key": text}, [piece] * 40_000):
@@ -386,7 +386,7 @@ def test_warnings_of_libraries_have_the_same_format_and_lower_levels_are_silent(
     assert (line["level"], line["action"], line["message"]) == ("warning", name, "It is late.")
 
 
-def test_for_a_person_nothing_ends_the_line_or_paints_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_prose_no_value_breaks_the_line_or_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     events.configure_logging(level="info", as_json=False)
     events.emit("delivered", reason='two words, "quoted"\n\x1b[31mred\x9b', ids=["a", "b"], empty="", rows=None)
     said = capsys.readouterr().err
@@ -396,7 +396,7 @@ def test_for_a_person_nothing_ends_the_line_or_paints_on_the_terminal(capsys: py
 
 
 @pytest.mark.parametrize("colour", [False, True])
-def test_nor_does_the_name_of_a_logger(colour: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_a_logger_is_escaped(colour: bool, capsys: pytest.CaptureFixture[str]) -> None:
     events.configure_logging(level="info", as_json=False, colour=colour)
     logging.getLogger("evil\n\x1b[2Jname").warning("late")
     said = capsys.readouterr().err

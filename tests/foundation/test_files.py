@@ -122,7 +122,7 @@ def test_a_child_process_does_not_keep_its_parent_s_lock(lock: FileLock) -> None
         assert lock.is_free()
 
 
-def test_a_file_gets_a_second_name(tmp_path: Path) -> None:
+def test_linking_a_file_gives_it_a_second_name(tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("rows")
     assert files.link_or_copy(source, target) is True
@@ -236,7 +236,7 @@ def test_folders_without_files_go_and_those_with_files_stay(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removing_what_is_gone_already_is_done(tmp_path: Path) -> None:
+def test_removing_a_missing_file_succeeds(tmp_path: Path) -> None:
     folder, file = tmp_path / "folder", tmp_path / "file"
     files.make_folder(folder / "deeper")
     (folder / "deeper" / "file").touch()
@@ -270,7 +270,7 @@ def test_storage_that_is_not_local_is_refused_by_its_name_with_what_to_do(uri: s
     assert raised.value.hint
 
 
-def test_room_is_known_before_the_folder_exists(tmp_path: Path) -> None:
+def test_free_space_is_known_before_the_folder_exists(tmp_path: Path) -> None:
     assert files.free_bytes(tmp_path / "not" / "yet") > 0
 
 

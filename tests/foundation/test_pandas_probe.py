@@ -36,7 +36,7 @@ def _bind() -> list[tuple[object, ...]]:
         return connection.execute("SELECT ?, ?", [1, "a"]).fetchall()
 
 
-def test_duckdb_looks_for_it_with_every_value_until_it_is_remembered(finders: Counting) -> None:
+def test_duckdb_looks_for_pandas_with_every_value_until_its_absence_is_cached(finders: Counting) -> None:
     _bind()
     _bind()
     assert finders.asked > 2, "DuckDB no longer does that: this module can go"
@@ -46,7 +46,7 @@ def test_duckdb_looks_for_it_with_every_value_until_it_is_remembered(finders: Co
     assert finders.asked == before
 
 
-def test_it_is_missing_as_before(finders: Counting) -> None:
+def test_a_missing_pandas_raises_the_usual_error(finders: Counting) -> None:
     skip_pandas_probe()
     skip_pandas_probe()
     assert [type(each).__module__ for each in sys.meta_path].count("catchment.foundation.pandas_probe") == 1

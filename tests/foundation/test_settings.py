@@ -41,7 +41,7 @@ def _refused(home: Path | None = None) -> SettingsError:
     return raised.value
 
 
-def test_nothing_needs_to_be_set(home: Path) -> None:
+def test_every_setting_has_a_default(home: Path) -> None:
     found = load_settings(home)
     assert found.home == home
     assert found.catalog_url.get_secret_value() == f"sqlite:{home}/catalog.sqlite"

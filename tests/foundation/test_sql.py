@@ -101,7 +101,7 @@ def test_options_leave_out_what_is_none_and_vanish_when_nothing_is_left() -> Non
     assert sql.options({"GONE": None}) == ""
 
 
-def test_a_kept_statement_gets_its_names_quoted() -> None:
+def test_names_are_quoted_in_statements_of_sql_files() -> None:
     text = sql.statement("catchment.lake", "audit_rows", lake='la"ke', schema="main", table="t")
     assert 'FROM "la""ke"."main"."t"' in text
 

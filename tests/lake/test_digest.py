@@ -152,7 +152,7 @@ def test_a_recorded_digest_is_read_back(number: int) -> None:
     assert len(digest.text(number)) == len(digest.text(0))
 
 
-def test_adding_wraps_around() -> None:
+def test_the_addition_of_digests_wraps_around() -> None:
     assert digest.add([digest.text(2**64 - 1), digest.text(3)]) == digest.text(2)
     assert digest.add([]) == digest.text(0)
 

@@ -63,7 +63,7 @@ def test_a_change_by_this_process_is_seen_at_once_and_one_by_another_after_a_whi
     assert third > second
 
 
-def test_an_answer_counts_for_a_while(lake: SlowLake) -> None:
+def test_an_answer_is_reused_for_a_while(lake: SlowLake) -> None:
     seen = SchemaWatch(lake, FakeClock(), age_s_max=1)
     assert [seen.version() for _ in range(5)] == [seen.version()] * 5
     assert lake.questions == 1

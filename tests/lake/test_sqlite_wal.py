@@ -67,7 +67,7 @@ def test_other_processes_read_and_write_beside_it(settings: Settings) -> None:
         assert _numbers(lake) == [1, 2, 3]
 
 
-def test_lakes_of_one_catalog_come_and_go_as_they_like(settings: Settings) -> None:
+def test_lakes_of_one_catalog_open_and_close_independently(settings: Settings) -> None:
     with Lake.from_settings(settings, holds_wal=True) as lake:
         with Lake.from_settings(settings, holds_wal=True) as other:
             _write(other, 1)

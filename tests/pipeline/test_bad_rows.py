@@ -38,7 +38,7 @@ def test_halving_finds_what_asking_for_each_place_finds(case: tuple[int, set[int
 
 @UNHURRIED
 @given(case=CASES)
-def test_a_few_bad_places_take_few_questions(case: tuple[int, set[int]]) -> None:
+def test_a_few_bad_rows_take_few_attempts(case: tuple[int, set[int]]) -> None:
     count, bad = case
     asked: list[tuple[int, int]] = []
     halve(count, _asking(bad, asked), probes_max=UNBOUNDED)
@@ -59,7 +59,7 @@ def test_the_questions_are_bounded_and_no_bad_place_is_called_good(case: tuple[i
     assert all(place in bad or found[place].startswith("among") for place in found)
 
 
-def test_nothing_is_asked_about_nothing() -> None:
+def test_an_empty_unit_takes_no_attempt() -> None:
     asked: list[tuple[int, int]] = []
     assert halve(0, _asking(set(), asked), probes_max=10) == {}
     assert asked == []

@@ -343,7 +343,7 @@ def test_a_file_that_lacks_a_column_with_a_first_value_is_adopted_and_reads_that
         assert cursor.execute("SELECT count(*) FROM lake.main.events WHERE origin IS NULL").fetchall() == [(0,)]
 
 
-def test_auto_adopts_what_can_be_adopted(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_auto_adopts_files_that_can_be_adopted(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:
     create_table(lake)
     _, modes = _auto(lake, make_settings, event_files(tmp_path, 1)[0])
     assert modes == {"adopt"}

@@ -151,7 +151,7 @@ def test_unbound_rows_that_used_a_column_that_is_gone_are_buried_and_the_others_
     assert_audited(queue)
 
 
-def test_a_flush_of_bad_rows_alone_buries_them_all(queue: QueueScene) -> None:
+def test_a_flush_of_bad_rows_only_makes_all_of_them_dead_letters(queue: QueueScene) -> None:
     queue.write_unbound(range(3))
     queue.sql("ALTER TABLE events DROP COLUMN kind")
     report = queue.coordinator.force_flush_all()

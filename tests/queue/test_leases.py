@@ -147,7 +147,7 @@ def test_a_name_held_by_a_connection_that_was_lost_unnoticed_can_be_taken(postgr
     leases.close()
 
 
-def test_a_server_that_is_away_is_said_to_be_and_not_asked_at_every_turn() -> None:
+def test_an_unreachable_server_is_reported_and_not_tried_for_every_lease() -> None:
     clock = FakeClock()
     leases = PostgresLeases("host=127.0.0.1 port=1 dbname=nowhere", clock=clock)
     with pytest.raises(LakeUnavailableError, match="does not answer"):

@@ -95,7 +95,7 @@ def test_failures_are_counted_and_the_last_reason_is_kept() -> None:
     assert (first.failures, second.failures, second.reason) == (1, 2, "two")
 
 
-def test_a_trouble_is_over_at_the_moment_it_names() -> None:
+def test_a_table_may_be_retried_at_the_time_of_its_failure_record() -> None:
     trouble = failed_again(None, "reason", POLICY, NOW, 0)
     assert not trouble.is_over(trouble.retry_at - timedelta(microseconds=1))
     assert trouble.is_over(trouble.retry_at)

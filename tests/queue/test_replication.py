@@ -212,7 +212,7 @@ def test_a_dropped_table_that_comes_again_loses_no_row_to_the_old_watermark(queu
     assert_delivered(queue, range(1, 6), table=T7)
 
 
-def test_a_drop_waits_for_the_flush_of_its_tables_and_ends_their_trouble(queue: QueueScene) -> None:
+def test_a_drop_waits_for_the_flush_of_its_tables_and_clears_their_failures(queue: QueueScene) -> None:
     queue.coordinator.append_replicated([_shipped(1, 5)])
     queue.write(range(5))
     dropping = threading.Thread(target=lambda: queue.coordinator.drop("t7"))
@@ -239,7 +239,7 @@ def _t7(queue: QueueScene) -> dict[TableId, int]:
     return dict(queue.coordinator.positions("t7"))
 
 
-def test_a_full_buffer_refuses_rows_of_a_held_schema_and_takes_others_past_it(make_queue: MakeQueue) -> None:
+def test_a_full_buffer_refuses_rows_of_a_retained_schema_and_others_bypass_it(make_queue: MakeQueue) -> None:
     queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
     create_table(queue.lake, T7)
     queue.write(range(5), T7)
@@ -315,7 +315,7 @@ def test_rows_that_are_kept_otherwise_have_to_be_read(queue: QueueScene, rows: p
 
 
 @pytest.mark.parametrize("layout", ["sessions", "model"])
-def test_a_layout_without_such_numbers_refuses(queue: QueueScene) -> None:
+def test_the_sessions_layout_refuses_replication(queue: QueueScene) -> None:
     coordinator = queue.coordinator
     for refused in (
         lambda: coordinator.retain_log("main"),

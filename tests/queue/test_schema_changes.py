@@ -164,7 +164,7 @@ def test_a_name_that_is_given_to_another_table_leaves_each_row_to_its_own(make_q
     assert queue.lake.audit().ok
 
 
-def test_rows_of_a_dropped_table_neither_go_into_its_successor_nor_hold_it_up(make_queue: MakeQueue) -> None:
+def test_rows_of_a_dropped_table_neither_go_into_its_successor_nor_delay_it(make_queue: MakeQueue) -> None:
     queue = make_queue()
     for number in range(3):
         queue.sql("CREATE TABLE t (a INTEGER)")

@@ -102,7 +102,7 @@ def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
     return LogRows(table=table, columns=EVENT_COLUMNS, seq_first=first, rows=event_rows(range(first, last + 1)))
 
 
-def test_the_shared_buffer_ships(open_buffer: Open) -> None:
+def test_the_shared_buffer_can_be_replicated(open_buffer: Open) -> None:
     assert isinstance(open_buffer(), ReplicatedBuffer)
 
 

@@ -105,7 +105,7 @@ def test_the_example_of_settings_is_what_the_code_says() -> None:
     assert _read("catchment.toml") == _generator().settings_example(), "run `make docs`"
 
 
-def test_the_example_sets_nothing_as_it_is() -> None:
+def test_the_example_file_sets_nothing() -> None:
     assert tomllib.loads(_read("catchment.toml")) == {}
 
 
@@ -248,7 +248,7 @@ def test_the_image_names_ports_home_and_command_as_they_are() -> None:
     _command(yaml.safe_load(_values("CMD")[-1]))
 
 
-def test_the_image_asks_the_server_how_it_is_with_a_program_that_it_has() -> None:
+def test_the_health_check_of_the_image_uses_a_program_in_it() -> None:
     (check,) = _values("HEALTHCHECK")
     program, script = yaml.safe_load(check.partition("CMD ")[2])
     assert program == "python"
@@ -366,7 +366,7 @@ def test_volumes_are_declared_and_the_home_is_one() -> None:
     assert ["home", CONTAINER_HOME] in used
 
 
-def test_the_containers_have_time_to_end() -> None:
+def test_containers_have_time_for_the_shutdown() -> None:
     least = DEFAULTS["server_shutdown_seconds"].default + CLOSE_S
     assert _seconds(_services()["catchment"]["stop_grace_period"]) > least
 

@@ -85,5 +85,5 @@ def test_a_verb_is_in_the_reference() -> None:
     assert [verb for verb, told in VERBS.items() if f"| `{verb}` | {told.level} | {told.means}" not in text] == []
 
 
-def test_ids_that_are_around_everything_are_ids() -> None:
+def test_ids_of_the_context_are_declared_as_ids() -> None:
     assert set(AROUND) <= set(IDS)

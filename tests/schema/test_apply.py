@@ -100,7 +100,7 @@ def test_a_script_may_hold_such_words_as_text(tmp_path: Path, word: str) -> None
     assert here.rows("SELECT count(*) FROM _migrations") == [(4,)]
 
 
-def test_a_script_may_ask(tmp_path: Path) -> None:
+def test_a_script_may_query(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     _apply(here, "PRAGMA table_info(users); SELECT * FROM users; UPDATE users SET name = 'x' RETURNING id;")
     assert here.rows("SELECT DISTINCT name FROM users") == [("x",)]

@@ -38,7 +38,7 @@ def _examine(scripts: list[Script], history: list[AppliedScript], diff: ModelDif
         ([], [], [], SAME, State.CURRENT),
     ],
 )
-def test_the_first_that_fits_is_the_state(
+def test_the_first_matching_condition_is_the_state(
     errors: list[str], divergent: list[str], pending: list[str], diff: ModelDiff, state: State
 ) -> None:
     result = CheckResult(pending=pending, applied=[], divergent=divergent, errors=errors, model_diff=diff)

@@ -50,7 +50,7 @@ def test_an_index_of_a_column_called_as_its_table_goes_and_the_others_stay(tmp_p
     ],
 )
 @pytest.mark.parametrize("statements", [TABLE, INDEXED, UNIQUE], ids=["altered", "indexed", "rebuilt"])
-def test_a_dropped_column_that_a_view_or_trigger_has_in_quotes_is_left_to_a_person(
+def test_a_dropped_column_that_a_view_or_trigger_has_in_quotes_is_left_to_the_developer(
     tmp_path: Path, more: str, said: str, statements: str
 ) -> None:
     here = database_with(tmp_path, f"{statements} {more};", NOTE)
@@ -105,7 +105,7 @@ def test_once_a_view_is_gone_that_has_a_column_in_quotes_the_column_can_go(tmp_p
 @pytest.mark.parametrize(
     "piece", ["CHECK (\"email\" <> 'title')", 'upper TEXT GENERATED ALWAYS AS (upper("email"))', 'UNIQUE ("email")']
 )
-def test_a_dropped_column_that_its_table_has_in_quotes_is_left_to_a_person(tmp_path: Path, piece: str) -> None:
+def test_a_dropped_column_that_its_table_has_in_quotes_is_left_to_the_developer(tmp_path: Path, piece: str) -> None:
     here = database_with(tmp_path, f"{TABLE[:-2]}, {piece});", NOTE)
     assert "-- undecided: note" in generated(here)
 

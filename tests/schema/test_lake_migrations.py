@@ -91,7 +91,7 @@ def test_a_check_makes_neither_a_lake_nor_a_file(tmp_path: Path, make_settings: 
     here.lake.close()
 
 
-def test_views_are_no_tables(plain: LakeScene) -> None:
+def test_views_are_not_tables(plain: LakeScene) -> None:
     plain.run("CREATE VIEW names AS SELECT name FROM users", "CREATE VIEW users_too AS FROM users")
     assert plain.settled()
     assert [str(table) for table in plain.lake.tables()] == ["main.users"]
@@ -529,7 +529,7 @@ def test_the_reference_is_restored_while_the_schema_is_current(plain: LakeScene)
     assert plain.content() == before
 
 
-def test_a_table_of_others_is_left_alone_and_named(here: LakeScene) -> None:
+def test_a_table_of_another_program_is_left_alone_and_named(here: LakeScene) -> None:
     """Deliveries, imports and clients make tables in the same schema."""
     here.run("CREATE TABLE events (a INTEGER)", "INSERT INTO events VALUES (1)")
     result = here.check()
@@ -549,7 +549,7 @@ def test_a_table_that_a_script_made_is_dropped_when_its_model_goes(here: LakeSce
     assert (here.check().state, here.check().unmanaged) == (State.CURRENT, ["posts"])
 
 
-def test_a_table_of_others_becomes_managed_with_a_model(here: LakeScene) -> None:
+def test_a_table_of_another_program_becomes_managed_with_a_model(here: LakeScene) -> None:
     here.run("CREATE TABLE posts (id BIGINT NOT NULL, title VARCHAR NOT NULL)")
     assert "posts" not in here.become(USERS, model("notes", {"text": str}))
     text = here.become(USERS, model("notes", {"text": str}), model("posts", {"title": str, "likes": int | None}))

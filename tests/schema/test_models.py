@@ -81,7 +81,7 @@ def test_every_annotation_has_its_column_and_models_refer_to_each_other_in_any_o
     assert [reference.table for reference in players.references] == ["Team", "players"]
 
 
-def test_fields_know_no_dialect() -> None:
+def test_fields_are_independent_of_the_dialect() -> None:
     team = fields_of(Player)[-2]
     assert (team.name, team.kind, team.relation, team.nullable, team.has_default) == (
         "team",

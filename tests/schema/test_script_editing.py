@@ -43,7 +43,7 @@ def test_each_choice_has_its_own_options() -> None:
     assert '\n-- ALTER TABLE "tags"' in text
 
 
-def test_an_option_that_leaves_it_to_a_person_stays_open() -> None:
+def test_an_undecided_option_stays_open() -> None:
     text = decided(CHOICE, lambda options: options)
     assert is_open(text)
     assert left_to_people(text, depth_max=1) == [("notes", "by_hand_4", "a")]

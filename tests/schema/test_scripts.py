@@ -49,7 +49,7 @@ def test_a_name_is_a_number_and_what_the_script_is_about(filename: str, number: 
         "\u0660\u0660\u0661.a.sql",
     ],
 )
-def test_other_names_are_none_of_a_script(filename: str) -> None:
+def test_other_names_are_not_names_of_scripts(filename: str) -> None:
     assert ScriptName.parse(filename) is None
 
 
@@ -70,7 +70,7 @@ def test_numbers_are_ordered_as_numbers() -> None:
         ("a\rb\n", "a\rb\n"),
     ],
 )
-def test_line_ends_are_made_alike(text: str, same: str) -> None:
+def test_line_ends_are_normalized(text: str, same: str) -> None:
     assert normalised(text) == same
 
 
@@ -153,5 +153,5 @@ def test_a_missing_folder_is_empty(tmp_path: Path) -> None:
         ([], set()),
     ],
 )
-def test_scripts_tell_which_tables_they_made(texts: list[str], names: set[str]) -> None:
+def test_the_tables_that_scripts_created_are_found(texts: list[str], names: set[str]) -> None:
     assert tables_made(texts) == names

@@ -135,7 +135,7 @@ def test_every_trigger_that_fails_is_named_and_no_other_one(tmp_path: Path) -> N
     ],
 )
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE", "DELETE"])
-def test_tables_of_all_kinds_are_tried(tmp_path: Path, table: str, event: str) -> None:
+def test_triggers_of_every_kind_of_table_are_tried(tmp_path: Path, table: str, event: str) -> None:
     trigger = "CREATE TRIGGER {0} AFTER {1} ON t BEGIN {2}; END;"
     here = _scene(tmp_path, table + trigger.format("sound", event, "SELECT 1"))
     _apply(here, "CREATE TABLE other (id)")

@@ -45,14 +45,14 @@ def test_a_server_that_was_announced_is_found_until_it_is_withdrawn(settings: Se
     assert not path.exists()
 
 
-def test_a_process_that_is_gone_is_not_believed(settings: Settings, path: Path) -> None:
+def test_the_file_of_a_dead_process_is_ignored(settings: Settings, path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     _change(path, pid=ended.pid)
     assert server_file.find(settings) is None
 
 
-def test_another_process_with_the_same_number_is_not_believed(settings: Settings, path: Path) -> None:
+def test_the_file_is_ignored_if_another_process_has_its_pid(settings: Settings, path: Path) -> None:
     _change(path, started="1")
     assert server_file.find(settings) is None
 

@@ -44,7 +44,7 @@ def _facts(lake: Lake) -> list[list[tuple[Any, ...]]]:
     ]
 
 
-def test_a_copied_lake_is_as_one_that_was_made(make: Callable[[str], Settings], tmp_path: Path) -> None:
+def test_a_copied_lake_equals_a_new_one(make: Callable[[str], Settings], tmp_path: Path) -> None:
     with Lake.from_settings(make("made")) as made:
         create_table(made)
         with new_lake(make("copied"), events=True) as copied:

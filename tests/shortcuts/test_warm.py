@@ -27,7 +27,7 @@ def _say(process: warm.Process, text: str) -> None:
     process.stdin.flush()
 
 
-def test_it_reads_its_stdin_and_writes_its_stdout() -> None:
+def test_a_warm_process_reads_its_stdin_and_writes_its_stdout() -> None:
     with _echo() as process:
         _say(process, '[ "ä" ]')
         assert process.communicate() == ('["\\u00e4"]\n', "")
@@ -72,7 +72,7 @@ def test_a_signal_ends_this_one_and_no_other() -> None:
         assert other.communicate()[0] == "[]\n"
 
 
-def test_it_is_in_the_folder_and_the_environment_that_it_is_given(tmp_path: Path) -> None:
+def test_a_warm_process_has_the_given_folder_and_environment(tmp_path: Path) -> None:
     ended = warm.run(HERE, cwd=tmp_path, env={"HOME": str(tmp_path / "home")}, timeout=60)
     assert ended.returncode in (0, 1, 2), ended.stderr
     assert str(tmp_path / "home") in ended.stdout

@@ -114,7 +114,7 @@ def test_a_script_that_is_not_what_was_applied_is_shown_with_the_difference(app:
     assert "+CREATE TABLE people (id INTEGER PRIMARY KEY, name VARCHAR NOT NULL);" in script.text
 
 
-def test_looking_changes_nothing(app: App, folder: Path) -> None:
+def test_reading_the_status_of_a_project_changes_nothing(app: App, folder: Path) -> None:
     _look(app, folder)
     assert sorted(each.name for each in folder.iterdir() if each.suffix != ".py" and each.name != "__pycache__") == [
         "migrations",

@@ -230,7 +230,7 @@ print("closed", flush=True)
     assert done.stdout.splitlines() == [SLOW, "closed"]
 
 
-def test_after_the_end_nothing_is_asked(askers: BackgroundReader) -> None:
+def test_after_closing_no_source_is_read(askers: BackgroundReader) -> None:
     askers.close()
     with pytest.raises(StateError, match="shutting down"):
         _cached(lambda: 1, askers, FakeClock()).read()
@@ -343,7 +343,7 @@ def _status(app: App, *, queue: Callable[[], QueueStatus] | None = None) -> Stat
         return reader.status()
 
 
-def test_looking_makes_nothing(tmp_path: Path) -> None:
+def test_reading_the_status_creates_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with App(Settings(home=home)) as app, StatusReader(app) as reader:
         status = reader.status()
@@ -580,6 +580,6 @@ def test_the_web_is_at_4215_beside_4214_and_anywhere_else_at_any_port(
 
 
 @pytest.mark.parametrize("given", ["70000", "-1", "on"])
-def test_a_port_that_is_none_is_refused(tmp_path: Path, given: str) -> None:
+def test_an_invalid_port_is_refused(tmp_path: Path, given: str) -> None:
     with pytest.raises(SettingsError, match="server_web_port"):
         load_settings(tmp_path, server_web_port=given)

@@ -375,7 +375,7 @@ def test_a_tenant_without_a_shard_is_placed_in_its_regions(store: ControlStore, 
     assert placed == {A, B}
 
 
-def test_a_move_as_routers_see_it(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
+def test_routers_follow_the_steps_of_a_move(store: ControlStore, move: MoveInfo, clock: FakeClock) -> None:
     router = TenantRouter(store, route_seconds_max=10, routes_max=10, clock=clock)
     a, b = shard(A), shard(B)
     assert (router.route(SEVEN, Access.READ), router.route(SEVEN, Access.WRITE)) == ((a,), (a,))

@@ -82,7 +82,7 @@ def test_limits_come_back_from_json(config: TenantConfig) -> None:
 
 
 @pytest.mark.parametrize("limit", ["rows_per_second_max", "tables_max", "storage_bytes_max"])
-def test_a_limit_of_nothing_is_refused(limit: str) -> None:
+def test_a_limit_of_zero_is_refused(limit: str) -> None:
     with pytest.raises(InputError, match=limit):
         TenantConfig.from_json({limit: 0})
 

@@ -83,7 +83,7 @@ def test_a_drive_goes_to_the_switch_and_another_one_to_the_end(scene: Scene) -> 
     assert scene.rows_in(A) == []
 
 
-def test_a_drive_waits_for_the_window(scene: Scene) -> None:
+def test_a_run_waits_for_the_gc_window(scene: Scene) -> None:
     _drive(scene)
     started_s = scene.clock.monotonic_s()
     _drive(scene, gc_window_s=0.5)

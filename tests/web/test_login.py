@@ -133,7 +133,7 @@ def test_a_login_ends_when_the_user_is_another_or_gone() -> None:
     assert browser.get("/").code == 303
 
 
-def test_logging_out_makes_the_key_worthless() -> None:
+def test_logging_out_invalidates_the_cookie() -> None:
     browser = browser_of(web_app(), "ann")
     kept = dict(browser.cookies)
     answer = browser.post("/logout", form={"token": token_of(browser)})
@@ -218,7 +218,7 @@ def test_a_form_that_another_page_sends_is_refused(path: str, token: str | None,
     assert browser.get("/").code == 200
 
 
-def test_a_token_is_of_one_cookie_only() -> None:
+def test_a_form_token_belongs_to_one_cookie() -> None:
     desk = Letters()
     app = web_app(house=House(is_open=True), desk=desk)
     one, other = Browser(app), Browser(app)
@@ -237,7 +237,7 @@ def test_a_form_is_accepted_through_a_proxy_if_the_browser_says_it_is_of_the_sam
     assert browser.post("/queue/retry", form=form, **headers).code == 303
 
 
-def test_a_button_is_not_a_link() -> None:
+def test_actions_of_buttons_cannot_be_requested_by_get() -> None:
     browser = browser_of(web_app(), "ann")
     assert browser.get("/queue/retry").code == 405
     assert browser.get("/logout").code == 405

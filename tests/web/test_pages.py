@@ -325,7 +325,7 @@ def test_columns_are_as_high_as_their_values_and_none_is_unseen() -> None:
     assert charts.columns([]) == ()
 
 
-def test_parts_of_a_whole_fill_it() -> None:
+def test_the_segments_of_a_bar_fill_it() -> None:
     found = charts.segments([("a", 1), ("b", 0), ("c", 3)])
     assert [(each.name, each.x, each.width) for each in found] == [("a", 0.0, 25.0), ("c", 25.0, 75.0)]
     assert charts.segments([("a", 0)]) == ()

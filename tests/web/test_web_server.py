@@ -64,7 +64,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield found
 
 
-def test_metrics_count_what_was_written_and_flushed(written: Watched) -> None:
+def test_metrics_count_written_and_flushed_rows(written: Watched) -> None:
     found = written.scrape()
     assert sample(found, "catchment_acked_rows_total") == 23
     assert sample(found, "catchment_acked_bytes_total") > 0

@@ -167,7 +167,7 @@ def test_an_undo_that_was_cut_off_between_two_folders_is_finished(make: MakeScen
     _assert_undone(scene)
 
 
-def test_only_the_tables_of_the_import_go(make: MakeScene) -> None:
+def test_an_undo_drops_only_the_tables_of_the_import(make: MakeScene) -> None:
     scene = make()
     scene.execute("CREATE TABLE mine AS SELECT 1 AS n")
     assert scene.job().run().ok

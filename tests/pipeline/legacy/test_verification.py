@@ -61,7 +61,7 @@ def test_rows_that_are_in_no_leaf_are_found(make: MakeScene) -> None:
     assert "1 rows that are in no leaf: tp_partition=other" in found.reason
 
 
-def test_a_table_that_is_gone_is_found(make: MakeScene) -> None:
+def test_a_dropped_table_is_a_mismatch(make: MakeScene) -> None:
     scene = make()
     assert scene.job().run().ok
     scene.execute(f"DROP TABLE {LOG}")

@@ -164,7 +164,7 @@ def test_with_users_every_client_has_to_log_in_unless_the_setting_says_otherwise
     assert Authenticator(ada, required=False).anonymous().name == "anonymous"
 
 
-def test_the_first_user_closes_the_door_and_removing_the_last_does_not_open_it(users: Users) -> None:
+def test_the_first_user_makes_logins_required_and_removing_the_last_does_not_revert_that(users: Users) -> None:
     door = Authenticator(users, required=None)
     door.anonymous()
     Users(users.path).add("ada", Role.READER, PASSWORD)
@@ -214,7 +214,7 @@ def test_a_basic_header_is_read_with_and_without_padding(text: str, expected: tu
         "x" * 1_000_000,
     ],
 )
-def test_a_header_that_is_none_is_refused(header: str) -> None:
+def test_a_malformed_authorization_header_is_refused(header: str) -> None:
     _refused(lambda: parse_basic(header))
 
 
@@ -232,7 +232,7 @@ def test_addresses_that_other_machines_reach_are_not_loopback(host: str) -> None
     assert not is_loopback(host)
 
 
-def test_a_name_that_stands_for_nothing_is_refused() -> None:
+def test_a_host_name_that_does_not_resolve_is_refused() -> None:
     with pytest.raises(SettingsError, match="not an address"):
         is_loopback("no-such-host.invalid")
 

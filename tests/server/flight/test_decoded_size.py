@@ -35,7 +35,7 @@ def test_a_large_decoded_size_is_computed_in_little_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_they_are_small_on_the_wire(name: str) -> None:
+def test_expanding_arrays_are_small_on_the_wire(name: str) -> None:
     assert wire_bytes(BOMBS[name]) <= MESSAGE_BYTES_MAX
 
 
@@ -47,7 +47,7 @@ def test_lists_in_lists_take_no_time_that_doubles_with_each(depth: int) -> None:
     assert decoded_size.size_of(pa.record_batch([array], names=["a"])) >= 2 ** (depth // 2)
 
 
-def test_plain_types_need_no_look() -> None:
+def test_plain_types_do_not_expand() -> None:
     kinds = (pa.int64(), pa.string(), pa.list_(pa.struct([("a", pa.binary())])), pa.map_(pa.string(), pa.date64()))
     assert not any(decoded_size.expands(kind) for kind in (*kinds, pa.null(), pa.struct([]), pa.uuid()))
 

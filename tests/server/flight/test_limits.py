@@ -60,21 +60,21 @@ def strings(count: int, size: int) -> pa.Table:
     return pa.table({"a": ["x" * size] * count})
 
 
-def test_a_message_has_a_largest_size(client: Client) -> None:
+def test_the_size_of_a_message_is_limited(client: Client) -> None:
     text = refused(OVER, client.put, ingest("large", temporary=True), strings(1, 2 * MIB))
     assert "larger" in text
     assert str(MIB) in text
 
 
 @pytest.mark.parametrize("letter", ["x", "ä"])
-def test_a_statement_has_a_greatest_length(client: Client, letter: str) -> None:
+def test_the_length_of_a_statement_is_limited(client: Client, letter: str) -> None:
     long = f"SELECT '{letter * 1_100}'"
     for attempt in (client.query, client.update, client.prepare):
         assert "1,024 bytes" in refused(OVER, attempt, long)
     assert "1,024 bytes" in refused(OVER, client.schema, sql.CommandStatementQuery(query=long))
 
 
-def test_a_batch_has_most_rows(client: Client) -> None:
+def test_the_rows_of_a_batch_are_limited(client: Client) -> None:
     assert "101 rows" in refused(OVER, client.put, ingest("rows", temporary=True), strings(101, 1))
     assert client.put(ingest("rows", temporary=True), strings(100, 1)) == 100
 
@@ -111,7 +111,7 @@ def test_the_rows_that_a_changing_statement_returns_are_bounded(client: Client) 
     assert client.query("SELECT count(*) AS n FROM returned") == [{"n": 0}]
 
 
-def test_a_statement_has_so_much_memory(client: Client) -> None:
+def test_the_memory_of_a_statement_is_limited(client: Client) -> None:
     assert "memory" in refused(OVER, client.query, "SELECT list(range) FROM range(100000000)").lower()
 
 

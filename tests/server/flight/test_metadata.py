@@ -96,7 +96,7 @@ def test_there_are_tables_and_views(client: Client) -> None:
     assert client.read(sql.CommandGetTableTypes())["table_type"].to_pylist() == ["TABLE", "VIEW", "QUEUE"]
 
 
-def test_there_are_no_keys(client: Client) -> None:
+def test_no_keys_are_listed(client: Client) -> None:
     assert client.read(sql.CommandGetPrimaryKeys(table="events")).num_rows == 0
     for command in (
         sql.CommandGetExportedKeys(table="events"),

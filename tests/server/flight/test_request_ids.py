@@ -73,18 +73,18 @@ def _answer(calls: Calls, context: Context, error: Exception, name: str) -> None
 
 
 @pytest.mark.parametrize("given", [GIVEN, "a", "7", "a.b_c:d-e", "x" * 64])
-def test_a_sane_id_is_taken_over(given: str) -> None:
+def test_a_valid_request_id_is_adopted(given: str) -> None:
     assert request_id([("user-agent", "x"), (REQUEST_HEADER, given)]) == given
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\nb", "ä", '"', "-a", "../a", b"bytes"])
-def test_another_is_not_and_neither_are_two_made_ones_alike(given: str | bytes) -> None:
+def test_an_invalid_request_id_is_replaced_and_generated_ones_differ(given: str | bytes) -> None:
     made = [request_id([(REQUEST_HEADER, given)]) for _ in range(100)]
     assert given not in made
     assert len(set(made)) == 100
 
 
-def test_a_made_id_is_sane_itself_so_that_other_shards_take_it_over() -> None:
+def test_a_generated_request_id_is_valid_so_that_other_shards_adopt_it() -> None:
     made = request_id([])
     assert request_id([(REQUEST_HEADER, made)]) == made
 
@@ -127,7 +127,7 @@ def test_an_unexpected_error_names_its_request_in_the_text_too(heard: list[Event
 
 
 @pytest.mark.parametrize(("error", "level"), [(LimitError("too many"), "WARNING"), (InputError("no"), "INFO")])
-def test_only_the_servers_own_trouble_is_a_warning(
+def test_only_internal_failures_are_logged_as_warnings(
     error: Exception, level: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("catchment"), "propagate", True)

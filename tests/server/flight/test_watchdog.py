@@ -61,7 +61,7 @@ def test_a_call_without_a_deadline_is_not_watched(dog: Watchdog) -> None:
         pass
 
 
-def test_it_can_be_closed_while_calls_run() -> None:
+def test_the_watchdog_can_be_closed_while_calls_run() -> None:
     dog = Watchdog()
     with dog.watching(call_of(LONG_S), lambda: None):
         dog.close()

@@ -59,7 +59,7 @@ def test_rows_come_back_as_they_were_sent() -> None:
     assert read(sent(ROWS)).equals(ROWS)
 
 
-def test_a_message_is_what_protobuf_would_have_made() -> None:
+def test_messages_are_encoded_as_protobuf_does() -> None:
     parsed = flight.FlightData.FromString(sent(ROWS)[1])
     again = wire.parse(sent(ROWS)[1])
     assert parsed.data_header == again.header
@@ -127,13 +127,13 @@ def test_a_call_without_an_arrow_stream_has_no_rows() -> None:
     assert upload([]).table() is None
 
 
-def test_messages_for_applications_are_passed_over() -> None:
+def test_messages_for_applications_are_skipped() -> None:
     note = flight.FlightData(app_metadata=b"note").SerializeToString()
     schema, *batches = sent(ROWS)
     assert read([note, schema, note, *batches, note]).equals(ROWS)
 
 
-def test_messages_are_read_as_they_are_asked_for() -> None:
+def test_messages_are_read_on_demand() -> None:
     taken = []
 
     def arriving() -> Iterator[bytes]:

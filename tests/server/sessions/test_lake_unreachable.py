@@ -69,7 +69,9 @@ def place(make_settings: MakeSettings, postgres: EmbeddedPostgres) -> Iterator[P
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["open session", "new session"])
-def test_a_query_is_unavailable_while_the_lake_is_away_and_answered_once_it_is_back(place: Place, is_new: bool) -> None:
+def test_a_query_is_unavailable_while_the_lake_is_unreachable_and_answered_once_it_is_back(
+    place: Place, is_new: bool
+) -> None:
     with place.client() as client:
         if not is_new:
             assert client.query(QUERY) == [{"id": 1}, {"id": 2}]

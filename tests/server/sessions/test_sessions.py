@@ -451,7 +451,7 @@ def test_a_call_whose_connection_is_closed_at_its_deadline_affects_no_other_call
         watchdog.close()
 
 
-def test_null_is_taken_once_the_table_takes_it(session: Session, table: str) -> None:
+def test_null_is_accepted_once_the_table_accepts_it(session: Session, table: str) -> None:
     run(session, f"CREATE TABLE {table}_strict (a INTEGER NOT NULL)")
     run(session, f"INSERT INTO duckling_queue.{table}_strict VALUES (1)")
     with pytest.raises(Exception, match="NOT NULL"):

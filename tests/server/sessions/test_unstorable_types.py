@@ -136,7 +136,7 @@ def test_no_table_is_made_that_could_not_be_written_to(client: Client, statement
     assert client.query("SELECT count(*) AS n FROM duckdb_columns() WHERE table_name IN ('x', 'as')") == [{"n": 0}]
 
 
-def test_names_and_values_that_only_look_like_it_are_taken(client: Client) -> None:
+def test_columns_named_like_an_unstorable_type_are_accepted(client: Client) -> None:
     client.update("CREATE TABLE looks (time_ns BIGINT, moment TIME, s STRUCT(time_ns BIGINT))")
     client.update("ALTER TABLE looks ADD COLUMN more_time_ns BIGINT")
     client.update("CREATE TABLE cast_back AS SELECT '12:00'::TIME_NS::TIME AS time_ns")

@@ -456,7 +456,7 @@ def test_rows_that_were_refused_are_given_again_from_the_start() -> None:
     assert rows.read(_take) == [1, 2, 3]
 
 
-def test_more_rows_than_are_kept_pass_once() -> None:
+def test_more_rows_than_the_limit_can_be_read_only_once() -> None:
     rows = Rewindable(_batches(1, 2, 3, 4), bytes_max=16)
     assert rows.read(_take) == [1, 2, 3, 4]
     assert len(rows._kept) == 1

@@ -27,6 +27,6 @@ def test_functions_that_compute_something_are_for_tenants(name: str) -> None:
     assert name in functions.allowed_to_tenants()
 
 
-def test_a_macro_is_refused_for_what_it_calls() -> None:
+def test_a_macro_is_refused_because_of_the_functions_it_calls() -> None:
     # Its definition is a call of sleep_ms.
     assert "pg_sleep" in functions.refused_to_tenants()

@@ -113,7 +113,7 @@ def test_columns_that_do_not_fit_are_left_to_duckdb(names: tuple[str, ...]) -> N
     assert literals.rows("VALUES (1, 2)", names, COLUMNS) is None
 
 
-def test_a_letter_that_duckdb_does_not_take_is_left_to_it() -> None:
+def test_characters_that_duckdb_refuses_are_left_to_it() -> None:
     column = Column(name="c", type="TIMESTAMP")
     assert literals.rows("VALUES ('2024-01-01T10:00:00')", (), (column,)) is not None
     assert literals.rows("VALUES ('2024-01-01t10:00:00')", (), (column,)) is None

@@ -25,11 +25,11 @@ def words(text: str) -> list[str]:
         ("ÜBER übung", ["über", "übung"]),
     ],
 )
-def test_words_are_read_as_duckdb_reads_them(text: str, expected: list[str]) -> None:
+def test_tokens_are_read_as_duckdb_reads_them(text: str, expected: list[str]) -> None:
     assert [word.casefold() for word in words(text)] == expected
 
 
-def test_places_count_bytes() -> None:
+def test_positions_count_bytes() -> None:
     source = "SELECT 'é', \"ß\", 日本 FROM t".encode()
     found = sql_tokens.read(source)
     assert [source[token.start :].decode()[:2] for token in found if token.is_name] == ["SE", '"ß', "日本", "FR", "t"]
@@ -37,7 +37,7 @@ def test_places_count_bytes() -> None:
     assert [token.is_quoted for token in found].count(True) == 1
 
 
-def test_calls_are_names_with_a_bracket() -> None:
+def test_a_name_before_a_bracket_is_a_call() -> None:
     found = sql_tokens.read(b'f(1), "G" /* x */ (2), h, 3 (4), x.i()')
     assert list(sql_tokens.calls(found)) == ["f", "g", "i"]
 
@@ -65,7 +65,7 @@ def test_signs_that_the_scanner_takes_long_for_are_refused(signs: str) -> None:
 @pytest.mark.parametrize(
     "signs", ["-- " + "-" * 500, "/" + "*" * 500 + "/", "'" + "=" * 500 + "'", "'" + "+-----" * 50 + "'"]
 )
-def test_rulers_are_welcome(signs: str) -> None:
+def test_comment_rulers_are_accepted(signs: str) -> None:
     assert sql_tokens.read(f"SELECT 1 {signs}".encode())
 
 

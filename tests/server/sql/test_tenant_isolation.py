@@ -125,7 +125,7 @@ def test_tables_outside_of_any_tenant_do_not_exist_for_a_tenants_users(
 
 
 @pytest.mark.parametrize("text", tenant_statements.LISTS)
-def test_nothing_lists_what_is_there(place: Place, client: Session, text: str) -> None:
+def test_no_statement_lists_tables_of_other_tenants(place: Place, client: Session, text: str) -> None:
     refusal(place, client, text, prepared=False)
     refusal(place, client, text, prepared=True)
 
@@ -162,7 +162,7 @@ def test_no_function_shows_what_is_defined_in_another_tenants_schema(place: Plac
     run(founder, "DROP VIEW t8.shown")
 
 
-def test_every_way_is_a_statement_to_duckdb() -> None:
+def test_every_attempt_is_valid_sql_for_duckdb() -> None:
     with duckdb.connect() as connection:
         for text in (*tenant_statements.READS, *tenant_statements.WRITES, *tenant_statements.LISTS):
             if text == "PRAGMA duckling_queue.flush":

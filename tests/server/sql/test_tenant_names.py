@@ -94,7 +94,7 @@ def test_a_table_is_found_in_every_position(text: str) -> None:
         "INSERT INTO trim (SELECT a FROM t8.z)",
     ],
 )
-def test_each_of_the_two_opinions_would_do(monkeypatch: pytest.MonkeyPatch, text: str, silenced: str) -> None:
+def test_each_of_the_two_checks_suffices_alone(monkeypatch: pytest.MonkeyPatch, text: str, silenced: str) -> None:
     monkeypatch.setattr(tenant_isolation, silenced, lambda *_: ())
     with pytest.raises(duckdb.CatalogException, match="t8"):
         examine(text)
