@@ -23,9 +23,7 @@ MakeSettings = Callable[..., Settings]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the Spark session comes first: so it stays with one process of the run, and no
-    other starts Spark.
-    """
+    """Run tests with the Spark session first, so that one process of the run has them all."""
     items.sort(key=lambda item: "spark_runner" not in getattr(item, "fixturenames", ()))
 
 
@@ -85,9 +83,7 @@ def make_settings(tmp_path: Path, request: pytest.FixtureRequest) -> MakeSetting
 
 @pytest.fixture(params=CATALOGS)
 def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
-    """Settings for each kind of catalog in turn; one of them with all the threads that a user's
-    lake has.
-    """
+    """Settings for each kind of catalog; one of them with all threads of a user's lake."""
     return make_settings(request.param, lake_threads_max=0 if request.param == "duckdb" else 1)
 
 

@@ -61,9 +61,7 @@ class Shell:
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     def start(self, *arguments: str | Path, terminal: int = warm.PIPE, **environment: str) -> warm.Process:
-        """A command on its way, in a process group of its own; `terminal` is what it reads from and
-        talks to.
-        """
+        """A running command in its own process group, with `terminal` as its stdin and stdout."""
         return warm.Process(
             [COMMAND, *arguments],
             cwd=self.folder,

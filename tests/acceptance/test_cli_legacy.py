@@ -109,9 +109,7 @@ def story(shell: Shell) -> Story:
 
 @dataclass(frozen=True)
 class Trouble:
-    """An import that is stopped by Ctrl-C, goes on, meets files that cannot be read, and ends
-    without them.
-    """
+    """An import that is stopped by Ctrl-C, resumed, and finished without unreadable files."""
 
     legacy: Legacy
     before: Snapshot
@@ -140,9 +138,7 @@ def trouble(shell: Shell) -> Trouble:
 
 
 def _at_terminal(legacy: Legacy, answer: str, name: str, *options: str) -> tuple[Ended, str]:
-    """Run a command at a terminal, with this answer to its question; returns what the terminal
-    showed as well.
-    """
+    """Run a command at a terminal with this answer; return its end and what the terminal showed."""
     ours, theirs = pty.openpty()
     process = legacy.shell.start("legacy", name, *legacy.where, *options, terminal=theirs, TERM="xterm")
     os.close(theirs)

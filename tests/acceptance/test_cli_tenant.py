@@ -48,9 +48,7 @@ _NUMBERS = count(100)
 
 @dataclass
 class Fleet:
-    """Shards `a` and `b` on one control database, each in a server of its own, and a shell to move
-    tenants from.
-    """
+    """Shards `a` and `b` on one control database, each in its own server, and a shell."""
 
     shell: Shell
     control: Path

@@ -361,9 +361,7 @@ def _hammer(tenant: Tenant, stopping: threading.Event, refused: list[tuple[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """The middles of times in which writes are acknowledged, and in which a noisy tenant's are
-    refused.
-    """
+    """Median times of acknowledged writes, and of a noisy tenant's refusals."""
 
     alone_ms: float
     beside_ms: float

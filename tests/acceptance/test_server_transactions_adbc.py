@@ -119,9 +119,7 @@ def test_sql_may_begin_and_end_the_transactions_that_a_driver_opens(server: Serv
 def test_after_a_failed_statement_nothing_of_the_transaction_can_be_committed(
     server: ServerProcess, made: str, failing: str
 ) -> None:
-    """Half of what the statement was to do may be in it; none of that must be committed or
-    enqueued.
-    """
+    """A partly executed statement must be neither committed nor enqueued."""
     with server.cursor() as cursor:
         cursor.execute("BEGIN")
         _both(cursor, made, 1)

@@ -16,9 +16,7 @@ QUEUE = "/queue"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A server with users, where 20 rows were flushed and one was refused, because its column is
-    needed.
-    """
+    """A server with users, 20 flushed rows, and one dead letter."""
     home = tmp_path_factory.mktemp("server")
     users = Users.from_settings(Settings(home=home))
     users.add("ann", Role.ADMIN, PASSWORD)

@@ -159,9 +159,7 @@ class Window:
         raise AssertionError(f"{selector} is not reached by {tabs_max} tabs")
 
     def type_into(self, id_: str, text: str) -> None:
-        """Type, and press Enter, once the field of that id has the focus, which a page gives it by
-        itself.
-        """
+        """Type, and press Enter, once the field of that id has the focus."""
         self.until(lambda: self.run("return document.activeElement.id") == id_, f"{id_} does not get the focus")
         self.press(text, Keys.ENTER)
 

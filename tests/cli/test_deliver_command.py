@@ -22,9 +22,7 @@ from tests.shortcuts.made_lakes import new_lake
 
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks run here, and the log stays as it is: its stream would be one of the runner's, which is
-    closed.
-    """
+    """Run tasks in this process, and keep the log as it is."""
     monkeypatch.setattr(App, "runner", InlineRunner())
     monkeypatch.setattr(events, "configure_logging", lambda **_: None)
 
@@ -66,9 +64,7 @@ def _tables(home: Path) -> list[str]:
 
 
 def _refusing(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Have the folder be one that this user may not read: who runs tests may be one who may read
-    everything.
-    """
+    """Make a folder unreadable, even if the tests run as root."""
     real = os.scandir
 
     def scandir(folder: Any) -> Any:

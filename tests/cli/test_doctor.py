@@ -33,9 +33,7 @@ def _before_spark(checks: Iterable[Check]) -> dict[str, Check]:
 
 
 def _closed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have the folder be one that this user may not write to: who runs tests may be one who may
-    write everywhere.
-    """
+    """Make a folder read-only, even if the tests run as root."""
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and real(path, mode))
 

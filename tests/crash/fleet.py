@@ -147,9 +147,7 @@ def new_tenant(fleet: Fleet) -> TenantId:
 
 
 def assert_once(fleet: Fleet, tenant: TenantId, home: ShardId, writers: Writers) -> None:
-    """The home has what was acknowledged, flushed or not, each row once; the other shard has
-    nothing of the tenant.
-    """
+    """The primary has each acknowledged row once, and the other shard nothing of the tenant."""
     writers.acked.add(-1)
     for shard, process in fleet.shards.items():
         tables = process.rows(f"SELECT table_name FROM duckdb_tables() WHERE schema_name = '{tenant.schema}'")
@@ -164,9 +162,7 @@ def assert_once(fleet: Fleet, tenant: TenantId, home: ShardId, writers: Writers)
 
 
 def assert_drained_once(fleet: Fleet) -> None:
-    """The same without the servers, once all that is buffered is in the lakes; and the ledgers
-    agree.
-    """
+    """The same without servers, after a flush; and the audits agree."""
     for shard, process in fleet.shards.items():
         process.kill()
         with open_queue(Settings(home=process.home)) as queue:

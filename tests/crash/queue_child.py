@@ -70,9 +70,7 @@ class Granted:
 
 
 def say(line: str) -> None:
-    """One line in one go: it is in the pipe whatever becomes of this process, and lines of threads
-    do not mix.
-    """
+    """Write one line at once: a kill does not split it, and threads do not mix lines."""
     os.write(1, f"{line}\n".encode())
 
 

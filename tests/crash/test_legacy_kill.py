@@ -38,9 +38,7 @@ SEEDS = range(30)
 
 @pytest.fixture(scope="module")
 def lake_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lake, Settings]]:
-    """One lake, which all tests of this module kill processes on; every test takes its tables out
-    again.
-    """
+    """One lake for this module, whose tables every test drops again."""
     home = tmp_path_factory.mktemp("lake")
     settings = Settings(home=home, lake_catalog=SecretStr(f"sqlite:{home / 'catalog.sqlite'}"))
     with Lake.from_settings(settings) as lake:
@@ -57,9 +55,7 @@ def scene(tmp_path: Path, lake_home: tuple[Lake, Settings]) -> Iterator[Scene]:
 
 
 def _run(scene: Scene, act: str, when: str, nth: int) -> int:
-    """Run the child; what it ends with is its death by SIGKILL, or success where it came to its end
-    before.
-    """
+    """Run the child, which is killed, or succeeds if it ends before."""
     url = scene.settings.catalog_url.get_secret_value()
     command = [sys.executable, "-m", "tests.crash.legacy_child", act, str(scene.home.home), str(scene.settings.home)]
     ended = warm.run([*command, url, when, str(nth)], cwd=ROOT, timeout=120)
@@ -170,9 +166,7 @@ def test_a_move_to_another_file_system_killed_in_the_middle_is_finished(
 
 
 def _kill_at_random(scene: Scene, seed: int) -> None:
-    """Kill one import after the other, each at a moment that the seed chooses, until one comes to
-    its end.
-    """
+    """Kill one import after the other at random moments, until one ends."""
     luck = random.Random(seed)
     killed = 0
     for _ in range(luck.randint(1, 4)):

@@ -104,9 +104,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """What the child said before it was killed: the ids acknowledged, and the batches it may have
-    been at.
-    """
+    """Return the child's acknowledged ids, and the batches that were in progress."""
 
     acked: frozenset[int]
     under_way: tuple[frozenset[int], ...]
@@ -162,9 +160,7 @@ def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
 
 
 def _assert_once(ids: list[int], killed: Killed, *, more: frozenset[int] = frozenset()) -> None:
-    """No id twice, none missing that was acknowledged, and of the rest only whole batches that were
-    under way.
-    """
+    """No id is there twice, every acknowledged one is, and others only as whole batches."""
     found = frozenset(ids)
     assert len(ids) == len(found), sorted(n for n in found if ids.count(n) > 1)
     assert killed.acked | more <= found, sorted((killed.acked | more) - found)

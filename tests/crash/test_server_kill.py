@@ -91,9 +91,7 @@ def _fresh_ids(server: ServerProcess) -> list[int]:
 
 
 def _assert_drained_once(server: ServerProcess, acked: set[int]) -> None:
-    """What is left in the buffer is flushed without the server, and then the lake has every row
-    once.
-    """
+    """Flush the buffer without the server; the lake must have every row once."""
     with open_queue(server.settings) as queue:
         queue.force_flush_all()
         assert_drained(queue)

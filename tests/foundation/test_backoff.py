@@ -17,9 +17,7 @@ POLICY = Backoff(attempts_max=4, first_ms=100, factor=3, wait_ms_max=500)
 
 
 def _failing(*errors: CatchmentError) -> tuple[Callable[[], str], list[CatchmentError]]:
-    """An operation that fails with each error in turn and then works; the list holds what it has
-    not raised yet.
-    """
+    """An operation that fails with each error in turn, then works; and the errors left."""
     left = list(errors)
 
     def operation() -> str:

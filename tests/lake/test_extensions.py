@@ -13,18 +13,14 @@ from catchment.lake import extensions
 
 @pytest.fixture
 def connection(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An instance with no extension installed, and whatever it would download put where the test
-    can see it.
-    """
+    """An instance without installed extensions that would download into a visible folder."""
     with extensions.connect() as connection:
         connection.execute(f"SET extension_directory = '{tmp_path / 'downloads'}'")
         yield connection
 
 
 def _fake_wheel(folder: Path, name: str) -> Path:
-    """A package that stands before the real wheel of the extension; returns where its binary
-    belongs.
-    """
+    """A package that shadows the extension's wheel; return the path of its binary."""
     package = folder / f"duckdb_extension_{name}"
     binaries = package / "extensions" / f"v{duckdb.__version__}"
     binaries.mkdir(parents=True)

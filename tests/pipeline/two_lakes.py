@@ -55,9 +55,7 @@ class Scene:
         return {mode: modes.count(mode) for mode in sorted(set(modes))}
 
     def assert_same(self, snapshot: int | None = None) -> int:
-        """Both lakes hold the same rows in every table of the schema, and the target's audit
-        agrees.
-        """
+        """Both lakes have the same rows in every table, and the audit agrees."""
         rows = 0
         at = snapshot or self.source.newest_snapshot()
         with self.source.snapshot() as one, self.target.snapshot() as other:

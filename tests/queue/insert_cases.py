@@ -12,9 +12,7 @@ Error = adbc_driver_manager.Error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A table with a column `k` and one more, what its rows hold, and what happens to it between
-    two writes.
-    """
+    """A table with a column `k` and another one, its rows, and changes between two writes."""
 
     name: str
     type: str
@@ -137,9 +135,7 @@ WAYS = ("literal", "select", "parameters", "executemany", "ingest")
 
 
 def write(cursor: Any, case: Case, way: str, *, queue: str, table: str, first: int) -> str | None:
-    """Write a case's rows into a table, `queue` standing before its name if there is one; the
-    error, if it failed.
-    """
+    """Write a case's rows into a table, or its queue; return the error, if it failed."""
     insert = f"INSERT INTO {queue}.{table}" if queue else f"INSERT INTO {table}"
     insert += f" (k, {case.column})"
     try:

@@ -64,9 +64,7 @@ class FallibleLake(Lake):
 
 
 class QueueScene:
-    """A queue with everything around it; `open` starts it, and starts it again from what is on the
-    disk.
-    """
+    """A queue with its lake and clock; `open` starts it, or starts it again from disk."""
 
     def __init__(self, layout: str, settings: Settings) -> None:
         self.layout = layout
@@ -110,9 +108,7 @@ class QueueScene:
         self.open()
 
     def crash(self) -> None:
-        """Start again from what a power cut at this moment would leave: the files as they lie
-        there, WALs included.
-        """
+        """Start again from the files that a power cut would leave, WALs included."""
         if self.layout != "model":
             self._crashes += 1
             root = self.settings.home / f"queue-after-crash-{self._crashes}"
@@ -178,9 +174,7 @@ def arrow(query: str) -> pa.Table:
 
 
 def difference(connection: duckdb.DuckDBPyConnection, one: str, other: str) -> list[Row]:
-    """Rows that one of two queries returns and the other does not, as DuckDB compares them: NaN
-    equals NaN.
-    """
+    """Rows that only one of two queries returns, as DuckDB compares them: NaN equals NaN."""
     return [
         row
         for left, right in ((one, other), (other, one))

@@ -95,7 +95,5 @@ def no_room() -> None:
 
 
 def run_writer(root: Path, act: str = "die") -> warm.Process:
-    """A process that writes 50 rows and kills itself; with `lease`, after a line, while it has its
-    lease.
-    """
+    """A process that writes 50 rows and kills itself; with `lease`, after a line."""
     return warm.Process([sys.executable, "-c", _WRITER, str(root), act], cwd=ROOT, stdin=warm.PIPE, stdout=warm.PIPE)

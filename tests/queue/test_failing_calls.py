@@ -143,9 +143,7 @@ class Story:
         put_lake(settings, events=True)
 
     def try_with(self, failing: Callable[[int], Any], nth: int) -> bool:
-        """Write, flush and write again while the nth call fails; then all is well again. Says
-        whether there was one.
-        """
+        """Write, flush and write while the nth call fails; return whether there was one."""
         # Waits for a retry take no time.
         with Lake.from_settings(self._settings, clock=FakeClock(SystemClock().now())) as lake:
             with failing(nth) as counter:

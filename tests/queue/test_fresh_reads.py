@@ -28,9 +28,7 @@ def _nullable(ids: range, *bad: int) -> pa.Table:
 
 
 def _tightened(queue: QueueScene) -> None:
-    """Let the table refuse NULL from now on, with rows buffered that it took before; 12 and 19 are
-    bad ones.
-    """
+    """Make a column required with rows buffered, of which 12 and 19 are bad."""
     queue.write(range(10))
     queue.coordinator.force_flush_all()
     queue.coordinator.enqueue(EVENTS, _nullable(range(10, 16), 12))

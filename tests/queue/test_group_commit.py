@@ -242,9 +242,7 @@ def test_an_interrupt_while_items_are_tried_one_by_one_leaves_no_second_leader(
 
 
 class Impatient(threading.Event):
-    """What the leader waits on for others, which ends it instead, once all whom the test wants are
-    in line.
-    """
+    """Interrupts the leader's wait once all expected items are waiting."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,9 +25,7 @@ FIRST_WRITE, SECOND_WRITE = 0, 50
 
 @dataclass(slots=True)
 class Found:
-    """What became of one case: the errors of each way, by queue and by twin, and the rows of each
-    stage.
-    """
+    """The result of a case: errors by way, of queue and twin, and the rows of each stage."""
 
     errors: dict[tuple[str, int], tuple[str | None, str | None]] = field(default_factory=dict)
     rows: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)

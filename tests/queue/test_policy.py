@@ -37,9 +37,7 @@ def _state(*, rows: int = 1, size: int = 1, age_s: float = 0, sealed: int | None
 
 
 def _troubles(count: int, luck: float) -> list[FlushFailure]:
-    """What becomes of a table that fails so often, each time at the moment when it may be tried
-    again.
-    """
+    """The failure record after so many failures, each at its retry time."""
     found: list[FlushFailure] = []
     for _ in range(count):
         before = found[-1] if found else None

@@ -34,9 +34,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.fixture
 def restore(settings: Settings, tmp_path: Path) -> Restore:
-    """A lake that got rows 1 to 30 from a buffer of which an older copy comes back; that had given
-    1 to 10 of 15.
-    """
+    """A lake with rows 1 to 30, and an older buffer of rows 1 to 15, of which 10 were flushed."""
     copy = tmp_path / "copy"
     with new_queue(settings) as queue:
         create_table(queue.lake, OTHER)
@@ -63,9 +61,7 @@ def write(queue: DqCoordinator, first: int, last: int, table: TableId = EVENTS) 
 
 
 def put_back_unflushed(settings: Settings, copy: Path) -> None:
-    """Put a copy back that had flushed nothing of its ten rows; the lake has got them since, and
-    ten more.
-    """
+    """Restore a copy that had flushed none of its ten rows; the lake has them and ten more."""
     with new_queue(settings) as queue:
         write(queue, 1, 10)
     shutil.copytree(settings.queue_path, copy)

@@ -85,9 +85,7 @@ TEXTS = [
 
 
 def _read(queue: QueueScene, table: TableId, query: str) -> list[tuple[object, ...]]:
-    """Rows that differ between a fresh read and the query, or between the lake and a fresh read
-    after a flush.
-    """
+    """Rows that differ between query and fresh read, or between fresh read and flushed lake."""
     with queue.coordinator.fresh(table) as fresh:
         found = difference(fresh.connection, fresh.queries[table], query)
     queue.coordinator.force_flush_all()
@@ -311,9 +309,7 @@ def test_a_process_that_has_asked_nothing_yet_takes_rows_as_the_buffer_keeps_the
 
 
 def test_writers_of_two_shapes_do_not_take_turns_at_new_versions(queue: QueueScene) -> None:
-    """One that came before the change was known, and comes last, sets the table back once, and not
-    for good.
-    """
+    """A late writer with the old shape resets the cached columns once, not for good."""
     queue.write(range(1))
     before = queue.buffer.columns(EVENTS, "default")
     assert before is not None

@@ -36,9 +36,7 @@ Open = Callable[..., SharedBuffer]
 
 @pytest.fixture
 def open_buffer(tmp_path: Path) -> Iterator[Open]:
-    """Opens a buffer of the test's own, by name; `after` opens what a power cut would leave of
-    another.
-    """
+    """Open a buffer by name; `after` opens the files that a power cut leaves of another."""
     with ExitStack() as stack:
         copies = iter(range(1_000))
 

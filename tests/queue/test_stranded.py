@@ -15,9 +15,7 @@ T, U = TableId("main", "t"), TableId("main", "u")
 
 @pytest.fixture
 def queue(make_queue: MakeQueue) -> QueueScene:
-    """A queue with three rows, of two shapes, for a table that is gone; another one has its name,
-    and a row too.
-    """
+    """A queue with three rows of two shapes for a dropped table, whose name has a successor."""
     queue = make_queue()
     queue.sql("CREATE TABLE t (a INTEGER, u UUID)")
     queue.coordinator.enqueue(T, pa.table({"a": pa.array([1, 2], pa.int32())}))

@@ -16,9 +16,7 @@ EMITTERS = {"events.emit": None, "emit": None, "self._log_event": "pipeline.lega
 
 @dataclass(frozen=True)
 class Emitted:
-    """One place that emits; `level` is None where it is decided there, and `facts` where some are
-    not spelt out.
-    """
+    """A place that emits; `level` and `facts` are None if they are not literals."""
 
     place: str
     verb: str

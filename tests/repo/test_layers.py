@@ -150,9 +150,7 @@ def test_the_command_line_uses_the_front_door_errors_and_values_only() -> None:
 
 
 def _imported_at_run_time(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Names of the product that a module imports, with where from; those for type checkers do not
-    count.
-    """
+    """Names of the product that a module imports at run time, with their modules."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue

@@ -113,9 +113,7 @@ def test_statements_kept_in_sql_files_are_all_used() -> None:
 
 
 def test_no_module_asks_duckdb_for_the_tables_of_a_lake() -> None:
-    """DuckLake counts the rows of every table for that list: a millisecond for each. There are
-    others without.
-    """
+    """DuckLake counts the rows of every table for that list: a millisecond for each."""
     texts = {
         path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.*") if path.suffix != ".pyc"
     }

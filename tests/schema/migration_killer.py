@@ -36,9 +36,7 @@ class Killer:
         self._process.communicate()
 
     def is_killed(self, path: Path, models: Models, step: str, argument: str | None, point: str) -> bool:
-        """Whether the step was killed at the point; otherwise it came to an end, with or without an
-        error.
-        """
+        """Whether the step was killed at the point, and did not end before."""
         plain = {table: {name: vars(each) for name, each in fields.items()} for table, fields in models.items()}
         request = {"path": str(path), "models": plain, "step": step, "argument": argument, "point": point}
         assert self._process.stdin

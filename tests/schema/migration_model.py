@@ -66,18 +66,14 @@ Models = dict[str, dict[str, Field]]
 
 @dataclass
 class Held:
-    """What a database must hold: rows by table and id, the text of every script that ran, and what
-    was made by hand.
-    """
+    """Expected content: rows by table and id, applied scripts, and objects made by hand."""
 
     rows: dict[str, dict[int, dict[str, Value]]] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
     by_hand: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
     def run(self, text: str) -> None:
-        """What the script says about rows: what it drops, and what it calls otherwise. It says
-        nothing else.
-        """
+        """Apply the drops and renames of a script to the expected rows."""
         self.ran.append(text)
         for said in SAID.finditer(text):
             column_of, old, new, table, name, of, dropped, gone, lost_of, lost, kind, thing, on, what = said.groups()
@@ -182,9 +178,7 @@ def targets_of(connection: sqlite3.Connection, table: str) -> dict[str, str]:
 
 
 def _is_same(was: Value, now: Value) -> bool:
-    """Whether a value is the inserted one, or converts back to it: 12 as '12', '12' as 12, 12 as
-    12.0.
-    """
+    """Whether a value equals the inserted one, also after a conversion such as 12 to '12'."""
     if isinstance(was, str) and isinstance(now, int | float):
         return was in (str(now), str(int(now)) if now == int(now) else "")
     if isinstance(was, int | float) and isinstance(now, str):

@@ -74,9 +74,7 @@ def left_to_people(text: str, *, depth_max: int = 2) -> list[tuple[str, str, str
 
 
 def forgetting(connection: sqlite3.Connection, text: str) -> str:
-    """A script in place of one that leaves something to a person: it drops the views that are in
-    the way.
-    """
+    """Replace a script with open decisions: drop the views that are in the way."""
     left = left_to_people(text, depth_max=1)
     views = sorted({view for table, _, column in left for view in views_of(connection, table, column)})
     return "".join(f'-- by hand: forget {view} - -\nDROP VIEW "{view}";\n' for view in views) or "SELECT 1;\n"

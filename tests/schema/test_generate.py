@@ -46,9 +46,7 @@ def _ops(connection: sqlite3.Connection, *models: type[TableRow]) -> tuple[Op, .
 
 
 def _run(connection: sqlite3.Connection, text: str) -> None:
-    """As the one who applies scripts does: one transaction, foreign keys off, all is checked before
-    the commit.
-    """
+    """Execute as an applier does: one transaction, foreign keys off, checked before commit."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         execute(connection, Script(name=ScriptName(number=1, slug="x"), raw=text))
@@ -66,9 +64,7 @@ def _migrate(connection: sqlite3.Connection, *models: type[TableRow]) -> str:
 
 
 def _choose(text: str, number: int) -> str:
-    """The script after the developer has uncommented that option of every choice; -1 is the last
-    one.
-    """
+    """The script with that option of every choice uncommented; -1 is the last one."""
     blocks = re.split(r"^(?=-- undecided: )", text, flags=re.MULTILINE)
     return "".join([blocks[0], *(_uncommented(block, number) for block in blocks[1:])])
 

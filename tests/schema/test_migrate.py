@@ -94,9 +94,7 @@ def test_a_restore_without_a_reference_is_refused_and_changes_nothing(tmp_path: 
 
 
 def test_a_script_whose_number_another_one_has_in_production_is_a_conflict(tmp_path: Path) -> None:
-    """The reference was refreshed from production, where another developer's 003 was applied
-    meanwhile.
-    """
+    """The reference has another developer's 003, which was applied in production."""
     here = scene("steady", tmp_path)
     number = len(here.check().applied)
     shutil.copy(here.path, here.engine.reference)

@@ -138,9 +138,7 @@ class Client:
 
 @contextmanager
 def server(settings: Settings) -> Iterator[FlightServer]:
-    """A server in this process, on any port. It flushes without Spark, of which a process has one
-    session only.
-    """
+    """A server in this process, on any port, that flushes without Spark."""
     running = FlightServer(settings)
     running.app._runner = InlineRunner()  # type: ignore[assignment]
     running.start()

@@ -17,9 +17,7 @@ from tests.waiting import PATIENCE_S
 
 
 class ServerProcess:
-    """`catchment serve` on one home: started, stopped, killed, and started again on the port that
-    it had.
-    """
+    """`catchment serve` on one home: started, stopped, killed, and restarted on its port."""
 
     def __init__(self, home: Path, **environment: str) -> None:
         self.home = home

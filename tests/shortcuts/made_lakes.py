@@ -31,9 +31,7 @@ CATALOGS = ("duckdb", "sqlite", "postgres")
 
 
 def new_lake(settings: Settings, *, clock: Clock | None = None, events: bool = False) -> Lake:
-    """The lake that the settings name, empty, or with a table of events; it is there, and is to be
-    opened.
-    """
+    """The lake of the settings, to be opened: empty, or with a table of events."""
     put_lake(settings, events=events)
     return Lake.from_settings(settings, clock=clock)
 

@@ -118,9 +118,7 @@ class Process:
         return self.returncode
 
     def communicate(self, timeout: float | None = None, typed: bytes = b"") -> tuple[str, str]:
-        """Give it what is typed and close its stdin, read what it says to its end, and wait for
-        that.
-        """
+        """Write `typed` to its stdin and close it, read its output, and wait for its end."""
         said: dict[str, str] = {"stdout": "", "stderr": ""}
 
         def read(name: str, pipe: IO[str]) -> None:
@@ -150,9 +148,7 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def _stream(self, name: str, wanted: int | IO[str]) -> tuple[int, bool]:
-        """The descriptor for the process, and whether it is to be closed here; the other end of a
-        pipe is kept.
-        """
+        """The descriptor for the process, and whether this process has to close it."""
         if wanted == DEVNULL:
             return os.open(os.devnull, os.O_RDWR), True
         if wanted != PIPE:

@@ -80,9 +80,7 @@ class Server:
         self._lender = Lender()
 
     def serve(self) -> Order | None:
-        """Returns in every new process, with its order; and in this one, with None, when it is to
-        end.
-        """
+        """Return the order in every forked process, and None in this one when it has to end."""
         for end in self._wakeup:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -136,9 +134,7 @@ class Server:
 
 
 def _become(order: Order, streams: list[int]) -> None:
-    """Have what a process has that was started by a shell: its streams, folder, environment, and
-    nothing besides.
-    """
+    """Take the streams, folder and environment of the order, and nothing else."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, stream in enumerate(streams):
@@ -189,9 +185,7 @@ def _run(order: Order) -> int:
 
 
 def _end(code: int) -> None:
-    """End as the interpreter would, but that it would take apart every module first, for longer
-    than most runs take.
-    """
+    """Exit as the interpreter does, without its slow teardown of every module."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -230,9 +230,7 @@ def dies(settings: Settings) -> None:
 
 
 def flush(settings: Settings) -> None:
-    """The first start of Spark is killed: the table backs off, its status says why, and the next
-    flush delivers.
-    """
+    """The first start of Spark is killed: the table backs off, and the next flush delivers."""
     clock = FakeClock()
     with (
         Lake.from_settings(settings) as lake,
@@ -259,9 +257,7 @@ def flush(settings: Settings) -> None:
 
 
 def hanging_tasks(settings: Settings) -> None:
-    """Of three tasks one can be interrupted, and one cannot: both fail by themselves, and the next
-    ones are done.
-    """
+    """Of three tasks two hang, one uninterruptibly: both fail alone, and the next ones work."""
     quick = settings.model_copy(update={"spark_task_seconds_max": TASK_S_MAX, "spark_master": "local[3]"})
     rows, stuck = settings.home / "rows.parquet", settings.home / "stuck.parquet"
     duckdb.execute(f"COPY (SELECT 1 AS id) TO '{rows}'")
@@ -295,9 +291,7 @@ def _rewriting(settings: Settings, number: int, path: Path, *columns: Column) ->
 
 
 def hanging_job(settings: Settings) -> None:
-    """Workers that do not even look at the time: the driver cancels the job, and the next one
-    works.
-    """
+    """Workers that ignore the deadline: the driver cancels the job, and the next one works."""
     with SparkRunner(settings) as runner:
         session_of_it = runner._started()
 

@@ -103,9 +103,7 @@ def test_a_worker_starts_with_what_it_needs_imported_and_nothing_from_an_archive
 
 
 def _kill_the_workers_once_one_has_written(folder: Path, killed: list[int]) -> None:
-    """Wait for the first file in the staging folder, then end all of Spark's Python workers, so
-    also the busy ones.
-    """
+    """Wait for the first staged file, then kill all of Spark's Python workers."""
     deadline = threading.Event()
     timer = threading.Timer(MARKER_S_MAX, deadline.set)
     timer.start()

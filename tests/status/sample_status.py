@@ -144,9 +144,7 @@ _SESSIONS = Sessions(
 
 
 def full_status(*, lake_away: str | None = None) -> Status:
-    """How everything stands where there is something of everything; without the lake, where it is
-    away.
-    """
+    """A status with values in every part, or with an unreachable lake."""
     meters = Meters()
     meters.acked(rows=3, size=40, seconds=0.002)
     status = Status(

@@ -56,9 +56,7 @@ class Rec(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The control database: the newest move and the tenant's route, changed together. Shards are 0
-    and 1.
-    """
+    """The control database: the newest move and the route. Shards are 0 and 1."""
 
     move: int
     version: int
@@ -117,9 +115,7 @@ Steps = Iterator[tuple[str, World]]
 
 
 class Model:
-    """The world's steps. What a mistake would change is a method of its own, for a subclass to make
-    it.
-    """
+    """The steps of the world; each possible mistake overrides one method."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -299,9 +295,7 @@ class Model:
             yield name, put(world, row.source, node._replace(rec=rec), answer)
 
     def closing(self, world: World, row: Row) -> Steps:
-        """Writers are out, and the copy has everything: the home promises durably to take no more,
-        then it answers.
-        """
+        """Writes have ended and the replica is complete: the primary durably stops and answers."""
         node, replica = world.nodes[row.primary], world.nodes[1 - row.primary].position
         rec = self.closes(node.rec, row)
         for what, at, epoch, *reached in world.told:
@@ -341,9 +335,7 @@ class Model:
         return self.lost(world) or self.divided(world) or self.forlorn(world)
 
     def lost(self, world: World) -> str | None:
-        """By what is decided, the home has every row that was acked, once and in its place, and no
-        other.
-        """
+        """The decided primary has every acknowledged row, once and in order, and no other."""
         rows = world.nodes[world.row.primary].rows
         if rows == tuple(range(1, world.acked + 1)):
             return None
@@ -497,9 +489,7 @@ def duty(at: int, row: Row) -> Rec:
 
 @cache
 def swapped(row: Row, kind: str, one: int = 0, other: int = 0) -> Row | None:
-    """The row that the protocol makes of this one; None where it refuses, or where nothing is to be
-    changed.
-    """
+    """The next row by the protocol, or None if it refuses or changes nothing."""
     try:
         step = protocol.advance(_state(row), _observation(kind, one, other))
     except CatchmentError:

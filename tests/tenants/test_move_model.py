@@ -81,9 +81,7 @@ def test_a_move_that_was_not_aborted_can_reach_the_switch_from_every_state() -> 
 
 
 class BothAtOnce(Model):
-    """A move without a barrier: both shards take writes, and all routers learn of the switch at
-    once.
-    """
+    """A move without a barrier: both shards take writes until all routers know the switch."""
 
     reads_cutover_first = False
 
@@ -138,9 +136,7 @@ class CutoverReadBefore(BothAtOnce):
 
 
 class Gaps(Model):
-    """A copy takes rows that do not follow its last one; its position is the highest number that it
-    has.
-    """
+    """A replica takes rows after a gap; its position is its highest number."""
 
     def received(self, node: Node, number: int, row: int) -> Node | None:
         return node._replace(log=(*node.log, *[0] * (number - node.position - 1), row))
@@ -287,9 +283,7 @@ class EpochBeforeDecision(Model):
 
 
 class EpochReadLater(Model):
-    """A mover reads the move, and later the epoch: a move that was undone meanwhile speaks for the
-    next one.
-    """
+    """A mover reads the move, and later the epoch, which may be that of the next move."""
 
     def calls(self, world: World, row: Row) -> Steps:
         yield from super().calls(world, row)

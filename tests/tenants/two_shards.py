@@ -42,9 +42,7 @@ EVENTS = TableId("t7", "events")
 
 @dataclass
 class Scene:
-    """Shards `a` and `b`; tenant `t7` lives in `a`. `away` are shards that the other does not
-    reach.
-    """
+    """Shards `a` and `b`; tenant `t7` is on `a`. Shards in `away` are unreachable."""
 
     folder: Path
     clock: Clock

@@ -224,9 +224,7 @@ def test_a_snapshot_sees_content_names_and_empty_folders(tmp_path: Path) -> None
 
 
 class TestViewsWhoseFilesHaveMoved:
-    """What an importer relies on: the catalog keeps a view's columns, and does not look at the
-    files for them.
-    """
+    """The catalog keeps a view's columns without looking at its files."""
 
     def moved(self, folder: Path, *odd: Odd) -> Path:
         home = made(folder / "before", *odd)

@@ -22,9 +22,7 @@ def legacy_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lake
 
 @pytest.fixture
 def make(tmp_path: Path, legacy_lake: tuple[Lake, Settings]) -> Iterator[MakeScene]:
-    """A legacy home, not imported yet, and a lake without tables for it; its ledger knows imports
-    of other tests.
-    """
+    """A legacy home, not imported yet, and a lake without tables."""
     lake, settings = legacy_lake
     yield lambda *odd, **more: make_scene(tmp_path, lake, settings, odd=odd, **more)
     with lake.cursor() as cursor:

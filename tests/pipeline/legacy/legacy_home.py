@@ -186,9 +186,7 @@ def _plain(value: Any) -> Any:
 
 
 def assert_imported(scene: Scene, options: ImportOptions | None = None) -> None:
-    """The end that every import comes to: the lake has the source's rows, the backup its bytes, and
-    nothing is left.
-    """
+    """The lake has the source's rows, the backup its bytes, and nothing is left."""
     for table, rows in scene.rows.items():
         assert lake_rows(scene, table) == rows
     assert_backed_up(scene)
@@ -230,9 +228,7 @@ def clean_leaf(scene: Scene) -> LegacyLeaf:
 
 
 def without(scene: Scene, *odd: Odd) -> Rows:
-    """The rows of the first table whose leaves have none of these oddities, read before anything
-    moved.
-    """
+    """The rows of the first table in leaves without these oddities."""
     gone = {row for leaf in scene.home.leaves if leaf.odd in odd for row in _ids(scene, leaf)}
     return [row for row in scene.rows[LOG] if row[0] not in gone]
 

@@ -112,9 +112,7 @@ def test_an_import_in_which_every_parquet_file_is_a_stray_is_refused_and_moves_n
 
 
 def test_strays_may_be_the_rest_of_an_import(make: MakeScene) -> None:
-    """All leaves were imported before the run was stopped; what is left are strays, and they go to
-    the backup.
-    """
+    """All leaves were imported before the run was stopped; the strays go to the backup."""
     scene = make(Odd.TABLE_WITHOUT_VIEW)
     assert scene.job().run().ok
     scene.place.note(done=False)

@@ -147,9 +147,7 @@ def test_a_reader_that_never_reads_on_is_cut_off_and_leaves_nothing(
 
 
 def being_read(running: FlightServer) -> int:
-    """How many results the server takes for being read; a client that does not read does not notice
-    its end.
-    """
+    """How many results the server counts as being read."""
     grpc_server: Any = running._grpc
     return int(grpc_server._state.generic_handlers[0]._calls._streams.total())
 

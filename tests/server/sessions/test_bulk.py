@@ -97,9 +97,7 @@ class Paused:
 
 
 def _begun(client: Client, table: str) -> tuple[Any, Paused]:
-    """A stream into the table of which all but the last message is sent: the call, and what lets it
-    go on.
-    """
+    """Send all but the last message of a stream; return the call, and its release."""
     stream = Paused(table)
     call = client.upload(stream)
     assert stream.is_waiting.wait(PATIENCE_S)
@@ -229,9 +227,7 @@ def test_streams_are_taken_at_the_same_time(connect: Connect) -> None:
 
 
 class Line:
-    """Streams that come to their end while the lake is locked: the first waits for the lock, the
-    others for it.
-    """
+    """Streams that end while the lake is locked: the first waits for the lock."""
 
     def __init__(self, running: FlightServer, connect: Connect) -> None:
         assert running._sessions is not None

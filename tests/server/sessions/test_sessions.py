@@ -102,9 +102,7 @@ def others_can_write(registry: SessionRegistry, table: str) -> None:
 
 @contextmanager
 def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Statements of transactions stop between finding theirs and taking its link: when they are
-    there, and go on.
-    """
+    """Pause statements between finding their transaction and taking its connection."""
     there, go_on = threading.Event(), threading.Event()
     real = statements.Statements.connection
 

@@ -111,9 +111,7 @@ def _newest(place: Place, shard: ShardId) -> int:
 
 
 def _assert_read_elsewhere(place: Place, shard: ShardId, home: ShardId, statements: tuple[str, ...]) -> None:
-    """Every statement of a user without a tenant is refused, and the error says where the tenant
-    lives.
-    """
+    """Every statement of a user without a tenant is refused with the primary's address."""
     at = f"has its primary on shard {home}, at {place.servers[home].uri}"
     version = _newest(place, shard)
     for statement in statements:

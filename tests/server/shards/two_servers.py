@@ -119,9 +119,7 @@ class Place:
 
 @contextmanager
 def two_servers(folder: Path) -> Iterator[Place]:
-    """Both servers, stopped at the end. `eve` writes and `rita` reads for the tenant, `admin` has
-    none.
-    """
+    """Both servers; `eve` writes and `rita` reads for the tenant, `admin` has none."""
     clock = SystemClock()
     place = Place(folder, None)  # type: ignore[arg-type]
     place.store = ControlStore(ControlDatabase.open(place.settings(A), clock=clock), clock=clock)
