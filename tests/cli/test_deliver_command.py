@@ -211,7 +211,7 @@ def test_a_partitioning_that_is_not_the_tables_own_is_refused(home: Path, inbox:
     assert _json(home, "events", inbox, "--partition-by", "Kind", "--dry-run")[0] == 0
     code, error = _json(home, "events", inbox, "--create", "--partition-by", "id")
     assert (code, error["message"]) == (2, "main.events is partitioned by kind, not by id.")
-    assert "Leave --partition-by out" in error["hint"]
+    assert "Omit --partition-by" in error["hint"]
 
 
 def test_a_folder_without_files_is_nothing_to_deliver(home: Path, tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ def test_a_usage_error_is_one_json_value_if_json_is_requested(arguments: list[st
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), RuntimeError("Query interrupted")])
 def test_ctrl_c_is_one_error_also_in_the_midst_of_a_statement_of_duckdb(
-    raised: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("catchment.foundation.events.configure_logging", lambda **_: None)
     with pytest.raises(typer.Exit) as ended, command(tmp_path, as_json=True):
         raise raised
     assert ended.value.exit_code == EXIT_STOPPED

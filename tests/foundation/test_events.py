@@ -24,8 +24,10 @@ from catchment.foundation.log_lines import VALUE_LETTERS_MAX
 def _restored_logger() -> Iterator[None]:
     logger, root = logging.getLogger("catchment"), logging.getLogger()
     before, at_the_root = (logger.handlers[:], logger.level, logger.propagate), root.handlers[:]
+    installed = events._root_handler
     yield
-    root.handlers[:] = at_the_root
+    # Together: otherwise a handler of an earlier test stays at the root for good, its stream closed.
+    root.handlers[:], events._root_handler = at_the_root, installed
     logger.handlers[:], logger.propagate = before[0], before[2]
     logger.setLevel(before[1])
 
