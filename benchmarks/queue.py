@@ -32,7 +32,7 @@ from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import DqCoordinator
 from catchment.queue.incoming import columns_of
-from catchment.queue.shared_buffer import SharedBuffer
+from catchment.queue.shared.shared_buffer import SharedBuffer
 
 SECONDS = 4.0
 PEER_SECONDS = 4.0

@@ -14,6 +14,7 @@ from catchment.foundation.pandas_probe import skip_pandas_probe
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
+from catchment.queue import buffer_factory
 from catchment.testing import EmbeddedPostgres
 from tests.queue.queues import LAYOUTS, MakeQueue, QueueScene
 from tests.shortcuts.made_lakes import CATALOGS, new_lake, put_lake
@@ -113,7 +114,7 @@ def make_queue(layout: str, make_settings: MakeSettings) -> Iterator[MakeQueue]:
     with ExitStack() as stack:
         # Most tests are not about the catalog: they take the one that opens fastest.
         def make(catalog: str = "duckdb", **values: object) -> QueueScene:
-            kind = "sessions" if layout == "sessions" else "shared"
+            kind = layout if layout in buffer_factory.LAYOUTS else "shared"
             settings = make_settings(catalog, queue_layout=kind, **values)
             put_lake(settings, events=True)
             return stack.enter_context(closing(QueueScene(layout, settings)))

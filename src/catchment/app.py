@@ -22,10 +22,7 @@ from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
 from catchment.pipeline.plan import ADOPT_BYTES_MIN
-from catchment.queue import Buffer, DqCoordinator, QueueRuntime, open_buffer
-from catchment.queue.segment_files import SegmentState
-from catchment.queue.shared_buffer import FILE_NAME
-from catchment.queue.store import WAL
+from catchment.queue import Buffer, DqCoordinator, QueueRuntime, buffer_exists, open_buffer
 
 if TYPE_CHECKING:
     from catchment.control import ControlDatabase
@@ -198,10 +195,7 @@ class App:
 
     def find_queue(self) -> DqCoordinator | None:
         """Return the queue if it has a buffer, otherwise None; creates nothing."""
-        names = {"shared": (FILE_NAME, FILE_NAME + WAL), "sessions": (SegmentState.ACTIVE, SegmentState.SEALED)}
-        root = self.settings.queue_path
-        has_buffer = any((root / name).exists() for name in names[self.settings.queue_layout])
-        return self.queue if self._queue is not None or has_buffer else None
+        return self.queue if self._queue is not None or buffer_exists(self.settings) else None
 
     @property
     def has_open_queue(self) -> bool:

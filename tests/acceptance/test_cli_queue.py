@@ -17,7 +17,8 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FlushPipeline
-from catchment.queue import DqCoordinator, open_buffer, quarantine
+from catchment.queue import DqCoordinator, open_buffer
+from catchment.queue.store import file_failures
 from catchment.testing import InlineRunner
 from tests import sample_events
 from tests.acceptance.shell import Ended, Shell
@@ -246,8 +247,8 @@ def test_an_audit_leaves_other_producers_out_and_counts_rows_that_wait(shell: Sh
 
 def test_an_audit_finds_rows_that_left_the_buffer_without_reaching_the_lake(shell: Shell, home: Path) -> None:
     with Queue(home).make(EVENTS).write(EVENTS, count=20).opened() as opened:
-        (parcel,) = opened.buffer.parcels()
-        opened.buffer.retire(parcel)
+        (payload,) = opened.buffer.payloads()
+        opened.buffer.retire(payload)
     ended = shell.run("queue", "audit", "--json", home=home)
     assert ended.code == 1
     assert [finding["kind"] for finding in ended.json["findings"]] == ["buffer"]
@@ -325,9 +326,11 @@ def test_an_audit_names_quarantined_files_and_exits_with_two_until_they_are_remo
 
 def test_an_audit_with_a_finding_exits_with_one_even_if_files_are_quarantined(shell: Shell, home: Path) -> None:
     with Queue(home).make(EVENTS).write(EVENTS, count=20).opened() as opened:
-        (parcel,) = opened.buffer.parcels()
-        opened.buffer.retire(parcel)
-        quarantine.put(_file(home, "other.duckdb"), reason="of old", clock=SystemClock())
+        (payload,) = opened.buffer.payloads()
+        opened.buffer.retire(payload)
+        file_failures.quarantine(
+            _file(home, "other.duckdb"), root=home / "duckling_queue", reason="of old", clock=SystemClock()
+        )
     ended = shell.run("queue", "audit", "--json", home=home)
     assert ended.code == 1
     assert [each["reason"] for each in ended.json["set_aside"]] == ["of old"]

@@ -32,8 +32,8 @@ from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
-from catchment.queue.leases import Lease
-from catchment.queue.sessions_buffer import SessionsBuffer
+from catchment.queue.sessions.leases import Lease
+from catchment.queue.sessions.sessions_buffer import SessionsBuffer
 from tests.queue.queues import coordinator, event_rows, open_queue
 from tests.sample_events import EVENTS
 

@@ -99,7 +99,7 @@ class Scene:
             return sorted(fresh.rows()["id"].to_pylist())
 
     def held_ids(self, queue: DqCoordinator) -> set[int]:
-        return {n for held in queue.buffer.held(self.table) for n in held.rows["id"].to_pylist()}
+        return {n for held in queue.buffer.buffered_rows(self.table) for n in held.rows["id"].to_pylist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_kept_whole_if_the_process_is_killed_while_quarantinin
         queue.enqueue(scene.table, event_rows(LATER))
         queue.force_flush_all()
         _assert_once(scene.ids(), killed, more=LATER)
-        assert queue.buffer.set_aside()
+        assert queue.buffer.quarantined()
         assert sum(state.rows for state in queue.buffer.tables()) == 0
     assert {*content.items()} <= {*_set_aside(scene.root)}
     assert {text for _, text in _set_aside(scene.root)} == {*content.values()}

@@ -169,7 +169,7 @@ def test_a_lease_dies_with_its_holder_and_a_forced_flush_brings_in_what_it_wrote
         # It lives, so its sealed files and those that it writes are left to it, however often we
         # look.
         queue.buffer.sweep()
-        assert queue.buffer.parcels() == []
+        assert queue.buffer.payloads() == []
         active, sealed = (segments_in(settings.queue_path, folder) for folder in ("active", "sealed"))
         assert active
         assert len(sealed) == 2

@@ -37,18 +37,18 @@ def test_a_text_that_is_not_a_table_name_is_refused_with_the_expected_form(text:
 
 
 @UNHURRIED
-@given(kind=WORDS, incarnation=WORDS, source=st.text(min_size=1))
+@given(kind=WORDS, generation=WORDS, source=st.text(min_size=1))
 def test_a_producer_is_read_back_from_its_text_even_if_its_source_contains_colons(
-    kind: str, incarnation: str, source: str
+    kind: str, generation: str, source: str
 ) -> None:
-    producer = ProducerId(kind, source, incarnation)
+    producer = ProducerId(kind, source, generation)
     assert ProducerId.parse(str(producer)) == producer
 
 
-@pytest.mark.parametrize(("kind", "incarnation"), [("a:b", "1"), ("queue", "1:2")])
-def test_a_colon_that_would_make_parsing_ambiguous_is_refused(kind: str, incarnation: str) -> None:
+@pytest.mark.parametrize(("kind", "generation"), [("a:b", "1"), ("queue", "1:2")])
+def test_a_colon_that_would_make_parsing_ambiguous_is_refused(kind: str, generation: str) -> None:
     with pytest.raises(InputError, match="must not contain a colon"):
-        ProducerId(kind, "source", incarnation)
+        ProducerId(kind, "source", generation)
 
 
 @pytest.mark.parametrize("text", ["", "queue", "queue:1", "queue:1:", "queue::source", ":1:source"])

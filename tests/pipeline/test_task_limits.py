@@ -80,9 +80,9 @@ def test_a_table_that_memory_is_too_little_for_backs_off_with_its_rows_and_the_o
         queue.buffer.seal()
         queue.flush_stale_buffers()
         assert ids_in(queue.lake) == [0, 1, 2]
-        trouble = {each.state.table: each.trouble for each in queue.status().tables}[WIDE]
-        assert trouble is not None
-        assert "needs more memory than 64 MiB" in trouble.reason
+        failure = {each.state.table: each.failure for each in queue.status().tables}[WIDE]
+        assert failure is not None
+        assert "needs more memory than 64 MiB" in failure.reason
         assert queue.due_tables() == []
         assert queue.lake.dead_letters() == []
     roomy = settings.model_copy(update={"deliver_task_memory_mb": 1_024})

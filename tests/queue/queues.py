@@ -26,11 +26,12 @@ from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import Ack, Buffer, DqCoordinator, open_buffer
 from catchment.testing import FakeClock, InlineRunner, ModelBuffer, ModelDisk
+from tests.queue.toy_buffer import ToyBuffer, ToyDisk
 from tests.sample_events import EVENTS, rows_of
 from tests.shortcuts.made_lakes import CATALOGS, put_lake
 
 LAYOUTS_ON_DISK = ("shared", "sessions")
-LAYOUTS = ("model", *LAYOUTS_ON_DISK)
+LAYOUTS = ("model", "toy", *LAYOUTS_ON_DISK)
 # Every layout with the default catalog, and every catalog under the default layout: a buffer knows
 # nothing of the lake's catalog. All the others have their time in the long campaigns.
 LAYOUTS_AND_CATALOGS = [
@@ -73,6 +74,7 @@ class QueueScene:
         self.lake = FallibleLake.from_settings(settings, clock=self.clock)
         self.lake.open()
         self._disk = ModelDisk()
+        self._toy_disk = ToyDisk()
         self._buffers: list[Buffer] = []
         self._crashes = 0
         self.buffer: Buffer
@@ -94,6 +96,8 @@ class QueueScene:
     def open_buffer(self) -> Buffer:
         if self.layout == "model":
             return ModelBuffer(clock=self.clock, chunk_rows=self.settings.queue_flush_chunk_rows, disk=self._disk)
+        if self.layout == "toy":
+            return ToyBuffer(clock=self.clock, disk=self._toy_disk)
         return open_buffer(self.settings, clock=self.clock)
 
     def pipeline(self, buffer: Buffer) -> FlushPipeline:
@@ -109,7 +113,7 @@ class QueueScene:
 
     def crash(self) -> None:
         """Start again from the files that a power cut would leave, WALs included."""
-        if self.layout != "model":
+        if self.layout not in ("model", "toy"):
             self._crashes += 1
             root = self.settings.home / f"queue-after-crash-{self._crashes}"
             shutil.copytree(self.settings.queue_path, root)
@@ -119,7 +123,7 @@ class QueueScene:
     def wipe(self) -> None:
         """Stop, lose everything that is buffered, and start again on an empty disk."""
         self.stop()
-        self._disk = ModelDisk()
+        self._disk, self._toy_disk = ModelDisk(), ToyDisk()
         shutil.rmtree(self.settings.queue_path, ignore_errors=True)
         self.open()
 
@@ -154,7 +158,7 @@ class QueueScene:
 
     def held_rows(self, table: TableId = EVENTS) -> int:
         """How many rows are buffered."""
-        return sum(each.rows.num_rows for each in self.buffer.held(table))
+        return sum(each.rows.num_rows for each in self.buffer.buffered_rows(table))
 
     def stop(self) -> None:
         """Stop in good order."""
@@ -241,7 +245,7 @@ def new_queue(settings: Settings, *, clock: Clock | None = None) -> Iterator[DqC
 def event_rows(ids: Iterable[int]) -> pa.Table:
     """Rows for a table with the columns of an event."""
     numbers = list(ids)
-    return pa.table({"id": pa.array(numbers, pa.int64()), "kind": pa.array([f"k{n}" for n in numbers])})
+    return pa.table({"id": pa.array(numbers, pa.int64()), "kind": pa.array([f"k{n}" for n in numbers], pa.string())})
 
 
 def ids_in(lake: Lake, table: TableId = EVENTS) -> list[int]:
@@ -252,8 +256,8 @@ def ids_in(lake: Lake, table: TableId = EVENTS) -> list[int]:
 def assert_drained(queue: DqCoordinator) -> None:
     """Check that no row is buffered, quarantined or a dead letter, and that the audit agrees."""
     assert sum(state.rows for state in queue.buffer.tables()) == 0
-    assert queue.buffer.parcels() == []
-    assert queue.buffer.set_aside() == ()
+    assert queue.buffer.payloads() == []
+    assert queue.buffer.quarantined() == ()
     assert queue.lake.dead_letters() == []
     report = queue.lake.audit()
     assert report.ok, report.findings

@@ -14,8 +14,8 @@ from catchment.foundation.ids import TableId
 from catchment.foundation.settings import MIB
 from catchment.lake.types import Column
 from catchment.queue.buffer import FlushPayload
-from catchment.queue.leases import FileLeases
-from catchment.queue.sessions_buffer import SessionsBuffer
+from catchment.queue.sessions.leases import FileLeases
+from catchment.queue.sessions.sessions_buffer import SessionsBuffer
 from catchment.testing import FakeClock
 from tests.repo.source_tree import ROOT
 from tests.shortcuts import warm
@@ -33,14 +33,14 @@ from pathlib import Path
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from tests.queue.session_buffers import COLUMNS, EVENTS, rows
-from catchment.queue.sessions_buffer import SessionsBuffer
+from catchment.queue.sessions.sessions_buffer import SessionsBuffer
 home, act = sys.argv[1:]
 buffer = SessionsBuffer.from_settings(Settings(home=Path(home), queue_root=Path(home)), clock=SystemClock())
 for number in range(5):
     buffer.append(EVENTS, COLUMNS, rows(number * 10, 10), session="dead")
 if act == "lease":
     buffer.seal()
-    print(len(buffer.parcels()), flush=True)
+    print(len(buffer.payloads()), flush=True)
     sys.stdin.read()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -79,14 +79,14 @@ def files_in(root: Path, state: str) -> list[Path]:
     return sorted((root / state).iterdir())
 
 
-def ids_of(parcels: list[FlushPayload], buffer: SessionsBuffer) -> list[int]:
-    """The ids in the parcels, in order."""
-    return sorted(number for parcel in parcels for number in buffer.read(parcel)["id"].to_pylist())
+def ids_of(payloads: list[FlushPayload], buffer: SessionsBuffer) -> list[int]:
+    """The ids in the payloads, in order."""
+    return sorted(number for payload in payloads for number in buffer.read(payload)["id"].to_pylist())
 
 
 def held_ids(buffer: SessionsBuffer, table: TableId = EVENTS) -> list[int]:
     """The ids that a fresh read gets from the buffer, in order."""
-    return sorted(number for each in buffer.held(table) for number in each.rows["id"].to_pylist())
+    return sorted(number for each in buffer.buffered_rows(table) for number in each.rows["id"].to_pylist())
 
 
 def no_room() -> None:

@@ -19,9 +19,9 @@ from catchment.foundation.events import Event
 from catchment.foundation.ids import TableId
 from catchment.pipeline.flush import FlushPipeline
 from catchment.queue import policy
-from catchment.queue.coordinator import DIRECT
-from catchment.queue.flushing import TableFlush
+from catchment.queue.buffer import TableFlush
 from catchment.queue.policy import Trigger
+from catchment.queue.queue_writer import DIRECT
 from tests.queue.queues import (
     LAYOUTS_AND_CATALOGS,
     OTHER,
@@ -183,7 +183,7 @@ def test_a_forced_flush_drains_as_many_slices_as_there_are_and_says_what_it_did(
     report = queue.coordinator.force_flush_all(progress=lambda _: queue.clock.advance(2))
     (done,) = report.tables
     assert (report.rows, report.files, report.seconds, report.errors) == (10, 1, 2, ())
-    assert done.parcels == (1 if queue.layout == "sessions" else 4)
+    assert done.parcels == {"sessions": 1, "toy": 5}.get(queue.layout, 4)
     assert_delivered(queue, range(10))
 
 
@@ -219,9 +219,9 @@ def test_a_sweep_goes_past_a_table_that_fails(make_queue: MakeQueue) -> None:
     report = queue.coordinator.flush_stale_buffers()
     assert report.errors == ("main.events: The lake has no table main.events.",)
     assert_delivered(queue, range(5), table=OTHER)
-    (trouble,) = [each.trouble for each in queue.coordinator.status().tables if each.state.rows]
-    assert trouble is not None
-    assert "no table" in trouble.reason
+    (failure,) = [each.failure for each in queue.coordinator.status().tables if each.state.rows]
+    assert failure is not None
+    assert "no table" in failure.reason
 
 
 @pytest.mark.parametrize("start_again", [QueueScene.reopen, QueueScene.crash], ids=["in order", "after a power cut"])
@@ -257,9 +257,9 @@ def test_numbers_go_on_after_a_restart(start_again: Callable[[QueueScene], None]
 def test_the_lake_takes_nothing_for_old_that_a_wiped_queue_is_given(queue: QueueScene) -> None:
     queue.write(range(5))
     queue.coordinator.force_flush_all()
-    before = queue.buffer.incarnation
+    before = queue.buffer.generation
     queue.wipe()
-    assert queue.buffer.incarnation != before
+    assert queue.buffer.generation != before
     queue.write(range(5, 8))
     assert queue.fresh_rows() == once_each(range(8))
     queue.coordinator.force_flush_all()
@@ -317,7 +317,7 @@ def test_chosen_rows_that_another_process_delivers_first_are_not_delivered_again
     assert isinstance(pipeline, FlushPipeline)
     other = FlushPipeline(pipeline._deliverer, buffer)
     delivered: list[TableFlush] = []
-    with faults.armed("queue.after_stage", once(lambda: delivered.extend(other.flush(buffer.parcels([EVENTS]))))):
+    with faults.armed("queue.after_stage", once(lambda: delivered.extend(other.flush(buffer.payloads([EVENTS]))))):
         assert queue.coordinator.force_flush_all().rows == 0
     assert [each.rows for each in delivered] == [5]
     assert_delivered(queue, range(9))
@@ -431,14 +431,14 @@ def test_a_table_that_is_requeued_keeps_its_rows_and_waits_for_its_turn(make_que
     queue.clock.advance(10)
     queue.coordinator.requeue(EVENTS, "somebody said so")
     (status,) = queue.coordinator.status().tables
-    assert status.trouble is not None
-    assert (status.trouble.failures, status.trouble.reason) == (1, "somebody said so")
+    assert status.failure is not None
+    assert (status.failure.failures, status.failure.reason) == (1, "somebody said so")
     assert queue.coordinator.flush_stale_buffers().tables == ()
     assert queue.held_rows() == 5
     queue.clock.advance(1)
     assert queue.coordinator.flush_stale_buffers().rows == 5
     assert_delivered(queue, range(5))
-    assert all(each.trouble is None for each in queue.coordinator.status().tables)
+    assert all(each.failure is None for each in queue.coordinator.status().tables)
 
 
 def test_rows_of_a_session_are_delivered_after_its_end(queue: QueueScene) -> None:
@@ -466,7 +466,7 @@ def test_the_status_shows_buffered_and_flushed_rows(make_queue: MakeQueue) -> No
     assert {state.oldest_at for state in found.values()} == {queue.clock.now() - timedelta(seconds=7)}
     assert all(state.bytes > 0 for state in found.values())
     assert all(not each.flushing for each in status.tables)
-    assert (status.incarnation, status.set_aside) == (queue.buffer.incarnation, ())
+    assert (status.generation, status.quarantined) == (queue.buffer.generation, ())
 
 
 @ON_DISK
@@ -481,10 +481,10 @@ def test_a_file_that_cannot_be_opened_is_quarantined_with_its_wal_and_the_queue_
     assert queue.write(range(5, 8)).rows == 3
     assert queue.coordinator.force_flush_all().rows == 3
     assert_delivered(queue, range(5, 8))
-    (aside,) = queue.coordinator.status().set_aside
+    (aside,) = queue.coordinator.status().quarantined
     assert aside.reason
     assert aside.path.read_bytes() == b"garbage" * 10_000
     assert aside.path.with_name(aside.path.name + ".wal").read_bytes() == b"more garbage"
     # It is still known after the next start.
     queue.reopen()
-    assert queue.coordinator.status().set_aside == (aside,)
+    assert queue.coordinator.status().quarantined == (aside,)

@@ -17,11 +17,13 @@ from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import Buffer, DqCoordinator, FlushPayload, QueueRuntime, TableFlush, open_buffer
-from catchment.queue.flushing import Progress
+from catchment.queue.buffer import Progress
 from catchment.queue.policy import RETRY_SECONDS_MAX, Trigger
-from catchment.queue.shared_buffer import SharedBuffer
-from catchment.queue.store import Store, new_identity
-from catchment.queue.writes import Write
+from catchment.queue.shared.buffer_file import BufferFile
+from catchment.queue.shared.shared_buffer import SharedBuffer
+from catchment.queue.store.file_tables import BufferIdentity
+from catchment.queue.store.store import Store
+from catchment.queue.store.table_log import Write
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
@@ -37,7 +39,7 @@ GROUP_ROWS = 122_880
 
 def _store(path: Path) -> Store:
     clock = SystemClock()
-    fresh = new_identity("1", "", clock)
+    fresh = BufferIdentity.new("1", "", clock)
     return Store.open(path, identity_table="dq_buffer", fresh=fresh)
 
 
@@ -95,7 +97,7 @@ def test_rows_written_around_a_checkpoint_during_a_flush_are_all_delivered(make_
 
         def write_and_checkpoint() -> None:
             queue.enqueue(EVENTS, event_rows(range(200, 300)))
-            buffer._store.checkpoint()
+            buffer._file.store.checkpoint()
 
         with faults.armed("deliver.after_commit", once(write_and_checkpoint)):
             assert queue.force_flush_all().rows == 100
@@ -178,12 +180,12 @@ class FailingFlusher:
         return {}
 
     def flush(
-        self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
+        self, payloads: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
     ) -> tuple[TableFlush, ...]:
         self.calls += 1
-        for parcel in parcels:
-            self._buffer.release(parcel)
-        return tuple(TableFlush(table=table, errors=("the lake is away",)) for table in {p.table for p in parcels})
+        for payload in payloads:
+            self._buffer.release(payload)
+        return tuple(TableFlush(table=table, errors=("the lake is away",)) for table in {p.table for p in payloads})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
@@ -206,19 +208,19 @@ def test_a_flush_that_keeps_failing_is_tried_ever_less_often(layout: str, make_s
                 assert not queue.due.is_set()
         # Eight tries until the wait is five minutes, and with luck every wait is half as long.
         assert 12 <= flusher.calls <= 8 + 3_600 // 150
-        trouble = queue.status().tables[0].trouble
-        assert trouble is not None
-        assert trouble.failures == flusher.calls
-        assert trouble.retry_at - clock.now() <= timedelta(seconds=RETRY_SECONDS_MAX)
+        failure = queue.status().tables[0].failure
+        assert failure is not None
+        assert failure.failures == flusher.calls
+        assert failure.retry_at - clock.now() <= timedelta(seconds=RETRY_SECONDS_MAX)
         buffer.close()
 
 
 def test_a_flush_that_fails_for_a_bug_is_named_by_the_status_and_backs_off(make_settings: MakeSettings) -> None:
     class Broken(FailingFlusher):
         def flush(
-            self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
+            self, payloads: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
         ) -> tuple[TableFlush, ...]:
-            super().flush(parcels, progress)
+            super().flush(payloads, progress)
             raise ZeroDivisionError("a bug")
 
     clock = FakeClock()
@@ -232,9 +234,9 @@ def test_a_flush_that_fails_for_a_bug_is_named_by_the_status_and_backs_off(make_
             queue.flush_stale_buffers()
         queue.flush_stale_buffers()
         assert flusher.calls == 1
-        trouble = queue.status().tables[0].trouble
-        assert trouble is not None
-        assert trouble.reason == "ZeroDivisionError: a bug"
+        failure = queue.status().tables[0].failure
+        assert failure is not None
+        assert failure.reason == "ZeroDivisionError: a bug"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
@@ -297,7 +299,7 @@ def test_a_buffer_whose_commit_and_reopening_fail_says_that_the_rows_may_be_ther
 
         with monkeypatch.context() as patch:
             patch.setattr(Store, "write", unknown)
-            patch.setattr(SharedBuffer, "_open_file", fails)
+            patch.setattr(BufferFile, "_open_file", fails)
             with pytest.raises(CommitUnknownError):
                 queue.enqueue(EVENTS, event_rows(range(3, 6)))
         # The next write finds the file closed, opens it again, and is kept.

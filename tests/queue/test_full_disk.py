@@ -22,8 +22,9 @@ from catchment.foundation import server_file
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import MIB, Settings
 from catchment.queue import DqCoordinator, open_buffer
-from catchment.queue.shared_buffer import SharedBuffer
-from catchment.queue.store import Store
+from catchment.queue.shared.buffer_file import BufferFile
+from catchment.queue.shared.shared_buffer import SharedBuffer
+from catchment.queue.store.store import Store
 from tests.conftest import MakeSettings
 from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, event_rows, ids_in, new_queue, segments_in
 from tests.sample_events import EVENTS
@@ -193,7 +194,7 @@ def test_a_buffer_that_cannot_be_reopened_is_reopened_by_the_first_write_for_whi
             assert isinstance(small.fill(), DiskFullError)
             assert sum(each.state.rows for each in queue.status().tables) == LARGE + SMALL
             with pytest.raises(DiskFullError):
-                queue.buffer.held(EVENTS)
+                queue.buffer.buffered_rows(EVENTS)
         small.write()
         queue.force_flush_all()
         acked = large.acked | small.acked
@@ -207,20 +208,20 @@ def test_a_write_after_which_its_file_cannot_be_reopened_has_an_unknown_outcome(
     with new_queue(make_settings("sqlite")) as queue:
         writer = Writer(queue, rows=SMALL)
         writer.write()
-        open_file = SharedBuffer._open_file
+        open_file = BufferFile._open_file
         openings = iter([False, True, False])
 
         def unknown(*_: object) -> None:
             raise CommitUnknownError
 
-        def sometimes(buffer: SharedBuffer) -> Store:
+        def sometimes(file: BufferFile) -> Store:
             if not next(openings):
                 raise DiskFullError
-            return open_file(buffer)
+            return open_file(file)
 
         with monkeypatch.context() as patch:
             patch.setattr(Store, "write", unknown)
-            patch.setattr(SharedBuffer, "_open_file", sometimes)
+            patch.setattr(BufferFile, "_open_file", sometimes)
             for _ in range(2):
                 with pytest.raises(CommitUnknownError):
                     writer.write()
@@ -241,7 +242,7 @@ def test_a_kill_after_the_disk_was_full_loses_nothing_that_was_acknowledged_sinc
         writer.write()
         shutil.copytree(settings.queue_path, tmp_path / "killed")
     survivor = open_buffer(make_settings("sqlite", queue_root=tmp_path / "killed"), clock=SystemClock())
-    found = [number for held in survivor.held(EVENTS) for number in held.rows.column("id").to_pylist()]
+    found = [number for held in survivor.buffered_rows(EVENTS) for number in held.rows.column("id").to_pylist()]
     survivor.close()
     assert len(found) == len(set(found))
     assert writer.acked <= set(found) <= writer.acked | writer.unknown
@@ -262,14 +263,14 @@ def test_a_checkpoint_that_finds_the_disk_full_does_not_keep_the_buffer_from_its
     buffer.append(EVENTS, columns, event_rows(range(400_000, 400_000 + more)), session="")
     wal, file = (settings.queue_path / name for name in ("buffer.duckdb.wal", "buffer.duckdb"))
     assert wal.stat().st_size < file.stat().st_size
-    parcel = buffer.parcels()[0]
+    payload = buffer.payloads()[0]
     with no_file_beyond(file.stat().st_size), pytest.raises(DiskFullError):
-        buffer.retire(parcel)
+        buffer.retire(payload)
     ack = buffer.append(EVENTS, columns, event_rows([1_000_000]), session="")
     assert ack.seq_first == 400_000 + more + 1
-    found = [number for held in buffer.held(EVENTS) for number in held.rows.column("id").to_pylist()]
+    found = [number for held in buffer.buffered_rows(EVENTS) for number in held.rows.column("id").to_pylist()]
     assert len(found) == len(set(found))
-    assert set(found) >= {*range(parcel.rows, 400_000 + more), 1_000_000}
+    assert set(found) >= {*range(payload.rows, 400_000 + more), 1_000_000}
     buffer.close()
 
 
@@ -301,7 +302,7 @@ def test_a_server_whose_disk_is_full_says_so_to_writers_and_in_its_status(server
                 cursor.execute(MANY)
             message = str(told.value)
             assert "Unavailable" in message
-            assert "No space is left on the device that holds" in message
+            assert "No space is left on the device that contains" in message
             assert "Free space on that disk" in message
             assert "set aside" not in message
             assert _web(server, "/healthz") == "degraded\n"

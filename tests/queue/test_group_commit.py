@@ -25,8 +25,8 @@ class Line(GroupCommit[int, str]):
         super().__init__(commit, items_max=items_max)
         self._came = threading.Semaphore(0)
 
-    def _join(self, mine: Any) -> bool:
-        first = super()._join(mine)
+    def _enqueue(self, mine: Any) -> bool:
+        first = super()._enqueue(mine)
         self._came.release()
         return first
 
@@ -260,7 +260,7 @@ def test_a_thread_that_is_interrupted_while_it_gathers_blocks_no_other_thread(po
     line = desk.line
     patient, line._gathered = line._gathered, (impatient := Impatient())
     # As if some had just got their results, and would return.
-    line._writers = 10
+    line._writers_estimate = 10
     first = _in_line(desk, pool, 0)
     assert impatient.reached.wait(WAIT_S)
     line._gathered = patient

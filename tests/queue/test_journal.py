@@ -13,11 +13,12 @@ import pytest
 from catchment.errors import BufferDamagedError
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
-from catchment.queue import journal as journals
-from catchment.queue.journal import SUFFIX, Entry, Journal
-from catchment.queue.shared_buffer import SharedBuffer
-from catchment.queue.store import Store, new_identity
-from catchment.queue.writes import Write
+from catchment.queue.shared.shared_buffer import SharedBuffer
+from catchment.queue.store import journal as journals
+from catchment.queue.store.file_tables import BufferIdentity
+from catchment.queue.store.journal import SUFFIX, Entry, Journal
+from catchment.queue.store.store import Store
+from catchment.queue.store.table_log import Write
 from tests.queue.queues import event_rows
 from tests.sample_events import EVENT_COLUMNS, EVENTS
 
@@ -30,8 +31,8 @@ def _entry(first: int, count: int) -> Entry:
     return Entry.of(EVENTS, first, NOW, event_rows(range(first, first + count)))
 
 
-def _journal(folder: Path, incarnation: str = "one") -> Journal:
-    return Journal(folder / "a.journal", incarnation=incarnation)
+def _journal(folder: Path, generation: str = "one") -> Journal:
+    return Journal(folder / "a.journal", generation=generation)
 
 
 def _replayed(folder: Path) -> list[Entry]:
@@ -44,7 +45,7 @@ def _ids(entries: list[Entry]) -> list[int]:
 
 
 def _store(folder: Path) -> Store:
-    fresh = new_identity("1", "", SystemClock())
+    fresh = BufferIdentity.new("1", "", SystemClock())
     return Store.open(folder / "buffer.duckdb", identity_table="dq_buffer", fresh=fresh, journalled=True)
 
 
@@ -188,7 +189,7 @@ def test_a_power_cut_while_settled_frames_are_overwritten_is_not_reported_as_dam
     # What was written last was not acknowledged, and only its later pages came to the disk.
     path.write_bytes(old[: pages * PAGE] + new[pages * PAGE :])
     with closing(_shared(tmp_path)) as buffer:
-        assert buffer.set_aside() == ()
+        assert buffer.quarantined() == ()
         assert {state.table: state.rows for state in buffer.tables()} == {EVENTS: 4, OTHER: 3}
         assert buffer.append(EVENTS, EVENT_COLUMNS, _long(5), session="s").seq_first == 5
 
@@ -201,7 +202,7 @@ def test_a_buffer_whose_journal_is_damaged_before_rows_that_it_lacks_is_quaranti
     store.abandon()
     _damage(tmp_path / f"buffer.duckdb{SUFFIX}", 1_000)
     with closing(_shared(tmp_path)) as buffer:
-        (aside,) = buffer.set_aside()
+        (aside,) = buffer.quarantined()
         assert "damaged" in aside.reason
         assert buffer.tables() == ()
 
@@ -213,7 +214,7 @@ def test_a_buffer_starts_beside_a_journal_of_zeros(tmp_path: Path) -> None:
     store.abandon()
     (tmp_path / f"buffer.duckdb{SUFFIX}").write_bytes(bytes(PAGE))
     with closing(_shared(tmp_path)) as buffer:
-        assert buffer.set_aside() == ()
+        assert buffer.quarantined() == ()
         assert [state.rows for state in buffer.tables()] == [1]
 
 

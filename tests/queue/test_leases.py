@@ -9,8 +9,8 @@ from pydantic import SecretStr
 
 from catchment.errors import LakeUnavailableError, SettingsError
 from catchment.foundation.settings import Settings
-from catchment.queue.leases import FileLeases, Leases, leases_for
-from catchment.queue.postgres_leases import PostgresLeases
+from catchment.queue.sessions.leases import FileLeases, Leases, leases_for
+from catchment.queue.sessions.postgres_leases import PostgresLeases
 from catchment.testing import EmbeddedPostgres, FakeClock
 from tests.shortcuts import warm
 
@@ -20,8 +20,8 @@ _HOLDER = """
 import sys
 from pathlib import Path
 from catchment.foundation.clock import SystemClock
-from catchment.queue.leases import FileLeases
-from catchment.queue.postgres_leases import PostgresLeases
+from catchment.queue.sessions.leases import FileLeases
+from catchment.queue.sessions.postgres_leases import PostgresLeases
 kind, where = sys.argv[1:]
 leases = FileLeases(Path(where), SystemClock()) if kind == "files" else PostgresLeases(where)
 lease = leases.take("a")

@@ -32,11 +32,12 @@ def _state(*, rows: int = 1, size: int = 1, age_s: float = 0, sealed: int | None
         oldest_at=NOW - timedelta(seconds=age_s),
         seq_last=rows,
         seq_flushed=0,
+        ready_rows=rows if sealed is None else sealed,
         sealed_rows=sealed,
     )
 
 
-def _troubles(count: int, luck: float) -> list[FlushFailure]:
+def _failures(count: int, luck: float) -> list[FlushFailure]:
     """The failure record after so many failures, each at its retry time."""
     found: list[FlushFailure] = []
     for _ in range(count):
@@ -45,8 +46,8 @@ def _troubles(count: int, luck: float) -> list[FlushFailure]:
     return found
 
 
-def _waits_s(troubles: list[FlushFailure]) -> list[float]:
-    moments = [NOW, *(trouble.retry_at for trouble in troubles)]
+def _waits_s(failures: list[FlushFailure]) -> list[float]:
+    moments = [NOW, *(failure.retry_at for failure in failures)]
     return [(after - before).total_seconds() for before, after in pairwise(moments)]
 
 
@@ -80,7 +81,7 @@ def test_a_due_table_stays_due(rows: int, size: int, age_s: int, later_s: int) -
 @UNHURRIED
 @given(luck=st.floats(0, 1, exclude_max=True))
 def test_a_table_that_keeps_failing_is_left_alone_for_longer_up_to_a_bound(luck: float) -> None:
-    waits_s = _waits_s(_troubles(100, luck))
+    waits_s = _waits_s(_failures(100, luck))
     assert 0.5 <= waits_s[0] <= 1
     assert waits_s == sorted(waits_s)
     assert waits_s[1] >= 1.99 * waits_s[0]
@@ -94,9 +95,9 @@ def test_failures_are_counted_and_the_last_reason_is_kept() -> None:
 
 
 def test_a_table_may_be_retried_at_the_time_of_its_failure_record() -> None:
-    trouble = failed_again(None, "reason", POLICY, NOW, 0)
-    assert not trouble.is_over(trouble.retry_at - timedelta(microseconds=1))
-    assert trouble.is_over(trouble.retry_at)
+    failure = failed_again(None, "reason", POLICY, NOW, 0)
+    assert not failure.is_over(failure.retry_at - timedelta(microseconds=1))
+    assert failure.is_over(failure.retry_at)
 
 
 def test_the_number_of_failures_has_no_end_and_the_arithmetic_none_either() -> None:

@@ -30,7 +30,7 @@ from catchment.errors import FlushFailedError
 from catchment.foundation import faults
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.queue.sessions_buffer import SessionsBuffer
+from catchment.queue.sessions.sessions_buffer import SessionsBuffer
 from tests.queue.queues import OTHER, Killed, QueueScene, Row, assert_audited, die
 from tests.sample_events import EVENTS, create_table
 from tests.shortcuts.made_lakes import put_lake
@@ -150,7 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
     def a_second_flusher_delivers_what_it_can_have(self) -> None:
         other = self.queue.open_buffer()
         try:
-            self.queue.pipeline(other).flush(other.parcels())
+            self.queue.pipeline(other).flush(other.payloads())
         finally:
             other.close()
 
@@ -162,12 +162,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert isinstance(buffer, SessionsBuffer)
         for session in ("one", "two"):
             buffer.end_session(session)
-        mine = buffer.parcels()
+        mine = buffer.payloads()
         buffer._leases.close()
         other = self.queue.open_buffer()
         try:
-            theirs = other.parcels()
-            assert {parcel.id for parcel in theirs} == {parcel.id for parcel in mine}
+            theirs = other.payloads()
+            assert {payload.id for payload in theirs} == {payload.id for payload in mine}
             assert not [error for each in self.queue.pipeline(other).flush(theirs) for error in each.errors]
         finally:
             other.close()

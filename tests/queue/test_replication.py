@@ -52,9 +52,9 @@ def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
 
 def _ship(home: QueueScene, copy: QueueScene, table: TableId = T7) -> None:
     """Ship what the copy lacks."""
-    after = copy.coordinator.positions(table.schema).get(table, 0)
-    while (found := home.coordinator.read_log(table, after, rows_max=7)) is not None:
-        copy.coordinator.append_replicated([found])
+    after = copy.coordinator.replication.log.positions(table.schema).get(table, 0)
+    while (found := home.coordinator.replication.log.read_log(table, after, rows_max=7)) is not None:
+        copy.coordinator.replication.append_replicated([found])
         after = found.seq_last
 
 
@@ -64,13 +64,13 @@ def test_a_table_that_starts_after_its_history_gets_the_remaining_rows_once(
 ) -> None:
     queue = make_queue(catalog, queue_flush_chunk_rows=100)
     create_table(queue.lake, T7)
-    queue.coordinator.start_after(T7, BEGUN)
-    queue.coordinator.append_replicated([_shipped(1_001, 1_250), _shipped(1_251, 1_500)])
+    queue.coordinator.replication.start_after(T7, BEGUN)
+    queue.coordinator.replication.append_replicated([_shipped(1_001, 1_250), _shipped(1_251, 1_500)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1_001, 1_501), table=T7)
     queue.reopen()
-    queue.coordinator.start_after(T7, BEGUN)
-    queue.coordinator.append_replicated([_shipped(1_499, 1_501)])
+    queue.coordinator.replication.start_after(T7, BEGUN)
+    queue.coordinator.replication.append_replicated([_shipped(1_499, 1_501)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1_001, 1_502), table=T7)
 
@@ -84,43 +84,43 @@ def test_a_crash_while_a_table_begins_loses_nothing(make_queue: MakeQueue, point
         _begin_receive_and_flush(queue)
     queue.crash()
     if again:
-        queue.coordinator.start_after(T7, BEGUN)
-    queue.coordinator.append_replicated([_shipped(1_001, 1_500)])
+        queue.coordinator.replication.start_after(T7, BEGUN)
+    queue.coordinator.replication.append_replicated([_shipped(1_001, 1_500)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1_001, 1_501), table=T7)
 
 
 def _begin_receive_and_flush(queue: QueueScene) -> None:
-    queue.coordinator.start_after(T7, BEGUN)
-    queue.coordinator.append_replicated([_shipped(1_001, 1_500)])
+    queue.coordinator.replication.start_after(T7, BEGUN)
+    queue.coordinator.replication.append_replicated([_shipped(1_001, 1_500)])
     queue.coordinator.force_flush_all()
 
 
 def test_a_table_that_the_lake_lacks_cannot_be_started(queue: QueueScene) -> None:
     with pytest.raises(TableMissingError):
-        queue.coordinator.start_after(T7, BEGUN)
-    assert queue.coordinator.positions("t7") == {}
+        queue.coordinator.replication.start_after(T7, BEGUN)
+    assert queue.coordinator.replication.log.positions("t7") == {}
 
 
 def test_a_table_that_returns_continues_after_the_rows_that_another_queue_took(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.append_replicated([_shipped(1, 10)])
+    queue.coordinator.replication.append_replicated([_shipped(1, 10)])
     with pytest.raises(StateError):
-        queue.coordinator.start_after(T7, 20)
+        queue.coordinator.replication.start_after(T7, 20)
     queue.coordinator.force_flush_all()
-    queue.coordinator.start_after(T7, 20)
-    queue.coordinator.append_replicated([_shipped(21, 30)])
+    queue.coordinator.replication.start_after(T7, 20)
+    queue.coordinator.replication.append_replicated([_shipped(21, 30)])
     queue.coordinator.force_flush_all()
-    queue.coordinator.start_after(T7, 40)
-    queue.coordinator.append_replicated([_shipped(41, 50)])
+    queue.coordinator.replication.start_after(T7, 40)
+    queue.coordinator.replication.append_replicated([_shipped(41, 50)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 11), range(21, 31), range(41, 51), table=T7)
 
 
 def test_a_table_that_began_and_is_gone_from_the_lake_holds_back_no_other(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.start_after(T7, BEGUN)
-    queue.coordinator.append_replicated([_shipped(1_001, 1_010)])
+    queue.coordinator.replication.start_after(T7, BEGUN)
+    queue.coordinator.replication.append_replicated([_shipped(1_001, 1_010)])
     queue.sql("DROP TABLE t7.events")
     queue.reopen()
     queue.write(range(5))
@@ -137,7 +137,9 @@ def test_replicated_rows_create_their_table(make_queue: MakeQueue, auto_create: 
         Column(name="id", type="BIGINT", nullable=False),
         Column(name="kind", type="VARCHAR", default="'x'", initial="x"),
     )
-    queue.coordinator.append_replicated([LogRows(table=T7, columns=columns, seq_first=1, rows=event_rows(range(1, 4)))])
+    queue.coordinator.replication.append_replicated(
+        [LogRows(table=T7, columns=columns, seq_first=1, rows=event_rows(range(1, 4)))]
+    )
     assert tuple(column.unbound for column in queue.lake.table(T7).columns) == columns
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 4), table=T7)
@@ -145,13 +147,13 @@ def test_replicated_rows_create_their_table(make_queue: MakeQueue, auto_create: 
 
 def test_the_replica_has_the_rows_of_its_primary_whichever_flushes_first(queue: QueueScene, copy: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.retain_log("t7")
+    queue.coordinator.replication.retain_log("t7")
     queue.write(range(10), T7)
     queue.coordinator.force_flush_all()
     queue.write(range(10, 15), T7)
     _ship(queue, copy)
     copy.coordinator.force_flush_all()
-    queue.coordinator.truncate_log(T7, 15)
+    queue.coordinator.replication.log.truncate_log(T7, 15)
     queue.write(range(15, 40), T7)
     _ship(queue, copy)
     assert copy.fresh_rows(T7) == queue.fresh_rows(T7) == once_each(range(40))
@@ -162,7 +164,7 @@ def test_the_replica_has_the_rows_of_its_primary_whichever_flushes_first(queue: 
 
 
 def test_held_rows_are_flushed_once_and_read_once(queue: QueueScene) -> None:
-    queue.coordinator.retain_log("main")
+    queue.coordinator.replication.retain_log("main")
     queue.write(range(10))
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(10))
@@ -172,12 +174,12 @@ def test_held_rows_are_flushed_once_and_read_once(queue: QueueScene) -> None:
     assert queue.coordinator.due_tables() == []
     assert queue.coordinator.force_flush_all().rows == 0
     assert_delivered(queue, range(10))
-    assert queue.coordinator.read_log(EVENTS, 0, rows_max=ALL) is not None
+    assert queue.coordinator.replication.log.read_log(EVENTS, 0, rows_max=ALL) is not None
 
 
 @pytest.mark.parametrize("point", ["deliver.after_commit", "queue.before_retire", "queue.after_retire"])
 def test_held_rows_are_flushed_once_through_a_crash(queue: QueueScene, point: str) -> None:
-    queue.coordinator.retain_log("main")
+    queue.coordinator.replication.retain_log("main")
     queue.write(range(10))
     with faults.armed(point, once(die)), pytest.raises(Killed):
         queue.coordinator.force_flush_all()
@@ -185,37 +187,37 @@ def test_held_rows_are_flushed_once_through_a_crash(queue: QueueScene, point: st
     assert queue.fresh_rows() == once_each(range(10))
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(10))
-    shipment = queue.coordinator.read_log(EVENTS, 0, rows_max=ALL)
+    shipment = queue.coordinator.replication.log.read_log(EVENTS, 0, rows_max=ALL)
     assert shipment is not None
     assert shipment.rows["id"].to_pylist() == list(range(10))
 
 
 def test_a_dropped_table_that_comes_again_loses_no_row_to_the_old_watermark(queue: QueueScene) -> None:
     create_table(queue.lake, T7)
-    queue.coordinator.start_after(T7, 10)
-    queue.coordinator.append_replicated([_shipped(11, 30)])
+    queue.coordinator.replication.start_after(T7, 10)
+    queue.coordinator.replication.append_replicated([_shipped(11, 30)])
     queue.coordinator.force_flush_all()
-    queue.coordinator.append_replicated([_shipped(31, 35)])
-    queue.coordinator.drop("t7")
+    queue.coordinator.replication.append_replicated([_shipped(31, 35)])
+    queue.coordinator.replication.drop("t7")
     queue.sql("DROP SCHEMA t7 CASCADE")
     create_table(queue.lake, T7)
     # Its home has flushed less by now than was flushed here in the first life.
-    queue.coordinator.start_after(T7, 20)
-    queue.coordinator.append_replicated([_shipped(21, 40)])
+    queue.coordinator.replication.start_after(T7, 20)
+    queue.coordinator.replication.append_replicated([_shipped(21, 40)])
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(21, 41), table=T7)
-    queue.coordinator.drop("t7")
+    queue.coordinator.replication.drop("t7")
     queue.sql("DROP SCHEMA t7 CASCADE")
-    queue.coordinator.append_replicated([_shipped(1, 5)])
+    queue.coordinator.replication.append_replicated([_shipped(1, 5)])
     queue.crash()
     queue.coordinator.force_flush_all()
     assert_delivered(queue, range(1, 6), table=T7)
 
 
 def test_a_drop_waits_for_the_flush_of_its_tables_and_clears_their_failures(queue: QueueScene) -> None:
-    queue.coordinator.append_replicated([_shipped(1, 5)])
+    queue.coordinator.replication.append_replicated([_shipped(1, 5)])
     queue.write(range(5))
-    dropping = threading.Thread(target=lambda: queue.coordinator.drop("t7"))
+    dropping = threading.Thread(target=lambda: queue.coordinator.replication.drop("t7"))
     there: list[bool] = []
 
     def start_dropping() -> None:
@@ -228,27 +230,27 @@ def test_a_drop_waits_for_the_flush_of_its_tables_and_clears_their_failures(queu
     assert there == [True]
     assert _t7(queue) == {}
     assert_audited(queue)
-    queue.coordinator.append_replicated([_shipped(1, 5)])
+    queue.coordinator.replication.append_replicated([_shipped(1, 5)])
     queue.coordinator.requeue(T7, "for a test")
-    queue.coordinator.drop("t7")
+    queue.coordinator.replication.drop("t7")
     assert queue.coordinator.next_retry_at() is None
     assert queue.coordinator.force_flush_all().rows == 0
 
 
 def _t7(queue: QueueScene) -> dict[TableId, int]:
-    return dict(queue.coordinator.positions("t7"))
+    return dict(queue.coordinator.replication.log.positions("t7"))
 
 
 def test_a_full_buffer_refuses_rows_of_a_retained_schema_and_others_bypass_it(make_queue: MakeQueue) -> None:
     queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
     create_table(queue.lake, T7)
     queue.write(range(5), T7)
-    queue.coordinator.retain_log("t7")
+    queue.coordinator.replication.retain_log("t7")
     with pytest.raises(BackpressureError):
         queue.write(range(5, 10), T7)
     with pytest.raises(BackpressureError):
-        queue.coordinator.append_replicated([_shipped(1, 5)])
-    ack, shipment = queue.coordinator.take(EVENTS, event_rows(range(5)))
+        queue.coordinator.replication.append_replicated([_shipped(1, 5)])
+    ack, shipment = queue.coordinator.replication.enqueue(EVENTS, event_rows(range(5)))
     assert (ack.rows, shipment) == (5, None)
     assert queue.lake_rows(T7) == queue.lake_rows() == once_each(range(5))
 
@@ -259,7 +261,7 @@ def test_holding_a_schema_waits_for_writes_that_bypass_the_buffer(make_queue: Ma
     is_held = threading.Event()
 
     def retain_log() -> None:
-        queue.coordinator.retain_log("main")
+        queue.coordinator.replication.retain_log("main")
         is_held.set()
         seen.append(sum(queue.lake_rows().values()))
 
@@ -268,7 +270,7 @@ def test_holding_a_schema_waits_for_writes_that_bypass_the_buffer(make_queue: Ma
 
     def insert(table: TableId, rows: pa.Table) -> None:
         holding.start()
-        while not queue.coordinator.held_schemas():
+        while not queue.coordinator.replication.log.retained_schemas():
             pass
         assert not is_held.is_set()
         emitted(table, rows)
@@ -284,17 +286,17 @@ def test_rows_that_are_kept_as_they_arrived_can_be_shipped_without_a_reading(
 ) -> None:
     create_table(queue.lake, T7)
     queue.write(range(3), T7)
-    ack, shipment = queue.coordinator.take(T7, event_rows(range(3, 6)).select(["kind", "id"]))
+    ack, shipment = queue.coordinator.replication.enqueue(T7, event_rows(range(3, 6)).select(["kind", "id"]))
     assert shipment is not None
     assert (ack.seq_first, ack.seq_last) == (shipment.seq_first, shipment.seq_last) == (4, 6)
     with pytest.raises(SeqGapError):
-        copy.coordinator.append_replicated([shipment])
-    copy.coordinator.append_replicated([_first_of(queue, 3), shipment])
+        copy.coordinator.replication.append_replicated([shipment])
+    copy.coordinator.replication.append_replicated([_first_of(queue, 3), shipment])
     assert copy.fresh_rows(T7) == once_each(range(6))
 
 
 def _first_of(queue: QueueScene, rows_max: int) -> LogRows:
-    shipment = queue.coordinator.read_log(T7, 0, rows_max=rows_max)
+    shipment = queue.coordinator.replication.log.read_log(T7, 0, rows_max=rows_max)
     assert shipment is not None
     return shipment
 
@@ -309,26 +311,14 @@ def _first_of(queue: QueueScene, rows_max: int) -> LogRows:
     ids=["missing", "narrow", "encoded"],
 )
 def test_rows_that_are_kept_otherwise_have_to_be_read(queue: QueueScene, rows: pa.Table) -> None:
-    ack, shipment = queue.coordinator.take(EVENTS, rows)
+    ack, shipment = queue.coordinator.replication.enqueue(EVENTS, rows)
     assert shipment is None
     assert ack.rows == 1
 
 
-@pytest.mark.parametrize("layout", ["sessions", "model"])
-def test_the_sessions_layout_refuses_replication(queue: QueueScene) -> None:
-    coordinator = queue.coordinator
-    for refused in (
-        lambda: coordinator.retain_log("main"),
-        lambda: coordinator.release_log("main"),
-        coordinator.held_schemas,
-        lambda: coordinator.truncate_log(EVENTS, 1),
-        lambda: coordinator.positions("main"),
-        lambda: coordinator.read_log(EVENTS, 0, rows_max=1),
-        lambda: coordinator.append_replicated([_shipped(1, 2)]),
-        lambda: coordinator.start_after(EVENTS, 1),
-        lambda: coordinator.drop("main"),
-    ):
-        with pytest.raises(NotSupportedError) as error:
-            refused()
-        assert error.value.hint
-    assert coordinator.take(EVENTS, event_rows(range(3)))[1] is None
+@pytest.mark.parametrize("layout", ["sessions", "model", "toy"])
+def test_a_layout_without_a_log_refuses_replication(queue: QueueScene) -> None:
+    assert queue.buffer.replication is None
+    with pytest.raises(NotSupportedError) as error:
+        _ = queue.coordinator.replication
+    assert error.value.hint

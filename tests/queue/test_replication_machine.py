@@ -14,7 +14,7 @@ from catchment.errors import InvariantError, SeqGapError
 from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue.replication import LogRows
-from catchment.queue.shared_buffer import SharedBuffer
+from catchment.queue.shared.shared_buffer import SharedBuffer
 from catchment.testing import FakeClock
 
 TABLE = TableId("t7", "events")
@@ -42,10 +42,10 @@ class ShippingMachine(RuleBasedStateMachine):
     def start(self, begun: int) -> None:
         for side in self.folders:
             self._open(side)
-        self.buffers["home"].retain_log("t7")
+        self.buffers["home"].replication.retain_log("t7")
         self._append(begun, wide=False)
         if begun:
-            self.buffers["copy"].start_after(TABLE, NARROW, begun)
+            self.buffers["copy"].replication.start_after(TABLE, NARROW, begun)
             self.lakes["copy"] += self.acked
 
     @rule(rows=st.integers(0, 5), wide=st.booleans())
@@ -57,7 +57,7 @@ class ShippingMachine(RuleBasedStateMachine):
         """Read the log somewhere near where the copy is; what becomes of that is another step."""
         after = max(0, self._last("copy") - back)
         try:
-            shipment = self.buffers["home"].read_log(TABLE, after, rows_max=rows_max)
+            shipment = self.buffers["home"].replication.read_log(TABLE, after, rows_max=rows_max)
         except InvariantError:
             # Released, because the replica has it.
             return
@@ -72,20 +72,20 @@ class ShippingMachine(RuleBasedStateMachine):
         some = data.draw(st.lists(st.sampled_from(range(len(self.shipped))), min_size=1, max_size=number))
         before = self._last("copy")
         try:
-            self.buffers["copy"].append_replicated([self.shipped[at] for at in some])
+            self.buffers["copy"].replication.append_replicated([self.shipped[at] for at in some])
         except SeqGapError:
             assert self._last("copy") == before
 
     @rule(side=SIDES, number=st.integers(1, 3))
     def flush(self, side: str, number: int) -> None:
         buffer = self.buffers[side]
-        for parcel in buffer.parcels()[:number]:
-            self.lakes[side] += buffer.read(parcel)["id"].to_pylist()
-            buffer.retire(parcel)
+        for payload in buffer.payloads()[:number]:
+            self.lakes[side] += buffer.read(payload)["id"].to_pylist()
+            buffer.retire(payload)
 
     @rule()
     def truncate_log(self) -> None:
-        self.buffers["home"].truncate_log(TABLE, self._last("copy"))
+        self.buffers["home"].replication.truncate_log(TABLE, self._last("copy"))
 
     @rule(side=SIDES)
     def reopen(self, side: str) -> None:
@@ -110,7 +110,7 @@ class ShippingMachine(RuleBasedStateMachine):
     def the_log_goes_on_where_the_copy_is(self) -> None:
         if self.buffers:
             last = self._last("copy")
-            shipment = self.buffers["home"].read_log(TABLE, last, rows_max=100)
+            shipment = self.buffers["home"].replication.read_log(TABLE, last, rows_max=100)
             rows = [] if shipment is None else shipment.rows["id"].to_pylist()
             assert rows == self.acked[last : last + len(rows)]
             assert bool(rows) == (last < len(self.acked))
@@ -122,7 +122,7 @@ class ShippingMachine(RuleBasedStateMachine):
 
     def _open(self, side: str) -> None:
         buffer = SharedBuffer(self.folders[side], chunk_rows=CHUNK_ROWS, clock=FakeClock())
-        assert buffer.set_aside() == ()
+        assert buffer.quarantined() == ()
         self.buffers[side] = buffer
         self.opened.append(buffer)
 
@@ -137,11 +137,11 @@ class ShippingMachine(RuleBasedStateMachine):
         self.acked += ids
 
     def _last(self, side: str) -> int:
-        return self.buffers[side].positions("t7").get(TABLE, 0)
+        return self.buffers[side].replication.positions("t7").get(TABLE, 0)
 
     def _rows(self, side: str) -> list[int]:
         """What the lake has, and then what is buffered."""
-        held = [number for each in self.buffers[side].held(TABLE) for number in each.rows["id"].to_pylist()]
+        held = [number for each in self.buffers[side].buffered_rows(TABLE) for number in each.rows["id"].to_pylist()]
         return self.lakes[side] + held
 
 

@@ -16,8 +16,9 @@ from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator
-from catchment.queue.shared_buffer import FILE_NAME, SharedBuffer
-from catchment.queue.writes import Write
+from catchment.queue.shared.buffer_file import FILE_NAME
+from catchment.queue.shared.shared_buffer import SharedBuffer
+from catchment.queue.store.table_log import Write
 from tests.conftest import MakeSettings
 from tests.queue.queues import Killed, assert_drained, die, event_rows, ids_in, new_queue, open_queue
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table
@@ -96,7 +97,7 @@ def assert_whole(queue: DqCoordinator, last: int) -> None:
 
 
 def rows_in(queue: DqCoordinator, table: TableId = EVENTS) -> int:
-    return sum(each.rows.num_rows for each in queue.buffer.held(table))
+    return sum(each.rows.num_rows for each in queue.buffer.buffered_rows(table))
 
 
 def test_rows_written_to_a_restored_buffer_are_kept_and_nothing_is_flushed(
@@ -150,7 +151,7 @@ def test_two_shapes_in_the_first_write_of_a_table_do_not_hide_a_restored_buffer(
     wider = (*EVENT_COLUMNS, Column(name="extra", type="INTEGER"))
     rows = event_rows(range(111, 123))
     with closing(buffer):
-        buffer._commit(
+        buffer._file._commit(
             [
                 (Write(table=OTHER, columns=EVENT_COLUMNS, rows=rows),),
                 (Write(table=OTHER, columns=wider, rows=rows.append_column("extra", pa.nulls(12, pa.int32()))),),
@@ -187,9 +188,9 @@ def test_a_proven_buffer_stays_proven_when_its_file_is_reopened(settings: Settin
         write(queue, 11, 20)
         buffer = queue.buffer
         assert isinstance(buffer, SharedBuffer)
-        buffer._is_given_up = True
+        buffer._file._is_invalidated = True
         write(queue, 21, 30)
-        assert buffer._store.unproven_from(EVENTS) is None
+        assert buffer._file.store.unproven_from(EVENTS) is None
         assert_whole(queue, 30)
 
 

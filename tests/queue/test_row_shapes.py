@@ -163,7 +163,7 @@ def test_rows_that_the_table_cannot_take_unchanged_are_refused_whole(
 def test_null_in_a_required_column_is_refused_before_it_is_buffered(queue: QueueScene) -> None:
     columns = (Column(name="id", type="BIGINT", nullable=False), Column(name="kind", type="VARCHAR"))
     create_table(queue.lake, VALUES, columns=columns)
-    with pytest.raises(InputError, match="'id' is NULL"):
+    with pytest.raises(InputError, match="'id' is NOT NULL"):
         queue.coordinator.enqueue(VALUES, pa.table({"ID": pa.array([1, None], pa.int64()), "kind": ["a", "b"]}))
     with pytest.raises(InputError, match="'id' is missing"):
         queue.coordinator.enqueue(VALUES, pa.table({"kind": ["a"]}))
@@ -224,12 +224,12 @@ def test_writers_with_a_new_column_go_on_at_once_and_the_old_rows_drain_in_order
     expected = Counter({(n, f"k{n}", f"n{n}" if n in (3, 4) else None): 1 for n in range(6)})
     assert queue.fresh_rows() == expected
     queue.buffer.seal()
-    parcels = queue.buffer.parcels()
+    payloads = queue.buffer.payloads()
     try:
-        read = [(parcel.seq_first, queue.buffer.read(parcel).column_names) for parcel in parcels]
+        read = [(payload.seq_first, queue.buffer.read(payload).column_names) for payload in payloads]
     finally:
-        for parcel in parcels:
-            queue.buffer.release(parcel)
+        for payload in payloads:
+            queue.buffer.release(payload)
     assert read == sorted(read)
     assert (read[0][1], read[-1][1]) == (["id", "kind"], ["id", "kind", "note"])
     queue.coordinator.force_flush_all()
@@ -348,7 +348,7 @@ def test_waiting_for_a_table_to_be_created_blocks_no_writer_of_another_one(
         finally:
             let.set()
         assert making.result(WAIT_S).seq_last == 1
-    assert queue.coordinator._targets._asking == {}
+    assert queue.coordinator._schemas._locks == {}
 
 
 @pytest.mark.parametrize("layout", ["shared"])
@@ -357,13 +357,13 @@ def test_one_writer_asks_for_a_changed_table_and_the_others_take_its_answer(
 ) -> None:
     queue.write(range(1))
     queue.sql("ALTER TABLE events ADD COLUMN note VARCHAR")
-    find, asked, targets = queue.lake.find_table, [], queue.coordinator._targets
+    find, asked, targets = queue.lake.find_table, [], queue.coordinator._schemas
 
     def found_when_all_wait(table: TableId) -> Any:
         asked.append(table)
         pause = threading.Event()
         for _ in range(1_000):
-            if targets._asking[table][1] == 3:
+            if targets._locks[table][1] == 3:
                 break
             pause.wait(0.01)
         return find(table)
@@ -374,7 +374,7 @@ def test_one_writer_asks_for_a_changed_table_and_the_others_take_its_answer(
         acks = [pool.submit(queue.coordinator.enqueue, EVENTS, rows) for _ in range(3)]
         assert sorted(ack.result(WAIT_S).seq_first for ack in acks) == [2, 3, 4]
     assert asked == [EVENTS]
-    assert targets._asking == {}
+    assert targets._locks == {}
 
 
 def test_rows_that_still_differ_after_the_table_changed_are_refused_and_nothing_is_dropped(queue: QueueScene) -> None:

@@ -177,8 +177,8 @@ def test_rows_of_a_dropped_table_neither_go_into_its_successor_nor_delay_it(make
     assert (report.rows, sum(each.stranded for each in report.tables)) == (1, 3)
     assert queue.lake_rows(T) == queue.fresh_rows(T) == {(3,): 1}
     assert sum(state.rows for state in queue.buffer.tables()) == 3
-    troubled = [each for each in queue.coordinator.status().tables if each.trouble is not None]
-    assert sum(each.state.rows for each in troubled) == 3
+    failing = [each for each in queue.coordinator.status().tables if each.failure is not None]
+    assert sum(each.state.rows for each in failing) == 3
     assert queue.lake.audit().ok
 
 

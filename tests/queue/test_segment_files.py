@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import InvariantError, StorageFailedError
-from catchment.queue.segment_files import SegmentFolders, SegmentName, SegmentState, wal_of
+from catchment.foundation.settings import Settings
+from catchment.queue.buffer_factory import LAYOUTS
+from catchment.queue.sessions.segment_files import SegmentFolders, SegmentName, SegmentState, wal_of
 from catchment.testing import FakeClock
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -70,7 +72,7 @@ def test_a_wal_alone_still_stands_for_its_segment(layout: SegmentFolders) -> Non
     path = layout.path(SegmentState.ACTIVE, name)
     wal_of(path).write_bytes(b"12345")
     assert layout.names(SegmentState.ACTIVE) == [name]
-    assert layout.holds(SegmentState.ACTIVE, name)
+    assert layout.contains(SegmentState.ACTIVE, name)
     path.write_bytes(b"123")
     assert layout.names(SegmentState.ACTIVE) == [name]
     assert layout.bytes(SegmentState.ACTIVE) == 8
@@ -98,4 +100,9 @@ def test_removing_a_segment_takes_its_wal_along_and_may_be_repeated(layout: Segm
     wal_of(layout.path(SegmentState.ACTIVE, name)).touch()
     layout.remove(name, SegmentState.ACTIVE)
     layout.remove(name, SegmentState.ACTIVE)
-    assert not layout.holds(SegmentState.ACTIVE, name)
+    assert not layout.contains(SegmentState.ACTIVE, name)
+
+
+def test_the_setting_allows_the_layouts_that_are_registered_and_no_other() -> None:
+    pattern = Settings.model_json_schema()["properties"]["queue_layout"]["pattern"]
+    assert pattern == f"^({'|'.join(LAYOUTS)})$"

@@ -14,9 +14,9 @@ from catchment.errors import BufferHeldError, LakeUnavailableError, StorageFaile
 from catchment.foundation import events, faults
 from catchment.foundation.clock import SystemClock
 from catchment.queue.buffer import SEQ, FlushPayload
-from catchment.queue.leases import Lease
-from catchment.queue.postgres_leases import PostgresLeases
-from catchment.queue.sessions_buffer import SessionsBuffer
+from catchment.queue.sessions.leases import Lease
+from catchment.queue.sessions.postgres_leases import PostgresLeases
+from catchment.queue.sessions.sessions_buffer import SessionsBuffer
 from catchment.testing import EmbeddedPostgres, FakeClock
 from tests.queue.session_buffers import (
     CLICKS,
@@ -54,15 +54,15 @@ def buffer(make: Make) -> SessionsBuffer:
 def _one_sealed(buffer: SessionsBuffer) -> FlushPayload:
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.seal()
-    (parcel,) = buffer.parcels()
-    return parcel
+    (payload,) = buffer.payloads()
+    return payload
 
 
 def _two_sealed(buffer: SessionsBuffer) -> list[FlushPayload]:
     buffer.append(EVENTS, COLUMNS, rows(1), session="one")
     buffer.append(CLICKS, COLUMNS, rows(2), session="one")
     buffer.seal()
-    return buffer.parcels()
+    return buffer.payloads()
 
 
 def test_a_segment_is_made_by_the_first_write_of_its_session(buffer: SessionsBuffer, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_segment_is_made_by_the_first_write_of_its_session(buffer: SessionsBuf
 def test_the_incarnation_is_made_once_for_all_processes(make: Make, tmp_path: Path) -> None:
     found: list[str] = []
     # Real time, because they wait for each other.
-    threads = [threading.Thread(target=lambda: found.append(make(clock=SystemClock()).incarnation)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(make(clock=SystemClock()).generation)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -124,7 +124,7 @@ def test_a_session_that_ends_has_its_segment_sealed_and_another_has_not(buffer: 
     buffer.end_session("one")
     buffer.end_session("never seen")
     assert [ended.source in path.name for path in files_in(tmp_path, "sealed")] == [True]
-    assert ids_of(buffer.parcels(), buffer) == [1]
+    assert ids_of(buffer.payloads(), buffer) == [1]
     assert buffer.append(EVENTS, COLUMNS, rows(3), session="one").source != ended.source
 
 
@@ -151,7 +151,7 @@ def test_a_sealed_file_alone_holds_every_row(buffer: SessionsBuffer, tmp_path: P
     with duckdb.connect(str(copy)) as connection:
         assert connection.execute("SELECT count(*), max(id) FROM dq_events").fetchone() == (20, 19)
         facts = connection.execute("SELECT incarnation, session FROM __session_queue_metadata").fetchall()
-    assert facts == [(buffer.incarnation, "one")]
+    assert facts == [(buffer.generation, "one")]
 
 
 def test_a_file_that_cannot_be_sealed_is_still_written_to(
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_sealed_is_still_written_to(
     assert (second.source, second.seq_first) == (first.source, 2)
     assert not files_in(tmp_path, "sealed")
     buffer.sweep()
-    assert ids_of(buffer.parcels(), buffer) == [1, 2]
+    assert ids_of(buffer.payloads(), buffer) == [1, 2]
 
 
 def test_a_rotation_that_fails_is_tried_now_and_then(make: Make, clock: FakeClock, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_no_write_is_lost_or_missed_while_segments_rotate_under_it(make: Make) -
         buffer.seal()
     assert len(set(places)) == 120
     buffer.seal()
-    assert ids_of(buffer.parcels(), buffer) == list(range(120))
+    assert ids_of(buffer.payloads(), buffer) == list(range(120))
 
 
 def test_rows_and_tables_of_one_session_are_kept_apart_in_active_and_in_sealed_files(
@@ -227,7 +227,7 @@ def test_rows_and_tables_of_one_session_are_kept_apart_in_active_and_in_sealed_f
     buffer.append(CLICKS, COLUMNS, rows(20), session="two")
 
     def ids(of: SessionsBuffer, session: str) -> list[int]:
-        return sorted(number for each in of.held(EVENTS, session) for number in each.rows["id"].to_pylist())
+        return sorted(number for each in of.buffered_rows(EVENTS, session) for number in each.rows["id"].to_pylist())
 
     assert [ids(buffer, session) for session in ("one", "two", "three")] == [[1, 2, 3], [10, 11], []]
     assert [(state.table, state.rows) for state in buffer.tables("one")] == [(EVENTS, 3)]
@@ -240,7 +240,7 @@ def test_rows_and_tables_of_one_session_are_kept_apart_in_active_and_in_sealed_f
 
 def test_rows_are_held_once_while_their_segment_moves(buffer: SessionsBuffer) -> None:
     buffer.append(EVENTS, COLUMNS, rows(1, 3), session="one")
-    (active,) = buffer.held(EVENTS)
+    (active,) = buffer.buffered_rows(EVENTS)
     assert active.rows.schema.names == [SEQ, "id", "text"]
     assert active.rows[SEQ].to_pylist() == [1, 2, 3]
 
@@ -248,16 +248,16 @@ def test_rows_are_held_once_while_their_segment_moves(buffer: SessionsBuffer) ->
     with faults.armed("queue.before_seal", lambda: seen.append([state.rows for state in buffer.tables()])):
         buffer.seal()
     assert seen == [[3]]
-    (sealed,) = buffer.held(EVENTS)
+    (sealed,) = buffer.buffered_rows(EVENTS)
     assert sealed.rows.equals(active.rows)
-    assert sealed.parcel.id == active.parcel.id
-    assert buffer.complete_through(EVENTS) == {sealed.parcel.source: 3}
-    (parcel,) = buffer.parcels()
-    assert parcel.id == sealed.parcel.id
-    assert buffer.read(parcel).schema.names == ["id", "text"]
+    assert sealed.payload.id == active.payload.id
+    assert buffer.complete_through(EVENTS) == {sealed.payload.source: 3}
+    (payload,) = buffer.payloads()
+    assert payload.id == sealed.payload.id
+    assert buffer.read(payload).schema.names == ["id", "text"]
     assert held_ids(buffer) == [1, 2, 3]
-    buffer.retire(parcel)
-    assert buffer.held(EVENTS) == []
+    buffer.retire(payload)
+    assert buffer.buffered_rows(EVENTS) == []
     assert buffer.tables() == ()
     assert buffer.state(EVENTS) is None
     assert buffer.size_bytes() == buffer.used_bytes() == 0
@@ -271,8 +271,8 @@ def test_an_orphan_with_a_live_wal_is_sealed_with_all_its_rows(make: Make, tmp_p
     buffer = make()
     assert not files_in(tmp_path, "active")
     assert [path.suffix for path in files_in(tmp_path, "sealed")] == [".db"]
-    assert ids_of(buffer.parcels(), buffer) == list(range(50))
-    assert buffer.set_aside() == ()
+    assert ids_of(buffer.payloads(), buffer) == list(range(50))
+    assert buffer.quarantined() == ()
 
 
 def test_a_damaged_orphan_is_quarantined_with_its_wal_and_nothing_is_deleted(make: Make, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_damaged_orphan_is_quarantined_with_its_wal_and_nothing_is_deleted(mak
     path.write_bytes(b"damaged" * 1_000)
     kept = wal.read_bytes()
     buffer = make()
-    (lost,) = buffer.set_aside()
+    (lost,) = buffer.quarantined()
     assert lost.path.read_bytes() == b"damaged" * 1_000
     assert lost.path.with_name(wal.name).read_bytes() == kept
     assert "not a valid DuckDB database file" in lost.reason
@@ -297,10 +297,10 @@ def test_a_damaged_sealed_file_is_quarantined_and_delays_no_other_file(buffer: S
     buffer.seal()
     damaged, _ = files_in(tmp_path, "sealed")
     damaged.write_bytes(b"damaged" * 1_000)
-    assert len(buffer.held(EVENTS)) == 1
-    assert len(buffer.parcels()) == 1
+    assert len(buffer.buffered_rows(EVENTS)) == 1
+    assert len(buffer.payloads()) == 1
     assert sum(state.rows for state in buffer.tables()) == 1
-    assert [lost.path.name for lost in buffer.set_aside()] == [damaged.name]
+    assert [lost.path.name for lost in buffer.quarantined()] == [damaged.name]
 
 
 def test_a_file_that_was_only_being_made_is_removed(make: Make, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_file_that_was_only_being_made_is_removed(make: Make, tmp_path: Path) 
     (tmp_path / "active" / name).touch()
     buffer.sweep()
     assert not files_in(tmp_path, "active")
-    assert buffer.set_aside() == ()
+    assert buffer.quarantined() == ()
 
 
 def test_a_live_segment_is_never_taken_for_an_orphan(make: Make, tmp_path: Path) -> None:
@@ -327,18 +327,18 @@ def test_parcels_are_one_holders_until_they_are_released(make: Make) -> None:
     for session in "ab":
         mine.append(EVENTS, COLUMNS, rows(ord(session)), session=session)
     mine.seal()
-    parcels = mine.parcels()
-    assert len(parcels) == 2
-    assert mine.parcels() == []
-    assert theirs.parcels() == []
-    mine.release(parcels[0])
-    mine.release(parcels[0])
-    assert theirs.parcels() == [parcels[0]]
-    assert mine.parcels() == []
+    payloads = mine.payloads()
+    assert len(payloads) == 2
+    assert mine.payloads() == []
+    assert theirs.payloads() == []
+    mine.release(payloads[0])
+    mine.release(payloads[0])
+    assert theirs.payloads() == [payloads[0]]
+    assert mine.payloads() == []
     with pytest.raises(BufferHeldError):
-        mine.retire(parcels[0])
-    theirs.retire(parcels[0])
-    mine.retire(parcels[1])
+        mine.retire(payloads[0])
+    theirs.retire(payloads[0])
+    mine.retire(payloads[1])
     assert mine.tables() == theirs.tables() == ()
 
 
@@ -347,10 +347,10 @@ def test_parcels_of_a_holder_that_died_go_to_the_next(make: Make, tmp_path: Path
     with run_writer(tmp_path, "lease") as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "1\n"
-        assert buffer.parcels() == []
+        assert buffer.payloads() == []
         assert held_ids(buffer) == list(range(50))
         child.communicate()
-    assert ids_of(buffer.parcels(), buffer) == list(range(50))
+    assert ids_of(buffer.payloads(), buffer) == list(range(50))
 
 
 def test_hosts_share_a_root_through_postgres(make: Make, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
@@ -360,12 +360,12 @@ def test_hosts_share_a_root_through_postgres(make: Make, postgres: EmbeddedPostg
     theirs.sweep()
     assert not files_in(tmp_path, "sealed")
     mine.seal()
-    (parcel,) = mine.parcels()
-    assert theirs.parcels() == []
+    (payload,) = mine.payloads()
+    assert theirs.payloads() == []
     postgres.terminate_connections(conninfo)
-    assert theirs.parcels() == [parcel]
-    theirs.retire(parcel)
-    mine.retire(parcel)
+    assert theirs.payloads() == [payload]
+    theirs.retire(payload)
+    mine.retire(payload)
     assert len(files_in(tmp_path, "flushed")) == 1
 
 
@@ -403,7 +403,7 @@ def test_writes_are_taken_while_the_server_of_the_leases_is_away(make: Make, tmp
     buffer.seal()
     assert len(files_in(tmp_path, "sealed")) == 1
     with pytest.raises(LakeUnavailableError):
-        buffer.parcels()
+        buffer.payloads()
     assert held_ids(buffer) == [1]
 
 
@@ -413,9 +413,9 @@ def test_the_last_table_that_is_retired_moves_the_file(buffer: SessionsBuffer, t
     assert [(state.rows, state.sealed_rows) for state in buffer.tables()] == [(2, 0), (1, 0)]
     buffer.seal()
     assert [(state.rows, state.sealed_rows) for state in buffer.tables()] == [(2, 2), (1, 1)]
-    (clicks,) = buffer.parcels([CLICKS])
-    (one,) = buffer.parcels()
-    assert (clicks.table, clicks.rows, clicks.positioned) == (CLICKS, 1, False)
+    (clicks,) = buffer.payloads([CLICKS])
+    (one,) = buffer.payloads()
+    assert (clicks.table, clicks.rows, clicks.seqs) == (CLICKS, 1, None)
     assert (one.table, one.seq_first, one.seq_last) == (EVENTS, 1, 2)
     assert one.source == clicks.source
     buffer.retire(one)
@@ -436,7 +436,7 @@ def test_the_last_table_that_is_retired_moves_the_file(buffer: SessionsBuffer, t
 
 def test_a_file_is_not_written_while_tasks_read_another_part_of_it(buffer: SessionsBuffer, tmp_path: Path) -> None:
     one, other = _two_sealed(buffer)
-    staged = [buffer.stage(parcel, tmp_path) for parcel in (one, other)]
+    staged = [buffer.stage(payload, tmp_path) for payload in (one, other)]
     assert [each.relation for each in staged] == ["dq_events", "dq_web.clicks"]
     with duckdb.connect() as task:
         task.execute(f"ATTACH '{staged[1].path}' AS file (READ_ONLY)")
@@ -451,27 +451,27 @@ def test_a_file_is_not_written_while_tasks_read_another_part_of_it(buffer: Sessi
 def test_a_payload_delivered_beside_a_failed_one_is_recorded_at_the_release(make: Make, tmp_path: Path) -> None:
     buffer = make()
     one, other = _two_sealed(buffer)
-    for parcel in (one, other):
-        buffer.stage(parcel, tmp_path)
+    for payload in (one, other):
+        buffer.stage(payload, tmp_path)
     buffer.retire(one)
     buffer.release(other)
-    assert make().parcels() == [other]
+    assert make().payloads() == [other]
 
 
 def test_versions_of_a_table_come_apart_oldest_first(buffer: SessionsBuffer, tmp_path: Path) -> None:
     buffer.append(EVENTS, NARROW, rows(1, 2).select(["id"]), session="one")
     buffer.append(EVENTS, COLUMNS, rows(3), session="one")
     buffer.append(EVENTS, NARROW, rows(4).select(["id"]), session="one")
-    assert [held.rows.num_rows for held in buffer.held(EVENTS)] == [2, 1, 1]
+    assert [held.rows.num_rows for held in buffer.buffered_rows(EVENTS)] == [2, 1, 1]
     buffer.seal()
-    parcels = buffer.parcels()
-    assert [(parcel.seq_first, parcel.seq_last) for parcel in parcels] == [(1, 2), (3, 3), (4, 4)]
-    assert len({parcel.id for parcel in parcels}) == 3
-    assert [buffer.read(parcel).schema.names for parcel in parcels] == [["id"], ["id", "text"], ["id"]]
-    buffer.retire(parcels[1])
+    payloads = buffer.payloads()
+    assert [(payload.seq_first, payload.seq_last) for payload in payloads] == [(1, 2), (3, 3), (4, 4)]
+    assert len({payload.id for payload in payloads}) == 3
+    assert [buffer.read(payload).schema.names for payload in payloads] == [["id"], ["id", "text"], ["id"]]
+    buffer.retire(payloads[1])
     assert held_ids(buffer) == [1, 2, 4]
-    buffer.retire(parcels[0])
-    buffer.retire(parcels[2])
+    buffer.retire(payloads[0])
+    buffer.retire(payloads[2])
     assert len(files_in(tmp_path, "flushed")) == 1
 
 
@@ -481,7 +481,7 @@ def test_segments_are_handed_out_in_the_order_of_their_time(buffer: SessionsBuff
         sources.append(buffer.append(EVENTS, COLUMNS, rows(number), session=f"s{number}").source)
         clock.advance(1)
     buffer.seal()
-    assert [parcel.source for parcel in buffer.parcels()] == sources
+    assert [payload.source for payload in buffer.payloads()] == sources
 
 
 def test_a_file_that_was_marked_before_a_crash_is_moved_by_the_next_look(make: Make, tmp_path: Path) -> None:
@@ -489,14 +489,14 @@ def test_a_file_that_was_marked_before_a_crash_is_moved_by_the_next_look(make: M
         raise KeyboardInterrupt
 
     buffer = make()
-    parcel = _one_sealed(buffer)
+    payload = _one_sealed(buffer)
     with faults.armed("queue.before_flushed", crash), pytest.raises(KeyboardInterrupt):
-        buffer.retire(parcel)
+        buffer.retire(payload)
     assert len(files_in(tmp_path, "sealed")) == 1
     buffer.close()
     other = make()
     assert other.tables() == ()
-    assert other.parcels() == []
+    assert other.payloads() == []
     assert len(files_in(tmp_path, "flushed")) == 1
 
 
@@ -511,7 +511,7 @@ def test_a_wal_that_was_left_while_a_part_was_marked_is_written_back(buffer: Ses
     warm.run([sys.executable, "-c", code, one.path], timeout=60)
     assert len(files_in(tmp_path, "sealed")) == 2
     assert held_ids(buffer) == []
-    assert [parcel.id for parcel in buffer.parcels()] == [other.id]
+    assert [payload.id for payload in buffer.payloads()] == [other.id]
     assert len(files_in(tmp_path, "sealed")) == 1
 
 
@@ -536,11 +536,11 @@ def test_a_file_that_another_process_keeps_open_is_refused(
     (path,) = files_in(tmp_path, "sealed")
     with duckdb.connect(str(path)):
         with pytest.raises(BufferHeldError):
-            buffer.held(EVENTS)
+            buffer.buffered_rows(EVENTS)
         assert clock.slept_s
-        assert buffer.parcels() == []
+        assert buffer.payloads() == []
     assert held_ids(buffer) == [1]
-    assert len(buffer.parcels()) == 1
+    assert len(buffer.payloads()) == 1
 
 
 def test_closing_seals_what_holds_rows_and_leaves_nothing_active(make: Make, tmp_path: Path) -> None:
@@ -550,7 +550,7 @@ def test_closing_seals_what_holds_rows_and_leaves_nothing_active(make: Make, tmp
     buffer.close()
     assert not files_in(tmp_path, "active")
     other = make()
-    assert ids_of(other.parcels(), other) == [1]
+    assert ids_of(other.payloads(), other) == [1]
 
 
 def test_closing_leaves_what_cannot_be_sealed_to_the_next(make: Make, tmp_path: Path) -> None:
@@ -560,4 +560,4 @@ def test_closing_leaves_what_cannot_be_sealed_to_the_next(make: Make, tmp_path: 
         buffer.close()
     assert len(files_in(tmp_path, "active")) == 1
     other = make()
-    assert ids_of(other.parcels(), other) == [1]
+    assert ids_of(other.payloads(), other) == [1]

@@ -8,10 +8,10 @@ import pytest
 
 from catchment.errors import CommitUnknownError, StorageFailedError
 from catchment.foundation import faults
-from catchment.queue.leases import FileLeases
-from catchment.queue.sessions_buffer import SessionsBuffer
-from catchment.queue.store import Store
-from catchment.queue.writes import Write
+from catchment.queue.sessions.leases import FileLeases
+from catchment.queue.sessions.sessions_buffer import SessionsBuffer
+from catchment.queue.store.store import Store
+from catchment.queue.store.table_log import Write
 from catchment.testing import FakeClock
 from tests.queue.session_buffers import (
     COLUMNS,
@@ -49,7 +49,7 @@ def test_files_of_a_dead_process_are_sealed_by_a_forced_flush(buffer: SessionsBu
     assert held_ids(buffer) == []
     buffer.seal()
     assert held_ids(buffer) == list(range(50))
-    assert ids_of(buffer.parcels(), buffer) == list(range(50))
+    assert ids_of(buffer.payloads(), buffer) == list(range(50))
 
 
 def test_an_orphan_that_cannot_be_sealed_keeps_no_other_from_it(buffer: SessionsBuffer, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_an_orphan_that_cannot_be_sealed_keeps_no_other_from_it(buffer: Sessions
     with faults.armed("queue.before_seal", no_room):
         # A sweep says so in the log, and what can be flushed is.
         buffer.sweep()
-    assert len(buffer.parcels()) == 1
+    assert len(buffer.payloads()) == 1
     buffer.sweep()
     assert len(held_ids(buffer)) == 2 * 50
 
@@ -93,7 +93,7 @@ def test_a_session_whose_commit_failed_goes_on_in_its_file(
     second = buffer.append(EVENTS, COLUMNS, rows(3), session="one")
     assert (second.source, second.seq_first) == (first.source, 2)
     buffer.seal()
-    assert ids_of(buffer.parcels(), buffer) == [1, 3]
+    assert ids_of(buffer.payloads(), buffer) == [1, 3]
 
 
 def test_rows_of_a_failed_commit_that_the_file_has_after_all_are_not_said_to_be_refused(
@@ -105,7 +105,7 @@ def test_rows_of_a_failed_commit_that_the_file_has_after_all_are_not_said_to_be_
     def kept(store: Store, writes: Sequence[Write], now: datetime) -> None:
         logs = store.logs()
         write(store, writes, now)
-        store._learn(logs)
+        store._set_logs(logs)
         raise CommitUnknownError
 
     with monkeypatch.context() as patch:
@@ -136,4 +136,4 @@ def test_a_file_that_another_process_took_while_it_was_closed_is_left_to_it(
     assert mine.append(EVENTS, COLUMNS, rows(3), session="one").source != first.source
     taken.release()
     mine.seal()
-    assert ids_of(mine.parcels(), mine) == [1, 3]
+    assert ids_of(mine.payloads(), mine) == [1, 3]

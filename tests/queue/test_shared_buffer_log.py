@@ -17,9 +17,10 @@ from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
 from catchment.queue import incoming
 from catchment.queue.buffer import SEQ
-from catchment.queue.journal import ENTRY_BYTES_MAX
-from catchment.queue.replication import LogRows, ReplicatedBuffer
-from catchment.queue.shared_buffer import FILE_NAME, SharedBuffer
+from catchment.queue.replication import LogRows, Replication
+from catchment.queue.shared.buffer_file import FILE_NAME
+from catchment.queue.shared.shared_buffer import SharedBuffer
+from catchment.queue.store.journal import ENTRY_BYTES_MAX
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
 from tests.queue.queues import Killed, arrow, die, event_rows, new_queue
@@ -69,14 +70,14 @@ def _unflushed(buffer: SharedBuffer, table: TableId = T7) -> list[tuple[int, int
     """Numbers and ids of the rows that are yet to be flushed."""
     return [
         pair
-        for held in buffer.held(table)
+        for held in buffer.buffered_rows(table)
         for pair in zip(held.rows[SEQ].to_pylist(), held.rows["id"].to_pylist(), strict=True)
     ]
 
 
 def _shipments(buffer: SharedBuffer, after: int = 0, table: TableId = T7, rows_max: int = ALL) -> list[LogRows]:
     found = []
-    while (shipment := buffer.read_log(table, after, rows_max=rows_max)) is not None:
+    while (shipment := buffer.replication.read_log(table, after, rows_max=rows_max)) is not None:
         found.append(shipment)
         after = shipment.seq_last
     return found
@@ -101,113 +102,114 @@ def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
 
 
 def test_the_shared_buffer_can_be_replicated(open_buffer: Open) -> None:
-    assert isinstance(open_buffer(), ReplicatedBuffer)
+    log: Replication | None = open_buffer().replication
+    assert log is not None
 
 
 class TestHold:
     def test_flushed_rows_of_a_held_schema_are_a_log_and_nothing_else(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 11))
-        buffer.retire(buffer.parcels()[0])
+        buffer.retire(buffer.payloads()[0])
         state = buffer.state(T7)
         assert state is not None
         assert (state.rows, state.seq_last, state.seq_flushed) == (6, 10, 4)
-        assert [parcel.seq_first for parcel in buffer.parcels()] == [5, 9]
+        assert [payload.seq_first for payload in buffer.payloads()] == [5, 9]
         assert _unflushed(buffer) == _numbered(5, 10)
         assert _logged(buffer) == _numbered(1, 10)
 
     def test_a_table_that_is_not_held_keeps_no_log(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t8")
+        buffer.replication.retain_log("t8")
         _write(buffer, range(1, 11))
         _retire(buffer, 4)
-        with pytest.raises(InvariantError, match="starts behind seq 4"):
-            buffer.read_log(T7, 3, rows_max=ALL)
+        with pytest.raises(InvariantError, match="starts after seq 4"):
+            buffer.replication.read_log(T7, 3, rows_max=ALL)
         assert _logged(buffer, 4) == _numbered(5, 10)
 
     def test_a_hold_and_what_it_keeps_survive_a_crash(self, open_buffer: Open) -> None:
         home = open_buffer()
         _write(home, range(1, 4))
         _retire(home, 2)
-        home.retain_log("t7")
-        home.retain_log("T7")
+        home.replication.retain_log("t7")
+        home.replication.retain_log("T7")
         _write(home, range(4, 11))
         _retire(home, 6)
         buffer = open_buffer(after="home")
-        assert buffer.held_schemas() == {"t7"}
+        assert buffer.replication.retained_schemas() == {"t7"}
         assert _unflushed(buffer) == _numbered(7, 10)
         assert _logged(buffer, 2) == _numbered(3, 10)
         _retire(buffer, 10)
-        assert buffer.parcels() == []
+        assert buffer.payloads() == []
         again = open_buffer(after=buffer._root.name)
         state = again.state(T7)
         assert state is not None
         assert (state.rows, state.seq_last, state.seq_flushed, state.oldest_at) == (0, 10, 10, None)
         assert _logged(again, 2) == _numbered(3, 10)
         with pytest.raises(InvariantError):
-            again.read_log(T7, 1, rows_max=ALL)
+            again.replication.read_log(T7, 1, rows_max=ALL)
 
     def test_what_was_flushed_before_is_not_in_the_log(self, open_buffer: Open) -> None:
         buffer = open_buffer()
         _write(buffer, range(1, 11))
         _retire(buffer, 4)
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         with pytest.raises(InvariantError):
-            buffer.read_log(T7, 0, rows_max=ALL)
+            buffer.replication.read_log(T7, 0, rows_max=ALL)
         assert _logged(buffer, 4) == _numbered(5, 10)
 
     def test_rows_go_once_they_are_flushed_and_let_go_of(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 11))
-        buffer.truncate_log(T7, 6)
+        buffer.replication.truncate_log(T7, 6)
         assert _logged(buffer) == _numbered(1, 10)
         _retire(buffer, 4)
         assert _logged(buffer, 4) == _numbered(5, 10)
         _retire(buffer, 10)
         assert _logged(buffer, 6) == _numbered(7, 10)
-        with pytest.raises(InvariantError, match="starts behind seq 6"):
-            buffer.read_log(T7, 5, rows_max=ALL)
-        buffer.truncate_log(T7, ALL)
-        assert buffer.read_log(T7, 10, rows_max=ALL) is None
+        with pytest.raises(InvariantError, match="starts after seq 6"):
+            buffer.replication.read_log(T7, 5, rows_max=ALL)
+        buffer.replication.truncate_log(T7, ALL)
+        assert buffer.replication.read_log(T7, 10, rows_max=ALL) is None
         assert _rows_on_disk(open_buffer(after="home")) == 0
 
     def test_unheld_rows_go_at_once(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 11))
         _retire(buffer, 8)
-        buffer.release_log("t7")
-        buffer.release_log("t7")
-        assert buffer.held_schemas() == frozenset()
+        buffer.replication.release_log("t7")
+        buffer.replication.release_log("t7")
+        assert buffer.replication.retained_schemas() == frozenset()
         after = open_buffer(after="home")
-        assert after.held_schemas() == frozenset()
+        assert after.replication.retained_schemas() == frozenset()
         assert _unflushed(after) == _numbered(9, 10)
         assert _rows_on_disk(after) == 2
 
     def test_a_version_goes_when_its_rows_are_flushed_and_let_go_of(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 5))
         _write_wider(buffer, range(5, 9))
         _retire(buffer, 8)
         assert [each.columns for each in _shipments(buffer)] == [EVENT_COLUMNS, WIDER]
         after = open_buffer(after="home")
         assert [each.columns for each in _shipments(after)] == [EVENT_COLUMNS, WIDER]
-        buffer.truncate_log(T7, 4)
+        buffer.replication.truncate_log(T7, 4)
         assert [each.columns for each in _shipments(buffer, 4)] == [WIDER]
         assert len(_staging_tables(open_buffer(after="home"))) == 1
 
     def test_rows_that_are_let_go_of_are_there_until_that_is_committed(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 11))
         _retire(buffer, 10)
         seen: list[list[tuple[int, int]]] = []
         look = once(lambda: seen.append(_logged(open_buffer(after="home"))))
         with faults.armed("queue.before_retire", look):
-            buffer.truncate_log(T7, 5)
+            buffer.replication.truncate_log(T7, 5)
         assert seen == [_numbered(1, 10)]
 
     def test_a_file_from_before_there_were_holds_opens(self, open_buffer: Open, tmp_path: Path) -> None:
@@ -217,8 +219,8 @@ class TestHold:
             connection.execute("DROP TABLE held_schemas")
             connection.execute("DROP TABLE table_lives")
         old = open_buffer()
-        assert old.set_aside() == ()
-        old.retain_log("t7")
+        assert old.quarantined() == ()
+        old.replication.retain_log("t7")
         _retire(old, 3)
         assert _logged(old) == _numbered(1, 3)
 
@@ -226,9 +228,9 @@ class TestHold:
     def test_a_table_may_be_called_like_what_the_buffer_keeps(self, open_buffer: Open, name: str) -> None:
         home = open_buffer()
         _write(home, range(1, 4), TableId("main", name))
-        home.retain_log("main")
+        home.replication.retain_log("main")
         after = open_buffer(after="home")
-        assert after.set_aside() == ()
+        assert after.quarantined() == ()
         assert _logged(after, table=TableId("main", name)) == _numbered(1, 3)
 
 
@@ -239,8 +241,8 @@ class TestShipment:
         found = _shipments(buffer, 1, rows_max=2)
         assert [(each.seq_first, each.seq_last) for each in found] == [(2, 3), (4, 5)]
         assert found[0].rows.column_names == ["id", "kind"]
-        assert buffer.read_log(T7, 5, rows_max=2) is None
-        assert buffer.read_log(OTHER, 0, rows_max=2) is None
+        assert buffer.replication.read_log(T7, 5, rows_max=2) is None
+        assert buffer.replication.read_log(OTHER, 0, rows_max=2) is None
 
     def test_a_shipment_has_the_columns_of_one_version(self, open_buffer: Open) -> None:
         buffer = open_buffer()
@@ -267,7 +269,7 @@ class TestShipment:
         )
         columns = incoming.columns_of(rows.schema)
         home.append(T7, columns, rows, session="")
-        copy.append_replicated(_shipments(home))
+        copy.replication.append_replicated(_shipments(home))
         (there,), (here,) = _shipments(home), _shipments(copy)
         assert here.columns == there.columns
         assert here.rows.schema == there.rows.schema
@@ -279,30 +281,30 @@ class TestReceive:
         home, copy = open_buffer("home"), open_buffer("copy")
         _write(home, range(1, 6))
         _write_wider(home, range(6, 9))
-        copy.append_replicated(_shipments(home))
+        copy.replication.append_replicated(_shipments(home))
         after = open_buffer(after="copy")
         assert [(each.seq_first, each.columns) for each in _shipments(after)] == [(1, EVENT_COLUMNS), (6, WIDER)]
         assert _unflushed(after) == _numbered(1, 8)
-        assert after.positions("t7") == {T7: 8}
+        assert after.replication.positions("t7") == {T7: 8}
 
     def test_what_is_there_is_passed_over(self, open_buffer: Open) -> None:
         copy = open_buffer()
         for first, last in ((1, 5), (1, 5), (3, 4), (2, 8), (8, 9)):
-            copy.append_replicated([_shipped(first, last)])
+            copy.replication.append_replicated([_shipped(first, last)])
         assert _unflushed(copy) == _numbered(1, 9)
         assert _unflushed(open_buffer(after="home")) == _numbered(1, 9)
 
     def test_what_is_there_twice_in_one_is_passed_over(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.append_replicated([_shipped(1, 3), _shipped(1, 3), _shipped(2, 5), _shipped(6, 6)])
+        copy.replication.append_replicated([_shipped(1, 3), _shipped(1, 3), _shipped(2, 5), _shipped(6, 6)])
         assert _unflushed(copy) == _numbered(1, 6)
 
     def test_what_is_there_starts_no_version(self, open_buffer: Open) -> None:
         home, copy = open_buffer("home"), open_buffer("copy")
         _write(home, range(1, 4))
         _write_wider(home, range(4, 6))
-        copy.append_replicated(_shipments(home))
-        copy.append_replicated(_shipments(home)[:1])
+        copy.replication.append_replicated(_shipments(home))
+        copy.replication.append_replicated(_shipments(home)[:1])
         assert [each.columns for each in _shipments(copy)] == [EVENT_COLUMNS, WIDER]
 
     @pytest.mark.parametrize("size", [1, ENTRY_BYTES_MAX], ids=["journal", "file"])
@@ -310,45 +312,45 @@ class TestReceive:
         self, open_buffer: Open, size: int
     ) -> None:
         copy = open_buffer()
-        copy.append_replicated([_shipped(1, 3), _shipped(1, 1, OTHER)])
+        copy.replication.append_replicated([_shipped(1, 3), _shipped(1, 1, OTHER)])
         far = _shipped(5, 5 + size // 8)
         with pytest.raises(SeqGapError) as error:
-            copy.append_replicated([_shipped(2, 2, OTHER), far])
+            copy.replication.append_replicated([_shipped(2, 2, OTHER), far])
         assert (error.value.facts["seq_last"], error.value.facts["table"]) == (3, str(T7))
-        assert copy.positions("t7") == {T7: 3, OTHER: 1}
-        assert open_buffer(after="home").positions("t7") == {T7: 3, OTHER: 1}
-        copy.append_replicated([_shipped(2, 2, OTHER), _shipped(4, 4), far])
-        assert copy.positions("t7") == {T7: far.seq_last, OTHER: 2}
+        assert copy.replication.positions("t7") == {T7: 3, OTHER: 1}
+        assert open_buffer(after="home").replication.positions("t7") == {T7: 3, OTHER: 1}
+        copy.replication.append_replicated([_shipped(2, 2, OTHER), _shipped(4, 4), far])
+        assert copy.replication.positions("t7") == {T7: far.seq_last, OTHER: 2}
 
     def test_a_table_that_is_new_here_starts_at_1(self, open_buffer: Open) -> None:
         copy = open_buffer()
         with pytest.raises(SeqGapError) as error:
-            copy.append_replicated([_shipped(2, 3)])
+            copy.replication.append_replicated([_shipped(2, 3)])
         assert error.value.facts["seq_last"] == 0
-        assert copy.positions("t7") == {}
+        assert copy.replication.positions("t7") == {}
 
     def test_numbers_go_on_behind_what_was_received(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.append_replicated([_shipped(1, 3)])
+        copy.replication.append_replicated([_shipped(1, 3)])
         assert copy.append(T7, EVENT_COLUMNS, event_rows(range(4, 6)), session="").seq_first == 4
 
     def test_nothing_is_received_of_what_was_not_committed(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.append_replicated([_shipped(1, 3)])
+        copy.replication.append_replicated([_shipped(1, 3)])
         with faults.armed("queue.before_ack", die), pytest.raises(Killed):
-            copy.append_replicated([_shipped(4, 6)])
+            copy.replication.append_replicated([_shipped(4, 6)])
         after = open_buffer(after="home")
         assert _unflushed(after) == _numbered(1, 3)
-        after.append_replicated([_shipped(4, 6)])
+        after.replication.append_replicated([_shipped(4, 6)])
         assert _unflushed(after) == _numbered(1, 6)
 
     def test_what_was_received_and_not_acknowledged_is_passed_over(self, open_buffer: Open) -> None:
         copy = open_buffer()
-        copy.append_replicated([_shipped(1, 3)])
+        copy.replication.append_replicated([_shipped(1, 3)])
         with faults.armed("queue.after_ack", die), pytest.raises(Killed):
-            copy.append_replicated([_shipped(4, 6)])
+            copy.replication.append_replicated([_shipped(4, 6)])
         after = open_buffer(after="home")
-        after.append_replicated([_shipped(4, 6)])
+        after.replication.append_replicated([_shipped(4, 6)])
         assert _unflushed(after) == _numbered(1, 6)
 
     def test_writers_of_other_tables_go_on_beside_shipments(self, open_buffer: Open) -> None:
@@ -360,7 +362,7 @@ class TestReceive:
 
         def append_replicated() -> None:
             for number in range(1, 51):
-                buffer.append_replicated([_shipped(number, number)])
+                buffer.replication.append_replicated([_shipped(number, number)])
 
         writers = [threading.Thread(target=target) for target in (write, append_replicated, append_replicated)]
         for each in writers:
@@ -374,50 +376,50 @@ class TestReceive:
 class TestBeginAt:
     def test_numbers_go_on_behind_it(self, open_buffer: Open) -> None:
         home = open_buffer()
-        home.retain_log("t7")
-        home.start_after(T7, EVENT_COLUMNS, 1_000)
+        home.replication.retain_log("t7")
+        home.replication.start_after(T7, EVENT_COLUMNS, 1_000)
         after = open_buffer(after="home")
         for buffer in (home, after):
-            buffer.start_after(T7, EVENT_COLUMNS, 1_000)
-            assert buffer.positions("t7") == {T7: 1_000}
-            assert buffer.start_seq(T7) == 1_000
-            assert buffer.read_log(T7, 1_000, rows_max=ALL) is None
-            assert buffer.parcels() == []
+            buffer.replication.start_after(T7, EVENT_COLUMNS, 1_000)
+            assert buffer.replication.positions("t7") == {T7: 1_000}
+            assert buffer.replication.start_seq(T7) == 1_000
+            assert buffer.replication.read_log(T7, 1_000, rows_max=ALL) is None
+            assert buffer.payloads() == []
             with pytest.raises(SeqGapError):
-                buffer.append_replicated([_shipped(1_002, 1_003)])
-            buffer.append_replicated([_shipped(998, 1_003)])
+                buffer.replication.append_replicated([_shipped(1_002, 1_003)])
+            buffer.replication.append_replicated([_shipped(998, 1_003)])
             assert _unflushed(buffer) == _numbered(1_001, 1_003)
             with pytest.raises(InvariantError):
-                buffer.read_log(T7, 999, rows_max=ALL)
+                buffer.replication.read_log(T7, 999, rows_max=ALL)
 
     def test_it_may_be_repeated_although_rows_came_since(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.start_after(T7, EVENT_COLUMNS, 5)
-        buffer.append_replicated([_shipped(6, 9)])
-        buffer.start_after(T7, EVENT_COLUMNS, 5)
-        open_buffer(after="home").start_after(T7, EVENT_COLUMNS, 5)
+        buffer.replication.start_after(T7, EVENT_COLUMNS, 5)
+        buffer.replication.append_replicated([_shipped(6, 9)])
+        buffer.replication.start_after(T7, EVENT_COLUMNS, 5)
+        open_buffer(after="home").replication.start_after(T7, EVENT_COLUMNS, 5)
         assert _unflushed(buffer) == _numbered(6, 9)
 
     def test_a_table_that_was_here_before_jumps(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 4))
         _write_wider(buffer, range(4, 6))
         _retire(buffer, 5)
-        buffer.start_after(T7, EVENT_COLUMNS, 20)
-        buffer.append_replicated([_shipped(21, 23)])
+        buffer.replication.start_after(T7, EVENT_COLUMNS, 20)
+        buffer.replication.append_replicated([_shipped(21, 23)])
         for each in (buffer, open_buffer(after="home")):
             assert _unflushed(each) == _numbered(21, 23)
             assert _logged(each, 20) == _numbered(21, 23)
             with pytest.raises(InvariantError):
-                each.read_log(T7, 19, rows_max=ALL)
+                each.replication.read_log(T7, 19, rows_max=ALL)
 
     def test_a_table_that_is_here_as_far_stays_as_it_is(self, open_buffer: Open) -> None:
         buffer = open_buffer()
-        buffer.retain_log("t7")
+        buffer.replication.retain_log("t7")
         _write(buffer, range(1, 6))
         _retire(buffer, 5)
-        buffer.start_after(T7, EVENT_COLUMNS, 5)
+        buffer.replication.start_after(T7, EVENT_COLUMNS, 5)
         assert _logged(buffer) == _numbered(1, 5)
 
     @pytest.mark.parametrize("seq", [3, 5, 7])
@@ -425,7 +427,7 @@ class TestBeginAt:
         buffer = open_buffer()
         _write(buffer, range(1, 6))
         with pytest.raises(StateError):
-            buffer.start_after(T7, EVENT_COLUMNS, seq)
+            buffer.replication.start_after(T7, EVENT_COLUMNS, seq)
         assert _unflushed(buffer) == _numbered(1, 5)
 
     def test_numbers_do_not_go_back(self, open_buffer: Open) -> None:
@@ -433,43 +435,43 @@ class TestBeginAt:
         _write(buffer, range(1, 6))
         _retire(buffer, 5)
         with pytest.raises(StateError):
-            buffer.start_after(T7, EVENT_COLUMNS, 4)
+            buffer.replication.start_after(T7, EVENT_COLUMNS, 4)
 
 
 class TestDrop:
     def test_everything_of_the_schema_goes_and_nothing_else(self, open_buffer: Open) -> None:
         home = open_buffer()
-        home.retain_log("t7")
-        home.retain_log("t8")
+        home.replication.retain_log("t7")
+        home.replication.retain_log("t8")
         for table in (T7, OTHER, T8):
             _write(home, range(1, 6), table)
             _retire(home, 2, table)
             _write(home, range(6, 8), table)
-        home.drop("t7")
+        home.replication.drop("t7")
         for buffer in (home, open_buffer(after="home")):
-            assert buffer.set_aside() == ()
-            assert buffer.positions("t7") == {}
+            assert buffer.quarantined() == ()
+            assert buffer.replication.positions("t7") == {}
             assert buffer.state(T7) is None
-            assert buffer.held_schemas() == {"t8"}
+            assert buffer.replication.retained_schemas() == {"t8"}
             assert _logged(buffer, table=T8) == _numbered(1, 7)
             assert len(_staging_tables(buffer)) == 1
-            buffer.drop("t7")
+            buffer.replication.drop("t7")
 
     def test_a_table_that_comes_again_is_another_producer(self, open_buffer: Open) -> None:
         home = open_buffer()
         _write(home, range(1, 6))
-        before, unit = home.producer(T7), home.parcels()[0]
-        home.drop("t7")
+        before, unit = home.producer(T7), home.payloads()[0]
+        home.replication.drop("t7")
         assert home.producer(T7) != before
         _write(home, range(1, 4))
         home.retire(unit)
         for buffer in (home, open_buffer(after="home")):
             assert buffer.producer(T7) == home.producer(T7)
-            assert buffer.producer(T8).incarnation == before.incarnation
+            assert buffer.producer(T8).generation == before.generation
             assert _unflushed(buffer) == _numbered(1, 3)
-            assert buffer.parcels()[0].id != unit.id
-        home.drop("t7")
-        home.start_after(T7, EVENT_COLUMNS, 2)
+            assert buffer.payloads()[0].id != unit.id
+        home.replication.drop("t7")
+        home.replication.start_after(T7, EVENT_COLUMNS, 2)
         assert len({before, home.producer(T7), open_buffer(after="home").producer(T7), home.producer(T8)}) == 3
 
     def test_what_the_journal_had_of_it_does_not_come_back(self, open_buffer: Open) -> None:
@@ -477,9 +479,9 @@ class TestDrop:
         _write(home, range(1, 2))
         for number in range(2, 6):
             _write(home, range(number, number + 1))
-        home.drop("t7")
+        home.replication.drop("t7")
         gone = open_buffer(after="home")
-        assert (gone.positions("t7"), gone.set_aside()) == ({}, ())
+        assert (gone.replication.positions("t7"), gone.quarantined()) == ({}, ())
         _write(home, range(101, 102))
         assert _unflushed(open_buffer(after="home")) == [(1, 101)]
 
@@ -488,21 +490,21 @@ class TestDrop:
         _write(home, range(1, 2))
         _write(home, range(2, 4))
         with faults.armed("queue.after_settle", die), pytest.raises(Killed):
-            home.drop("t7")
+            home.replication.drop("t7")
         after = open_buffer(after="home")
         assert _unflushed(after) == _numbered(1, 3)
-        after.drop("t7")
-        assert after.positions("t7") == {}
+        after.replication.drop("t7")
+        assert after.replication.positions("t7") == {}
 
 
 def _staging_tables(buffer: SharedBuffer) -> list[str]:
-    with buffer._store._connection.cursor() as cursor:
+    with buffer._file.store._connection.cursor() as cursor:
         query = "SELECT table_name FROM duckdb_tables() WHERE table_name LIKE 'dq\\_%.%' ESCAPE '\\'"
         return [row[0] for row in cursor.execute(query).fetchall()]
 
 
 def _rows_on_disk(buffer: SharedBuffer) -> int:
-    with buffer._store._connection.cursor() as cursor:
+    with buffer._file.store._connection.cursor() as cursor:
         (staging,) = _staging_tables(buffer)
         (count,) = cursor.execute(f'SELECT count(*) FROM "{staging}"').fetchone() or (0,)
         return int(count)

@@ -59,7 +59,7 @@ def test_stranded_rows_are_redirected_once_to_a_table_that_fits(queue: QueueScen
     assert queue.lake_rows(U) == {("none", 1, None): 1, ("none", 2, None): 1, ("x", 3, None): 1}
     assert queue.lake_rows(T) == {(9,): 1}
     assert sum(state.rows for state in queue.buffer.tables()) == 0
-    assert all(each.trouble is None for each in queue.coordinator.status().tables)
+    assert all(each.failure is None for each in queue.coordinator.status().tables)
     assert_audited(queue)
 
 

@@ -46,6 +46,9 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "shutil": ("foundation.files", "pipeline.java"),
     "pydantic": ("foundation.settings",),
     "pydantic_settings": ("foundation.settings",),
+    # A layout is known to the factory alone; everything else uses the contract.
+    "catchment.queue.shared": ("queue.shared", "queue.buffer_factory"),
+    "catchment.queue.sessions": ("queue.sessions", "queue.buffer_factory"),
 }
 
 # What a command may import wholly; of all else, values only.

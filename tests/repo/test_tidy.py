@@ -118,7 +118,7 @@ def test_no_module_asks_duckdb_for_the_tables_of_a_lake() -> None:
         path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.*") if path.suffix != ".pyc"
     }
     # The queue asks its own buffer.
-    assert [name for name, text in texts.items() if "duckdb_tables()" in text] == ["queue/meta.py"]
+    assert [name for name, text in texts.items() if "duckdb_tables()" in text] == ["queue/store/file_tables.py"]
 
 
 def test_nothing_in_the_project_names_a_machine_or_a_package_index() -> None:

@@ -245,14 +245,14 @@ def flush(settings: Settings) -> None:
         with _launching(_killed):
             queue.flush_stale_buffers()
         (table,) = queue.status().tables
-        assert table.trouble is not None
-        assert "Spark does not start: it was killed by SIGKILL" in table.trouble.reason
+        assert table.failure is not None
+        assert "Spark does not start: it was killed by SIGKILL" in table.failure.reason
         assert queue.due_tables() == []
         with pytest.raises(FlushFailedError, match="The next attempt to start Spark is in"):
             queue.force_flush_all()
         clock.advance(RESTART_SECONDS_MAX)
         queue.flush_stale_buffers()
-        assert queue.status().tables[0].trouble is None
+        assert queue.status().tables[0].failure is None
         assert rows_of(lake, "SELECT id FROM events") == [(1,)]
 
 

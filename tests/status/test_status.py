@@ -325,7 +325,7 @@ def test_rows_that_the_ledger_had_before_the_buffer_knew_are_replays_skipped(
     with new_queue(settings) as queue:
         queue.enqueue(EVENTS, event_rows(range(5)))
         # As by a crash between the commit and the retirement.
-        monkeypatch.setattr(queue.buffer, "retire", lambda parcel: None)
+        monkeypatch.setattr(queue.buffer, "retire", lambda payload: None)
         queue.force_flush_all()
     with open_queue(settings) as queue, Recorder(meters, FakeClock()).listening():
         queue.enqueue(EVENTS, event_rows(range(5, 8)))
@@ -377,37 +377,37 @@ def test_an_unreachable_lake_affects_no_other_part_of_the_status(tmp_path: Path)
 
 def _queue_status(**changes: Any) -> QueueStatus:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    state = TableState(table=EVENTS, rows=3, bytes=9, oldest_at=now, seq_last=3, seq_flushed=0)
-    table = TableStatus(state=state, trigger=None, trouble=None, flushing=False)
+    state = TableState(table=EVENTS, rows=3, bytes=9, oldest_at=now, seq_last=3, seq_flushed=0, ready_rows=3)
+    table = TableStatus(state=state, trigger=None, failure=None, flushing=False)
     found = QueueStatus(
         layout="shared",
         root="r",
-        incarnation="i",
+        generation="i",
         bytes=50,
         bytes_max=100,
         tables=(table,),
-        set_aside=(),
+        quarantined=(),
         at=now,
     )
-    trouble = changes.pop("trouble", None)
-    return replace(found, tables=(replace(table, trouble=trouble),), **changes)
+    failure = changes.pop("failure", None)
+    return replace(found, tables=(replace(table, failure=failure),), **changes)
 
 
-TROUBLE = FlushFailure(failures=4, reason="secret", retry_at=datetime(2026, 1, 1, tzinfo=UTC))
+FAILURE = FlushFailure(failures=4, reason="secret", retry_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({}, None),
-        ({"trouble": TROUBLE}, "Flushes of main.events fail: 4 in a row."),
+        ({"failure": FAILURE}, "Flushes of main.events fail: 4 in a row."),
         ({"at": datetime(2026, 1, 1, 0, 14, 59, tzinfo=UTC)}, None),
         ({"at": datetime(2026, 1, 1, 0, 15, 1, tzinfo=UTC)}, "Rows of main.events have waited for 901 s."),
         ({"bytes": 89}, None),
         ({"bytes": 90}, "The buffer is 90% full."),
         ({"bytes": 90, "bytes_max": 0}, None),
         (
-            {"set_aside": (QuarantinedFile(path=Path("x"), reason="secret"),)},
+            {"quarantined": (QuarantinedFile(path=Path("x"), reason="secret"),)},
             "Files of the buffer were set aside, because they cannot be opened: 1.",
         ),
     ],

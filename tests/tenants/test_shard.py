@@ -165,7 +165,7 @@ def test_of_two_concurrent_switches_one_decides_and_the_tenant_has_one_primary(s
 def test_a_replica_refuses_rows_of_an_old_primary_or_of_another_tenant(scene: Scene) -> None:
     move = in_dual_write(scene)
     scene.gateway().signal_for_tenant(T7, "events", events(2))
-    shipment = scene.queues[A].read_log(TableId("t7", "events"), 0, rows_max=10)
+    shipment = scene.queues[A].replication.log.read_log(TableId("t7", "events"), 0, rows_max=10)
     assert shipment is not None
     # What it has, it passes over.
     scene.shards[B].append_replicated(T7, [shipment], epoch=1)
@@ -202,7 +202,7 @@ def test_a_move_that_cannot_be_made_is_refused_before_anything_is_changed(
         with pytest.raises(StateError, match=reason):
             scene.move().prepare_target()
         assert scene.store.move(T7) is None
-        assert scene.queues[A].held_schemas() == frozenset()
+        assert scene.queues[A].replication.log.retained_schemas() == frozenset()
         assert scene.shards[B].record(T7) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from catchment.foundation.ids import TableId
 from catchment.queue.replication import LogRows
-from catchment.queue.shared_buffer import SharedBuffer
+from catchment.queue.shared.shared_buffer import SharedBuffer
 from catchment.tenants import shipping
 from catchment.tenants.model import Positions, TenantId
 from catchment.tenants.transport import shard_messages as wire
@@ -61,11 +61,11 @@ def test_no_message_to_the_replica_is_larger_than_servers_accept_however_wide_th
 
 def test_no_more_of_the_log_is_read_than_goes_into_a_message(scene: Scene) -> None:
     scene.gateway().signal_for_tenant(T7, "events", wide(0, 10_000))
-    found = scene.queues[A].read_log(EVENTS, 0, rows_max=50_000, bytes_max=BYTES_MAX)
+    found = scene.queues[A].replication.log.read_log(EVENTS, 0, rows_max=50_000, bytes_max=BYTES_MAX)
     assert found is not None
     assert found.seq_first == 1
     assert 0 < found.rows.num_rows < 5_000
-    rest = scene.queues[A].read_log(EVENTS, found.seq_last, rows_max=50_000)
+    rest = scene.queues[A].replication.log.read_log(EVENTS, found.seq_last, rows_max=50_000)
     assert rest is not None
     assert rest.seq_last == 10_000
 
@@ -100,7 +100,7 @@ def test_a_replica_keeps_no_log_of_flushed_rows_because_the_primary_has_it(scene
     scene.queues[B].force_flush_all()
     buffer = scene.queues[B].buffer
     assert isinstance(buffer, SharedBuffer)
-    log = buffer._store.log(EVENTS)
+    log = buffer._file.store.log(EVENTS)
     assert log is not None
     assert (log.seq_last, log.seq_gone) == (4, 4)
     # What it takes as the home is kept, and shipped back.

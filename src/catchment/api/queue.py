@@ -10,7 +10,15 @@ from catchment.errors import BufferHeldError, InputError
 from catchment.foundation import sql
 from catchment.foundation.ids import TableId
 from catchment.lake import DeadLetter
-from catchment.queue import DqCoordinator, FlushReport, QueueStatus, TableFlush, dead_letter_actions, queue_audit
+from catchment.queue import (
+    DqCoordinator,
+    FlushReport,
+    QueueStatus,
+    TableFlush,
+    buffer_factory,
+    dead_letter_actions,
+    queue_audit,
+)
 from catchment.queue.buffer import Ack, QuarantinedFile
 from catchment.queue.dead_letter_actions import Retried
 from catchment.queue.fresh_reads import Fresh
@@ -97,11 +105,11 @@ class QueueApi:
 
     def notes(self) -> tuple[str, ...]:
         """Return remarks about files in the buffer's folder that the status does not count."""
-        return tuple(queue_audit.notes(self._app.settings, is_open=self._app.has_open_queue))
+        return queue_audit.notes(self._app.settings, self._app.queue if self._app.has_open_queue else None)
 
     def quarantined(self) -> tuple[QuarantinedFile, ...]:
         """Return the buffer files that could not be opened; they may have rows that exist nowhere else."""
-        return queue_audit.quarantined(self._app.settings)
+        return buffer_factory.quarantined(self._app.settings)
 
     def audit(self) -> QueueAudit:
         """Prove that every flushed row is in the lake once, and that no row left the buffer early."""

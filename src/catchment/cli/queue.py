@@ -264,12 +264,12 @@ def _status_facts(queue: QueueStatus) -> dict[str, object]:
     return {
         "layout": queue.layout,
         "root": queue.root,
-        "incarnation": queue.incarnation or None,
+        "incarnation": queue.generation or None,
         "at": queue.at,
         "bytes": queue.bytes,
         "bytes_max": queue.bytes_max or None,
         "tables": [_table_facts(each, queue.at) for each in queue.tables],
-        "set_aside": _quarantine_facts(queue.set_aside),
+        "set_aside": _quarantine_facts(queue.quarantined),
     }
 
 
@@ -284,7 +284,7 @@ def _quarantine_lines(found: Sequence[QuarantinedFile]) -> Iterator[str]:
 
 
 def _table_facts(each: TableStatus, now: datetime) -> dict[str, object]:
-    state, failure = each.state, each.trouble
+    state, failure = each.state, each.failure
     return {
         "table": state.table,
         "rows": state.rows,
@@ -303,14 +303,13 @@ def _table_facts(each: TableStatus, now: datetime) -> dict[str, object]:
 
 
 def _status_row(each: TableStatus, now: datetime) -> tuple[object, ...]:
-    state, failure = each.state, each.trouble
+    state, failure = each.state, each.failure
     return (
         state.table,
         f"{state.rows:,}",
         f"{state.bytes / 1e6:,.1f}",
         "-" if state.oldest_at is None else _age(now - state.oldest_at),
-        # Segments are known to the ledger one by one; only a shared buffer is flushed up to a number.
-        f"{state.seq_flushed:,} of {state.seq_last:,}" if state.sealed_rows is None else "-",
+        f"{state.seq_flushed:,} of {state.seq_last:,}" if state.has_watermark else "-",
         "being flushed" if each.flushing else each.trigger or "-",
         failure.reason if failure else "-",
         f"{failure.retry_at:%H:%M:%S} UTC" if failure else "-",
@@ -321,11 +320,11 @@ def _status_lines(queue: QueueStatus, notes: Sequence[str]) -> Iterator[str]:
     cap = f" of at most {queue.bytes_max / 1e6:,.1f} MB" if queue.bytes_max else ", without a cap"
     rows = sum(each.state.rows for each in queue.tables)
     yield f"Layout {queue.layout}, in {queue.root}: {plural(rows, 'row')} buffered, {queue.bytes / 1e6:,.1f} MB{cap}."
-    if not queue.incarnation:
+    if not queue.generation:
         yield "There is no buffer yet; the first write creates it."
     elif rows:
         yield "They are durable on this machine's disk, and not in the lake yet: `catchment queue flush`."
-    yield from _quarantine_lines(queue.set_aside)
+    yield from _quarantine_lines(queue.quarantined)
     yield from (f"note: {note}" for note in notes)
 
 

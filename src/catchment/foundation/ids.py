@@ -40,32 +40,32 @@ class TableId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducerId:
-    """A producer of deliveries: the kind of source, its name, and its incarnation.
+    """A producer of deliveries: the kind of source, its name, and its generation.
 
-    A source that is wiped and created again is a new incarnation, so that an old watermark never
+    A source that is wiped and created again is a new generation, so that an old watermark never
     hides new rows.
     """
 
     kind: str
     source: str
-    incarnation: str
+    generation: str
 
     def __post_init__(self) -> None:
-        if ":" in self.kind or ":" in self.incarnation:
+        if ":" in self.kind or ":" in self.generation:
             raise InputError(
-                f"A producer's kind and incarnation must not contain a colon: {self.kind!r}, {self.incarnation!r}."
+                f"A producer's kind and generation must not contain a colon: {self.kind!r}, {self.generation!r}."
             )
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.incarnation}:{self.source}"
+        return f"{self.kind}:{self.generation}:{self.source}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         kind, _, rest = text.partition(":")
-        incarnation, _, source = rest.partition(":")
-        if not (kind and incarnation and source):
+        generation, _, source = rest.partition(":")
+        if not (kind and generation and source):
             raise InputError(f"{text!r} is not a producer.", hint="`catchment lake audit` lists the producers.")
-        return cls(kind, source, incarnation)
+        return cls(kind, source, generation)
 
 
 def unit_id(kind: str, *parts: str | int) -> str:

@@ -29,8 +29,7 @@ from catchment.pipeline.bad_rows import sift, write_arrow
 from catchment.pipeline.deliver import Deliverer, DeliveryReport, Retire
 from catchment.pipeline.plan import Plan, Unit
 from catchment.pipeline.work import Format, Input, Mode
-from catchment.queue.buffer import AT, SEQ, Buffer, FlushPayload
-from catchment.queue.flushing import Progress, TableFlush, merged
+from catchment.queue.buffer import AT, SEQ, Buffer, FlushPayload, Progress, TableFlush, merged
 
 # The queue exists to avoid small files: a second file is started only if both become this large.
 FILE_BYTES_MIN = 64 * MIB
@@ -56,7 +55,7 @@ class _FlushJob:
     """
 
     job: JobFolder
-    parcels: dict[str, FlushPayload]
+    payloads: dict[str, FlushPayload]
     homes: Mapping[str, TableId]
     units: dict[str, Unit] = field(default_factory=dict)
     sifted: set[str] = field(default_factory=set)
@@ -65,14 +64,14 @@ class _FlushJob:
 
     def arrived(self, unit_id: str) -> None:
         self.units.pop(unit_id, None)
-        self.unretired.append(self.parcels[unit_id])
+        self.unretired.append(self.payloads[unit_id])
 
     def take_arrived(self) -> list[FlushPayload]:
         arrived, self.unretired = self.unretired, []
         return arrived
 
     def of(self, table: TableId) -> list[Unit]:
-        return [unit for unit_id, unit in self.units.items() if self.parcels[unit_id].table == table]
+        return [unit for unit_id, unit in self.units.items() if self.payloads[unit_id].table == table]
 
     def next_of(self, table: TableId) -> list[Unit]:
         """Return the first units under the name, in order, that go into the same table of the lake."""
@@ -123,45 +122,47 @@ class FlushPipeline:
         return refused
 
     def flush(
-        self, parcels: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
+        self, payloads: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
     ) -> tuple[TableFlush, ...]:
         stuck: set[TableId] = set()
         try:
-            homes = self._homes(parcels, into)
-            remaining = self._without_arrived(parcels, homes, into)
+            homes = self._homes(payloads, into)
+            remaining = self._without_arrived(payloads, homes, into)
             done = [
-                TableFlush(table=parcel.table, stranded=parcel.rows) for parcel in remaining if parcel.id not in homes
+                TableFlush(table=payload.table, stranded=payload.rows)
+                for payload in remaining
+                if payload.id not in homes
             ]
-            for some in _portions([parcel for parcel in remaining if parcel.id in homes]):
+            for some in _portions([payload for payload in remaining if payload.id in homes]):
                 # Rows of a table are delivered in order: those after failed ones have to wait.
-                for each in self._deliver([parcel for parcel in some if parcel.table not in stuck], homes):
+                for each in self._deliver([payload for payload in some if payload.table not in stuck], homes):
                     done.append(each)
                     if each.errors:
                         stuck.add(each.table)
                     if progress is not None:
                         progress(each)
         finally:
-            for parcel in parcels:
-                self._buffer.release(parcel)
+            for payload in payloads:
+                self._buffer.release(payload)
         return merged(done)
 
-    def _homes(self, parcels: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
+    def _homes(self, payloads: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
         """Return the table that each payload belongs to; payloads whose table was dropped are left
         out.
         """
         if into is not None:
-            return dict.fromkeys((parcel.id for parcel in parcels), into)
-        uuids = {parcel.id: types.table_of(parcel.columns) for parcel in parcels}
+            return dict.fromkeys((payload.id for payload in payloads), into)
+        uuids = {payload.id: types.table_of(payload.columns) for payload in payloads}
         with self._lake.snapshot() as connection:
             names = {uuid: table for table, uuid in tables.list_uuids(connection, self._lake.name).items()}
-        homes = {parcel.id: names.get(uuids[parcel.id] or "") for parcel in parcels}
+        homes = {payload.id: names.get(uuids[payload.id] or "") for payload in payloads}
         # Rows bound to no table, by an earlier version of Catchment or for another lake, are
         # matched by the table's name.
-        unbound = {parcel.id: parcel.table for parcel in parcels if uuids[parcel.id] is None}
+        unbound = {payload.id: payload.table for payload in payloads if uuids[payload.id] is None}
         return {**{unit_id: home for unit_id, home in homes.items() if home is not None}, **unbound}
 
     def _without_arrived(
-        self, parcels: Sequence[FlushPayload], homes: Mapping[str, TableId], into: TableId | None
+        self, payloads: Sequence[FlushPayload], homes: Mapping[str, TableId], into: TableId | None
     ) -> list[FlushPayload]:
         """Retire payloads that arrived in their table before it was dropped, and return the others.
 
@@ -170,32 +171,32 @@ class FlushPipeline:
         producer's position.
         """
         doubtful: dict[str, list[FlushPayload]] = {}
-        for parcel in parcels:
-            uuid = types.table_of(parcel.columns)
-            if uuid is not None and not parcel.positioned and (into is not None or parcel.id not in homes):
-                doubtful.setdefault(uuid, []).append(parcel)
+        for payload in payloads:
+            uuid = types.table_of(payload.columns)
+            if uuid is not None and payload.seqs is None and (into is not None or payload.id not in homes):
+                doubtful.setdefault(uuid, []).append(payload)
         if not doubtful:
-            return list(parcels)
+            return list(payloads)
         with self._lake.ledger() as ledger:
             arrived = {
                 unit_id
                 for uuid, some in doubtful.items()
-                for unit_id in ledger.delivered_ids((parcel.id for parcel in some), uuid)
+                for unit_id in ledger.delivered_ids((payload.id for payload in some), uuid)
             }
-        for parcel in parcels:
-            if parcel.id in arrived:
-                self._buffer.retire(parcel)
-        return [parcel for parcel in parcels if parcel.id not in arrived]
+        for payload in payloads:
+            if payload.id in arrived:
+                self._buffer.retire(payload)
+        return [payload for payload in payloads if payload.id not in arrived]
 
-    def _deliver(self, parcels: Sequence[FlushPayload], homes: Mapping[str, TableId]) -> list[TableFlush]:
-        if not parcels:
+    def _deliver(self, payloads: Sequence[FlushPayload], homes: Mapping[str, TableId]) -> list[TableFlush]:
+        if not payloads:
             return []
         with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
-            portion = _FlushJob(job=job, parcels={parcel.id: parcel for parcel in parcels}, homes=homes)
+            portion = _FlushJob(job=job, payloads={payload.id: payload for payload in payloads}, homes=homes)
             started_s = self._lake.clock.monotonic_s()
             # Half of reading the buffer is waiting: read two at once, in the payloads' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
-                for unit in stagers.map(events.carried(partial(self._staged, job)), parcels):
+                for unit in stagers.map(events.carried(partial(self._staged, job)), payloads):
                     portion.units[unit.id] = unit
             read_s = self._lake.clock.monotonic_s() - started_s
             faults.reach("queue.after_stage")
@@ -209,28 +210,28 @@ class FlushPipeline:
                 write_s += max((report.write_s for report in reports), default=0.0)
                 commit_s += max((report.commit_s for report in reports), default=0.0)
                 self._retire(portion)
-            events.emit("flush_timed", parcels=len(parcels), read_s=read_s, write_s=write_s, commit_s=commit_s)
+            events.emit("flush_timed", parcels=len(payloads), read_s=read_s, write_s=write_s, commit_s=commit_s)
         return portion.done
 
-    def _staged(self, job: JobFolder, parcel: FlushPayload) -> Unit:
-        staged = self._buffer.stage(parcel, job.path)
+    def _staged(self, job: JobFolder, payload: FlushPayload) -> Unit:
+        staged = self._buffer.stage(payload, job.path)
         source = Input(
             uri=str(staged.path),
             bytes=staged.bytes,
             format=Format.ARROW if staged.relation is None else Format.DUCKDB,
             relation=staged.relation or "",
             without=() if staged.relation is None else (SEQ, AT),
-            weight=self._weights.get(parcel.table, _WEIGHT_AT_FIRST),
+            weight=self._weights.get(payload.table, _WEIGHT_AT_FIRST),
         )
-        return _unit(parcel, (source,))
+        return _unit(payload, (source,))
 
     def _orders(self, portion: _FlushJob) -> Iterator[_Order]:
-        for table in sorted({parcel.table for parcel in portion.parcels.values()}):
+        for table in sorted({payload.table for payload in portion.payloads.values()}):
             units = portion.next_of(table)
             if units:
-                parcel = portion.parcels[units[0].id]
+                payload = portion.payloads[units[0].id]
                 try:
-                    plan = self._planned(portion, units, parcel)
+                    plan = self._planned(portion, units, payload)
                 except InputError as error:
                     portion.give_up(table, error.message)
                 else:
@@ -242,7 +243,7 @@ class FlushPipeline:
         if target is not None:
             # Sifted rows already have the table's columns.
             units = [
-                unit if unit.id in portion.sifted else _matched(unit, portion.parcels[unit.id], target)
+                unit if unit.id in portion.sifted else _matched(unit, portion.payloads[unit.id], target)
                 for unit in units
             ]
         plan = self._deliverer.plan_units(
@@ -266,10 +267,10 @@ class FlushPipeline:
     def _retire(self, portion: _FlushJob) -> None:
         """Release delivered payloads: consecutive slices all together with the last one."""
         last: dict[tuple[TableId, str], FlushPayload] = {}
-        for parcel in portion.take_arrived():
-            last[parcel.table, "" if parcel.positioned else parcel.id] = parcel
-        for parcel in last.values():
-            self._buffer.retire(parcel)
+        for payload in portion.take_arrived():
+            last[payload.table, payload.id if payload.seqs is None else ""] = payload
+        for payload in last.values():
+            self._buffer.retire(payload)
             faults.reach("queue.after_retire")
 
     def _look_at(self, portion: _FlushJob, order: _Order, report: DeliveryReport) -> None:
@@ -301,8 +302,8 @@ class FlushPipeline:
                 portion.give_up(table, error.message)
 
     def _sift(self, portion: _FlushJob, unit_id: str, plan: Plan) -> None:
-        parcel = portion.parcels[unit_id]
-        rows = _selected(self._buffer.read(parcel), _select(parcel, plan.target))
+        payload = portion.payloads[unit_id]
+        rows = _selected(self._buffer.read(payload), _select(payload, plan.target))
         folder = portion.job.path / "sifted"
         files.make_folder(folder)
         sifted = sift(rows, plan, memory_mb=self._deliverer.memory_mb, scratch=folder / "scratch")
@@ -314,8 +315,8 @@ class FlushPipeline:
             DeadLetter(
                 id=ids.unit_id("letter", unit_id, at),
                 unit_id=unit_id,
-                producer=parcel.producer,
-                seq=parcel.seq_first + at,
+                producer=payload.producer,
+                seq=payload.seq_first + at,
                 table=plan.target.id,
                 reason=reason,
                 row=dead_letters.packed(rows.slice(at, 1)),
@@ -325,38 +326,38 @@ class FlushPipeline:
         )
         events.emit(
             "sifted",
-            table=str(parcel.table),
+            table=str(payload.table),
             unit=unit_id,
             letter_ids=events.first_few([letter.id for letter in letters]),
-            rows=parcel.rows,
+            rows=payload.rows,
             bad=len(letters),
         )
-        portion.units[unit_id] = replace(_unit(parcel, inputs), buried=letters)
+        portion.units[unit_id] = replace(_unit(payload, inputs), buried=letters)
         portion.sifted.add(unit_id)
 
 
-def _unit(parcel: FlushPayload, inputs: tuple[Input, ...]) -> Unit:
+def _unit(payload: FlushPayload, inputs: tuple[Input, ...]) -> Unit:
     return Unit(
-        id=parcel.id,
-        source=f"{parcel.path}#{parcel.table}[{parcel.seq_first}..{parcel.seq_last}]",
+        id=payload.id,
+        source=f"{payload.path}#{payload.table}[{payload.seq_first}..{payload.seq_last}]",
         inputs=inputs,
-        seqs=(parcel.seq_first, parcel.seq_last) if parcel.positioned else None,
+        seqs=payload.seqs,
     )
 
 
-def _matched(unit: Unit, parcel: FlushPayload, target: Table) -> Unit:
+def _matched(unit: Unit, payload: FlushPayload, target: Table) -> Unit:
     """Return the unit with its columns matched to the table's by their DuckLake identity."""
-    select = _select(parcel, target)
+    select = _select(payload, target)
     return replace(unit, inputs=tuple(replace(each, select=select) for each in unit.inputs))
 
 
-def _select(parcel: FlushPayload, target: Table) -> tuple[str, ...]:
+def _select(payload: FlushPayload, target: Table) -> tuple[str, ...]:
     """Return expressions that fit the payload's rows to the table as it is now, or none if they
     already fit.
     """
-    if parcel.columns == target.columns or not reshape.are_bound(parcel.columns, target.columns):
+    if payload.columns == target.columns or not reshape.are_bound(payload.columns, target.columns):
         return ()
-    return tuple(reshape.select_bound(parcel.columns, target.columns))
+    return tuple(reshape.select_bound(payload.columns, target.columns))
 
 
 def _selected(rows: pa.Table, select: tuple[str, ...]) -> pa.Table:
@@ -370,15 +371,15 @@ def _selected(rows: pa.Table, select: tuple[str, ...]) -> pa.Table:
             connection.unregister("catchment_rows")
 
 
-def _portions(parcels: Sequence[FlushPayload]) -> Iterator[list[FlushPayload]]:
+def _portions(payloads: Sequence[FlushPayload]) -> Iterator[list[FlushPayload]]:
     """Split the payloads, in order, into groups that may be staged at once."""
     portion: list[FlushPayload] = []
     size = 0
-    for parcel in parcels:
-        if portion and size + parcel.bytes > _STAGED_BYTES_MAX:
+    for payload in payloads:
+        if portion and size + payload.bytes > _STAGED_BYTES_MAX:
             yield portion
             portion, size = [], 0
-        portion.append(parcel)
-        size += parcel.bytes
+        portion.append(payload)
+        size += payload.bytes
     if portion:
         yield portion

@@ -1,10 +1,9 @@
-"""The Duckling Queue: small writes in, durable at once; large Parquet out, exactly once."""
+"""The Duckling Queue: durable small writes, delivered exactly once as large Parquet files."""
 
 from catchment.queue.background_flush import QueueRuntime
-from catchment.queue.buffer import Ack, Buffer, FlushPayload, TableState
-from catchment.queue.buffer_factory import open_buffer
+from catchment.queue.buffer import Ack, Buffer, FlushPayload, FlushReport, TableFlush, TableState
+from catchment.queue.buffer_factory import buffer_exists, open_buffer
 from catchment.queue.coordinator import DqCoordinator, QueueStatus
-from catchment.queue.flushing import FlushReport, TableFlush
 from catchment.queue.fresh_reads import Fresh
 
 __all__ = [
@@ -18,5 +17,6 @@ __all__ = [
     "QueueStatus",
     "TableFlush",
     "TableState",
+    "buffer_exists",
     "open_buffer",
 ]

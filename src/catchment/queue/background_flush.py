@@ -1,4 +1,4 @@
-"""The runtime: a sweeper that looks what is due, and a few flushers that do it."""
+"""Background flushing: a sweeper finds due tables, and a few threads flush them."""
 
 import logging
 import threading
@@ -9,8 +9,8 @@ from catchment.errors import CatchmentError
 from catchment.foundation import events
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
+from catchment.queue.buffer import FlushReport
 from catchment.queue.coordinator import DqCoordinator
-from catchment.queue.flushing import FlushReport
 
 _PAUSE_S_MIN = 0.05
 
@@ -23,17 +23,18 @@ class QueueRuntime:
         self._interval_s = settings.queue_flush_interval_seconds
         self._clock = clock
         self._stopping = threading.Event()
-        # At most one order waits: whoever takes it sees everything that is due by then.
-        self._ordered = threading.Event()
+        # At most one flush request waits: the thread that takes it sees everything that is due by
+        # then.
+        self._requested = threading.Event()
         self._flushers = ThreadPoolExecutor(settings.queue_max_parallel_flushes, thread_name_prefix="catchment-flusher")
         self._sweeper = threading.Thread(target=self._sweep, name="catchment-sweeper", daemon=True)
 
     def start(self) -> None:
-        """Begin to sweep and flush."""
+        """Start to sweep and flush."""
         self._sweeper.start()
 
     def stop(self, *, flush: bool = False) -> FlushReport | None:
-        """End once the flushes under way are done; with `flush`, flush what is left."""
+        """Stop once the flushes under way are done; with `flush`, flush the remaining rows."""
         self._stopping.set()
         self._coordinator.due.set()
         if self._sweeper.is_alive():
@@ -44,7 +45,7 @@ class QueueRuntime:
         try:
             return self._coordinator.force_flush_all()
         except CatchmentError as error:
-            # The rows are durable, and the next start goes on with them.
+            # The rows are durable, and the next start continues with them.
             events.emit("left_buffered", level=logging.WARNING, reason=error.message)
             return None
 
@@ -54,24 +55,25 @@ class QueueRuntime:
             self._coordinator.due.clear()
             if self._stopping.is_set():
                 return
-            if not self._ordered.is_set():
-                self._ordered.set()
-                self._flushers.submit(self._flush).add_done_callback(_say_what_failed)
+            if not self._requested.is_set():
+                self._requested.set()
+                self._flushers.submit(self._flush).add_done_callback(_report_failure)
 
     def _pause_s(self, now: datetime) -> float:
         retry_at = self._coordinator.next_retry_at()
-        # One whose time has come is looked at now, or is not due and waits like the others.
+        # A table whose retry is due is handled now, or is not due to be flushed and waits for the
+        # next round.
         pause_s = self._interval_s if retry_at is None or retry_at <= now else (retry_at - now).total_seconds()
         return max(_PAUSE_S_MIN, min(self._interval_s, pause_s))
 
     def _flush(self) -> None:
-        self._ordered.clear()
+        self._requested.clear()
         self._coordinator.flush_stale_buffers()
 
 
-def _say_what_failed(flush: "Future[None]") -> None:
-    # A table that cannot be flushed is in the coordinator's hands; this is about the flush itself, down to our bugs,
-    # and the next sweep goes on all the same.
+def _report_failure(flush: "Future[None]") -> None:
+    # The coordinator handles tables that cannot be flushed; this is a failure of the flush itself,
+    # such as a bug. The next sweep runs nevertheless.
     error = flush.exception()
     if error is not None:
         events.emit("sweep_failed", level=logging.ERROR, reason=f"{type(error).__name__}: {error}")

@@ -1,13 +1,15 @@
-"""The buffer: where acknowledged rows wait until the lake has them. The contract that every layout keeps.
+"""The contracts of the queue: buffers store acknowledged rows, flushers deliver them to the lake.
 
-    append ──▶ acknowledged ──▶ (seal) ──▶ parcels ──▶ stage ──▶ … delivered … ──▶ retire
-                    │                                                 │
-                    └── killed: still here                            └── killed: the ledger says so; only retire
+    append ──▶ acknowledged ──▶ (seal) ──▶ payloads ──▶ stage ──▶ … delivered … ──▶ retire
+                    │                                                  │
+                    └── killed: still buffered                         └── killed: in the ledger; only retire
 
-A parcel is what goes into the lake as one unit: a slice of the shared buffer, or one table of a sealed segment.
+A payload is delivered as one unit: a slice of the shared buffer, or one table of a sealed segment.
+Layouts differ in what they report here, and callers rely on nothing else: no caller asks which
+layout it has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ import pyarrow as pa
 
 from catchment.foundation.ids import ProducerId, TableId
 from catchment.lake.types import Column
+from catchment.queue.replication import Replication
 
 KIND = "queue"
 SEQ = "dq_seq"
@@ -25,7 +28,7 @@ AT = "dq_at"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """Rows that are durable on this machine's disk: numbers `seq_first` to `seq_last` of their table in `source`."""
+    """Rows that are durable on this disk: `seq_first` to `seq_last` of their table in `source`."""
 
     table: TableId
     source: str
@@ -39,10 +42,13 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """What is buffered for one table. `oldest_at` is when its oldest buffered row was acknowledged.
+    """Buffered rows of one table. `oldest_at` is the time when the oldest of them was acknowledged.
 
-    `sealed_rows` are those that lie in sealed files, in a layout that seals; None in one that does not. `uuids` are
-    those of the tables that the rows are bound to: one, unless the name was given to another table meanwhile.
+    `ready_rows` of them can be delivered now; the others can after `seal`. `sealed_rows` are in
+    complete files and due at once; None if the layout has no such files. If `has_watermark`, the
+    rows are one sequence in the ledger, flushed up to `seq_flushed`; otherwise the ledger knows
+    payloads by their ids, and the numbers are only a count. `uuids` are those of the lake's tables
+    that the rows are bound to: one, unless the name was given to another table since.
     """
 
     table: TableId
@@ -51,7 +57,9 @@ class TableState:
     oldest_at: datetime | None
     seq_last: int
     seq_flushed: int
+    ready_rows: int
     sealed_rows: int | None = None
+    has_watermark: bool = True
     uuids: frozenset[str] = frozenset()
 
 
@@ -59,10 +67,11 @@ class TableState:
 class FlushPayload:
     """Rows that are delivered as one unit.
 
-    `table` is the name that the rows were acknowledged under, `columns` are those that they are bound to: these tell
-    which table they belong to, whatever it is called by now. With `positioned`, the parcel covers these numbers of its
-    producer's sequence, and parcels are delivered in their order. Without, the ledger knows it by its id alone, and the
-    numbers count within the parcel's source.
+    `table` is the name under which the rows were acknowledged. `columns` are the columns that they
+    are bound to, which identify the table even if it was renamed since. `seq_first` to `seq_last`
+    are the rows' numbers in `source`. `seqs` are the numbers of the producer's sequence that the
+    payload covers: such payloads are delivered in order. It is None if the ledger knows the payload
+    by its id alone. `path` and `relation` tell a person where the rows are.
     """
 
     id: str
@@ -73,7 +82,7 @@ class FlushPayload:
     seq_last: int
     rows: int
     bytes: int
-    positioned: bool
+    seqs: tuple[int, int] | None
     path: str
     relation: str
     columns: tuple[Column, ...]
@@ -81,7 +90,7 @@ class FlushPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A parcel as a file that a Spark task can read: an Arrow file, or a table in a DuckDB file."""
+    """A payload as a file that a Spark task can read: an Arrow file, or a table in a DuckDB file."""
 
     path: Path
     relation: str | None
@@ -90,15 +99,15 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedRows:
-    """Rows of one table as they lie in the buffer, with their numbers in column `dq_seq`."""
+    """Buffered rows of one table, with their numbers in column `dq_seq`."""
 
-    parcel: FlushPayload
+    payload: FlushPayload
     rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedFile:
-    """A file of the buffer that could not be opened, and was kept under another name."""
+    """A file of the buffer that could not be opened and was moved into quarantine."""
 
     path: Path
     reason: str
@@ -107,107 +116,219 @@ class QuarantinedFile:
 class Buffer(Protocol):
     """Acknowledged rows on their way to the lake.
 
-    Every row that was acknowledged is in exactly one parcel until that parcel is retired, through any crash. Parcels
-    of one table never share a row; those of a table whose columns changed come apart at the change, oldest first.
+    Every acknowledged row is in exactly one payload until that payload is retired, through any
+    crash. Payloads of one table never share a row. If the table's columns changed, its payloads are
+    split at the change, oldest first.
     """
 
     @property
-    def incarnation(self) -> str:
-        """Which life of this buffer it is; one that is wiped and made again has another."""
+    def generation(self) -> str:
+        """Id of this buffer; a buffer that is deleted and created again has another one."""
+        ...
+
+    @property
+    def replication(self) -> Replication | None:
+        """Its log for other buffers, or None if the layout does not support replication."""
+        ...
+
+    @property
+    def separates_sessions(self) -> bool:
+        """Whether `tables` and `buffered_rows` can return the rows of one session alone."""
         ...
 
     def producer(self, table: TableId) -> ProducerId:
-        """Under whose name the ledger records the table's rows."""
+        """Return the producer that the ledger records the table's rows under."""
         ...
 
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
-        """The columns that rows of this table are kept with now, or None while the buffer has none."""
+        """Return the columns that the table's rows are stored with now, or None if there are none."""
         ...
 
     def append(self, table: TableId, columns: tuple[Column, ...], rows: pa.Table, *, session: str) -> Ack:
-        """Keep rows, which must fit the columns; they are durable when this returns.
+        """Store rows, which must fit the columns; they are durable when this returns.
 
-        Other columns than before start a new version; what is buffered under the old ones stays as it is.
+        If the columns differ from the last ones, a new version of the table starts. Rows buffered
+        under the old columns stay as they are.
         """
         ...
 
     def tables(self, session: str | None = None) -> tuple[TableState, ...]:
-        """What is buffered, by table; with `session`, what that session wrote, if the layout tells sessions apart."""
+        """Return the buffered tables; with `session`, of its rows alone if sessions are separated."""
         ...
 
     def state(self, table: TableId) -> TableState | None:
-        """The same for one table, quickly."""
+        """Return one table's state, cheaply; None if the buffer does not know the table."""
         ...
 
     def seal(self) -> None:
-        """Make everything acknowledged so far available as parcels."""
+        """Make everything acknowledged so far available as payloads."""
         ...
 
-    def parcels(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
-        """What can be delivered now, in the order of acknowledgement within each table.
+    def payloads(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
+        """Return the payloads that can be delivered now, oldest first within each table.
 
-        They are leased to the caller, who retires or releases each; what somebody else holds is left out.
+        They are leased to the caller, which retires or releases each. Payloads that are leased
+        elsewhere are left out.
         """
         ...
 
-    def release(self, parcel: FlushPayload) -> None:
-        """Give a parcel back that was not delivered."""
+    def release(self, payload: FlushPayload) -> None:
+        """Return a payload that was not delivered."""
         ...
 
-    def stage(self, parcel: FlushPayload, folder: Path) -> Staged:
-        """Give the parcel a file; `folder` is there to put one in."""
+    def stage(self, payload: FlushPayload, folder: Path) -> Staged:
+        """Provide the payload as a file; `folder` is available for it."""
         ...
 
-    def read(self, parcel: FlushPayload) -> pa.Table:
-        """The parcel's rows, in order, without their numbers."""
+    def read(self, payload: FlushPayload) -> pa.Table:
+        """Return the payload's rows, in order, without their numbers."""
         ...
 
-    def retire(self, parcel: FlushPayload) -> None:
-        """Let go of the parcel, which the lake has; may be repeated."""
+    def retire(self, payload: FlushPayload) -> None:
+        """Remove the payload, which the lake has; may be repeated.
+
+        Retiring a payload that has `seqs` retires all earlier ones of its producer.
+        """
         ...
 
     def flushed_through(self, table: TableId, seq: int) -> None:
-        """Learn from the ledger that the lake has all rows up to `seq`: parcels start after it."""
+        """Apply the ledger's watermark: the lake has all rows up to `seq`."""
         ...
 
-    def covered(self, table: TableId, seq: int) -> int:
-        """Up to which of its rows the lake has the table, where the ledger says `seq`.
+    def check_watermark(self, table: TableId, seq: int) -> int:
+        """Return `seq`, the ledger's watermark of the table, if it can refer to rows of this
+        buffer.
 
-        BufferOutdatedError where those cannot be the rows that are here.
+        Raises BufferOutdatedError otherwise: the buffer is then an older copy.
         """
         ...
 
-    def held(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
-        """All rows of the table that are not retired, as of one moment.
+    def buffered_rows(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
+        """Return all rows of the table that are not retired, as of one moment.
 
-        With `session`, those that it wrote, if the layout tells sessions apart.
+        With `session`, only its rows if the layout separates sessions.
         """
         ...
 
     def complete_through(self, table: TableId) -> dict[str, int]:
-        """By source, the number up to which all acknowledged rows of the table are known to this buffer."""
+        """Return, by source, the number up to which all acknowledged rows are known here."""
+        ...
+
+    def leasable_sources(self, table: TableId) -> frozenset[str]:
+        """Return sources of the table whose payloads another process may have leased, if any."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """Return remarks for an operator on rows that the buffer cannot count."""
         ...
 
     def size_bytes(self) -> int:
-        """Size of the files on the disk, at little cost."""
+        """Return the size of the stored rows and their files, cheaply."""
         ...
 
     def used_bytes(self) -> int:
-        """Room that the buffered rows take, without what the files could give back."""
+        """Return the space that buffered rows take, without space that the files could give back."""
         ...
 
-    def set_aside(self) -> tuple[QuarantinedFile, ...]:
-        """Files that could not be opened, now or earlier."""
+    def quarantined(self) -> tuple[QuarantinedFile, ...]:
+        """Return the files that could not be opened, now or earlier."""
         ...
 
     def end_session(self, session: str) -> None:
-        """A session is over: what it wrote can be delivered."""
+        """End a session: its rows can be delivered."""
         ...
 
     def sweep(self) -> None:
-        """Housekeeping that is due: rotation, orphans, retention."""
+        """Do maintenance that is due: rotation, orphans, retention."""
         ...
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFlush:
+    """Result of a flush for one table. `errors` tells why rows are still buffered.
+
+    `parcels` is the number of payloads delivered. `stranded` is the number of rows that stay
+    buffered because the table that they were acknowledged for was dropped.
+    """
+
+    table: TableId
+    rows: int = 0
+    buried: int = 0
+    files: int = 0
+    bytes: int = 0
+    parcels: int = 0
+    stranded: int = 0
+    errors: tuple[str, ...] = ()
+
+    def plus(self, other: "TableFlush") -> "TableFlush":
+        """Return the sum of both."""
+        return TableFlush(
+            table=self.table,
+            rows=self.rows + other.rows,
+            buried=self.buried + other.buried,
+            files=self.files + other.files,
+            bytes=self.bytes + other.bytes,
+            parcels=self.parcels + other.parcels,
+            stranded=self.stranded + other.stranded,
+            errors=tuple(dict.fromkeys((*self.errors, *other.errors))),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushReport:
+    """Result of a flush."""
+
+    tables: tuple[TableFlush, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.tables)
+
+    @property
+    def files(self) -> int:
+        return sum(each.files for each in self.tables)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        return tuple(f"{each.table}: {error}" for each in self.tables for error in each.errors)
+
+
+def merged(parts: Sequence[TableFlush]) -> tuple[TableFlush, ...]:
+    """Merge the results into one for each table."""
+    found: dict[TableId, TableFlush] = {}
+    for part in parts:
+        found[part.table] = found[part.table].plus(part) if part.table in found else part
+    return tuple(found[table] for table in sorted(found))
+
+
+Progress = Callable[[TableFlush], None]
+
+
+class Flusher(Protocol):
+    """Delivers payloads to the lake exactly once, retires delivered ones and releases the others."""
+
+    def flush(
+        self, payloads: Sequence[FlushPayload], progress: Progress | None = None, *, into: TableId | None = None
+    ) -> tuple[TableFlush, ...]:
+        """Deliver all payloads; a table that fails has errors and does not block the others.
+
+        Each goes into the table that its rows are bound to, whatever its name is by now, or, with
+        `into`, into that table, with columns matched by name.
+        """
+        ...
+
+    def catch_up(self, tables: Sequence[TableId]) -> dict[TableId, str]:
+        """Apply the ledger's watermarks to the buffer, so that delivered rows are not offered.
+
+        Returns the tables that must not be flushed, with the reason.
+        """
         ...

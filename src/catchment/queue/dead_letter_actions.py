@@ -1,4 +1,4 @@
-"""What can be done with dead letters: try again, or drop. Both are one transaction of the lake."""
+"""Retrying and dropping dead letters. Each is one transaction of the lake."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from catchment.queue import incoming
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """What became of dead letters that were tried again: rows in their tables, or the reason why not."""
+    """Result of a retry: ids whose rows are in their tables, and the reasons for the others."""
 
     delivered: tuple[str, ...]
     refused: dict[str, str]
 
 
 def retry(lake: Lake, ids: Sequence[str] | None = None) -> Retried:
-    """Insert the rows into their tables and take the letters out, both or neither; all letters where none is named."""
+    """Insert the letters' rows into their tables and remove the letters, both or neither."""
     letters = sorted(_named(lake, ids), key=_shape)
     delivered: list[str] = []
     refused: dict[str, str] = {}
     for _, group in groupby(letters, key=_shape):
-        some = list(group)
+        letters_alike = list(group)
         try:
-            _deliver(lake, some)
-            delivered += [letter.id for letter in some]
+            _deliver(lake, letters_alike)
+            delivered += [letter.id for letter in letters_alike]
         except InputError:
-            # One by one: the good ones must not wait for the others.
-            for letter in some:
+            # One by one: good letters must not be blocked by bad ones.
+            for letter in letters_alike:
                 try:
                     _deliver(lake, [letter])
                     delivered.append(letter.id)
@@ -50,7 +50,7 @@ def retry(lake: Lake, ids: Sequence[str] | None = None) -> Retried:
 
 
 def drop(lake: Lake, ids: Sequence[str]) -> int:
-    """Give the rows up for good."""
+    """Delete dead letters and their rows permanently; return how many."""
     _named(lake, ids)
     with lake.write() as connection:
         dropped = DeadLetters(connection, lake.name).remove(ids)
@@ -81,7 +81,7 @@ def _deliver(lake: Lake, letters: Sequence[DeadLetter]) -> None:
         if reason is not None:
             raise PreconditionError(f"{target.id} does not take the row: {reason}.")
         if DeadLetters(connection, lake.name).remove([letter.id for letter in letters]) != len(letters):
-            raise PreconditionError("Somebody else has just dealt with some of these letters.")
+            raise PreconditionError("Another process has just retried or dropped some of these letters.")
         connection.register("catchment_letters_again", rows)
         chosen = ", ".join(reshape.select_list(columns, target.columns))
         query = f"SELECT {chosen} FROM temp.main.catchment_letters_again"
@@ -89,7 +89,7 @@ def _deliver(lake: Lake, letters: Sequence[DeadLetter]) -> None:
             for column in target.columns:
                 kept = types.kept(column, inserted=True)
                 if kept and connection.execute(f"SELECT 1 FROM ({query}) WHERE NOT {kept} LIMIT 1").fetchone():
-                    raise PreconditionError(f"{target.id} does not keep the value of column {column.name!r} as it is.")
+                    raise PreconditionError(f"{target.id} does not keep the value of column {column.name!r} unchanged.")
             connection.execute(
                 f"INSERT INTO {sql.qualified(lake.name, target.id.schema, target.id.name)} BY NAME {query}"
             )

@@ -1,7 +1,7 @@
-"""Turns: one flush at a time works on a table, and a table whose flush failed is left alone for a while.
+"""Flush locks: one flush at a time per table, and backoff for tables whose flush failed.
 
-Troubles are noted in a file beside the buffer, so that whoever asks for the status sees why rows stay, also after the
-process that failed is gone.
+Failures are saved in a file next to the buffer, so that the status shows why rows stay buffered,
+even after the process that failed has ended.
 """
 
 import json
@@ -20,107 +20,110 @@ from catchment.foundation.ids import TableId
 from catchment.queue.policy import FlushFailure, Policy, failed_again
 
 NOTES_NAME = "troubles.json"
+FLUSH_WAIT_S_MAX = 3_600.0
 
 
 class FlushLocks:
-    """Which tables are being flushed, and which are in trouble."""
+    """Which tables are being flushed, and which failed."""
 
     def __init__(self, policy: Policy, clock: Clock, *, root: Path) -> None:
         self._policy = policy
         self._clock = clock
-        self._notes = root / NOTES_NAME
+        self._path = root / NOTES_NAME
         self._changed = threading.Condition()
-        self._taken: set[TableId] = set()
+        self._locked: set[TableId] = set()
         self._wanted: Counter[TableId] = Counter()
-        self._troubles = read_troubles(root)
+        self._failures = read_failures(root)
 
-    def take_free(self, tables: Iterable[TableId]) -> list[TableId]:
-        """Take those of the tables that nobody flushes at this moment."""
+    def lock_free(self, tables: Iterable[TableId]) -> list[TableId]:
+        """Lock those of the tables that no flush has locked or waits for; return them."""
         with self._changed:
-            free = [table for table in tables if table not in self._taken and not self._wanted[table]]
-            self._taken.update(free)
+            free = [table for table in tables if table not in self._locked and not self._wanted[table]]
+            self._locked.update(free)
             return free
 
-    def take_all(self, tables: Iterable[TableId], *, timeout_s: float) -> list[TableId]:
-        """Take all of them, waiting for flushes that are under way."""
+    def lock_all(self, tables: Iterable[TableId], *, timeout_s: float) -> list[TableId]:
+        """Lock all of the tables, waiting for flushes under way."""
         wanted = list(tables)
         with self._changed:
-            # Nobody takes a table that is waited for: under load there might never be a moment when all are free.
+            # A table that is waited for is not locked by others: under load there might never be a
+            # moment when all are free.
             self._wanted.update(wanted)
             try:
-                if not self._changed.wait_for(lambda: not self._taken.intersection(wanted), timeout=timeout_s):
+                if not self._changed.wait_for(lambda: not self._locked.intersection(wanted), timeout=timeout_s):
                     raise LockTimeoutError(f"Another flush has been under way for {timeout_s:g} s.")
             finally:
                 self._wanted.subtract(wanted)
-            self._taken.update(wanted)
+            self._locked.update(wanted)
             return wanted
 
-    def give_back(self, tables: Iterable[TableId]) -> None:
-        """The flush of these tables is over."""
+    def release(self, tables: Iterable[TableId]) -> None:
+        """Release the tables' locks."""
         with self._changed:
-            self._taken.difference_update(tables)
+            self._locked.difference_update(tables)
             self._changed.notify_all()
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until some flush is over."""
+        """Wait until some flush has ended."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def succeeded(self, table: TableId) -> None:
-        """The table's trouble is over."""
+        """Forget the table's failure."""
         with self._changed:
-            if self._troubles.pop(table, None) is not None:
-                self._note()
+            if self._failures.pop(table, None) is not None:
+                self._save()
 
     def failed(self, table: TableId, reason: str) -> FlushFailure:
-        """The table's flush failed once more."""
+        """Record that the table's flush failed once more."""
         with self._changed:
             now = self._clock.now()
-            trouble = failed_again(self._troubles.get(table), reason, self._policy, now, random.random())
-            self._troubles[table] = trouble
-            self._note()
-            return trouble
+            failure = failed_again(self._failures.get(table), reason, self._policy, now, random.random())
+            self._failures[table] = failure
+            self._save()
+            return failure
 
-    def trouble(self, table: TableId) -> FlushFailure | None:
-        """Why the table's last flush failed, if it did."""
+    def failure(self, table: TableId) -> FlushFailure | None:
+        """Return why the table's last flush failed, or None."""
         with self._changed:
-            return self._troubles.get(table)
+            return self._failures.get(table)
 
     def next_retry_at(self) -> datetime | None:
-        """When the first table in trouble may be tried again."""
+        """Return when the first failed table may be retried."""
         with self._changed:
-            waits = [each.retry_at for table, each in self._troubles.items() if table not in self._taken]
+            waits = [each.retry_at for table, each in self._failures.items() if table not in self._locked]
             return min(waits, default=None)
 
-    def is_taken(self, table: TableId) -> bool:
-        """Whether the table is being flushed."""
+    def is_locked(self, table: TableId) -> bool:
+        """Return whether the table is being flushed."""
         with self._changed:
-            return table in self._taken
+            return table in self._locked
 
-    def _note(self) -> None:
-        noted = [
+    def _save(self) -> None:
+        saved = [
             {
                 "table": [table.schema, table.name],
-                "failures": trouble.failures,
-                "reason": trouble.reason,
-                "retry_at": trouble.retry_at.isoformat(),
+                "failures": failure.failures,
+                "reason": failure.reason,
+                "retry_at": failure.retry_at.isoformat(),
             }
-            for table, trouble in self._troubles.items()
+            for table, failure in self._failures.items()
         ]
         with suppress(StorageFailedError):
-            # Only a note: where the disk is full, the flush has failed for that and says so itself.
-            files.write_text(self._notes, json.dumps(noted))
+            # Losing the file loses no rows. If the disk is full, the flush has failed for that
+            # reason too.
+            files.write_text(self._path, json.dumps(saved))
 
 
-def read_troubles(root: Path) -> dict[TableId, FlushFailure]:
-    """What the last process noted; nothing where there is no note, or half of one."""
+def read_failures(root: Path) -> dict[TableId, FlushFailure]:
+    """Return the failures that the last process saved; none if the file is missing or incomplete."""
     try:
-        noted = json.loads((root / NOTES_NAME).read_text(encoding="utf-8"))
+        saved = json.loads((root / NOTES_NAME).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return {}
     return {
         TableId(*each["table"]): FlushFailure(
             failures=each["failures"], reason=each["reason"], retry_at=datetime.fromisoformat(each["retry_at"])
         )
-        for each in noted
+        for each in saved
     }

@@ -1,7 +1,8 @@
-"""Fresh reads: what the lake has and what is still buffered, each row once.
+"""Fresh reads: rows of the lake and rows that are still buffered, each row once.
 
-The buffer is looked at first and the lake second, so that no row is missed between them; the ledger, read in the same
-snapshot as the table, tells which buffered rows the lake has by then, so that none is seen twice.
+The buffer is read first and the lake second, so that no row is missed between them. The ledger,
+read in the same snapshot as the table, tells which buffered rows the lake has by then, so that none
+is seen twice.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,9 +24,9 @@ from catchment.queue.buffer import SEQ, Buffer, BufferedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """An open read. `queries` give the rows by table; `complete_through` says, by source, up to which number.
+    """An open read. `queries` give the rows by table; `complete_through`, by source, how far.
 
-    `own` give, by table, the buffered rows of one session alone.
+    `own` gives, by table, a query for the buffered rows of one session alone.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -34,7 +35,7 @@ class Fresh:
     own: Mapping[TableId, str]
 
     def rows(self, table: TableId | None = None) -> pa.Table:
-        """All rows of one of the tables; it need not be said which where there is only one."""
+        """Return all rows of one of the tables; `table` may be omitted if there is only one."""
         query = next(iter(self.queries.values())) if table is None else self.queries[table]
         return self.connection.execute(query).to_arrow_table()
 
@@ -49,17 +50,19 @@ def fresh(
     own: Sequence[TableId] = (),
     session: str | None = None,
 ) -> Iterator[Fresh]:
-    """Read tables with their buffered rows, and of `own` the rows that the session has in the buffer, as of one moment.
+    """Read tables with their buffered rows, and of `own` only the session's, as of one moment.
 
-    With `through`, rows behind that number are left out; NotReadyError where the lake has some of them already.
+    With `through`, rows after that number are left out; NotReadyError if the lake has some of them
+    already.
     """
     names = {table: {table} for table in (*tables, *own)}
     while True:
-        # In this order: what is acknowledged by now is in the buffer or in the lake when each is looked at.
+        # In this order: rows acknowledged by now are in the buffer or in the lake when each is
+        # read.
         bound = {state.table: state.uuids for state in buffer.tables()}
         complete = {table: buffer.complete_through(table) for table in tables}
-        held = {table: _held(buffer, names[table]) for table in tables}
-        held_own = {table: _held(buffer, names[table], session) for table in own}
+        buffered = {table: _buffered_rows(buffer, names[table]) for table in tables}
+        own_buffered = {table: _buffered_rows(buffer, names[table], session) for table in own}
         with lake.snapshot() as connection, ExitStack() as cleanup:
             targets = {table: lake.table_in(connection, table) for table in names}
             under = {
@@ -70,21 +73,21 @@ def fresh(
                 reading = _Reading(connection, lake, buffer, cleanup)
                 yield Fresh(
                     connection=connection,
-                    queries={table: reading.query(targets[table], held[table], through) for table in tables},
+                    queries={table: reading.query(targets[table], buffered[table], through) for table in tables},
                     complete_through=complete,
-                    own={table: reading.own_query(targets[table], held_own[table]) for table in own},
+                    own={table: reading.own_query(targets[table], own_buffered[table]) for table in own},
                 )
                 return
-        # Rows of a table that was renamed are buffered under the name that it had.
+        # Rows of a renamed table are buffered under its former name.
         names = under
 
 
-def _held(buffer: Buffer, names: Iterable[TableId], session: str | None = None) -> list[BufferedRows]:
-    return [each for name in sorted(names) for each in buffer.held(name, session)]
+def _buffered_rows(buffer: Buffer, names: Iterable[TableId], session: str | None = None) -> list[BufferedRows]:
+    return [each for name in sorted(names) for each in buffer.buffered_rows(name, session)]
 
 
 class _Reading:
-    """What the queries of a fresh read are made from: one snapshot of the lake, and rows registered beside it."""
+    """Builds queries from one snapshot of the lake and rows registered next to it."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, buffer: Buffer, cleanup: ExitStack) -> None:
         self._connection = connection
@@ -93,74 +96,76 @@ class _Reading:
         self._cleanup = cleanup
         self._names = (f"catchment_buffered_{number}" for number in count())
 
-    def query(self, target: Table, held: Sequence[BufferedRows], through: Mapping[TableId, int] | None) -> str:
-        """All rows of one table, with those of the held rows that the lake does not have."""
+    def query(self, target: Table, buffered: Sequence[BufferedRows], through: Mapping[TableId, int] | None) -> str:
+        """Return a query for all rows of one table, with the buffered rows that the lake lacks."""
         last = None if through is None else through.get(target.id, 0)
         if last is not None:
-            _refuse_further(self._connection, self._lake.name, self._buffer, target.id, last)
-        return " UNION ALL ".join([self._stored(target), *self._missing(target, held, last)])
+            _refuse_beyond(self._connection, self._lake.name, self._buffer, target.id, last)
+        return " UNION ALL ".join([self._stored(target), *self._missing(target, buffered, last)])
 
-    def own_query(self, target: Table, held: Sequence[BufferedRows]) -> str:
-        """Those of the held rows that the lake does not have, in the table's columns also if there are none."""
-        return " UNION ALL ".join([f"{self._stored(target)} WHERE false", *self._missing(target, held, None)])
+    def own_query(self, target: Table, buffered: Sequence[BufferedRows]) -> str:
+        """Return a query for the buffered rows that the lake lacks, in the table's columns."""
+        return " UNION ALL ".join([f"{self._stored(target)} WHERE false", *self._missing(target, buffered, None)])
 
     def _stored(self, target: Table) -> str:
         place = sql.qualified(self._lake.name, target.id.schema, target.id.name)
         return f"SELECT {sql.identifiers(c.name for c in target.columns)} FROM {place}"
 
-    def _missing(self, target: Table, held: Sequence[BufferedRows], last: int | None) -> Iterator[str]:
-        """Queries for the held rows that the lake does not have, none after number `last`."""
-        mine = [each for each in held if types.table_of(each.parcel.columns) in (None, target.uuid)]
+    def _missing(self, target: Table, buffered: Sequence[BufferedRows], last: int | None) -> Iterator[str]:
+        """Yield queries for the buffered rows that the lake lacks, none after number `last`."""
+        mine = [each for each in buffered if types.table_of(each.payload.columns) in (None, target.uuid)]
         for each in _undelivered(self._connection, self._lake.name, mine, target):
             name = next(self._names)
             self._connection.register(name, each.rows)
             self._cleanup.callback(self._connection.unregister, name)
-            covered = _covered(self._connection, self._lake.name, self._buffer, each)
-            yield _buffered(name, each, target, covered, last)
+            watermark = _watermark(self._connection, self._lake.name, self._buffer, each)
+            yield _buffered_query(name, each, target, watermark, last)
 
 
 def _undelivered(
-    connection: duckdb.DuckDBPyConnection, lake_name: str, held: Sequence[BufferedRows], target: Table
+    connection: duckdb.DuckDBPyConnection, lake_name: str, buffered: Sequence[BufferedRows], target: Table
 ) -> list[BufferedRows]:
-    """Those of which the lake may lack rows; the ledger is asked once for all."""
-    ids = [each.parcel.id for each in held if not each.parcel.positioned]
+    """Return rows that the lake may lack; the ledger is read once for all."""
+    ids = [each.payload.id for each in buffered if each.payload.seqs is None]
     delivered = Ledger(connection, lake_name).delivered_ids(ids, target.uuid) if ids else ()
-    return [each for each in held if each.parcel.id not in delivered]
+    return [each for each in buffered if each.payload.id not in delivered]
 
 
-def _refuse_further(
+def _refuse_beyond(
     connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, table: TableId, last: int
 ) -> None:
-    """Rows of the lake have no numbers: those behind the last one cannot be left out any more."""
-    covered = buffer.covered(table, Ledger(connection, lake_name).join(buffer.producer(table)).seq)
-    if covered > last:
-        raise NotReadyError(f"The lake has {table} up to {covered:,} already, and {last:,} was asked for.")
+    """Raise if the lake has rows after `last`: they have no numbers there to leave them out by."""
+    watermark = buffer.check_watermark(table, Ledger(connection, lake_name).join(buffer.producer(table)).seq)
+    if watermark > last:
+        raise NotReadyError(f"The lake has {table} up to {watermark:,} already, but {last:,} was requested.")
 
 
-def _covered(connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, held: BufferedRows) -> int:
-    """Up to which number the lake has the held rows."""
-    if not held.parcel.positioned:
+def _watermark(connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, buffered: BufferedRows) -> int:
+    """Return the number up to which the lake has the buffered rows."""
+    if buffered.payload.seqs is None:
         return 0
-    return buffer.covered(held.parcel.table, Ledger(connection, lake_name).join(held.parcel.producer).seq)
+    return buffer.check_watermark(
+        buffered.payload.table, Ledger(connection, lake_name).join(buffered.payload.producer).seq
+    )
 
 
-def _buffered(name: str, held: BufferedRows, target: Table, covered: int, last: int | None) -> str:
-    """The held rows that the lake does not have, in the table's columns."""
-    if reshape.are_bound(held.parcel.columns, target.columns):
-        chosen = ", ".join(reshape.select_bound(held.parcel.columns, target.columns))
+def _buffered_query(name: str, buffered: BufferedRows, target: Table, watermark: int, last: int | None) -> str:
+    """Return a query for the buffered rows that the lake lacks, in the table's columns."""
+    if reshape.are_bound(buffered.payload.columns, target.columns):
+        chosen = ", ".join(reshape.select_bound(buffered.payload.columns, target.columns))
     else:
-        chosen = _by_name(held, target)
+        chosen = _by_name(buffered, target)
     cut = "" if last is None else f" AND {SEQ} <= {last}"
-    return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {covered}{cut}"
+    return f"SELECT {chosen} FROM {sql.qualified('temp', 'main', name)} WHERE {SEQ} > {watermark}{cut}"
 
 
-def _by_name(held: BufferedRows, target: Table) -> str:
-    """For rows that were bound to no table."""
-    columns = incoming.columns_of(held.rows.drop_columns([SEQ]).schema)
+def _by_name(buffered: BufferedRows, target: Table) -> str:
+    """Return expressions for rows that are not bound to a table."""
+    columns = incoming.columns_of(buffered.rows.drop_columns([SEQ]).schema)
     reason = reshape.misfit(columns, target.columns)
     if reason is not None:
         raise TypeConflictError(
-            f"Buffered rows of {target.id} do not fit it any more: {reason}.",
-            hint="`catchment queue flush` delivers those that fit and sets the others aside.",
+            f"Buffered rows of {target.id} no longer fit it: {reason}.",
+            hint="`catchment queue flush` delivers the rows that fit and makes the others dead letters.",
         )
     return ", ".join(reshape.select_list(columns, target.columns))

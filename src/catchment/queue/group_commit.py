@@ -1,8 +1,9 @@
-"""Group commit: whoever comes while a commit is under way waits, and the next commit takes all who wait.
+"""Group commit: writers that arrive during a commit wait, and the next commit takes all of them.
 
-One writer at a time, one fsync for all of them. There is no thread of its own, so that a lone writer pays for no
-hand-over: the first to come commits, and when it is done it makes the first of those who came meanwhile the next to
-commit, for itself and the others. A plain lock would not do: whoever lets go of it is the one that gets it next.
+One writer at a time, one fsync for all waiting ones. There is no separate thread, so that a single
+writer needs no hand-over: the first one commits. When it is done, the first of those that arrived
+meanwhile commits next, for itself and the others. A plain lock does not work: the thread that
+releases it usually gets it again.
 """
 
 import threading
@@ -22,7 +23,7 @@ _GATHER_S_MAX = 0.006
 
 
 class GroupCommit(Generic[Item, Result]):
-    """Runs `commit` on all items that wait, at most `items_max` at once; results come back in the items' order."""
+    """Runs `commit` on all waiting items, at most `items_max` at once; results in their order."""
 
     def __init__(
         self,
@@ -31,59 +32,59 @@ class GroupCommit(Generic[Item, Result]):
         items_max: int,
         observe: Callable[[float], None] | None = None,
     ) -> None:
-        """`observe` is told the size of each group, by the thread that leads it."""
+        """`observe` is called with the size of each group, by the thread that leads it."""
         self._commit = commit
         self._observe = observe
         self._items_max = items_max
-        # Guards what follows; held for moments only.
+        # Guards the fields below; held for moments only.
         self._mutex = threading.Lock()
-        self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._waiting: deque[_Waiter[Item, Result]] = deque()
         self._is_led = False
-        # How many writers there seem to be, and how many of them the leader is waiting for, if it is.
-        self._writers = 1
+        # The estimated number of writers, and how many of them the leader waits for now.
+        self._writers_estimate = 1
         self._quorum = 0
         self._gathered = threading.Event()
 
     def submit(self, item: Item) -> Result:
-        """Have the item committed, by this thread or another; its own failure is raised, not that of others."""
-        mine = _Waiting[Item, Result](item)
-        self._stand_in_line(mine)
+        """Have the item committed, by this thread or another; raises only its own failure."""
+        mine = _Waiter[Item, Result](item)
+        self._wait_for_turn(mine)
         if not mine.done:
-            # Not woken because it is done, so it is this thread's turn to commit.
+            # Woken before it was done, so it is this thread's turn to commit.
             self._lead(mine)
         if mine.error is not None:
             raise mine.error
         return mine.result
 
     def exclusively(self, action: Callable[[], T]) -> T:
-        """Run something while no commit is under way."""
-        mine = _Waiting[Item, Result](None)
-        self._stand_in_line(mine)
+        """Run an action while no commit is under way."""
+        mine = _Waiter[Item, Result](None)
+        self._wait_for_turn(mine)
         try:
             return action()
         finally:
             with self._mutex:
                 self._waiting.remove(mine)
-            self._pass_on()
+            self._hand_over()
 
-    def _stand_in_line(self, mine: "_Waiting[Item, Result]") -> None:
+    def _wait_for_turn(self, mine: "_Waiter[Item, Result]") -> None:
         """Wait until done, or until it is this thread's turn to lead."""
-        if self._join(mine):
+        if self._enqueue(mine):
             return
         try:
             mine.wait()
         except BaseException:
-            # Told to end while waiting: the line must not wait for one who is gone.
+            # Interrupted while waiting: leave the queue so that later writers are not blocked.
             with self._mutex:
                 was_first = bool(self._waiting) and self._waiting[0] is mine
                 with suppress(ValueError):
                     self._waiting.remove(mine)
             if was_first and mine.was_woken():
-                self._pass_on()
+                self._hand_over()
             raise
 
-    def _join(self, mine: "_Waiting[Item, Result]") -> bool:
-        """Stand in line; True when nobody leads, so that this thread does now."""
+    def _enqueue(self, mine: "_Waiter[Item, Result]") -> bool:
+        """Join the queue; return True if no thread leads, so that this one does."""
         with self._mutex:
             self._waiting.append(mine)
             first, self._is_led = not self._is_led, True
@@ -92,21 +93,21 @@ class GroupCommit(Generic[Item, Result]):
         return first
 
     def _gather(self) -> None:
-        """Give those a moment who were just told, and will be back: two half groups would cost two commits."""
+        """Wait briefly for writers that were just served: two half groups cost two commits."""
         with self._mutex:
-            self._quorum = self._writers if len(self._waiting) < self._writers else 0
+            self._quorum = self._writers_estimate if len(self._waiting) < self._writers_estimate else 0
             self._gathered.clear()
             pause_s = min(self._quorum * _GATHER_S_EACH, _GATHER_S_MAX)
         if pause_s:
             self._gathered.wait(pause_s)
 
-    def _lead(self, mine: "_Waiting[Item, Result]") -> None:
-        group: list[_Waiting[Item, Result]] = []
+    def _lead(self, mine: "_Waiter[Item, Result]") -> None:
+        group: list[_Waiter[Item, Result]] = []
         try:
             self._gather()
             with self._mutex:
                 self._quorum = 0
-                # Up to somebody who wants to be alone.
+                # Up to the first waiter that wants to run exclusively.
                 while self._waiting and self._waiting[0].item is not None and len(group) < self._items_max:
                     group.append(self._waiting[0])
                     self._waiting.popleft()
@@ -114,7 +115,8 @@ class GroupCommit(Generic[Item, Result]):
                 self._observe(len(group))
             self._run(group)
         except BaseException:
-            # Told to end, maybe before the group was made: then those in line are the next one's, without this thread.
+            # Interrupted, maybe before the group was formed: leave waiters in the queue to the next
+            # leader.
             with self._mutex:
                 self._quorum = 0
                 for each in (mine, *group):
@@ -122,49 +124,55 @@ class GroupCommit(Generic[Item, Result]):
                         self._waiting.remove(each)
             raise
         finally:
-            # Told only now: a writer that is told at once comes back at once, and would find itself in line alone.
+            # Woken only now: a writer that is woken earlier returns at once, and would find itself
+            # alone in the queue.
             for each in group:
                 if not each.done:
-                    each.fail(InvariantError("The thread that was committing did not come back."))
+                    each.fail(InvariantError("The thread that was committing did not finish."))
                 each.wake()
-            self._pass_on(len(group))
+            self._hand_over(len(group))
 
-    def _pass_on(self, served: int = 0) -> None:
+    def _hand_over(self, served: int = 0) -> None:
         with self._mutex:
             if served:
-                self._writers = min(served + len(self._waiting), self._items_max)
+                self._writers_estimate = min(served + len(self._waiting), self._items_max)
             self._is_led = bool(self._waiting)
             if self._waiting:
-                # Inside, so that one who is told to end at this moment sees whether it is its turn.
+                # Inside the lock, so that a waiter that is interrupted now sees whether it is its
+                # turn.
                 self._waiting[0].wake()
 
-    def _run(self, group: "list[_Waiting[Item, Result]]") -> None:
+    def _run(self, group: "list[_Waiter[Item, Result]]") -> None:
         try:
             results = self._commit([each.item for each in group if each.item is not None])
         except CatchmentError as error:
             if isinstance(error, CommitUnknownError | DiskFullError):
-                # Trying again might keep the rows twice; or the disk is full for every one of them.
+                # Trying again might store the rows twice; or the disk is full for all of them.
                 for each in group:
                     each.fail(error)
             elif len(group) > 1:
-                # One bad item must not fail its neighbours, who cannot know of it.
+                # One bad item must not fail the others, which are unrelated.
                 for each in group:
                     self._run([each])
             else:
                 group[0].fail(error)
         except BaseException:
-            # A bug of ours, or the thread is told to end: nobody else may wait for it.
+            # A bug, or the thread is interrupted: no other thread may wait for it.
             for each in group:
                 if not each.done:
-                    each.fail(InvariantError("The thread that was committing did not come back."))
+                    each.fail(InvariantError("The thread that was committing did not finish."))
             raise
         else:
             for each, result in zip(group, results, strict=True):
                 each.succeed(result)
 
 
-class _Waiting(Generic[Item, Result]):
-    """Somebody in line. Written by the leading thread before it wakes the owner, who reads it after."""
+class _Waiter(Generic[Item, Result]):
+    """A thread in the queue.
+
+    Its fields are written by the leading thread before it wakes the owner, which reads them
+    afterwards.
+    """
 
     result: Result
 
@@ -180,7 +188,7 @@ class _Waiting(Generic[Item, Result]):
         self._asleep.acquire()
 
     def was_woken(self) -> bool:
-        """Whether it has been this one's turn already."""
+        """Return whether it has been this waiter's turn already."""
         return self._asleep.acquire(blocking=False)
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows as they arrive, in Arrow: what their columns are to DuckDB, and whether a table takes them."""
+"""Incoming rows in Arrow: their columns in DuckDB, and whether a table takes them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,16 +27,17 @@ _PLAIN = frozenset(
 
 
 def size_of(rows: pa.Table) -> int:
-    """How many bytes the rows are: to the byte, unless they are so few that it does not matter.
+    """Return the rows' size in bytes: exact, unless it is too small to matter.
 
-    Adding up what slices refer to takes Arrow as long as all else that is done for a small write.
+    For a small write, Arrow takes as long to add up the bytes that slices refer to as everything
+    else takes.
     """
     size: int = rows.get_total_buffer_size()
     return size if size <= _SMALL_BYTES_MAX else int(rows.nbytes)
 
 
 def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.Table:
-    """Arrow rows in any of their forms, as one table."""
+    """Return Arrow rows of any form as one table."""
     match rows:
         case pa.Table():
             table = rows
@@ -46,18 +47,18 @@ def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.T
             try:
                 table = pa.Table.from_batches(list(rows))
             except (ValueError, TypeError) as error:
-                # No batch at all, batches of different shapes, or something else than batches.
-                raise InputError(f"These are no rows in Arrow: {error}") from None
+                # No batch at all, batches with different schemas, or something other than batches.
+                raise InputError(f"These are not Arrow rows: {error}") from None
     return table
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """The columns of such rows, as DuckDB itself reads them."""
+    """Return the columns of such rows, as DuckDB reads them."""
     return _columns_of(_shape(schema))
 
 
 def _shape(schema: pa.Schema) -> bytes:
-    """All of a schema, to find things by: two that differ in a column's metadata are equal to Arrow, not to DuckDB."""
+    """Return a cache key with all of the schema: to Arrow, metadata of columns makes no difference."""
     return bytes(schema.serialize())
 
 
@@ -65,11 +66,12 @@ def _shape(schema: pa.Schema) -> bytes:
 def _columns_of(shape: bytes) -> tuple[Column, ...]:
     schema = pa.ipc.read_schema(pa.py_buffer(shape))
     if len({sql.fold(name) for name in schema.names}) != len(schema.names):
-        # DuckDB would give one of them another name, which the table might have.
+        # DuckDB would rename one of them, possibly to another column of the table.
         raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
     try:
         with extensions.scratch() as connection:
-            # A stream without a batch: Arrow makes no empty column of an extension type inside another type.
+            # A stream without a batch: Arrow creates no empty column of an extension type inside
+            # another type.
             stream = pa.RecordBatchReader.from_batches(schema, [])
             connection.register("arrived", stream.__arrow_c_stream__())
             found = connection.execute("DESCRIBE FROM arrived").fetchall()
@@ -80,26 +82,27 @@ def _columns_of(shape: bytes) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What rows of one shape are to a table's columns."""
+    """How rows of one schema relate to a table's columns."""
 
     schema: pa.Schema
     columns: tuple[Column, ...]
     schema_mismatch: str | None
     is_plain: bool
-    # Columns that must have values: their names in the rows, and in the table.
+    # Columns that must not be NULL: their names in the rows, and in the table.
     required: dict[str, str]
-    # Conditions of values that the lake keeps as they are, by the names of their columns in the rows.
+    # Conditions for values that the lake stores unchanged, by column name in the rows.
     kept: dict[str, str]
 
 
-# The last one of each table's columns, by their identity: hashing a schema takes longer than all that is asked of it.
+# The last fit for each table's columns, by their identity: hashing a schema takes longer than using
+# the result.
 _latest: dict[int, _Fit] = {}
 
 
 def _fit(schema: pa.Schema, columns: tuple[Column, ...]) -> _Fit:
     fit = _latest.get(id(columns))
     if fit is None or not fit.schema.equals(schema, check_metadata=True):
-        # Held on to: as long as they are, no other columns have their identity.
+        # Keeping a reference ensures that no other columns get their identity.
         fit = replace(_examined(_shape(schema), columns), schema=schema, columns=columns)
         if len(_latest) >= _SHAPES_MAX:
             _latest.clear()
@@ -129,19 +132,19 @@ def _examined(shape: bytes, columns: tuple[Column, ...]) -> _Fit:
 
 
 def schema_mismatch(schema: pa.Schema, columns: tuple[Column, ...]) -> str | None:
-    """Why such rows cannot go into the columns unchanged, or None."""
+    """Return why such rows cannot be stored in the columns unchanged, or None."""
     return _fit(schema, columns).schema_mismatch
 
 
 def select_list(schema: pa.Schema, columns: tuple[Column, ...]) -> str:
-    """Expressions that turn such rows into the columns."""
+    """Return expressions that convert such rows to the columns."""
     return ", ".join(reshape.select_list(columns_of(schema), columns))
 
 
 def needs_no_cast(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
-    """Whether nothing about the rows can fail, or turn out otherwise, when DuckDB gets them later.
+    """Return whether storing the rows later can neither fail nor change a value.
 
-    They need no cast and no default, and their values are what their types say.
+    They need no cast and no default, and their values are valid for their types.
     """
     if not _fit(rows.schema, columns).is_plain:
         return False
@@ -153,9 +156,10 @@ def needs_no_cast(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
 
 
 def restored(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """The rows with values of the columns' types in place of the texts that plain Arrow carries them as.
+    """Return the rows with values of the columns' types instead of their texts in plain Arrow.
 
-    InputError if a text is not such a value. Rows that have none are given back as they are.
+    Raises InputError if a text is not such a value. Rows without such texts are returned as they
+    are.
     """
     wanted = {sql.fold(column.name): column.type for column in columns}
     chosen, is_same = [], True
@@ -177,11 +181,11 @@ def restored(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
 
 
 def require_values(rows: pa.Table, columns: tuple[Column, ...]) -> None:
-    """Refuse values that could never be delivered: NULL where it must not be, and what DuckLake would change."""
+    """Refuse values that could never be delivered: wrong NULLs, and those DuckLake would change."""
     fit = _fit(rows.schema, columns)
     for name, column in fit.required.items():
         if rows.column(name).null_count:
-            raise InputError(f"Column {column!r} is NULL in some row and must not be.")
+            raise InputError(f"Column {column!r} is NOT NULL, but some row has NULL there.")
     if fit.kept:
         _require_kept(rows, fit.kept)
 
@@ -197,14 +201,14 @@ def _require_kept(rows: pa.Table, conditions: Mapping[str, str]) -> None:
     for name, is_kept in zip(conditions, row or (), strict=False):
         if is_kept is False:
             raise InputError(
-                f"Column {name!r} holds a value that DuckLake would change without a word.",
-                hint="Parquet keeps 128-bit numbers as DOUBLE, intervals in whole milliseconds without a sign, and "
+                f"Column {name!r} has a value that DuckLake would change silently.",
+                hint="Parquet stores 128-bit numbers as DOUBLE, intervals in whole milliseconds without a sign, and "
                 "times of day with a zone in UTC. Round such values, or make the column VARCHAR or DECIMAL.",
             )
 
 
 def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -> None:
-    """Refuse rows of a shape that the columns do not take unchanged."""
+    """Refuse rows whose schema does not fit the columns unchanged."""
     reason = schema_mismatch(schema, columns)
     if reason is not None:
         raise TypeConflictError(
@@ -213,7 +217,7 @@ def require_fit(schema: pa.Schema, columns: tuple[Column, ...], *, table: str) -
 
 
 def require_queueable(columns: Sequence[Column]) -> None:
-    """Refuse columns of a table that the queue could take no rows for."""
+    """Refuse columns of a table that the queue cannot accept rows for."""
     refuse_reserved(columns)
     for column in columns:
         types.require_deliverable(column)
@@ -222,18 +226,18 @@ def require_queueable(columns: Sequence[Column]) -> None:
 
 
 def refuse_unknown(columns: Iterable[Column]) -> None:
-    """Refuse columns of a type that Arrow has no form for: the queue keeps and hands on its rows in Arrow."""
+    """Refuse columns of a type that Arrow lacks: the queue stores and passes on its rows in Arrow."""
     for column in columns:
         if types.holds(column.type, _NOT_IN_ARROW):
             raise TypeConflictError(
-                f"Column {column.name!r} is {column.type}, which the queue cannot keep.",
+                f"Column {column.name!r} is {column.type}, which the queue cannot store.",
                 hint="INSERT into the table itself instead of the queue, or make the column JSON.",
                 column=column.name,
             )
 
 
 def refuse_reserved(columns: Iterable[Column]) -> None:
-    """The buffer keeps two columns of its own beside the table's."""
+    """Refuse columns with the names of the buffer's own two columns."""
     taken = [column.name for column in columns if sql.fold(column.name) in (SEQ, AT)]
     if taken:
-        raise InputError(f"A buffered table cannot have a column {taken[0]!r}: the queue keeps its own there.")
+        raise InputError(f"A buffered table cannot have a column {taken[0]!r}: the name is reserved for the queue.")

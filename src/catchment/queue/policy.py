@@ -23,7 +23,7 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The thresholds, and how long to leave a table alone after a failure."""
+    """The thresholds, and how long a table backs off after a failure."""
 
     rows_max: int
     bytes_max: int
@@ -40,13 +40,13 @@ class Policy:
         )
 
     def trigger(self, state: TableState, now: datetime) -> Trigger | None:
-        """Why the table is due, or None."""
-        if not state.rows:
+        """Return why the table is due, or None."""
+        if state.sealed_rows:
+            # The layout decided to seal them.
+            return Trigger.SEALED
+        if not state.ready_rows:
             return None
-        if state.sealed_rows is not None:
-            # The files decide by themselves when they are sealed; what is sealed can go.
-            return Trigger.SEALED if state.sealed_rows else None
-        if state.rows >= self.rows_max:
+        if state.ready_rows >= self.rows_max:
             return Trigger.ROWS
         if state.bytes >= self.bytes_max:
             return Trigger.BYTES
@@ -58,7 +58,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushFailure:
-    """A table whose flush failed: how often in a row, why, and when to try again."""
+    """A table whose flush failed: how often in a row, why, and when to retry."""
 
     failures: int
     reason: str
@@ -69,7 +69,7 @@ class FlushFailure:
 
 
 def failed_again(before: FlushFailure | None, reason: str, policy: Policy, now: datetime, luck: float) -> FlushFailure:
-    """The trouble after one more failure."""
+    """Return the failure after one more failed flush."""
     failures = before.failures + 1 if before else 1
     wait = timedelta(milliseconds=policy.retry.wait_ms(min(failures, 60), luck))
     return FlushFailure(failures=failures, reason=reason, retry_at=now + wait)

@@ -1,6 +1,6 @@
 """Audit of the queue: compares the buffer with the lake's ledger, and says what is not covered."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,11 +9,9 @@ from catchment.foundation.ids import ProducerId, TableId
 from catchment.foundation.settings import Settings
 from catchment.lake import AuditReport, Lake
 from catchment.lake.audit import AuditFinding
-from catchment.queue import quarantine
+from catchment.queue import buffer_factory
 from catchment.queue.buffer import KIND, QuarantinedFile, TableState
 from catchment.queue.coordinator import DqCoordinator, QueueStatus
-from catchment.queue.segment_files import SegmentFolders, SegmentState
-from catchment.queue.shared_buffer import FILE_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class QueueAudit:
 
 def audit(lake: Lake, find_queue: Callable[[], DqCoordinator | None], settings: Settings) -> QueueAudit:
     """Audit the queue of a lake; `find_queue` opens it if it has a buffer."""
-    remarks = [*notes(settings, is_open=False)]
+    remarks = [*notes(settings, None)]
     queue, states = None, None
     try:
         # The buffer first and the lake second: rows flushed in between are then found in the lake.
@@ -47,7 +45,8 @@ def audit(lake: Lake, find_queue: Callable[[], DqCoordinator | None], settings: 
     waiting, findings = _compare(own, queue, states or ())
     report = AuditReport(producers=own.producers, findings=(*own.findings, *findings), notes=own.notes)
     # Last, because opening the buffer may have quarantined a file.
-    return QueueAudit(report=report, buffered=None if states is None else waiting, quarantined=quarantined(settings))
+    found = buffer_factory.quarantined(settings)
+    return QueueAudit(report=report, buffered=None if states is None else waiting, quarantined=found)
 
 
 def without_buffer(settings: Settings, now: datetime) -> QueueStatus:
@@ -55,36 +54,21 @@ def without_buffer(settings: Settings, now: datetime) -> QueueStatus:
     return QueueStatus(
         layout=settings.queue_layout,
         root=str(settings.queue_path),
-        incarnation="",
+        generation="",
         bytes=0,
         bytes_max=settings.queue_max_db_bytes,
         tables=(),
-        set_aside=quarantined(settings),
+        quarantined=buffer_factory.quarantined(settings),
         at=now,
     )
 
 
-def quarantined(settings: Settings) -> tuple[QuarantinedFile, ...]:
-    """Return the buffer files that could not be opened."""
-    return quarantine.found(settings.queue_path)
-
-
-def notes(settings: Settings, *, is_open: bool) -> Iterator[str]:
-    """Describe files in the buffer's folder that its status does not count."""
-    root = settings.queue_path
-    if settings.queue_layout == "sessions":
-        active = SegmentFolders(root).names(SegmentState.ACTIVE) if is_open else []
-        if active:
-            count = f"{len(active)} file{'' if len(active) == 1 else 's'}"
-            yield f"{count} being written by other processes, whose rows are not counted."
-        if (root / FILE_NAME).exists():
-            yield f"{root / FILE_NAME} is of the layout `shared`: to flush it, set DUCKLING_QUEUE_LAYOUT=shared."
-    elif any(
-        path.suffix == ".db"
-        for state in (SegmentState.ACTIVE, SegmentState.SEALED)
-        for path in (root / state).glob("*")
-    ):
-        yield f"{root} holds files of the layout `sessions`: to flush them, set DUCKLING_QUEUE_LAYOUT=sessions."
+def notes(settings: Settings, queue: DqCoordinator | None) -> tuple[str, ...]:
+    """Return remarks about rows in the buffer's folder that the status does not count; `queue` is
+    the queue if this process has it open.
+    """
+    own = () if queue is None else queue.buffer.notes()
+    return (*own, *buffer_factory.leftovers(settings))
 
 
 def _of_queue(report: AuditReport, remarks: Sequence[str]) -> AuditReport:
@@ -109,7 +93,7 @@ def _compare(
     findings: list[AuditFinding] = []
     for state in states:
         rows = state.rows
-        if queue is not None and state.sealed_rows is None:
+        if queue is not None and state.has_watermark:
             producer = str(queue.buffer.producer(state.table))
             seq = watermarks.get(producer, 0)
             rows = state.seq_last - max(seq, state.seq_flushed)

@@ -1,19 +1,18 @@
-"""Rows on their way from the log of one buffer to that of another, under the numbers that they have."""
+"""Replication: rows go from the log of one buffer to that of another, under the same numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import pyarrow as pa
 
 from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
-from catchment.queue.buffer import Buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRows:
-    """Consecutive rows of one table, as its home numbered them, all under the same columns."""
+    """Consecutive rows of one table, as its primary numbered them, all with the same columns."""
 
     table: TableId
     columns: tuple[Column, ...]
@@ -26,61 +25,61 @@ class LogRows:
         return last
 
 
-@runtime_checkable
-class ReplicatedBuffer(Buffer, Protocol):
-    """A buffer that numbers each table's rows once and for all, so that another can hold the same rows by number."""
+class Replication(Protocol):
+    """The log of a buffer that numbers each table's rows once, so that another can store them too."""
 
     def retain_log(self, schema: str) -> None:
-        """Keep the rows of the schema's tables as a log, from now on, although they are flushed; durably."""
+        """Retain the rows of the schema's tables as a log from now on, durably."""
         ...
 
     def release_log(self, schema: str) -> None:
-        """Keep flushed rows of the schema's tables no longer; those that are kept go."""
+        """Stop retaining flushed rows of the schema's tables, and delete those that were retained."""
         ...
 
-    def held_schemas(self) -> frozenset[str]:
-        """Schemas whose tables are held."""
+    def retained_schemas(self) -> frozenset[str]:
+        """Return the schemas whose log is retained."""
         ...
 
     def truncate_log(self, table: TableId, seq: int) -> None:
-        """Flushed rows of a held table up to `seq` may go: whoever wanted the log has them."""
+        """Delete flushed rows of a retained table up to `seq`: the log's reader has them."""
         ...
 
     def positions(self, schema: str) -> Mapping[TableId, int]:
-        """The last number of each table of the schema."""
+        """Return the last number of each table of the schema."""
         ...
 
     def read_log(self, table: TableId, after: int, *, rows_max: int, bytes_max: int | None = None) -> LogRows | None:
-        """The rows behind number `after`, as many as there are under the same columns; None where there are none.
+        """Return the rows after number `after` that share their columns, or None if there are none.
 
-        No more of them are read once they have `bytes_max` bytes. InvariantError where the log does not reach back that
-        far.
+        Stops reading once the rows have `bytes_max` bytes. Raises InvariantError if the log does
+        not reach back that far.
         """
         ...
 
-    def append_replicated(self, shipments: Sequence[LogRows]) -> None:
-        """Keep rows under the numbers that they bring, all or none, durably; those that are here are passed over.
+    def append_replicated(self, batches: Sequence[LogRows]) -> None:
+        """Store rows under the numbers that they have, all or none, durably; skip known ones.
 
-        SeqGapError, with `seq_last` as a fact, where some do not follow the last one that is here.
+        Raises SeqGapError, with the fact `seq_last`, if rows do not follow the last one that is
+        here.
         """
         ...
 
     def start_after(self, table: TableId, columns: tuple[Column, ...], seq: int) -> None:
-        """Have the numbers of a table that is new here go on behind `seq`: all up to it are in the lake.
+        """Start the sequence of a new table after `seq`; rows up to `seq` are already in the lake.
 
-        May be repeated. A table that was here before jumps to `seq` where all of it is flushed; StateError where it is
-        not, or where it is ahead.
+        May be repeated. A table that exists here jumps to `seq` if all of it is flushed; StateError
+        if it is not, or if it is ahead of `seq`.
         """
         ...
 
     def start_seq(self, table: TableId) -> int | None:
-        """Behind which number the table began here; None where nothing was said."""
+        """Return the number after which the table's sequence started here, or None."""
         ...
 
     def drop(self, schema: str) -> None:
-        """Forget the schema's tables, whatever rows of them are here, and the hold.
+        """Forget the schema's tables, all their rows, and that their log is retained.
 
-        A table that comes again under the same name, with whatever numbers, is another producer to the ledger: what
-        the lake has of the old one is no reason to take rows of the new one for delivered.
+        A table that is created again under the same name, with any numbers, is another producer to
+        the ledger, so that the old watermark does not hide new rows.
         """
         ...

@@ -1,11 +1,11 @@
-"""Rows whose table was dropped after they were acknowledged: exported, sent to another table, or discarded.
+"""Rows whose table was dropped after they were acknowledged: exported, redirected, or discarded.
 
     stranded ──▶ export      written to Parquet files in the queue's folder; the rows stay buffered
-             ├─▶ redirect    delivered to another table, as a flush would; columns are matched by name
-             └─▶ discard     noted in the ledger as units without rows, then taken out of the buffer
+             ├─▶ redirect    delivered to another table, as by a flush; columns are matched by name
+             └─▶ discard     recorded in the ledger as units without rows, then removed from the buffer
 
-Redirecting and discarding are commits of the ledger first and of the buffer second, like a flush: after a crash in
-between, the same command again only takes the rows out of the buffer.
+Redirect and discard commit to the ledger first and to the buffer second, like a flush: after a
+crash in between, repeating the command only removes the rows from the buffer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,14 @@ from catchment.foundation import events, faults, files, ids, sql
 from catchment.foundation.ids import TableId
 from catchment.lake import Claim, Commit, Delivery, Lake, extensions, reshape, tables, types
 from catchment.lake.commit import Advance, RecordUnits
-from catchment.queue.buffer import Buffer, FlushPayload
-from catchment.queue.flushing import Flusher, merged
+from catchment.queue.buffer import Buffer, Flusher, FlushPayload, merged
 
 EXPORTED = "exported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranded:
-    """Stranded rows, by the name that they are buffered under, and what became of them."""
+    """Stranded rows, by the name that they are buffered under, and the result of the action."""
 
     table: TableId
     rows: int
@@ -35,13 +34,13 @@ class Stranded:
 
 
 class StrandedRows:
-    """The stranded rows of one name, leased to the caller for as long as it has this."""
+    """The stranded rows of one name, leased to the caller as long as this exists."""
 
     def __init__(
-        self, table: TableId, parcels: Sequence[FlushPayload], *, lake: Lake, buffer: Buffer, root: Path
+        self, table: TableId, payloads: Sequence[FlushPayload], *, lake: Lake, buffer: Buffer, root: Path
     ) -> None:
         self.table = table
-        self._parcels = parcels
+        self._parcels = payloads
         self._lake = lake
         self._buffer = buffer
         self._root = root
@@ -49,10 +48,10 @@ class StrandedRows:
     @classmethod
     @contextmanager
     def found(cls, table: TableId, *, lake: Lake, buffer: Buffer, root: Path) -> Iterator["StrandedRows"]:
-        """Find the rows under that name whose table is gone; InputError if there are none."""
+        """Find the rows under that name whose table was dropped; InputError if there are none."""
         lake.open()
         buffer.seal()
-        leased = buffer.parcels([table])
+        leased = buffer.payloads([table])
         try:
             with lake.snapshot() as connection:
                 present = set(tables.list_uuids(connection, lake.name).values())
@@ -69,23 +68,23 @@ class StrandedRows:
 
     @property
     def facts(self) -> Stranded:
-        """How many they are."""
+        """The number of rows."""
         return Stranded(table=self.table, rows=sum(each.rows for each in self._parcels))
 
     def export(self) -> Stranded:
         """Write the rows to Parquet files, one for each set of columns that they were written with."""
         folder = self._root / EXPORTED / f"{self.table}-{ids.new_job_id(self._lake.clock)}"
         files.make_folder(folder)
-        paths = [self._exported(parcel, folder / f"{at:04d}.parquet") for at, parcel in enumerate(self._parcels, 1)]
+        paths = [self._exported(payload, folder / f"{at:04d}.parquet") for at, payload in enumerate(self._parcels, 1)]
         for failure in files.sync_files(paths).values():
             raise failure
         files.sync_folder(folder)
         events.emit("rows_exported", table=str(self.table), rows=self.facts.rows, path=str(folder))
         return Stranded(table=self.table, rows=self.facts.rows, files=tuple(map(str, paths)))
 
-    def _exported(self, parcel: FlushPayload, path: Path) -> Path:
+    def _exported(self, payload: FlushPayload, path: Path) -> Path:
         with extensions.scratch() as connection:
-            connection.register("stranded", self._buffer.read(parcel))
+            connection.register("stranded", self._buffer.read(payload))
             try:
                 connection.execute(f"COPY (FROM stranded) TO {sql.literal(str(path))} (FORMAT parquet)")
             finally:
@@ -93,10 +92,10 @@ class StrandedRows:
         return path
 
     def redirect(self, flusher: Flusher, into: TableId) -> Stranded:
-        """Deliver the rows to another table, once; TypeConflictError, and nothing done, if they do not fit it."""
+        """Deliver the rows to another table, once; TypeConflictError, with no effect, on a misfit."""
         target = self._lake.table(into)
-        for parcel in self._parcels:
-            reason = reshape.misfit([column.unbound for column in parcel.columns], target.columns)
+        for payload in self._parcels:
+            reason = reshape.misfit([column.unbound for column in payload.columns], target.columns)
             if reason is not None:
                 raise TypeConflictError(f"The rows of {self.table} do not fit {into}: {reason}.")
         done = merged(flusher.flush(self._parcels, into=into))
@@ -108,39 +107,39 @@ class StrandedRows:
         return Stranded(table=self.table, rows=rows, buried=buried)
 
     def discard(self) -> Stranded:
-        """Give the rows up for good: the ledger knows them as units without rows."""
-        for parcel in self._parcels:
-            self._note(parcel)
+        """Discard the rows permanently: the ledger records them as units without rows."""
+        for payload in self._parcels:
+            self._record_discarded(payload)
             faults.reach("queue.before_discard")
-            self._buffer.retire(parcel)
+            self._buffer.retire(payload)
         events.emit("rows_discarded", table=str(self.table), rows=self.facts.rows)
         return self.facts
 
-    def _note(self, parcel: FlushPayload) -> None:
-        claim = self._lake.join(parcel.producer)
-        uuid = types.table_of(parcel.columns) or ""
+    def _record_discarded(self, payload: FlushPayload) -> None:
+        claim = self._lake.join(payload.producer)
+        uuid = types.table_of(payload.columns) or ""
         with self._lake.ledger() as ledger:
-            is_noted = parcel.id in ledger.delivered_ids([parcel.id], uuid)
-        if is_noted or (parcel.positioned and claim.seq >= parcel.seq_last):
+            is_recorded = payload.id in ledger.delivered_ids([payload.id], uuid)
+        if is_recorded or (payload.seqs is not None and claim.seq >= payload.seqs[1]):
             return
-        delivery = self._delivery(parcel, claim, uuid)
+        delivery = self._delivery(payload, claim, uuid)
         changes = (Advance(claim=claim, seq_to=delivery.seq_last), RecordUnits(deliveries=(delivery,)))
-        self._lake.commit(Commit(message=f"discard {parcel.rows} rows of {self.table}", changes=changes))
+        self._lake.commit(Commit(message=f"discard {payload.rows} rows of {self.table}", changes=changes))
 
-    def _delivery(self, parcel: FlushPayload, claim: Claim, uuid: str) -> Delivery:
+    def _delivery(self, payload: FlushPayload, claim: Claim, uuid: str) -> Delivery:
         return Delivery(
-            unit_id=parcel.id,
-            producer=parcel.producer,
+            unit_id=payload.id,
+            producer=payload.producer,
             epoch=claim.epoch,
             seq_first=claim.seq + 1,
-            seq_last=parcel.seq_last if parcel.positioned else claim.seq + 1,
-            table=parcel.table,
+            seq_last=claim.seq + 1 if payload.seqs is None else payload.seqs[1],
+            table=payload.table,
             table_uuid=uuid,
             mode="discarded",
             rows=0,
             bytes=0,
             digest=None,
-            source=f"{parcel.path}#{parcel.table}[{parcel.seq_first}..{parcel.seq_last}], discarded",
+            source=f"{payload.path}#{payload.table}[{payload.seq_first}..{payload.seq_last}], discarded",
             job_id=ids.new_job_id(self._lake.clock),
             delivered_at=self._lake.clock.now(),
         )

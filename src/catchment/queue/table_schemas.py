@@ -1,14 +1,15 @@
-"""What the lake's tables take, and which table a write is bound to.
+"""Columns of the lake's tables, and the table that a write is bound to.
 
     known as of the lake's present schema version, and the rows fit ──▶ bound to that
-    the schema has changed, or the rows do not fit                  ──▶ the lake is asked, then bound or refused
-    the lake is away                                                ──▶ bound to what was known last
+    the schema has changed, or the rows do not fit                  ──▶ the lake is read, then bound or refused
+    the lake is unavailable                                         ──▶ bound to the last known columns
 
-A write is bound to columns by what DuckLake knows them by, not by their names: see `lake.types.Column`. A change that
-this process makes counts for the next write, one that another process makes within the age that `SchemaWatch` allows.
+A write is bound to columns by DuckLake's identities, not by name: see `lake.types.Column`. A change
+by this process applies to its next write, a change by another process within the age that
+`SchemaWatch` allows.
 
-What the lake answered is noted in a file beside the buffer: a process that starts while the lake is away takes rows by
-that, for tables that it does not buffer yet.
+Columns read from the lake are saved in a file next to the buffer: a process that starts while the
+lake is unavailable uses them for tables that it does not buffer yet.
 """
 
 import json
@@ -34,8 +35,8 @@ NOTES_NAME = "tables.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the lake said of a table, when its schema had that version; None if nothing was known of the version."""
+class _KnownColumns:
+    """A table's columns as of a schema version of the lake; None if the version was unknown."""
 
     columns: tuple[Column, ...]
     version: int | None
@@ -47,52 +48,56 @@ class TableSchemas:
     def __init__(self, lake: Lake, watch: SchemaWatch, *, auto_create: bool, root: Path) -> None:
         self._lake = lake
         self._watch = watch
-        self._notes = root / NOTES_NAME
+        self._path = root / NOTES_NAME
         self._auto_create = auto_create
-        # What the lake answered, for each table by one question at a time: a later answer is a newer one.
-        self._known: dict[TableId, _Answer] = {}
-        # Locks of the tables that are being asked for, and how many want each. Making a table waits for other commits.
-        self._asking: dict[TableId, tuple[threading.Lock, int]] = {}
-        # Guards the locks and the notes; held for moments only.
+        # Columns read from the lake, by one thread at a time per table: a later answer is a newer
+        # one.
+        self._known: dict[TableId, _KnownColumns] = {}
+        # Locks of tables that are being read, with the number of threads that want each. Creating a
+        # table waits for other commits.
+        self._locks: dict[TableId, tuple[threading.Lock, int]] = {}
+        # Guards the locks and the saved file; held for moments only.
         self._mutex = threading.Lock()
 
-    def columns(self, table: TableId, schema: pa.Schema, kept: tuple[Column, ...] | None) -> tuple[Column, ...]:
-        """What such rows are bound to; `kept` is what the buffer keeps the table's rows with now."""
-        before = self._current(table, kept)
+    def columns(self, table: TableId, schema: pa.Schema, buffered: tuple[Column, ...] | None) -> tuple[Column, ...]:
+        """Return the columns that such rows are bound to; `buffered` are those of buffered rows."""
+        before = self._current(table, buffered)
         if before is not None and incoming.schema_mismatch(schema, before) is None:
             return before
-        # One asks, the others wait for the answer: a changed table is not asked for by every writer at once.
-        with self._alone(table):
-            answer = self._current(table, kept)
+        # One thread reads, the others wait for its result: not every writer reads a changed table.
+        with self._exclusive(table):
+            answer = self._current(table, buffered)
             if answer is not None and answer is not before and incoming.schema_mismatch(schema, answer) is None:
                 return answer
-            columns = self._asked(table, schema, kept)
+            columns = self._resolve(table, schema, buffered)
         incoming.require_fit(schema, columns, table=str(table))
         return columns
 
-    def known(self, table: TableId, kept: tuple[Column, ...] | None, *, ask: bool) -> tuple[Column, ...]:
-        """The columns of a table that exists; with `ask` as the lake has them at this moment."""
-        known = None if ask else self._current(table, kept)
+    def known(self, table: TableId, buffered: tuple[Column, ...] | None, *, ask: bool) -> tuple[Column, ...]:
+        """Return the columns of an existing table; with `ask`, as the lake has them now."""
+        known = None if ask else self._current(table, buffered)
         if known is not None:
             return known
-        with self._alone(table):
-            return self._asked(table, None, kept)
+        with self._exclusive(table):
+            return self._resolve(table, None, buffered)
 
-    def _current(self, table: TableId, kept: tuple[Column, ...] | None) -> tuple[Column, ...] | None:
-        """What is known of the table and in force: as of the present schema version, or while the lake is away."""
+    def _current(self, table: TableId, buffered: tuple[Column, ...] | None) -> tuple[Column, ...] | None:
+        """Return the columns in force: of the present schema version, or the last known."""
         version, known = self._watch.version(), self._known.get(table)
         if version is None:
-            return known.columns if known is not None else kept
+            return known.columns if known is not None else buffered
         return known.columns if known is not None and known.version == version else None
 
-    def _asked(self, table: TableId, schema: pa.Schema | None, kept: tuple[Column, ...] | None) -> tuple[Column, ...]:
-        """What the lake says, or what was known last if it is away; the caller is the only one who asks."""
-        # Asked before the table: of a change in between, the next write learns.
+    def _resolve(
+        self, table: TableId, schema: pa.Schema | None, buffered: tuple[Column, ...] | None
+    ) -> tuple[Column, ...]:
+        """Read the columns from the lake, or use the last known; the caller holds the table's lock."""
+        # Read before the table: the next write learns of a change in between.
         version, before = self._watch.version(), self._known.get(table)
         try:
-            columns = self._ask(table, schema)
+            columns = self._read_from_lake(table, schema)
         except LakeUnavailableError as error:
-            last = before.columns if before is not None else kept or self._remembered().get(table)
+            last = before.columns if before is not None else buffered or self._saved().get(table)
             if last is None or (schema is not None and incoming.schema_mismatch(schema, last) is not None):
                 raise
             if before is None:
@@ -102,46 +107,46 @@ class TableSchemas:
             self._known.pop(table, None)
             raise
         else:
-            self._remember(table, columns)
+            self._save(table, columns)
         if before is not None and before.columns == columns:
-            # The same object: what was found out about rows that fit it is remembered by that.
+            # The same object: what is cached about rows that fit it is found by its identity.
             columns = before.columns
-        self._known[table] = _Answer(columns, version)
+        self._known[table] = _KnownColumns(columns, version)
         return columns
 
-    def have(self, table: TableId, columns: tuple[Column, ...]) -> None:
-        """See that the lake has the table; one that is missing is made with these columns."""
-        with self._alone(table):
+    def ensure(self, table: TableId, columns: tuple[Column, ...]) -> None:
+        """Ensure that the lake has the table; create it with these columns if it is missing."""
+        with self._exclusive(table):
             self._lake.open()
             if self._lake.find_table(table) is None:
                 refuse_ledger(table)
                 self._create(table, tuple(column.unbound for column in columns))
-            self._asked(table, None, None)
+            self._resolve(table, None, None)
 
     def forget(self, schema: str) -> None:
-        """The lake is asked for the schema's tables when they are wanted again."""
+        """Forget the schema's tables, so that the lake is read when they are used again."""
         for table in list(self._known):
             if sql.fold(table.schema) == sql.fold(schema):
                 self._known.pop(table, None)
 
     @contextmanager
-    def _alone(self, table: TableId) -> Iterator[None]:
-        """Be the only one who asks for this table; those who ask for others do not wait."""
+    def _exclusive(self, table: TableId) -> Iterator[None]:
+        """Lock the table for reading it from the lake; other tables are not blocked."""
         with self._mutex:
-            lock, wanted = self._asking.get(table, (threading.Lock(), 0))
-            self._asking[table] = (lock, wanted + 1)
+            lock, wanted = self._locks.get(table, (threading.Lock(), 0))
+            self._locks[table] = (lock, wanted + 1)
         try:
             with lock:
                 yield
         finally:
             with self._mutex:
-                wanted = self._asking[table][1] - 1
+                wanted = self._locks[table][1] - 1
                 if wanted:
-                    self._asking[table] = (lock, wanted)
+                    self._locks[table] = (lock, wanted)
                 else:
-                    del self._asking[table]
+                    del self._locks[table]
 
-    def _ask(self, table: TableId, schema: pa.Schema | None) -> tuple[Column, ...]:
+    def _read_from_lake(self, table: TableId, schema: pa.Schema | None) -> tuple[Column, ...]:
         refuse_ledger(table)
         self._lake.open()
         found = self._lake.find_table(table)
@@ -158,29 +163,29 @@ class TableSchemas:
         incoming.require_queueable(found.columns)
         return found.columns
 
-    def _remembered(self) -> dict[TableId, tuple[Column, ...]]:
+    def _saved(self) -> dict[TableId, tuple[Column, ...]]:
         with self._mutex:
-            return self._noted()
+            return self._read_saved()
 
-    def _noted(self) -> dict[TableId, tuple[Column, ...]]:
+    def _read_saved(self) -> dict[TableId, tuple[Column, ...]]:
         try:
-            noted = json.loads(self._notes.read_text(encoding="utf-8"))
+            content = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
-            # None yet, or half of one: then the lake has to be asked.
+            # Missing or incomplete: the lake has to be read.
             return {}
-        return {TableId(*each["table"]): tuple(map(Column.from_json, each["columns"])) for each in noted}
+        return {TableId(*each["table"]): tuple(map(Column.from_json, each["columns"])) for each in content}
 
-    def _remember(self, table: TableId, columns: tuple[Column, ...]) -> None:
+    def _save(self, table: TableId, columns: tuple[Column, ...]) -> None:
         with self._mutex:
-            remembered = self._noted()
-            if remembered.get(table) != columns:
-                noted = [
-                    {"table": [each.schema, each.name], "columns": [asdict(column) for column in kept]}
-                    for each, kept in {**remembered, table: columns}.items()
+            saved = self._read_saved()
+            if saved.get(table) != columns:
+                content = [
+                    {"table": [each.schema, each.name], "columns": [asdict(column) for column in buffered]}
+                    for each, buffered in {**saved, table: columns}.items()
                 ]
                 with suppress(StorageFailedError):
-                    # Only a note, which the next question makes again.
-                    files.write_text(self._notes, json.dumps(noted))
+                    # Losing the file is harmless: the next read writes it again.
+                    files.write_text(self._path, json.dumps(content))
 
     def _create(self, table: TableId, columns: tuple[Column, ...]) -> None:
         incoming.refuse_reserved(columns)
@@ -189,7 +194,7 @@ class TableSchemas:
         try:
             self._lake.commit(Commit(message=f"create {table} for the queue", changes=(change,)))
         except (ConflictError, InputError):
-            # Another process may have been faster; if not, the reason counts.
+            # Another process may have been faster; if not, raise.
             if self._lake.find_table(table) is None:
                 raise
         else:

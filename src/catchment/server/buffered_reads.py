@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table | None) -> StatementOutcome:
     """Run a query over lake and buffer, on a connection of its own: it reads the current state."""
     session, engine = statements.session, statements.session.engine
-    if any(step.own) and engine.settings.queue_layout != "sessions":
+    if any(step.own) and not (session.queue is not None and session.queue.buffer.separates_sessions):
         raise NotSupportedError(
             f"{QUEUE} is write-only: it accepts only INSERT INTO and CREATE TABLE {QUEUE}.<table>.",
             hint=f"Read the table itself, or {FRESH}.<table> to include the buffered rows.",

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.queue import FlushReport, QueueStatus, TableFlush, TableState, quarantine
+from catchment.queue import FlushReport, QueueStatus, TableFlush, TableState, buffer_factory
 from catchment.queue.coordinator import TableStatus
 from catchment.queue.policy import FlushFailure, Trigger
 from catchment.queue.stranded import Stranded
@@ -87,13 +87,13 @@ def status(found: QueueStatus) -> pa.Table:
             "seq_flushed": each.state.seq_flushed,
             "due": None if each.trigger is None else str(each.trigger),
             "flushing": each.flushing,
-            "failures": 0 if each.trouble is None else each.trouble.failures,
-            "error": None if each.trouble is None else each.trouble.reason,
-            "retry_at": None if each.trouble is None else each.trouble.retry_at,
+            "failures": 0 if each.failure is None else each.failure.failures,
+            "error": None if each.failure is None else each.failure.reason,
+            "retry_at": None if each.failure is None else each.failure.retry_at,
         }
         for each in found.tables
     ]
-    whole = {_INCARNATION: found.incarnation, _BYTES: str(found.bytes)}
+    whole = {_INCARNATION: found.generation, _BYTES: str(found.bytes)}
     return pa.Table.from_pylist(rows, schema=STATUS.with_metadata(whole))
 
 
@@ -122,24 +122,24 @@ def as_status(status: pa.Table, settings: Settings, at: datetime) -> QueueStatus
     return QueueStatus(
         layout=settings.queue_layout,
         root=str(settings.queue_path),
-        incarnation=whole[_INCARNATION].decode(),
+        generation=whole[_INCARNATION].decode(),
         bytes=int(whole[_BYTES]),
         bytes_max=settings.queue_max_db_bytes,
         tables=tuple(_status_of(row) for row in status.to_pylist()),
-        set_aside=quarantine.found(settings.queue_path),
+        quarantined=buffer_factory.quarantined(settings),
         at=at,
     )
 
 
 def _status_of(row: Mapping[str, Any]) -> TableStatus:
     names = ("rows", "bytes", "oldest_at", "seq_last", "seq_flushed")
-    trouble = None
+    failure = None
     if row["error"] is not None:
-        trouble = FlushFailure(failures=row["failures"], reason=row["error"], retry_at=row["retry_at"])
+        failure = FlushFailure(failures=row["failures"], reason=row["error"], retry_at=row["retry_at"])
     return TableStatus(
-        state=TableState(table=_table(row), **{name: row[name] for name in names}),
+        state=TableState(table=_table(row), ready_rows=row["rows"], **{name: row[name] for name in names}),
         trigger=None if row["due"] is None else Trigger(row["due"]),
-        trouble=trouble,
+        failure=failure,
         flushing=row["flushing"],
     )
 

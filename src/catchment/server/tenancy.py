@@ -33,10 +33,10 @@ class Tenancy:
 
     def __init__(self, app: App, shard: ShardId) -> None:
         settings, clock = app.settings, app.clock
-        if not settings.queue_enable or settings.queue_layout != "shared":
+        if not settings.queue_enable or app.queue.buffer.replication is None:
             raise SettingsError(
-                "A shard requires the queue in its shared layout, where tenants' rows are numbered.",
-                hint="Set DUCKLING_QUEUE_ENABLE=true and DUCKLING_QUEUE_LAYOUT=shared, or unset both.",
+                "A shard needs the queue, in a layout that supports replication: `shared`.",
+                hint="Set DUCKLING_QUEUE_ENABLE=true and DUCKLING_QUEUE_LAYOUT=shared, or leave both out.",
             )
         self._app = app
         self._store = app.control_store

@@ -76,12 +76,12 @@ def queue(found: QueueStatus, lake: LakePart | None, recorder: Recorder) -> Queu
         oldest_age_s=max(ages, default=None),
         tables_total=len(tables),
         tables=tuple(tables[:TABLES_MAX]),
-        set_aside=tuple(QuarantinedFileStatus(path=str(each.path), reason=each.reason) for each in found.set_aside),
+        set_aside=tuple(QuarantinedFileStatus(path=str(each.path), reason=each.reason) for each in found.quarantined),
     )
 
 
 def _queue_table(each: TableStatus, now: datetime, letters: dict[str, int] | None, recorder: Recorder) -> QueueTable:
-    state, trouble, name = each.state, each.trouble, str(each.state.table)
+    state, failure, name = each.state, each.failure, str(each.state.table)
     return QueueTable(
         table=name,
         rows=state.rows,
@@ -91,9 +91,9 @@ def _queue_table(each: TableStatus, now: datetime, letters: dict[str, int] | Non
         flushing=each.flushing,
         seq_last=state.seq_last,
         seq_flushed=state.seq_flushed,
-        failures=0 if trouble is None else trouble.failures,
-        reason=None if trouble is None else trouble.reason,
-        retry_at=None if trouble is None else trouble.retry_at,
+        failures=0 if failure is None else failure.failures,
+        reason=None if failure is None else failure.reason,
+        retry_at=None if failure is None else failure.retry_at,
         dead_letters=None if letters is None else letters.get(name, 0),
         last_flushes=recorder.flushes(name),
     )

@@ -142,7 +142,7 @@ class TenantShard:
             self._ship(record)
             if record.move is None:
                 # The process that ended the move may have been killed before the log was released.
-                self._queue.release_log(record.tenant.schema)
+                self._queue.replication.log.release_log(record.tenant.schema)
 
     def close(self) -> None:
         """Stop shipping."""
@@ -199,7 +199,7 @@ class TenantShard:
             self._admission.admit(tenant, target, rows)
         with self._barrier(tenant).enter(wait_s=self._waits.gate_s):
             record = admits(self._records.find(tenant), epoch)
-            ack, shipment = self._queue.take(target, rows, session=session)
+            ack, shipment = self._queue.replication.enqueue(target, rows, session=session)
             faults.reach("tenant.after_home_write")
             shipper = self._shippers.get(tenant)
             if shipper is not None:
@@ -216,16 +216,16 @@ class TenantShard:
             foreign = [part.table for part in shipments if part.table.schema != tenant.schema]
             if foreign:
                 raise InvalidStateError(f"{foreign[0]} is not a table of {tenant}.")
-            self._queue.append_replicated(shipments)
+            self._queue.replication.append_replicated(shipments)
             faults.reach("tenant.after_receive")
             for part in shipments:
                 # The primary has them, and a replica ships to no other shard: delete them here once
                 # they are flushed.
-                self._queue.truncate_log(part.table, part.seq_last)
+                self._queue.replication.log.truncate_log(part.table, part.seq_last)
             return self.positions(tenant)
 
     def positions(self, tenant: TenantId) -> Positions:
-        return Positions(self._queue.positions(tenant.schema))
+        return Positions(self._queue.replication.log.positions(tenant.schema))
 
     @contextmanager
     def reading(self, tenant: TenantId) -> Iterator[None]:
@@ -304,7 +304,7 @@ class TenantShard:
             with self._done:
                 if not self._done.wait_for(lambda: not self._changes.get(tenant), self._waits.drain_s):
                     raise NotReadyError(f"Tables of {tenant} are being changed without the queue.")
-            self._queue.retain_log(tenant.schema)
+            self._queue.replication.retain_log(tenant.schema)
             faults.reach("tenant.after_hold")
             known = self._records.retained(tenant, move)
             if known is None:
@@ -316,10 +316,10 @@ class TenantShard:
         """Return one snapshot of the lake, with the position of the tenant's log in it."""
         lake, buffer = self._queue.lake, self._queue.buffer
         lake.open()
-        tables = self._queue.positions(tenant.schema)
+        tables = self._queue.replication.log.positions(tenant.schema)
         with lake.snapshot() as connection:
             ledger = Ledger(connection, lake.name)
-            marks = {table: buffer.covered(table, ledger.join(buffer.producer(table)).seq) for table in tables}
+            marks = {table: buffer.check_watermark(table, ledger.join(buffer.producer(table)).seq) for table in tables}
             row = connection.execute(f"SELECT id FROM {sql.identifier(lake.name)}.current_snapshot()").fetchone()
         if row is None:
             raise InvariantError("The lake has no snapshot.")
@@ -332,10 +332,10 @@ class TenantShard:
                 raise InvalidStateError(f"{self._id} is not preparing a replica of {tenant}.")
             # Already now, because it takes longer than a change of the primary may: as the primary,
             # this shard ships its log back.
-            self._queue.retain_log(tenant.schema)
+            self._queue.replication.retain_log(tenant.schema)
             for table, seq in positions.by_table.items():
-                if self._queue.positions(tenant.schema).get(table, 0) < seq:
-                    self._queue.start_after(table, seq)
+                if self._queue.replication.log.positions(tenant.schema).get(table, 0) < seq:
+                    self._queue.replication.start_after(table, seq)
 
     def replicate(self, tenant: TenantId, replica: Replica, *, epoch: int) -> Positions:
         with self._lock(tenant):
@@ -394,7 +394,7 @@ class TenantShard:
             if settled.role is not ShardRole.PRIMARY:
                 self._ship(settled)
             if settled.replica is None:
-                self._queue.release_log(tenant.schema)
+                self._queue.replication.log.release_log(tenant.schema)
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
         tables = self._tables(tenant)
@@ -416,7 +416,7 @@ class TenantShard:
 
     def _delete(self, tenant: TenantId) -> Erased:
         """Delete the tenant's log, then its tables, then their files."""
-        self._queue.drop(tenant.schema)
+        self._queue.replication.drop(tenant.schema)
         faults.reach("tenant.between_drops")
         lake = self._queue.lake
         tables = self._tables(tenant)
@@ -433,8 +433,8 @@ class TenantShard:
     # Internals.
 
     def _retain_log(self, tenant: TenantId) -> None:
-        if tenant.schema not in self._queue.held_schemas():
-            self._queue.retain_log(tenant.schema)
+        if tenant.schema not in self._queue.replication.log.retained_schemas():
+            self._queue.replication.retain_log(tenant.schema)
 
     def _tables(self, tenant: TenantId) -> list[TableId]:
         self._queue.lake.open()

@@ -121,7 +121,7 @@ class Shipper:
     def lag(self) -> Lag:
         """Return the lag of the replica."""
         with self._changed:
-            primary = Positions(self._queue.positions(self._tenant.schema))
+            primary = Positions(self._queue.replication.log.positions(self._tenant.schema))
             replica = self._positions()
             seconds = 0.0 if replica.covers(primary) else self._clock.monotonic_s() - self._level_s
             return Lag(
@@ -168,7 +168,7 @@ class Shipper:
         if now_s - self._truncated_s > _TRUNCATE_S:
             self._truncated_s = now_s
             for table, seq in self._positions().by_table.items():
-                self._queue.truncate_log(table, seq)
+                self._queue.replication.log.truncate_log(table, seq)
         with self._changed:
             self._changed.wait_for(lambda: self._has_news or self._stopping, _LOOK_S)
 
@@ -183,7 +183,7 @@ class Shipper:
             waiting, self._waiting = self._waiting, {}
             self._waiting_bytes = 0
             self._has_news = False
-        primary = self._queue.positions(self._tenant.schema)
+        primary = self._queue.replication.log.positions(self._tenant.schema)
         parts = list(self._next(replica, primary, waiting))
         if not parts:
             self._level_s = self._clock.monotonic_s()
@@ -202,7 +202,7 @@ class Shipper:
         return True
 
     def _is_lagging(self, replica: Mapping[TableId, int]) -> bool:
-        primary = self._queue.positions(self._tenant.schema)
+        primary = self._queue.replication.log.positions(self._tenant.schema)
         return any(replica.get(table, 0) < seq for table, seq in primary.items())
 
     def _next(
@@ -221,7 +221,7 @@ class Shipper:
                 continue
             found = _joined(after, waiting.get(table, ()))
             if found is None:
-                found = self._queue.read_log(table, after, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX)
+                found = self._queue.replication.log.read_log(table, after, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX)
             if found is not None:
                 found = _cut(found)
                 yield found

@@ -47,11 +47,11 @@ class ModelDisk:
     it.
     """
 
-    incarnation: str = field(default_factory=lambda: secrets.token_hex(8))
+    generation: str = field(default_factory=lambda: secrets.token_hex(8))
     tables: dict[TableId, ModelTable] = field(default_factory=dict)
     # Number of earlier tables of a name, and the producers of tables whose name now belongs to
     # another table.
-    lives: dict[TableId, int] = field(default_factory=dict)
+    generations: dict[TableId, int] = field(default_factory=dict)
     formers: dict[TableId, ProducerId] = field(default_factory=dict)
 
 
@@ -64,12 +64,20 @@ class ModelBuffer:
         self._chunk_rows = chunk_rows
 
     @property
-    def incarnation(self) -> str:
-        return self.disk.incarnation
+    def generation(self) -> str:
+        return self.disk.generation
+
+    @property
+    def replication(self) -> None:
+        """None: the model has no log."""
+
+    @property
+    def separates_sessions(self) -> bool:
+        return False
 
     def producer(self, table: TableId) -> ProducerId:
-        life = self.disk.lives.get(table, 0)
-        named = ProducerId(KIND, str(table), f"{self.incarnation}.{life + 1}" if life else self.incarnation)
+        earlier = self.disk.generations.get(table, 0)
+        named = ProducerId(KIND, str(table), f"{self.generation}.{earlier + 1}" if earlier else self.generation)
         return self.disk.formers.get(table, named)
 
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
@@ -80,7 +88,7 @@ class ModelBuffer:
         content = _shaped(rows, columns)
         before = self.disk.tables.get(table)
         if before is not None and len({types.table_of(before.columns), types.table_of(columns)} - {None}) == 2:
-            self._part(table, before)
+            self._start_generation(table, before)
         kept = self.disk.tables.setdefault(table, ModelTable(columns))
         kept.columns = columns
         first = kept.seq_last + 1
@@ -89,7 +97,7 @@ class ModelBuffer:
             ModelRow(seq=first + at, at=self._clock.now(), columns=columns, content=content.slice(at, 1))
             for at in range(rows.num_rows)
         ]
-        return Ack(table=table, source=self.incarnation, seq_first=first, seq_last=kept.seq_last)
+        return Ack(table=table, source=self.generation, seq_first=first, seq_last=kept.seq_last)
 
     def tables(self, session: str | None = None) -> tuple[TableState, ...]:
         return tuple(
@@ -100,6 +108,7 @@ class ModelBuffer:
                 oldest_at=kept.rows[0].at if kept.rows else None,
                 seq_last=kept.seq_last,
                 seq_flushed=kept.seq_flushed,
+                ready_rows=len(kept.rows),
                 uuids=frozenset(filter(None, (types.table_of(row.columns) for row in kept.rows))),
             )
             for table, kept in sorted(self.disk.tables.items())
@@ -111,34 +120,34 @@ class ModelBuffer:
     def seal(self) -> None:
         """Do nothing: every row is available already."""
 
-    def parcels(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
+    def payloads(self, tables: Sequence[TableId] | None = None) -> list[FlushPayload]:
         return [
-            self._parcel(table, some[start : start + self._chunk_rows])
+            self._payload(table, some[start : start + self._chunk_rows])
             for table, kept in sorted(self.disk.tables.items())
             if tables is None or table in tables
             for some in _versions(kept.rows)
             for start in range(0, len(some), self._chunk_rows)
         ]
 
-    def release(self, parcel: FlushPayload) -> None:
+    def release(self, payload: FlushPayload) -> None:
         """Do nothing: no payload is leased."""
 
-    def stage(self, parcel: FlushPayload, folder: Path) -> Staged:
-        path = folder / f"{parcel.id}.arrow"
-        rows = self.read(parcel)
+    def stage(self, payload: FlushPayload, folder: Path) -> Staged:
+        path = folder / f"{payload.id}.arrow"
+        rows = self.read(payload)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
             writer.write_table(rows)
         return Staged(path=path, relation=None, bytes=files.size_of(path))
 
-    def read(self, parcel: FlushPayload) -> pa.Table:
-        kept = self.disk.tables[parcel.table].rows
-        found = [row.content for row in kept if parcel.seq_first <= row.seq <= parcel.seq_last]
-        if len(found) != parcel.rows:
-            raise InvariantError(f"{parcel.table} has {len(found)} of the payload's {parcel.rows} rows.")
+    def read(self, payload: FlushPayload) -> pa.Table:
+        kept = self.disk.tables[payload.table].rows
+        found = [row.content for row in kept if payload.seq_first <= row.seq <= payload.seq_last]
+        if len(found) != payload.rows:
+            raise InvariantError(f"{payload.table} has {len(found)} of the payload's {payload.rows} rows.")
         return pa.concat_tables(found)
 
-    def retire(self, parcel: FlushPayload) -> None:
-        self.flushed_through(parcel.table, parcel.seq_last)
+    def retire(self, payload: FlushPayload) -> None:
+        self.flushed_through(payload.table, payload.seq_last)
 
     def flushed_through(self, table: TableId, seq: int) -> None:
         kept = self.disk.tables.get(table)
@@ -148,14 +157,14 @@ class ModelBuffer:
             kept.rows = [row for row in kept.rows if row.seq > seq]
             kept.seq_flushed = max(kept.seq_flushed, seq)
 
-    def covered(self, table: TableId, seq: int) -> int:
+    def check_watermark(self, table: TableId, seq: int) -> int:
         return seq
 
-    def held(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
+    def buffered_rows(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
         kept = self.disk.tables.get(table)
         return [
             BufferedRows(
-                parcel=self._parcel(table, some),
+                payload=self._payload(table, some),
                 rows=pa.concat_tables([row.content for row in some]).append_column(
                     SEQ, pa.array([row.seq for row in some], pa.int64())
                 ),
@@ -165,7 +174,13 @@ class ModelBuffer:
 
     def complete_through(self, table: TableId) -> dict[str, int]:
         kept = self.disk.tables.get(table)
-        return {self.incarnation: kept.seq_last if kept else 0}
+        return {self.generation: kept.seq_last if kept else 0}
+
+    def leasable_sources(self, table: TableId) -> frozenset[str]:
+        return frozenset()
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     def size_bytes(self) -> int:
         return sum(_size(kept.rows) for kept in self.disk.tables.values())
@@ -173,7 +188,7 @@ class ModelBuffer:
     def used_bytes(self) -> int:
         return self.size_bytes()
 
-    def set_aside(self) -> tuple[QuarantinedFile, ...]:
+    def quarantined(self) -> tuple[QuarantinedFile, ...]:
         return ()
 
     def end_session(self, session: str) -> None:
@@ -185,27 +200,27 @@ class ModelBuffer:
     def close(self) -> None:
         """Do nothing: the disk stays as it is."""
 
-    def _part(self, table: TableId, before: ModelTable) -> None:
+    def _start_generation(self, table: TableId, before: ModelTable) -> None:
         """Keep the rows of a dropped table under another name, because its own now belongs to a new
         table.
         """
         former = TableId(table.schema, f"{table.name}@{types.table_of(before.columns)}")
         self.disk.formers[former] = self.producer(table)
-        self.disk.lives[table] = self.disk.lives.get(table, 0) + 1
+        self.disk.generations[table] = self.disk.generations.get(table, 0) + 1
         self.disk.tables[former] = self.disk.tables.pop(table)
 
-    def _parcel(self, table: TableId, rows: Sequence[ModelRow]) -> FlushPayload:
+    def _payload(self, table: TableId, rows: Sequence[ModelRow]) -> FlushPayload:
         first, last = rows[0].seq, rows[-1].seq
         return FlushPayload(
             id=ids.unit_id(KIND, str(self.producer(table)), first, last),
             table=table,
             producer=self.producer(table),
-            source=self.incarnation,
+            source=self.generation,
             seq_first=first,
             seq_last=last,
             rows=len(rows),
             bytes=_size(rows),
-            positioned=True,
+            seqs=(first, last),
             path="model",
             relation=str(table),
             columns=rows[0].columns,

@@ -1,4 +1,4 @@
--- Named unlike any staging table, of which a file that is older than these may have one for every table of a user.
+-- Named unlike any staging table: an older file may have a staging table for each of a user's tables.
 CREATE TABLE IF NOT EXISTS held_schemas (
     table_schema VARCHAR NOT NULL
 );
@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS table_lives (
     seq_begun    BIGINT
 );
 
--- The name that a table's rows were acknowledged under, if another table has it by now.
+-- The name under which a table's rows were acknowledged, if another table has it now.
 ALTER TABLE table_lives ADD COLUMN IF NOT EXISTS origin_name VARCHAR;
 
 CREATE TABLE IF NOT EXISTS unproven_tables (

@@ -1,10 +1,11 @@
-"""Segments on the disk: where they lie, and what one holds. The folder is a segment's state, its name says which it is.
+"""Segments on disk: folders, names and content. The folder is a segment's state.
 
     {root}/active/duckling_queue_{uuid}_{timestamp}.db     a session writes it
-    {root}/sealed/duckling_queue_{uuid}_{timestamp}.db     whole, on its way to the lake
+    {root}/sealed/duckling_queue_{uuid}_{timestamp}.db     complete, on its way to the lake
     {root}/flushed/duckling_queue_{uuid}_{timestamp}.db    the lake has it; kept for a while
 
-The timestamp is in seconds since 1970. A name is never given twice, and stays the same through all folders.
+The timestamp is in seconds since 1970. A name is never used twice, and stays the same through all
+folders.
 """
 
 import json
@@ -27,11 +28,11 @@ from catchment.foundation.ids import TableId
 from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.queue.buffer import AT, SEQ
-from catchment.queue.failure import failure
-from catchment.queue.store import WAL
-from catchment.queue.table_log import TableLog
+from catchment.queue.store.file_failures import translated
+from catchment.queue.store.store import WAL
+from catchment.queue.store.table_log import TableLog
 
-# The table in which a segment says which session wrote it.
+# The table in which a segment records the session that wrote it.
 IDENTITY = "__session_queue_metadata"
 _NAME = re.compile(r"duckling_queue_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(\d{1,12})\.db")
 _SAMPLE_ROWS = 1_000
@@ -50,19 +51,19 @@ _NEXT = {SegmentState.ACTIVE: SegmentState.SEALED, SegmentState.SEALED: SegmentS
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SegmentName:
-    """Which segment a file is. Older ones sort first."""
+    """Identifies a segment. Older ones sort first."""
 
     timestamp: int
     uuid: str
 
     @classmethod
     def new(cls, clock: Clock) -> "SegmentName":
-        """A name that nobody has."""
+        """Return a new, unique name."""
         return cls(timestamp=int(clock.now().timestamp()), uuid=str(uuid.uuid4()))
 
     @classmethod
     def parse(cls, text: str) -> "SegmentName | None":
-        """Read a file's name; None where it is not that of a segment."""
+        """Parse a file's name; None if it is not that of a segment."""
         match = _NAME.fullmatch(text)
         return cls(timestamp=int(match[2]), uuid=match[1]) if match else None
 
@@ -77,56 +78,57 @@ class SegmentFolders:
         self.root = root
 
     def make(self) -> None:
-        """Create the folders, durably: a segment in a folder that a power cut takes away would be lost."""
+        """Create the folders, durably: otherwise a power cut could lose a folder with its segments."""
         for state in SegmentState:
             files.make_folder(self.root / state)
         files.sync_folder(self.root)
 
     def path(self, state: SegmentState, name: SegmentName) -> Path:
-        """Where the segment lies in that state."""
+        """Return the segment's path in that state."""
         return self.root / state / str(name)
 
     def names(self, state: SegmentState) -> list[SegmentName]:
-        """The segments in that state, oldest first."""
+        """Return the segments in that state, oldest first."""
         # A WAL without its file counts too: it may be all that is left of acknowledged rows.
         found = {SegmentName.parse(path.name.removesuffix(WAL)) for path in (self.root / state).iterdir()}
         return sorted(name for name in found if name is not None)
 
-    def holds(self, state: SegmentState, name: SegmentName) -> bool:
-        """Whether the segment, or at least its WAL, is there."""
+    def contains(self, state: SegmentState, name: SegmentName) -> bool:
+        """Return whether the segment, or at least its WAL, exists."""
         path = self.path(state, name)
         return path.exists() or wal_of(path).exists()
 
     def bytes(self, state: SegmentState) -> int:
-        """Room that the segments in that state take, with their WALs."""
+        """Return the size of the segments in that state, with their WALs."""
         paths = [self.path(state, name) for name in self.names(state)]
         return sum(files.size_of(path) + files.size_of(wal_of(path)) for path in paths)
 
     def advance(self, name: SegmentName, state: SegmentState) -> None:
-        """Move the segment from that state to the one that follows, durably."""
+        """Move the segment from that state to the next one, durably."""
         following = _NEXT.get(state)
         if following is None:
-            raise InvariantError(f"{name} is {state}, and nothing follows.")
+            raise InvariantError(f"{name} is {state}, which is the last state.")
         files.move(self.path(state, name), self.path(following, name))
         files.sync_folder(self.root / following)
         files.sync_folder(self.root / state)
 
     def remove(self, name: SegmentName, state: SegmentState) -> None:
         """Delete the segment."""
-        # The file goes before its WAL, because a file without its WAL would open, and be short of rows.
+        # The file is deleted before its WAL, because a file without its WAL would open and lack
+        # rows.
         files.remove(self.path(state, name))
         files.remove(wal_of(self.path(state, name)))
         files.sync_folder(self.root / state)
 
 
 def wal_of(path: Path) -> Path:
-    """Where DuckDB keeps what it has not yet written into the file."""
+    """Return the path of the file's write-ahead log."""
     return path.with_name(path.name + WAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPart:
-    """The unflushed rows of one version of a table in a segment: what becomes a parcel."""
+    """The unflushed rows of one version of a table in a segment; becomes a payload."""
 
     table: TableId
     version: int
@@ -140,7 +142,7 @@ class SegmentPart:
 
 
 def parts_of(log: TableLog) -> list[SegmentPart]:
-    """The parts that a table has in a segment which is being written."""
+    """Return the parts of a table in a segment that is being written."""
     return [
         SegmentPart(
             table=version.table,
@@ -158,7 +160,7 @@ def parts_of(log: TableLog) -> list[SegmentPart]:
 
 
 class SealedFile:
-    """A sealed segment, open for reading: others may read it at the same time, and nobody can write it."""
+    """A sealed segment, open for reading: others may read it at the same time, none can write it."""
 
     def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection) -> None:
         self._path = path
@@ -167,7 +169,7 @@ class SealedFile:
     @classmethod
     @contextmanager
     def opened(cls, path: Path) -> Iterator["SealedFile"]:
-        """Have the file open for a while."""
+        """Open the file for the duration of the block."""
         try:
             with extensions.attached(path) as connection:
                 yield cls(path, connection)
@@ -175,7 +177,7 @@ class SealedFile:
             raise _failure(path, error) from None
 
     def parts(self) -> tuple[SegmentPart, ...]:
-        """Every part that holds rows; what is marked as flushed is not among them."""
+        """Return every part that has rows and is not marked as flushed."""
         known = self._connection.execute(
             "SELECT table_schema, table_name, version, staging, columns FROM dq_meta ORDER BY ALL"
         ).fetchall()
@@ -186,22 +188,22 @@ class SealedFile:
         return tuple(part for part in found if part.rows)
 
     def session(self) -> str:
-        """The session that wrote the segment."""
+        """Return the session that wrote the segment."""
         found: tuple[str, ...] | None = self._connection.execute(f"SELECT session FROM {IDENTITY}").fetchone()
         return found[0] if found else ""
 
     def rows(self, relation: str) -> pa.Table:
-        """The rows of one part, in order, with their numbers."""
+        """Return the rows of one part, in order, with their numbers."""
         # Rows lie in the order of their numbers, because one thread at a time appended them.
         return self._connection.execute(f"SELECT * EXCLUDE ({AT}) FROM {sql.identifier(relation)}").to_arrow_table()
 
     def _part(self, table: TableId, version: int, relation: str, columns: str) -> SegmentPart:
-        # Counted, because `dq_meta` knows where a version starts and not where it ends.
+        # Counted, because `dq_meta` has the start of a version and not its end.
         facts = self._connection.execute(
             f"SELECT count(*), min({SEQ}), max({SEQ}), min({AT}) FROM {sql.identifier(relation)}"
         ).fetchall()
         rows, first, last, at = facts[0]
-        # As large as its rows are on their way, which is what an active segment says too; the file is full of gaps.
+        # The size of its rows in Arrow, as for an active segment; the file itself has many gaps.
         sample = self._connection.execute(f"FROM {sql.identifier(relation)} LIMIT {_SAMPLE_ROWS}").to_arrow_table()
         return SegmentPart(
             table=table,
@@ -217,7 +219,7 @@ class SealedFile:
 
 
 def _failure(path: Path, error: duckdb.Error) -> CatchmentError:
-    """What a failure to read a sealed segment means."""
+    """Translate an error about reading a sealed segment."""
     if not path.exists():
         return StorageFailedError(f"{path}: {error}", path=str(path))
-    return failure(path, error)
+    return translated(path, error)

@@ -1,4 +1,4 @@
-"""Leases that a PostgreSQL server gives, to any host."""
+"""Leases from a PostgreSQL server, for all hosts."""
 
 import hashlib
 import threading
@@ -8,35 +8,36 @@ import psycopg
 
 from catchment.errors import LakeUnavailableError
 from catchment.foundation.clock import Clock, SystemClock
-from catchment.queue.leases import Lease
+from catchment.queue.sessions.leases import Lease
 
 _CONNECT_TIMEOUT_S = 5
-_CONNECT_AGAIN_AFTER_S = 5.0
-# So that the server notices within about a minute that a host is gone, and lets go of its leases.
+_RECONNECT_AFTER_S = 5.0
+# So that the server detects a lost host within about a minute and releases its leases.
 _KEEPALIVE = "SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10; SET tcp_keepalives_count = 3"
 
 
 class PostgresLeases:
-    """Leases by advisory locks of one PostgreSQL connection, which is kept open: they end when it ends.
+    """Leases by advisory locks of one PostgreSQL connection, which stays open: they end with it.
 
-    The connection must be the server's own, not one that a pooler shares out by transaction.
+    The connection must be the server's own, not one that a pooler shares by transaction.
     """
 
     def __init__(self, conninfo: str, *, clock: Clock | None = None) -> None:
         self._conninfo = conninfo
         self._clock: Clock = clock or SystemClock()
-        # While a server does not answer, most callers are told so at once: writes wait for their first lease.
-        self._connect_again_at_s = self._clock.monotonic_s()
+        # While the server does not answer, most callers fail at once: writes wait for their first
+        # lease.
+        self._reconnect_at_s = self._clock.monotonic_s()
         self._connection: psycopg.Connection | None = None
-        # Advisory locks of one connection can be taken again and again; what this process holds is known only here.
-        # Emptied when the connection is lost, for the locks went with it.
+        # A connection can take its own advisory lock repeatedly, so the leases held by this process
+        # are known only here. Cleared when the connection is lost, because its locks are lost too.
         self._held: dict[str, _PostgresLease] = {}
-        # Guards both, and keeps a lost connection from being found lost twice.
+        # Guards both, and keeps a lost connection from being detected twice.
         self._mutex = threading.Lock()
 
     def take(self, name: str) -> Lease | None:
         with self._mutex:
-            if name in self._held and self._answers():
+            if name in self._held and self._is_connected():
                 return None
             if not self._try_lock(name):
                 return None
@@ -45,17 +46,17 @@ class PostgresLeases:
             return lease
 
     def forget(self, name: str) -> None:
-        """The server keeps nothing for a lock that nobody holds."""
+        """Do nothing: the server stores nothing for a released lock."""
 
     def close(self) -> None:
         with self._mutex:
-            self._lose()
+            self._disconnect()
 
     def holds(self, lease: "_PostgresLease") -> bool:
         with self._mutex:
-            return self._held.get(lease.name) is lease and self._answers()
+            return self._held.get(lease.name) is lease and self._is_connected()
 
-    def give_back(self, lease: "_PostgresLease") -> None:
+    def release(self, lease: "_PostgresLease") -> None:
         with self._mutex:
             if self._held.get(lease.name) is not lease:
                 return
@@ -63,33 +64,34 @@ class PostgresLeases:
             try:
                 self._connect().execute("SELECT pg_advisory_unlock(%s)", (_key(lease.name),))
             except psycopg.Error:
-                # The lock went with the connection.
-                self._lose()
+                # The lock was lost with the connection.
+                self._disconnect()
 
     def _try_lock(self, name: str) -> bool:
         if self._connection is not None:
-            # One that was lost unnoticed is replaced; that a new one fails too is the caller's to know.
+            # A connection that was lost is replaced; if the new one fails too, the caller gets the
+            # error.
             with suppress(psycopg.Error):
-                return self._ask(self._connection, name)
-            self._lose()
-        if self._clock.monotonic_s() < self._connect_again_at_s:
+                return self._try_advisory_lock(self._connection, name)
+            self._disconnect()
+        if self._clock.monotonic_s() < self._reconnect_at_s:
             raise LakeUnavailableError("The PostgreSQL server that leases segments did not answer a moment ago.")
         try:
-            return self._ask(self._connect(), name)
+            return self._try_advisory_lock(self._connect(), name)
         except psycopg.Error as error:
-            self._lose()
-            self._connect_again_at_s = self._clock.monotonic_s() + _CONNECT_AGAIN_AFTER_S
+            self._disconnect()
+            self._reconnect_at_s = self._clock.monotonic_s() + _RECONNECT_AFTER_S
             raise LakeUnavailableError(f"The PostgreSQL server that leases segments does not answer: {error}") from None
 
-    def _ask(self, connection: psycopg.Connection, name: str) -> bool:
+    def _try_advisory_lock(self, connection: psycopg.Connection, name: str) -> bool:
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),)).fetchone()
         return row is not None and bool(row[0])
 
-    def _answers(self) -> bool:
+    def _is_connected(self) -> bool:
         try:
             self._connect().execute("SELECT 1")
         except psycopg.Error:
-            self._lose()
+            self._disconnect()
         return bool(self._held)
 
     def _connect(self) -> psycopg.Connection:
@@ -98,7 +100,7 @@ class PostgresLeases:
             self._connection.execute(_KEEPALIVE)
         return self._connection
 
-    def _lose(self) -> None:
+    def _disconnect(self) -> None:
         self._held.clear()
         if self._connection is not None:
             self._connection.close()
@@ -114,9 +116,9 @@ class _PostgresLease:
         return self._leases.holds(self)
 
     def release(self) -> None:
-        self._leases.give_back(self)
+        self._leases.release(self)
 
 
 def _key(name: str) -> int:
-    """The name as PostgreSQL wants it: a signed number of 64 bits."""
+    """Return the name as a PostgreSQL lock key: a signed 64-bit number."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)

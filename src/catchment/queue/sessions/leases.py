@@ -1,10 +1,12 @@
-"""Leases: who may touch a segment, on this host or on any.
+"""Leases: the exclusive right to use a segment, among the processes of this host or of all hosts.
 
-A session holds the lease of the segment it writes, a flusher that of the file it delivers. A lease dies with its
-holder; so a segment among the active ones whose lease can be taken belongs to nobody. Leases keep processes out of
-each other's way; that rows are delivered once is the ledger's doing, which holds even if a lease is lost.
+A session holds the lease of the segment that it writes, a flusher that of the file that it
+delivers. A lease ends with its holder's process, so an active segment whose lease can be taken has
+no owner. Leases only keep processes from interfering. Exactly-once delivery is ensured by the
+ledger, even if a lease is lost.
 
-A lease goes by the segment's name, not by its path: it stays the same while the file moves from folder to folder.
+A lease is identified by the segment's name, not its path, so it stays valid while the file moves
+from folder to folder.
 """
 
 import threading
@@ -22,40 +24,40 @@ FOLDER = "leases"
 
 
 class Lease(Protocol):
-    """The sole right to touch one segment."""
+    """The exclusive right to use one segment."""
 
     def is_held(self) -> bool:
-        """Whether the right still stands: a holder that was cut off has lost it."""
+        """Return whether the lease is still held: a disconnected holder has lost it."""
         ...
 
     def release(self) -> None:
-        """Give it back; may be repeated."""
+        """Release the lease; may be repeated."""
         ...
 
 
 class Leases(Protocol):
-    """Everybody's leases under one root."""
+    """The leases under one root."""
 
     def take(self, name: str) -> Lease | None:
-        """The lease of that name, or None where somebody has it, be it the caller; does not wait."""
+        """Take the lease of that name without waiting; None if it is taken, even by the caller."""
         ...
 
     def forget(self, name: str) -> None:
-        """Clear away what is kept for a name whose segment is gone for good."""
+        """Delete what is stored for a name whose segment was deleted."""
         ...
 
     def close(self) -> None:
-        """Give all back."""
+        """Release all leases."""
         ...
 
 
 def leases_for(settings: Settings, root: Path, clock: Clock) -> Leases:
-    """The leases that fit the settings: of a PostgreSQL server where there is one, else of this host."""
-    conninfo = _server(settings)
+    """Return the leases of a PostgreSQL server if the settings have one, else of this host."""
+    conninfo = _lease_server(settings)
     if conninfo is None:
         return FileLeases(root, clock)
-    # Imported here and below, because only leases of a server need the client of PostgreSQL.
-    from catchment.queue.postgres_leases import PostgresLeases
+    # Imported here and below, because only leases of a server need the PostgreSQL client.
+    from catchment.queue.sessions.postgres_leases import PostgresLeases
 
     return PostgresLeases(conninfo, clock=clock)
 
@@ -67,12 +69,13 @@ class FileLeases:
         self._folder = root / FOLDER
         self._clock = clock
         self._held: set[_FileLease] = set()
-        # Guards the set, and makes release happen once: closing a descriptor twice could close somebody else's.
+        # Guards the set, and makes release happen once: closing a descriptor twice could close
+        # another file.
         self._mutex = threading.Lock()
 
     def take(self, name: str) -> Lease | None:
         with self._mutex:
-            # The lock belongs to the opened file, not to the process: it keeps this process's other threads out too.
+            # The lock belongs to the open file, not to the process: it also excludes other threads.
             lock = FileLock(self._path(name), clock=self._clock).take()
             if lock is None:
                 return None
@@ -81,8 +84,9 @@ class FileLeases:
             return lease
 
     def forget(self, name: str) -> None:
-        # Two processes could now hold locks on two files of this name. Both find, as each does after it took a lease,
-        # that the segment is not where they saw it; and its name is never given again.
+        # Two processes could now hold locks on two files of this name. Each checks after taking a
+        # lease that the segment is still there, and finds that it is not; its name is never used
+        # again.
         files.remove(self._path(name))
 
     def close(self) -> None:
@@ -93,7 +97,7 @@ class FileLeases:
         with self._mutex:
             return lease in self._held
 
-    def give_back(self, lease: "_FileLease") -> None:
+    def release(self, lease: "_FileLease") -> None:
         with self._mutex:
             if lease in self._held:
                 self._held.remove(lease)
@@ -112,18 +116,18 @@ class _FileLease:
         return self._leases.holds(self)
 
     def release(self) -> None:
-        self._leases.give_back(self)
+        self._leases.release(self)
 
 
-def _server(settings: Settings) -> str | None:
-    """How to reach the PostgreSQL server that leases segments, where there is one."""
+def _lease_server(settings: Settings) -> str | None:
+    """Return how to reach the PostgreSQL server for leases, or None if there is none."""
     if settings.queue_lease_postgres is not None:
-        return _checked(settings.queue_lease_postgres.get_secret_value())
+        return _checked_conninfo(settings.queue_lease_postgres.get_secret_value())
     catalog = parse_catalog(settings.catalog_url.get_secret_value())
     return catalog.conninfo if isinstance(catalog, PostgresCatalog) else None
 
 
-def _checked(text: str) -> str:
+def _checked_conninfo(text: str) -> str:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -131,7 +135,7 @@ def _checked(text: str) -> str:
     try:
         conninfo_to_dict(conninfo)
     except psycopg.Error:
-        # What is wrong with it is not said: the message would quote it, password and all.
+        # The reason is left out: the message would quote the string, including its password.
         raise SettingsError(
             "The PostgreSQL connection string of the queue's leases cannot be read.",
             hint="DUCKLING_QUEUE_LEASE_POSTGRES is `host=… dbname=…`, as for the lake's catalog.",

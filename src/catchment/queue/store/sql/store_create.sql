@@ -1,4 +1,4 @@
--- One row per version of a table's staging table. The newest takes new rows, the older ones drain.
+-- One row per version of a table's columns. The newest takes new rows, the older ones drain.
 CREATE TABLE IF NOT EXISTS dq_meta (
     table_schema     VARCHAR NOT NULL,
     table_name       VARCHAR NOT NULL,

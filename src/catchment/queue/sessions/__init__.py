@@ -1,0 +1,1 @@
+"""The sessions layout: one DuckDB file per session, delivered once it is sealed."""

@@ -1,0 +1,1 @@
+"""The shared layout: one DuckDB file for all sessions."""

@@ -1,0 +1,1 @@
+"""Files of the buffer: a DuckDB file with numbered rows, its journal, and failures of both."""
