@@ -1,4 +1,6 @@
-"""Write small batches from several threads, read them at once, and flush them into the lake as one file."""
+"""Write small batches from several threads, read them at once, and flush them into the lake as one
+file.
+"""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

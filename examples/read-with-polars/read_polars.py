@@ -1,4 +1,6 @@
-"""Read a table with Polars: over ADBC from a server that has its rows buffered, and from the lake through DuckDB."""
+"""Read a table with Polars: over ADBC from a server that has its rows buffered, and from the lake
+through DuckDB.
+"""
 
 import sys
 

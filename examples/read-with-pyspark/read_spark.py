@@ -1,4 +1,6 @@
-"""Deliver Parquet files, change the table, insert into it, and read it with Spark at the current snapshot."""
+"""Deliver Parquet files, change the table, insert into it, and read it with Spark at the current
+snapshot.
+"""
 
 import sys
 from collections import defaultdict

@@ -1,4 +1,6 @@
-"""Read a table while it is written to and flushed: each read sees all that was acknowledged before it, once."""
+"""Read a table while it is written to and flushed: each read sees all that was acknowledged before
+it, once.
+"""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -382,9 +382,9 @@ def test_a_dead_letter_is_shown_with_its_row(shell: Shell, buried: Buried) -> No
 
 
 def test_a_dead_letter_that_does_not_exist_exits_with_two(shell: Shell, buried: Buried) -> None:
-    for command in (["show", "nobody"], ["retry", "nobody"], ["drop", "nobody", "--yes"]):
+    for command in (["show", "no-such-id"], ["retry", "no-such-id"], ["drop", "no-such-id", "--yes"]):
         ended = shell.run("queue", "dead-letters", *command, "--json", home=buried.queue.home)
-        assert (ended.code, ended.json["message"]) == (2, "There is no dead letter nobody.")
+        assert (ended.code, ended.json["message"]) == (2, "There is no dead letter no-such-id.")
 
 
 def test_retrying_before_the_table_is_mended_exits_with_one_and_keeps_the_letters(shell: Shell, buried: Buried) -> None:

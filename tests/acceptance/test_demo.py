@@ -1,4 +1,6 @@
-"""`catchment demo` from an installed wheel: its acts and checks, and that no process is left running."""
+"""`catchment demo` from an installed wheel: its acts and checks, and that no process is left
+running.
+"""
 
 import os
 import re
@@ -60,7 +62,9 @@ def interrupted(shell: Shell) -> Interrupted:
 
 @pytest.fixture(scope="module")
 def finished(installed: Installed, interrupted: Interrupted) -> Ended:
-    """The demo in the folder of the interrupted one, from the wheel, where Spark's workers find it too."""
+    """The demo in the folder of the interrupted one, from the wheel, where Spark's workers find it
+    too.
+    """
     assert interrupted.code
     return installed.ended("catchment", "demo", "--json")
 

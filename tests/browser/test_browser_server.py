@@ -45,7 +45,7 @@ def _is_live(window: Window) -> bool:
 
 def test_a_wrong_password_shows_an_error_and_the_right_one_opens_the_page(window: Window, server: Watched) -> None:
     _log_in(window, server, "ann", "wrong horse")
-    window.until(lambda: "The user or the password is wrong." in window.text("[role=alert]"), "it was not told")
+    window.until(lambda: "The user or the password is wrong." in window.text("[role=alert]"), "it got no answer")
     window.shot("login-refused-light-1600")
     window.type_into("password", PASSWORD)
     window.until(lambda: _is_live(window), "the login did not work")

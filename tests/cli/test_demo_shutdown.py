@@ -1,4 +1,6 @@
-"""How the demo's processes and threads end: servers of a killed demo, and writers without an answer."""
+"""How the demo's processes and threads end: servers of a killed demo, and writers without an
+answer.
+"""
 
 import json
 import os

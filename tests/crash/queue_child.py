@@ -8,7 +8,7 @@ the NTH time. `paused` stops there instead, and waits to be killed. Both say on 
 acknowledged, after it was: `ack CLIENT FIRST LAST`.
 
 `flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is
-how many rows this process brought to the lake. With `granted`, every lease is had by everybody, and
+how many rows this process brought to the lake. With `granted`, every process gets every lease, and
 the process says `staged` and waits for another line at the point.
 
 `discard`: the rows of a table that was dropped are discarded, and the process kills itself at the
@@ -77,7 +77,7 @@ def say(line: str) -> None:
 def hear() -> None:
     """Wait for a line."""
     if not sys.stdin.readline():
-        sys.exit("nobody is there any more")
+        sys.exit("the parent is gone")
 
 
 class Clients:

@@ -142,8 +142,8 @@ def make_scene(lakes: dict[str, tuple[Settings, Lake]], tmp_path: Path) -> MakeS
 
 def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
     """Run the child until it is killed at the point; anything else it does is a failure."""
-    # Several units, and a commit for each, so that there is a middle to be killed in. Whoever
-    # starts again cuts its slices otherwise.
+    # Several units, and a commit for each, so that there is a middle to be killed in. The
+    # next process cuts its slices at other positions.
     many = scene.settings.model_copy(update={"queue_flush_chunk_rows": 20, "deliver_units_per_commit_max": 1})
     child = command("write", many, point, table=scene.table, nth=nth)
     ended = warm.run(child, cwd=ROOT, timeout=60)

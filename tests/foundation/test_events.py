@@ -26,7 +26,8 @@ def _restored_logger() -> Iterator[None]:
     before, at_the_root = (logger.handlers[:], logger.level, logger.propagate), root.handlers[:]
     installed = events._root_handler
     yield
-    # Together: otherwise a handler of an earlier test stays at the root for good, its stream closed.
+    # Together: otherwise a handler of an earlier test stays at the root for good, its stream
+    # closed.
     root.handlers[:], events._root_handler = at_the_root, installed
     logger.handlers[:], logger.propagate = before[0], before[2]
     logger.setLevel(before[1])

@@ -429,10 +429,10 @@ def test_a_table_that_is_requeued_keeps_its_rows_and_waits_for_its_turn(make_que
     queue = make_queue(queue_rotate_interval_seconds=10)
     queue.write(range(5))
     queue.clock.advance(10)
-    queue.coordinator.requeue(EVENTS, "somebody said so")
+    queue.coordinator.requeue(EVENTS, "a test said so")
     (status,) = queue.coordinator.status().tables
     assert status.failure is not None
-    assert (status.failure.failures, status.failure.reason) == (1, "somebody said so")
+    assert (status.failure.failures, status.failure.reason) == (1, "a test said so")
     assert queue.coordinator.flush_stale_buffers().tables == ()
     assert queue.held_rows() == 5
     queue.clock.advance(1)

@@ -99,7 +99,7 @@ def test_a_lease_dies_with_its_holder(open_leases: Open, place: tuple[str, str])
         assert holder.stdout.readline() == "held\n"
         assert leases.take("a") is None
         holder.kill()
-    # The system lets go of a lock at once, a PostgreSQL server when it notices that the connection
+    # The system releases a lock at once, a PostgreSQL server when it notices that the connection
     # is closed.
     assert _eventually(leases, "a")
 

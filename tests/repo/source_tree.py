@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,19 @@ def imports(module: Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Every file of the project that matches, or every file; an unpacked archive has no other
+    files.
+    """
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        found = (path for pattern in patterns or ("*",) for path in ROOT.rglob(pattern) if path.is_file())
+        return [str(path.relative_to(ROOT)) for path in found if not path.relative_to(ROOT).parts[0].startswith(".")]
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
 def readme_commands() -> list[str]:

@@ -2,12 +2,11 @@
 
 import ast
 import re
-import subprocess
 from functools import cache
 from pathlib import PurePath
 
 from catchment.foundation import faults
-from tests.repo.source_tree import ROOT, SOURCE, modules
+from tests.repo.source_tree import ROOT, SOURCE, modules, tracked
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
@@ -15,21 +14,10 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "misc", "
 MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
-def _tracked(*patterns: str) -> list[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
-    try:
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        # Not a checkout: an unpacked archive holds nothing but the project.
-        found = (path for pattern in patterns or ("*",) for path in ROOT.rglob(pattern) if path.is_file())
-        return [str(path.relative_to(ROOT)) for path in found if not path.relative_to(ROOT).parts[0].startswith(".")]
-    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-
-
 @cache
 def _python() -> dict[str, str]:
     """Every file of Python that is tracked, product, tests and the rest, with its text."""
-    return {name: (ROOT / name).read_text(encoding="utf-8") for name in _tracked("*.py")}
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in tracked("*.py")}
 
 
 def test_modules_are_short_and_named_after_what_they_are() -> None:
@@ -123,7 +111,7 @@ def test_no_module_asks_duckdb_for_the_tables_of_a_lake() -> None:
 
 def test_nothing_in_the_project_names_a_machine_or_a_package_index() -> None:
     forbidden = re.compile("|".join(["index" + "-url", "files" + r"\.pythonhosted", "/" + "work/", "/" + "root/"]))
-    for name in _tracked():
+    for name in tracked():
         text = (ROOT / name).read_text(encoding="utf-8", errors="ignore")
         assert not forbidden.search(text), f"{name} names {forbidden.search(text)}"
 

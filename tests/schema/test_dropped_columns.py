@@ -44,8 +44,8 @@ def test_an_index_of_a_column_called_as_its_table_goes_and_the_others_stay(tmp_p
     [
         ('CREATE VIEW mails AS SELECT id, "email" FROM note', 'mails has "email" in quotes'),
         (
-            'CREATE TRIGGER told AFTER INSERT ON note BEGIN UPDATE note SET title = "EMAIL"; END',
-            'told has "email" in quotes',
+            'CREATE TRIGGER noted AFTER INSERT ON note BEGIN UPDATE note SET title = "EMAIL"; END',
+            'noted has "email" in quotes',
         ),
     ],
 )
@@ -62,9 +62,9 @@ def test_a_dropped_column_that_a_view_or_trigger_has_in_quotes_is_left_to_the_de
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("TRIGGER", 'CREATE TRIGGER told AFTER DELETE ON note BEGIN SELECT old."email"; END'),
-        ("TRIGGER", 'CREATE TRIGGER told AFTER INSERT ON note BEGIN SELECT new . "EMAIL"; END'),
-        ("VIEW", 'CREATE VIEW told AS SELECT id, "note"."email" FROM note'),
+        ("TRIGGER", 'CREATE TRIGGER noted AFTER DELETE ON note BEGIN SELECT old."email"; END'),
+        ("TRIGGER", 'CREATE TRIGGER noted AFTER INSERT ON note BEGIN SELECT new . "EMAIL"; END'),
+        ("VIEW", 'CREATE VIEW noted AS SELECT id, "note"."email" FROM note'),
     ],
 )
 @pytest.mark.parametrize("statements", [TABLE, INDEXED, UNIQUE], ids=["altered", "indexed", "rebuilt"])
@@ -74,11 +74,11 @@ def test_a_dropped_column_that_is_in_quotes_after_a_dot_is_dropped_once_nothing_
     here = database_with(tmp_path, f"{statements} {more};", NOTE)
     assert "-- undecided" not in generated(here)
     before = here.content()
-    with pytest.raises(ScriptError, match="told"):
+    with pytest.raises(ScriptError, match="noted"):
         here.migrate.apply(here.check().pending[0])
     assert here.content() == before
     here.script(here.check().pending[0]).unlink()
-    apply_text(here, f"DROP {kind} told")
+    apply_text(here, f"DROP {kind} noted")
     become_current(here)
 
 

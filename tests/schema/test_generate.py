@@ -182,7 +182,7 @@ def test_a_rebuild_keeps_all_that_was_written_by_hand(connection: sqlite3.Connec
         CREATE INDEX by_age ON users (age) WHERE age > 1; CREATE UNIQUE INDEX [by "lower"] ON users (lower(mail));
         CREATE VIEW adults AS SELECT name FROM users WHERE age > 17 -- grown up
         ; CREATE VIEW names AS SELECT name FROM adults;
-        CREATE TRIGGER told AFTER INSERT ON users BEGIN INSERT INTO log (line) VALUES ('; ' || new.name); END;
+        CREATE TRIGGER noted AFTER INSERT ON users BEGIN INSERT INTO log (line) VALUES ('; ' || new.name); END;
         CREATE TRIGGER elsewhere AFTER DELETE ON log BEGIN UPDATE users SET age = age + 1; END;
         CREATE TRIGGER through INSTEAD OF INSERT ON names BEGIN INSERT INTO users (name) VALUES (new.name); END;
         INSERT INTO users (id, name, mail, age) VALUES (1, 'Ann', 'a@x', 30), (2, 'Ben', NULL, 3), (50, 'Zoe', 'z', 1);

@@ -14,7 +14,7 @@ TABLE = "CREATE TABLE note (id INTEGER PRIMARY KEY, title TEXT NOT NULL, email T
 LOG = "CREATE TABLE log (line TEXT, size INT);"
 # SQLite would not drop a column that is UNIQUE: the table is rebuilt.
 WAYS = {"altered": TABLE, "rebuilt": TABLE.replace("email TEXT", "email TEXT UNIQUE")}
-TOLD = "CREATE TRIGGER told AFTER INSERT ON note BEGIN {0}; END;"
+TOLD = "CREATE TRIGGER noted AFTER INSERT ON note BEGIN {0}; END;"
 WRITES = TOLD.format("UPDATE note SET email = new.title WHERE id = new.id")
 
 
@@ -61,11 +61,11 @@ def _refused(here: Scene, text: str) -> str:
         TOLD.format("INSERT INTO Note (title, Email) SELECT 'a', 1"),
         TOLD.format("INSERT INTO note (id, title) VALUES (1, 1) ON CONFLICT (id) DO UPDATE SET email = 1"),
         TOLD.format("UPDATE note SET (title, [email]) = (SELECT 'a', 1)"),
-        "CREATE TRIGGER told BEFORE UPDATE OF title ON note BEGIN UPDATE note SET `EMAIL` = 1; END;",
-        "CREATE TRIGGER told AFTER DELETE ON note WHEN old.id > 1 BEGIN UPDATE note SET email = 1; END;",
-        "CREATE TRIGGER told AFTER DELETE ON log BEGIN UPDATE note SET email = 1; END;",
+        "CREATE TRIGGER noted BEFORE UPDATE OF title ON note BEGIN UPDATE note SET `EMAIL` = 1; END;",
+        "CREATE TRIGGER noted AFTER DELETE ON note WHEN old.id > 1 BEGIN UPDATE note SET email = 1; END;",
+        "CREATE TRIGGER noted AFTER DELETE ON log BEGIN UPDATE note SET email = 1; END;",
         """CREATE VIEW titles AS SELECT title FROM note;
-           CREATE TRIGGER told INSTEAD OF UPDATE ON titles BEGIN UPDATE note SET email = new.title; END;""",
+           CREATE TRIGGER noted INSTEAD OF UPDATE ON titles BEGIN UPDATE note SET email = new.title; END;""",
     ],
 )
 def test_a_column_that_a_trigger_writes_is_dropped_once_the_trigger_is_gone(
@@ -77,13 +77,13 @@ def test_a_column_that_a_trigger_writes_is_dropped_once_the_trigger_is_gone(
     before = here.content()
     (trial,) = here.migrate.rehearse().trials
     assert trial.error is not None
-    with pytest.raises(ScriptError, match="the trigger told on ") as refusal:
+    with pytest.raises(ScriptError, match="the trigger noted on ") as refusal:
         here.migrate.apply(path.name)
     assert "email" in refusal.value.message.lower()
     assert "Drop it in the same script" in trial.error
     assert here.content() == before
     path.unlink()
-    _apply(here, "DROP TRIGGER told")
+    _apply(here, "DROP TRIGGER noted")
     assert here.migrate.generate() is not None
     here.migrate.apply(here.check().pending[0])
     assert here.check().state is State.CURRENT
@@ -93,7 +93,7 @@ def test_a_column_that_a_trigger_writes_is_dropped_once_the_trigger_is_gone(
 def test_a_script_that_recreates_the_trigger_applies(tmp_path: Path) -> None:
     here = _scene(tmp_path, TABLE + WRITES)
     anew = TOLD.format("UPDATE note SET title = 'b'")
-    _apply(here, f"DROP TRIGGER told; ALTER TABLE note DROP COLUMN email; {anew}")
+    _apply(here, f"DROP TRIGGER noted; ALTER TABLE note DROP COLUMN email; {anew}")
     here.run("INSERT INTO note (title) VALUES ('a')")
     assert here.rows("SELECT * FROM note") == [(1, "b")]
 
@@ -109,8 +109,8 @@ def test_a_script_that_recreates_the_trigger_applies(tmp_path: Path) -> None:
 )
 def test_a_table_stays_as_a_trigger_of_another_one_needs_it(tmp_path: Path, script: str, why: str) -> None:
     here = _scene(tmp_path, TABLE + LOG + TOLD.format("INSERT INTO log VALUES (new.title, 1)"))
-    assert f"the trigger told on note ({why})" in _refused(here, script)
-    _apply(here, f"{script}; DROP TRIGGER told")
+    assert f"the trigger noted on note ({why})" in _refused(here, script)
+    _apply(here, f"{script}; DROP TRIGGER noted")
 
 
 def test_every_trigger_that_fails_is_named_and_no_other_one(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_triggers_of_every_kind_of_table_are_tried(tmp_path: Path, table: str, e
     trigger = "CREATE TRIGGER {0} AFTER {1} ON t BEGIN {2}; END;"
     here = _scene(tmp_path, table + trigger.format("sound", event, "SELECT 1"))
     _apply(here, "CREATE TABLE other (id)")
-    here.run(trigger.format("told", event, "UPDATE t SET gone = 1"))
-    assert "the trigger told on t (no such column: gone)" in _refused(here, "ALTER TABLE t DROP COLUMN gone")
+    here.run(trigger.format("noted", event, "UPDATE t SET gone = 1"))
+    assert "the trigger noted on t (no such column: gone)" in _refused(here, "ALTER TABLE t DROP COLUMN gone")
 
 
 BROKEN = TOLD.format("INSERT INTO log VALUES (1)")
@@ -148,7 +148,7 @@ BROKEN = TOLD.format("INSERT INTO log VALUES (1)")
 
 @pytest.mark.parametrize(
     "script",
-    ["ALTER TABLE log ADD COLUMN more", "DROP TABLE log", f"DROP TRIGGER told; {BROKEN.replace('told', 'Told')}"],
+    ["ALTER TABLE log ADD COLUMN more", "DROP TABLE log", f"DROP TRIGGER noted; {BROKEN.replace('noted', 'Noted')}"],
 )
 def test_a_trigger_that_failed_before_does_not_fail_a_script(tmp_path: Path, script: str) -> None:
     here = _scene(tmp_path, TABLE + LOG + BROKEN)
@@ -157,17 +157,17 @@ def test_a_trigger_that_failed_before_does_not_fail_a_script(tmp_path: Path, scr
 
 
 def test_a_broken_trigger_is_found_after_one_that_failed_before(tmp_path: Path) -> None:
-    here = _scene(tmp_path, TABLE + LOG + BROKEN + WRITES.replace("told", "writes"))
+    here = _scene(tmp_path, TABLE + LOG + BROKEN + WRITES.replace("noted", "writes"))
     message = _refused(here, "ALTER TABLE note DROP COLUMN email")
     assert "the trigger writes on note (no such column: email)" in message
-    assert "told" not in message
+    assert "noted" not in message
 
 
 def test_functions_that_only_the_program_defines_do_not_fail_a_script(tmp_path: Path) -> None:
     used = "SELECT notify(new.id), notify(new.id, 1), best(new.id) OVER (), new.title COLLATE german > 'a'"
     here = _scene(tmp_path, TABLE)
     _apply(here, TOLD.format(used))
-    _apply(here, TOLD.format("SELECT best(id) FILTER (WHERE id > 1) FROM note").replace("told", "best"))
+    _apply(here, TOLD.format("SELECT best(id) FILTER (WHERE id > 1) FROM note").replace("noted", "best"))
     _apply(here, "ALTER TABLE note ADD COLUMN more")
     with pytest.raises(ScriptError, match="no such function: notify"):
         _apply(here, "SELECT notify(1)")
@@ -176,7 +176,7 @@ def test_functions_that_only_the_program_defines_do_not_fail_a_script(tmp_path: 
 def test_a_missing_column_is_reported_even_if_the_trigger_uses_functions_of_the_program(tmp_path: Path) -> None:
     used = "SELECT e(new.id), new.title COLLATE german > 'a'; UPDATE note SET email = 1"
     here = _scene(tmp_path, TABLE + TOLD.format(used))
-    assert "told on note (no such column: email)" in _refused(here, "ALTER TABLE note DROP COLUMN email")
+    assert "noted on note (no such column: email)" in _refused(here, "ALTER TABLE note DROP COLUMN email")
 
 
 def test_a_trigger_may_keep_an_index_of_words(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_script_sets_no_pragma(tmp_path: Path, pragma: str) -> None:
 def test_looking_at_triggers_keeps_the_words_that_were_written_meanwhile(kind: str) -> None:
     words = f"CREATE VIRTUAL TABLE words USING {kind} (title); INSERT INTO words (title) VALUES ('before');"
     kept = TOLD.format("INSERT INTO words (title) VALUES (new.title)")
-    broken = BROKEN.replace("told", "broken").replace("ON note", "ON log")
+    broken = BROKEN.replace("noted", "broken").replace("ON note", "ON log")
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(TABLE + LOG + words + kept + broken)
         connection.execute("BEGIN")
@@ -221,19 +221,19 @@ def test_looking_at_triggers_keeps_the_words_that_were_written_meanwhile(kind: s
 
 def test_a_temporary_trigger_goes_with_the_script(tmp_path: Path) -> None:
     here = _scene(tmp_path, TABLE + LOG)
-    trigger = "CREATE TEMP TRIGGER told AFTER INSERT ON main.note BEGIN UPDATE note SET email = 1; END"
+    trigger = "CREATE TEMP TRIGGER noted AFTER INSERT ON main.note BEGIN UPDATE note SET email = 1; END"
     _apply(here, f"{trigger}; ALTER TABLE note DROP COLUMN email; CREATE TEMP TABLE note (id)")
     here.run("INSERT INTO note (title) VALUES ('a')")
 
 
 def test_a_temporary_table_or_trigger_hides_nothing(tmp_path: Path) -> None:
     here = _scene(tmp_path, TABLE + WRITES)
-    hiding = "CREATE TEMP TRIGGER told AFTER INSERT ON main.note BEGIN SELECT 1; END; CREATE TEMP TABLE note (email)"
-    assert "the trigger told on note (" in _refused(here, f"ALTER TABLE note DROP COLUMN email; {hiding}")
+    hiding = "CREATE TEMP TRIGGER noted AFTER INSERT ON main.note BEGIN SELECT 1; END; CREATE TEMP TABLE note (email)"
+    assert "the trigger noted on note (" in _refused(here, f"ALTER TABLE note DROP COLUMN email; {hiding}")
 
 
 def test_looking_at_triggers_leaves_them_as_they_were(tmp_path: Path) -> None:
-    odd = TOLD.format("SELECT 'a -- b' /* c */\n ; UPDATE note SET title = 'x'").replace("told", '"to ld"')
+    odd = TOLD.format("SELECT 'a -- b' /* c */\n ; UPDATE note SET title = 'x'").replace("noted", '"to ld"')
     here = _scene(tmp_path, f"{TABLE + LOG + odd} {BROKEN}")
     before = here.rows("SELECT * FROM sqlite_schema WHERE type = 'trigger'")
     assert len(before) == 2

@@ -159,7 +159,7 @@ def _queue(now: datetime) -> Queue:
         set_aside=(
             QuarantinedFileStatus(
                 path="/srv/catchment/production/queue/aside/2026-11-14T03-12-44.buffer.duckdb",
-                reason="The file is no DuckDB database: its header is damaged.",
+                reason="The file is not a DuckDB database: its header is damaged.",
             ),
         ),
     )

@@ -88,7 +88,7 @@ def test_an_admin_sees_everything() -> None:
     assert status.for_role("admin") is status
 
 
-@pytest.mark.parametrize("role", ["reader", "writer", "somebody new"])
+@pytest.mark.parametrize("role", ["reader", "writer", "another user"])
 def test_others_see_no_sql_no_paths_no_names_and_no_texts_of_errors(role: str) -> None:
     status = full_status(lake_away="secret reason of an outage").for_role(role)
     assert SECRET not in json.dumps(status.to_json())

@@ -3,11 +3,12 @@
 Decisions are those of `catchment.tenants.protocol`; what is modelled is the world around it. It is
 as bad as it can be:
 
-- A message that was sent may arrive never, late, and again at any time: a call arrives whenever somebody has ever known
-  enough to make it.
-- Any number of movers are under way, and each may die or wake up anywhere: a mover is nothing but a row of the control
-  database that it once read, and answers that it once got.
-- The writer is answered as soon as the row is durable on the primary, as if the replica were always late.
+- A message that was sent may arrive never, late, and again at any time: a call may arrive from the
+  moment at which some process knows enough to make it.
+- Any number of movers run, and each may die or wake up anywhere: a mover is nothing but a row of
+  the control database that it once read, and answers that it once got.
+- The writer is answered as soon as the row is durable on the primary, as if the replica were always
+  late.
 - Routers are as old as they like: writes come to both shards, under every epoch that ever was.
 - Shards crash at any time, and lose what is in memory.
 """
@@ -150,7 +151,7 @@ class Model:
             if node.inside:
                 row = world.acked + 1
                 kept = node._replace(inside=node.inside - 1, log=(*node.log, row))
-                yield f"{NAMES[at]} keeps row {row}, its writer is told", put(world, at, kept)._replace(acked=row)
+                yield f"{NAMES[at]} keeps row {row}, its writer gets the ack", put(world, at, kept)._replace(acked=row)
 
     def shipping(self, world: World) -> Steps:
         """Rows that a home has ever shipped, under the epoch that it had then."""
@@ -357,7 +358,7 @@ class Model:
         """The home takes writes, or comes to it without any mover."""
         if self.admits(world.nodes[world.row.primary].rec, world.row.epoch) or self.recovers(world):
             return None
-        return f"nobody takes writes in epoch {world.row.epoch}, and without a mover nobody ever will"
+        return f"no shard takes writes in epoch {world.row.epoch}, and without a mover no shard ever will"
 
     def recovers(self, world: World) -> bool:
         """Whether both shards, left alone with the control database, come to one that takes writes."""

@@ -1,4 +1,6 @@
-"""Plans and runs of a drain: which tenants move where, which stay, and in which order they are deleted."""
+"""Plans and runs of a drain: which tenants move where, which stay, and in which order they are
+deleted.
+"""
 
 from datetime import UTC, datetime
 

@@ -199,4 +199,4 @@ class Writers:
         assert self.failures == []
         assert len(found) == len(set(found)), "rows are there twice"
         assert self.acked <= set(found), f"{len(self.acked - set(found))} acknowledged rows are lost"
-        assert set(found) <= self.acked | self.unknown, "rows that nobody wrote"
+        assert set(found) <= self.acked | self.unknown, "rows that were never written"

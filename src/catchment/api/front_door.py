@@ -154,8 +154,8 @@ class Catchment:
     def serve(self) -> Iterator["FlightServer"]:
         """Serve the home over Arrow Flight SQL until the block ends, then flush and stop.
 
-        The server has its own connection to lake and queue. While it runs, clients write through it:
-        a buffer is open in one place at a time.
+        The server has its own connection to lake and queue. While it runs, clients write through
+        it: a buffer is open in one place at a time.
         """
         server = self.server()
         server.start()

@@ -37,9 +37,9 @@ class LakeApi:
     ) -> DeliveryReport:
         """Deliver Parquet files into a table, each exactly once, however often this is called.
 
-        `paths` are files, folders or globs. With `create`, a missing table is created from the files'
-        columns, partitioned by `partition_by`. With `digests`, adopted files are read to the end and
-        their digests recorded.
+        `paths` are files, folders or globs. With `create`, a missing table is created from the
+        files' columns, partitioned by `partition_by`. With `digests`, adopted files are read to the
+        end and their digests recorded.
         """
         delivery = self.delivery(table, paths, mode=mode, retire=retire, create=create, partition_by=partition_by)
         return delivery.run(digests=digests)
@@ -136,7 +136,9 @@ class FileDelivery:
         return self._app.planner().plan(self._source(found), self._mode), None
 
     def run(self, *, digests: bool = False, on_plan: Callable[[Plan], None] = lambda _: None) -> DeliveryReport:
-        """Create the table if needed, and deliver; `on_plan` is called before the first effect on it."""
+        """Create the table if needed, and deliver; `on_plan` is called before the first effect on
+        it.
+        """
         found = self._find_table()
         if found is None:
             change = self._draft()

@@ -108,7 +108,9 @@ class QueueApi:
         return queue_audit.notes(self._app.settings, self._app.queue if self._app.has_open_queue else None)
 
     def quarantined(self) -> tuple[QuarantinedFile, ...]:
-        """Return the buffer files that could not be opened; they may have rows that exist nowhere else."""
+        """Return the buffer files that could not be opened; they may have rows that exist nowhere
+        else.
+        """
         return buffer_factory.quarantined(self._app.settings)
 
     def audit(self) -> QueueAudit:

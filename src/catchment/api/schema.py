@@ -20,8 +20,8 @@ Models = str | Sequence[type[TableRow]]
 class SchemaApi:
     """Migrations of a SQLite file, or of the lake's tables, by scripts.
 
-    `db` is a path, or `lake` or `lake:SCHEMA`. `models` is a module's name, `module:LIST`, or a list
-    of TableRow classes. Arguments that are left out come from `[tool.catchment.schema]` in the
+    `db` is a path, or `lake` or `lake:SCHEMA`. `models` is a module's name, `module:LIST`, or a
+    list of TableRow classes. Arguments that are left out come from `[tool.catchment.schema]` in the
     nearest `pyproject.toml`.
     """
 

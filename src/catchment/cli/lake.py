@@ -82,7 +82,9 @@ def maintain(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small files, expire old snapshots, delete unreferenced files; safe beside running deliveries."""
+    """Merge small files, expire old snapshots, delete unreferenced files; safe beside running
+    deliveries.
+    """
     with command(home, as_json) as run:
         report = run.catchment.lake.maintain(dry_run=dry_run)
         run.out.value(report, _maintenance_lines(report))

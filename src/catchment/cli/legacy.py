@@ -148,7 +148,9 @@ class _Target:
 @group.command()
 @takes(SourceOptions)
 def detect(options: SourceOptions) -> None:
-    """Show whether there is something to import or an import to resume; exit 2 if both places contain data."""
+    """Show whether there is something to import or an import to resume; exit 2 if both places
+    contain data.
+    """
     with command(options.lake_home, options.as_json) as run:
         target = options.target(run.catchment)
         phase = target.job.detect()
@@ -159,7 +161,9 @@ def detect(options: SourceOptions) -> None:
 @group.command()
 @takes(ImportOptionsGiven)
 def plan(options: ImportOptionsGiven) -> None:
-    """Show tables, leaves, files, bytes, disk, time and every problem; change nothing; exit 2 if `run` would refuse."""
+    """Show tables, leaves, files, bytes, disk, time and every problem; change nothing; exit 2 if
+    `run` would refuse.
+    """
     with command(options.lake_home, options.as_json) as run:
         _show_plan(run, options.target(run.catchment))
 
@@ -216,7 +220,9 @@ def retry(options: ImportOptionsGiven) -> None:
 @group.command()
 @takes(SourceOptions)
 def verify(options: SourceOptions) -> None:
-    """Prove again that backup, ledger and lake have the same rows, by reading them all; exit 1 on a mismatch."""
+    """Prove again that backup, ledger and lake have the same rows, by reading them all; exit 1 on a
+    mismatch.
+    """
     with command(options.lake_home, options.as_json) as run:
         target = options.target(run.catchment)
         job = target.job
@@ -312,7 +318,9 @@ def _next(target: _Target, phase: ImportPhase) -> str | None:
 
 
 def _where(target: _Target, phase: ImportPhase, *, left_out: int = 0) -> Iterator[str]:
-    """Describe a phase; `left_out` counts Parquet files of a finished import that are only in the backup."""
+    """Describe a phase; `left_out` counts Parquet files of a finished import that are only in the
+    backup.
+    """
     place = target.place
     match phase:
         case ImportPhase.NOTHING:

@@ -46,7 +46,9 @@ class CommandLine(TyperGroup):
     """The commands; those of other modules are imported on demand."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of that name, or None after importing all, so that one can be suggested."""
+        """Return the command of that name, or None after importing all, so that one can be
+        suggested.
+        """
         if cmd_name in _PARTS:
             self._load(cmd_name)
         elif cmd_name not in self.commands:
@@ -59,7 +61,9 @@ class CommandLine(TyperGroup):
             self._load(part)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments before the command's name; report a usage error like every other error."""
+        """Parse the arguments before the command's name; report a usage error like every other
+        error.
+        """
         as_json = "--json" in args
         with _usage_errors(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)

@@ -63,7 +63,8 @@ def flush(home: Home = None, as_json: AsJson = False) -> None:
 def audit(home: Home = None, as_json: AsJson = False) -> None:
     """Prove that everything flushed is in the lake once, and nothing left the buffer too early.
 
-    Exit 1 on a finding, 2 if buffer files are quarantined: they may have rows that exist nowhere else.
+    Exit 1 on a finding, 2 if buffer files are quarantined: they may have rows that exist nowhere
+    else.
     """
     with command(home, as_json) as run:
         found = run.catchment.queue.audit()
@@ -89,7 +90,9 @@ def audit(home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def export(table: StrandedTable, home: Home = None, as_json: AsJson = False) -> None:
-    """Write rows whose table was dropped to Parquet files; they stay buffered until `redirect` or `discard`."""
+    """Write rows whose table was dropped to Parquet files; they stay buffered until `redirect` or
+    `discard`.
+    """
     with command(home, as_json) as run, events.context(user=whoami()):
         found = run.catchment.queue.export(table)
         facts = {"table": found.table, "rows": found.rows, "files": found.files}
@@ -196,7 +199,9 @@ def retry(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Insert refused rows into their tables, such as after a change of them; exit 1 if some are refused again."""
+    """Insert refused rows into their tables, such as after a change of them; exit 1 if some are
+    refused again.
+    """
     with command(home, as_json) as run:
         if bool(ids) == all_letters:
             raise InputError("Which dead letters?", hint="Give ids, or --all.")

@@ -113,7 +113,9 @@ def generate(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write nothing.")] = False,
 ) -> None:
-    """Write the next script from the difference between models and database; only in DRIFT, none in CURRENT."""
+    """Write the next script from the difference between models and database; only in DRIFT, none in
+    CURRENT.
+    """
     with _opened(options) as work:
         script = work.migrate.preview() if dry_run else _written(work.migrate.generate())
         result = work.migrate.look()
@@ -148,7 +150,9 @@ def apply(
     backups_keep: BackupsKeep = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Rehearse instead; change nothing.")] = False,
 ) -> None:
-    """Run the next script: backup first, then script and record in one transaction; only in PENDING."""
+    """Run the next script: backup first, then script and record in one transaction; only in
+    PENDING.
+    """
     if filename is None and options.db is not None and ScriptName.parse(options.db):
         options, filename = replace(options, db=None), options.db
     with _opened(options, backups_keep) as work:
@@ -242,7 +246,9 @@ def dev(
         bool, typer.Option("--allow-drops", help="Drop tables and columns that are in no model, even with rows.")
     ] = False,
 ) -> None:
-    """Restore, apply and generate until the database matches the models; for development. Exits as status."""
+    """Restore, apply and generate until the database matches the models; for development. Exits as
+    status.
+    """
     with _opened(options, backups_keep) as work:
         done = work.schema.develop(work.migrate, allow_drops=allow_drops, on_step=lambda step: work.out.say(f"{step}."))
         steps = [{"act": step.act, "subject": step.subject, "why": step.why} for step in done.steps]
@@ -319,7 +325,9 @@ def _without(value: Any, name: str) -> dict[str, Any]:
 
 
 def _rows_of(database: Database) -> dict[str, int] | None:
-    """Return the row count of every table; None if the database is damaged, which a restore repairs."""
+    """Return the row count of every table; None if the database is damaged, which a restore
+    repairs.
+    """
     try:
         return database.row_counts()
     except CorruptInputError:

@@ -38,7 +38,9 @@ def serve(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve lake and queue over Arrow Flight SQL until Ctrl-C or SIGTERM; a second one ends it at once."""
+    """Serve lake and queue over Arrow Flight SQL until Ctrl-C or SIGTERM; a second one ends it at
+    once.
+    """
     options = {
         "server_host": host,
         "server_port": port,

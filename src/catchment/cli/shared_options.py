@@ -13,8 +13,8 @@ _OF_EVERY_COMMAND = ("home", "lake_home", "as_json")
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that are the fields of `options`, as one value in its first place.
 
-    A field's type is `Annotated[…, typer.Option(…)]`, or `typer.Argument`, as of a parameter. In the
-    help, the command's own parameters come after the fields, and those of every command last.
+    A field's type is `Annotated[…, typer.Option(…)]`, or `typer.Argument`, as of a parameter. In
+    the help, the command's own parameters come after the fields, and those of every command last.
     """
     hints = get_type_hints(options, include_extras=True)
     shared = [

@@ -22,7 +22,9 @@ Facts = dict[str, Any]
 
 
 def status(home: Home = None, as_json: AsJson = False) -> None:
-    """Show the health of queue, lake, imports, schemas, tenants and sessions, and what needs attention."""
+    """Show the health of queue, lake, imports, schemas, tenants and sessions, and what needs
+    attention.
+    """
     with command(home, as_json) as run:
         facts = run.catchment.status(lambda reason: run.out.say(f"{reason} Read without it:"))
         width = Console().width

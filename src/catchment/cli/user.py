@@ -1,4 +1,6 @@
-"""`catchment user`: users of the server and their roles. A password is never an argument or printed."""
+"""`catchment user`: users of the server and their roles. A password is never an argument or
+printed.
+"""
 
 import sys
 from enum import StrEnum
@@ -108,7 +110,9 @@ def tenant(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Assign a user to a tenant, whose tables are all it sees, or to none. Open sessions of the user end."""
+    """Assign a user to a tenant, whose tables are all it sees, or to none. Open sessions of the
+    user end.
+    """
     with command(home, as_json) as run:
         user = run.catchment.users.set_tenant(name, None if tenant == _NO_TENANT else TenantId.parse(tenant))
         run.out.value(_facts(user), [f"{user.name} is {_role(user)}{_of_tenant(user) or ' of no tenant'} now."])

@@ -1,1 +1,3 @@
-"""Foundation: time, files, identities, settings, events, crash points. Imports nothing above it but `errors`."""
+"""Foundation: time, files, identities, settings, events, crash points. Imports nothing above it but
+`errors`.
+"""

@@ -1,7 +1,7 @@
 """Counters and histograms of this process, cheap enough for the write path.
 
-An ack counts three of them, about 2 µs in all, beside some 250 µs for the ack itself. Cells for each
-thread, added up by the reader, took 1 µs less and 30 lines more.
+An ack counts three of them, about 2 µs in all, beside some 250 µs for the ack itself. Cells for
+each thread, added up by the reader, took 1 µs less and 30 lines more.
 """
 
 import threading

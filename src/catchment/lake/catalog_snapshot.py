@@ -1,4 +1,5 @@
-"""DuckLake's catalog at a snapshot: the snapshot's time, its tables, and which of them changed since.
+"""DuckLake's catalog at a snapshot: the snapshot's time, its tables, and which of them changed
+since.
 
 Read from the catalog's own tables, through a connection to the lake.
 """
@@ -24,7 +25,8 @@ class CatalogSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogColumn:
-    """A column at a snapshot, as the catalog has it; `parent` is set if it is a part of another one.
+    """A column at a snapshot, as the catalog has it; `parent` is set if it is a part of another
+    one.
 
     `default` is `literal:` or `expression:`, followed by its text. `initial` is the value, as text,
     that rows read whose file is older than the column; comparisons ignore it.

@@ -96,9 +96,7 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> MaintenanceRep
 
 
 def _merge(selection: "_Look", table: Table) -> MaintenanceStep:
-    """Merge the table's files; one that cannot be read is no reason to leave the other tables
-    alone.
-    """
+    """Merge the table's files; if one cannot be read, report it and continue with other tables."""
     count, reason = 0, None
     try:
         count = selection.merge(table) if _is_mergeable(table) else 0

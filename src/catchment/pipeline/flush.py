@@ -5,10 +5,10 @@ A payload goes into the table that its rows are bound to, even if that was renam
 its columns. If the table has been dropped, the rows stay where they are: they are stranded, and do
 not hold up others.
 
-payloads ──▶ stage (Arrow files, or the sealed segments themselves) ──▶ deliver together ──▶ retire
-                                                     │
-                                                     └─ a unit that cannot be delivered is sifted: its bad rows
-                                                        are buried by the commit that delivers its good ones
+    payloads ──▶ stage (Arrow files, or the sealed segments) ──▶ deliver together ──▶ retire
+                                                                       │
+      a unit that cannot be delivered is split: the commit that delivers its good rows
+      stores its bad ones as dead letters
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -226,7 +226,9 @@ class SchemaDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """The control database, the schemas of the lake that have migrations, and the database of the project."""
+    """The control database, the schemas of the lake that have migrations, and the database of the
+    project.
+    """
 
     databases: tuple[SchemaDatabase, ...]
 

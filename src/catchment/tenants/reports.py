@@ -12,8 +12,8 @@ from catchment.tenants.shard_api import Lag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedShard:
-    """A shard that was added or changed. `unreachable` says why its server could not be checked,
-    or is None if it was.
+    """A shard that was added or changed. `unreachable` says why its server could not be checked, or
+    is None if it was.
     """
 
     shard: ShardInfo

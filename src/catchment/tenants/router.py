@@ -19,7 +19,8 @@ from catchment.tenants.placement import place
 
 # Epoch of a tenant that was not created: its placement is known, but no shard is its primary.
 EPOCH_UNASSIGNED = 0
-# Age at which a cached route is read again. A shard refuses a wrong route anyway, which replaces it.
+# Age at which a cached route is read again. A shard refuses a wrong route anyway, which replaces
+# it.
 ROUTE_SECONDS_MAX = 30
 # Routes in memory, a few hundred bytes each.
 ROUTES_MAX = 100_000

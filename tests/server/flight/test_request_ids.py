@@ -97,7 +97,7 @@ def test_calls_to_other_servers_carry_the_id_of_their_request_if_there_is_one() 
 
 def test_the_error_and_the_log_have_the_same_id(heard: list[Event]) -> None:
     context = Context((REQUEST_HEADER, GIVEN))
-    _fail(context, InputError("secret is no table"))
+    _fail(context, InputError("secret is not a table"))
     assert context.trailers == {"catchment-error": "InputError", REQUEST_HEADER: GIVEN}
     (event,) = heard
     assert (event.verb, event.facts.pop("seconds") >= 0) == ("statement_failed", True)
@@ -106,8 +106,8 @@ def test_the_error_and_the_log_have_the_same_id(heard: list[Event]) -> None:
 
 
 def test_with_the_setting_the_log_has_what_the_client_wrote(heard: list[Event]) -> None:
-    _fail(Context(), InputError("secret is no table"), log_sql=True)
-    assert (heard[0].facts["sql"], heard[0].facts["reason"]) == ("SELECT secret", "secret is no table")
+    _fail(Context(), InputError("secret is not a table"), log_sql=True)
+    assert (heard[0].facts["sql"], heard[0].facts["reason"]) == ("SELECT secret", "secret is not a table")
 
 
 def test_a_failed_call_that_is_not_a_statement_is_logged_as_a_call(heard: list[Event]) -> None:

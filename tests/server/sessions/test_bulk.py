@@ -341,7 +341,7 @@ def test_a_client_that_gives_up_leaves_nothing(client: Client, lake: Lake) -> No
     ("table", "error", "code"),
     [
         ("unanswered", CommitUnknownError("COMMIT failed: the answer is lost"), Code.UNKNOWN),
-        ("unreported", InvariantError("Whoever committed for this thread did not come back."), Code.INTERNAL),
+        ("unreported", InvariantError("The thread that committed for this one did not return."), Code.INTERNAL),
     ],
 )
 def test_files_of_a_commit_whose_fate_is_unknown_stay(

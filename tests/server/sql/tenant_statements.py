@@ -363,7 +363,7 @@ LEGITIMATE = (
     "FROM query_table('t7.events')",
     "EXPLAIN (FORMAT json) SELECT * FROM events",
     "EXPLAIN CREATE TABLE unmade AS FROM events",
-    "BEGIN; CALL lake.set_commit_message('me', 'why'); INSERT INTO events VALUES (9, 'told'); ROLLBACK",
+    "BEGIN; CALL lake.set_commit_message('me', 'why'); INSERT INTO events VALUES (9, 'noted'); ROLLBACK",
     "ANALYZE",
     "CREATE TABLE made (a INTEGER, b VARCHAR DEFAULT 'from t8.secrets')",
     "CREATE TABLE IF NOT EXISTS made (a INTEGER)",

@@ -24,7 +24,9 @@ def demo(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show Catchment at work: two servers, two writers, an import, a schema change, a move, and the proof."""
+    """Show Catchment at work: two servers, two writers, an import, a schema change, a move, and the
+    proof.
+    """
     interrupts = Interrupts()
     with command(home, as_json) as run, interrupts.handled():
         try:

@@ -61,7 +61,9 @@ class DemoFolder:
             held.release()
 
     def open(self, shard: str) -> Catchment:
-        """Open a shard's home. Raises InputError if the environment sets what the demo makes itself."""
+        """Open a shard's home. Raises InputError if the environment sets what the demo makes
+        itself.
+        """
         opened, written = catchment.open(self.home(shard)), settings_of(self.home(shard))
         names = [name for name in _OWN if getattr(opened.settings, name) != getattr(written, name)]
         if names:

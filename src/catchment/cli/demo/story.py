@@ -94,7 +94,9 @@ class ReadingWithUnit(TableRow):
 
 
 class Story:
-    """One run of the demo. `facts` are the results of the acts, `checks` whether promises were kept."""
+    """One run of the demo. `facts` are the results of the acts, `checks` whether promises were
+    kept.
+    """
 
     def __init__(
         self, folder: DemoFolder, shards: Mapping[str, Catchment], servers: Servers, out: Output, clock: Clock

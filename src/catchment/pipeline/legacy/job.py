@@ -386,7 +386,7 @@ class LegacyImport:
         kept = sorted(filled - set(journal.tables_made))
         if kept:
             raise InputError(
-                f"{', '.join(kept)} existed before the import: its own rows cannot be told from the imported ones.",
+                f"{', '.join(kept)} existed before the import: its own rows and the imported ones look alike.",
                 hint="Delete the imported rows yourself; the backup stays where it is.",
             )
         if prove:

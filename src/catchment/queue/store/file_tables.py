@@ -2,10 +2,11 @@
 
 Each function runs its statements in the connection's current transaction.
 
-    dq_meta          one row per version of a table's columns: staging table, first number, flushed position
-    held_schemas     schemas whose flushed rows are kept as a log; only in the shared buffer
-    table_lives      generations of tables that were dropped or do not start at 1; only in the shared buffer
-    unproven_tables  positions at opening, not compared with the ledger yet; only in the shared buffer
+    dq_meta          one row per version of a table's columns: staging table, first number,
+                     flushed position
+    held_schemas     schemas whose flushed rows are kept as a log; shared layout only
+    table_lives      generations of tables that were dropped or do not start at 1; shared layout only
+    unproven_tables  positions at opening, not compared with the ledger yet; shared layout only
     dq_<table>       a staging table: the rows of one version
 """
 
