@@ -38,7 +38,7 @@ from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import BYTES_PER_COMMIT_MAX, UNITS_PER_COMMIT_MAX, LegacyImport
 from catchment.pipeline.plan import ADOPT_BYTES_MIN
-from catchment.testing.legacy_tree import KEYS, LegacyTable, TreeShape, make_legacy_home
+from tests.pipeline.legacy.generated_tree import KEYS, LegacyTable, TreeShape, make_legacy_home
 
 REPEATS = 3
 TABLE = "aws_cloudtrail_log"

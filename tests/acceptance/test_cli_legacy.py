@@ -14,7 +14,9 @@ from catchment.errors import InputError
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline.legacy.import_source import parse_keys
-from catchment.testing.legacy_tree import (
+from tests import sample_events
+from tests.acceptance.shell import Ended, Shell
+from tests.pipeline.legacy.generated_tree import (
     BLOCKING,
     LegacyHome,
     LegacyTable,
@@ -23,8 +25,6 @@ from catchment.testing.legacy_tree import (
     make_legacy_home,
     snapshot_tree,
 )
-from tests import sample_events
-from tests.acceptance.shell import Ended, Shell
 from tests.shortcuts import warm
 
 TRAIL = LegacyTable(name="aws_cloudtrail_log", leaves=4)

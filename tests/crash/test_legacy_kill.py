@@ -13,7 +13,7 @@ from catchment.foundation import faults
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline.legacy.folders import ImportPhase
-from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape, snapshot_tree
+from tests.pipeline.legacy.generated_tree import LegacyTable, Odd, TreeShape, snapshot_tree
 from tests.pipeline.legacy.legacy_home import LOG, Scene, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
 from tests.shortcuts import warm

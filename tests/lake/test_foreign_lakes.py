@@ -24,8 +24,8 @@ from catchment.pipeline.legacy.job import LegacyImport
 from catchment.schema import LakeEngine
 from catchment.status import readings
 from catchment.testing import InlineRunner
-from catchment.testing.legacy_tree import LegacyHome, make_legacy_home, snapshot_tree
 from tests.conftest import MakeSettings
+from tests.pipeline.legacy.generated_tree import LegacyHome, make_legacy_home, snapshot_tree
 from tests.pipeline.legacy.legacy_home import LOG, SMALL, CutError, cut_off
 from tests.repo.source_tree import ROOT
 

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape
 from tests.conftest import MakeSettings
+from tests.pipeline.legacy.generated_tree import LegacyTable, Odd, TreeShape
 from tests.pipeline.legacy.legacy_home import SMALL, assert_imported, make_scene
 from tests.repo.source_tree import ROOT
 from tests.sample_events import assert_exactly_once, event_files

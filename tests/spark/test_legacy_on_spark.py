@@ -5,8 +5,8 @@ from pathlib import Path
 from catchment.lake import Lake
 from catchment.pipeline import SparkRunner
 from catchment.pipeline.legacy.import_plan import ImportOptions
-from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape
 from tests.conftest import MakeSettings
+from tests.pipeline.legacy.generated_tree import LegacyTable, Odd, TreeShape
 from tests.pipeline.legacy.legacy_home import ADOPT_ALL, SMALL, assert_imported, leaf_of, make_scene
 
 

@@ -105,7 +105,8 @@ class QueueApi:
 
     def notes(self) -> tuple[str, ...]:
         """Return remarks about files in the buffer's folder that the status does not count."""
-        return queue_audit.notes(self._app.settings, self._app.queue if self._app.has_open_queue else None)
+        own = self._app.queue.buffer.notes() if self._app.has_open_queue else ()
+        return (*own, *buffer_factory.leftovers(self._app.settings))
 
     def quarantined(self) -> tuple[QuarantinedFile, ...]:
         """Return the buffer files that could not be opened; they may have rows that exist nowhere

@@ -33,7 +33,7 @@ class QueueAudit:
 
 def audit(lake: Lake, find_queue: Callable[[], DqCoordinator | None], settings: Settings) -> QueueAudit:
     """Audit the queue of a lake; `find_queue` opens it if it has a buffer."""
-    remarks = [*notes(settings, None)]
+    remarks = [*buffer_factory.leftovers(settings)]
     queue, states = None, None
     try:
         # The buffer first and the lake second: rows flushed in between are then found in the lake.
@@ -61,14 +61,6 @@ def without_buffer(settings: Settings, now: datetime) -> QueueStatus:
         quarantined=buffer_factory.quarantined(settings),
         at=now,
     )
-
-
-def notes(settings: Settings, queue: DqCoordinator | None) -> tuple[str, ...]:
-    """Return remarks about rows in the buffer's folder that the status does not count; `queue` is
-    the queue if this process has it open.
-    """
-    own = () if queue is None else queue.buffer.notes()
-    return (*own, *buffer_factory.leftovers(settings))
 
 
 def _of_queue(report: AuditReport, remarks: Sequence[str]) -> AuditReport:

@@ -24,7 +24,7 @@ from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
 from catchment.pipeline.runner import Runner
 from catchment.testing import InlineRunner
-from catchment.testing.legacy_tree import (
+from tests.pipeline.legacy.generated_tree import (
     TABLE_KEY,
     LegacyHome,
     LegacyLeaf,

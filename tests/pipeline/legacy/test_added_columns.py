@@ -10,8 +10,8 @@ from catchment.lake import Lake
 from catchment.lake.commit import AddColumn
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.work import Mode
-from catchment.testing.legacy_tree import LegacyTable, Odd
 from tests.conftest import MakeSettings
+from tests.pipeline.legacy.generated_tree import LegacyTable, Odd
 from tests.pipeline.legacy.legacy_home import ADOPT_ALL, LOG, Scene, assert_imported, leaf_of, make_scene
 from tests.shortcuts.made_lakes import new_lake
 

@@ -17,7 +17,7 @@ from catchment.pipeline.legacy import known_imports
 from catchment.pipeline.legacy.folders import DATABASE, ImportFolders, ImportPhase
 from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.status import StatusReader
-from catchment.testing.legacy_tree import LegacyTable, Odd, TreeShape, snapshot_tree
+from tests.pipeline.legacy.generated_tree import LegacyTable, Odd, TreeShape, snapshot_tree
 from tests.pipeline.legacy.legacy_home import (
     LOG,
     SMALL,

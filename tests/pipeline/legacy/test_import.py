@@ -17,8 +17,8 @@ from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.report import LegacyReport
 from catchment.pipeline.work import Mode, Task
 from catchment.testing import InlineRunner
-from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, TreeShape, make_legacy_home, snapshot_tree
 from tests.conftest import MakeSettings
+from tests.pipeline.legacy.generated_tree import BLOCKING, LegacyTable, Odd, TreeShape, make_legacy_home, snapshot_tree
 from tests.pipeline.legacy.legacy_home import (
     ADOPT_ALL,
     ADOPT_NOTHING,

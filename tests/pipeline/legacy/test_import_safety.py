@@ -12,7 +12,7 @@ from catchment.lake import Lake
 from catchment.lake.types import Column
 from catchment.pipeline.legacy.folders import ImportFolders
 from catchment.pipeline.legacy.import_plan import ImportOptions
-from catchment.testing.legacy_tree import Odd, snapshot_tree
+from tests.pipeline.legacy.generated_tree import Odd, snapshot_tree
 from tests.pipeline.legacy.legacy_home import (
     ADOPT_ALL,
     LOG,

@@ -14,7 +14,7 @@ from catchment.pipeline.legacy.import_plan import ImportOptions
 from catchment.pipeline.legacy.job import LegacyImport
 from catchment.pipeline.legacy.report import Verification
 from catchment.pipeline.work import Mode
-from catchment.testing.legacy_tree import BLOCKING, LegacyTable, Odd, snapshot_tree
+from tests.pipeline.legacy.generated_tree import BLOCKING, LegacyTable, Odd, snapshot_tree
 from tests.pipeline.legacy.legacy_home import (
     LOG,
     CutError,

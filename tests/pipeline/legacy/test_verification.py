@@ -8,7 +8,7 @@ import pytest
 from catchment.errors import InputError
 from catchment.foundation import faults
 from catchment.pipeline.legacy.import_plan import ImportOptions
-from catchment.testing.legacy_tree import LegacyLeaf, LegacyTable, Odd
+from tests.pipeline.legacy.generated_tree import LegacyLeaf, LegacyTable, Odd
 from tests.pipeline.legacy.legacy_home import ADOPT_ALL, ADOPT_NOTHING, LOG, CutError, MakeScene, clean_leaf, cut_off
 from tests.sample_events import once
 

@@ -82,14 +82,14 @@ class ActiveSegments:
 
     def __init__(
         self,
-        layout: SegmentFolders,
+        folders: SegmentFolders,
         *,
         open_store: Callable[[Path, str], Store],
         leases: Leases,
         clock: Clock,
         on_sealed: Callable[[SegmentName, Sequence[SegmentPart]], None],
     ) -> None:
-        self._folders = layout
+        self._folders = folders
         self._on_sealed = on_sealed
         self._open_store = open_store
         self._leases = leases

@@ -223,8 +223,8 @@ class SessionsBuffer:
         others = len(self._active.of_others())
         if not others:
             return ()
-        files_ = f"{others:,} file{'' if others == 1 else 's'}"
-        return (f"{files_} being written by other processes, whose rows are not counted.",)
+        count = f"{others:,} file{'' if others == 1 else 's'}"
+        return (f"{count} being written by other processes, whose rows are not counted.",)
 
     def size_bytes(self) -> int:
         return self._folders.bytes(SegmentState.ACTIVE) + self._folders.bytes(SegmentState.SEALED)

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from catchment.testing.legacy_tree import (
+from tests.pipeline.legacy.generated_tree import (
     KEYS,
     NULL_SEGMENT,
     TABLE_KEY,
