@@ -7,7 +7,6 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
-_OF_EVERY_COMMAND = ("home", "lake_home", "as_json")
 
 
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -39,7 +38,10 @@ def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., Non
         keyword_only = [
             each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[each.name]) for each in own
         ]
-        ordered = sorted([*shared, *keyword_only], key=lambda each: each.name in _OF_EVERY_COMMAND)
+        every = [*shared, *keyword_only]
+        # `catchment legacy` has two homes, and the lake's is the one that every command has.
+        home = "lake_home" if any(each.name == "lake_home" for each in every) else "home"
+        ordered = sorted(every, key=lambda each: each.name in (home, "as_json"))
         command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in ordered}
         return command
