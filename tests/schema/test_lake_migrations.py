@@ -16,6 +16,7 @@ from catchment.errors import (
     StateError,
 )
 from catchment.lake import Lake
+from catchment.schema import lake_engine
 from catchment.schema.check import State
 from catchment.schema.lint import Risk
 from catchment.schema.migratable import BackupKind
@@ -383,15 +384,17 @@ def test_a_script_may_move_rows_between_tables_and_says_what_it_did(here: LakeSc
     assert here.rows("SELECT * FROM users") == [(1, "ADA", None)]
 
 
-def test_a_rehearsal_of_a_big_table_copies_a_part_and_one_of_a_reference_starts_there(plain: LakeScene) -> None:
+def test_a_rehearsal_of_a_big_table_copies_a_part_and_one_of_a_reference_starts_there(
+    plain: LakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain.engine.mark_reference()
     plain.run("INSERT INTO users SELECT 10 + i, 'x', i FROM range(100) r(i)")
     with plain.engine.rehearsal() as trial:
         assert trial.row_counts() == {"users": 2}
         assert trial.observe() == plain.engine.observe()
     plain.engine.reference.unlink()
-    engine = type(plain.engine)(plain.lake, folder=plain.folder, rehearsal_rows_max=10)
-    with engine.rehearsal() as trial:
+    monkeypatch.setattr(lake_engine, "_REHEARSAL_ROWS_MAX", 10)
+    with plain.engine.rehearsal() as trial:
         assert trial.row_counts() == {"users": 10}
 
 

@@ -152,10 +152,10 @@ class DqCoordinator:
             wake=self._wake_if_due,
         )
 
-    def flush_stale_buffers(self, progress: Progress | None = None) -> FlushReport:
+    def flush_stale_buffers(self) -> FlushReport:
         """Flush due tables, except those that are being flushed or back off after a failure."""
         self.buffer.sweep()
-        return self._flush(self._locks.lock_free(self.due_tables()), progress)
+        return self._flush(self._locks.lock_free(self.due_tables()), None)
 
     def force_flush_all(self, progress: Progress | None = None) -> FlushReport:
         """Flush everything acknowledged before this call, whatever failed before.

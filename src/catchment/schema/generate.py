@@ -54,9 +54,9 @@ _HEADER = """\
 """
 
 
-def script_text(ops: Sequence[Op], *, header: str = _HEADER) -> str:
+def script_text(ops: Sequence[Op]) -> str:
     """Return the script that does these operations."""
-    return "\n".join([header, *(f"{_rendered(op)}\n" for op in ops)])
+    return "\n".join([_HEADER, *(f"{_rendered(op)}\n" for op in ops)])
 
 
 def script_name(ops: Sequence[Op]) -> str:

@@ -81,13 +81,10 @@ class LakeEngine:
         name: str | None = None,
         scripts: Path | None = None,
         backups_keep: int = KEEP,
-        lock_timeout_s: float = _LOCK_TIMEOUT_S,
-        rehearsal_rows_max: int = _REHEARSAL_ROWS_MAX,
     ) -> None:
         """`name` is the base name of files in `folder`; by default, lake and schema.
 
-        `scripts` is their folder if it is not in `folder`. A rehearsal copies at most
-        `rehearsal_rows_max` rows of a table.
+        `scripts` is their folder if it is not in `folder`.
         """
         if sql.fold(schema) == LEDGER_SCHEMA:
             raise InputError(f"{schema} is Catchment's own, and is not migrated.", hint="Choose another schema.")
@@ -97,8 +94,6 @@ class LakeEngine:
         self._file = folder / (name or f"{lake.name}.{schema}")
         self._scripts = scripts or self._beside("migrations")
         self._backups = Backups(self._file, keep=backups_keep)
-        self._lock_timeout_s = lock_timeout_s
-        self._rehearsal_rows_max = rehearsal_rows_max
         self._lock = files.FileLock(self._beside("lock"), clock=lake.clock)
 
     @property
@@ -172,7 +167,7 @@ class LakeEngine:
         return self._with_retries(count) if tables else {}
 
     def locked(self) -> AbstractContextManager[None]:
-        return self._lock.held(timeout_s=self._lock_timeout_s)
+        return self._lock.held(timeout_s=_LOCK_TIMEOUT_S)
 
     def apply(self, script: Script) -> tuple[TableAccess, ...]:
         self._lake.open()
@@ -407,10 +402,10 @@ class LakeEngine:
                 tables = moment.tables()
                 for number, table in enumerate(tables):
                     rows = count_rows(connection, moment.source(table.name))
-                    if rows > self._rehearsal_rows_max:
-                        copied = self._rehearsal_rows_max
+                    if rows > _REHEARSAL_ROWS_MAX:
+                        copied = _REHEARSAL_ROWS_MAX
                         events.emit("rehearsal_cut", database=self.name, table=table.name, rows=rows, copied=copied)
-                    query = f"FROM {moment.source(table.name)} LIMIT {self._rehearsal_rows_max}"
+                    query = f"FROM {moment.source(table.name)} LIMIT {_REHEARSAL_ROWS_MAX}"
                     target = sql.literal(str(folder / f"{number}.parquet"))
                     connection.execute(f"COPY ({query}) TO {target} (FORMAT parquet)")
                 shapes = [

@@ -67,11 +67,6 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether the error means that another connection is using the database."""
-    return _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
 def is_about_storage(error: sqlite3.Error) -> bool:
     """Return whether the error concerns the file and not the statement."""
     return _primary(error) in _TRANSLATED

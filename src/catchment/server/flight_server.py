@@ -19,7 +19,6 @@ from catchment.app import App
 from catchment.control import ControlDatabase
 from catchment.errors import MachineError, RetryableError
 from catchment.foundation import events, server_file
-from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server import memory, web_auth
 from catchment.server.auth import Authenticator, is_loopback, require_safe
@@ -45,9 +44,9 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class FlightServer:
     """The Flight SQL server of a home, from `start` to `stop`."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         # Its DuckDB runs clients' SQL.
-        self.app = App(settings, clock=clock, sandboxed=True)
+        self.app = App(settings, sandboxed=True)
         self._settings = settings
         self._users = Users.from_settings(settings, clock=self.app.clock)
         self.authenticator = Authenticator.from_settings(settings, self._users, clock=self.app.clock)
