@@ -86,12 +86,13 @@ def settings_page() -> str:
     return _page(
         "Settings",
         f"Each setting is an environment variable, or a key in `{FILE_NAME}` in the home. The key is the",
-        "variable's name in lower case without its prefix: `CATCHMENT_LOG_LEVEL` is `log_level`. The",
+        "variable's name in lower case without `CATCHMENT_` or `DUCKLING_`: `CATCHMENT_LOG_LEVEL` is",
+        "`log_level`, `DUCKLING_QUEUE_LAYOUT` is `queue_layout`. `catchment.open` takes the same keys. The",
         "environment takes precedence over the file. The home itself is set by the environment or by",
         "`--home`, which takes precedence; it cannot be set in the file.",
         "",
-        "An unknown variable that starts with `CATCHMENT_` is refused, and so is an unknown key in the file.",
-        "A process keeps the settings that it started with. `catchment settings` prints this list.",
+        "An unknown variable that starts with `CATCHMENT_` or `DUCKLING_QUEUE_` is refused, and so is an",
+        "unknown key. A process keeps the settings that it started with. `catchment settings` prints this list.",
         *(
             line
             for group, rows in groups.items()
@@ -174,8 +175,10 @@ def python_page() -> str:
     return _page(
         "Python",
         "`import catchment` is the whole interface: `catchment.open` returns a `Catchment`, whose parts",
-        "do everything that the command line does. Errors are in `catchment.errors`; every one has a",
-        "message and a hint. [Examples](../../examples) use nothing else.",
+        "do everything that the command line does. Errors are in `catchment.errors`; an error's `hint`, if",
+        "it has one, says what to do next. It is not part of the traceback, and speaks of options of the",
+        "command line: `--create` is the argument `create=True`. [Examples](../../examples) use nothing else.",
+        "[Settings](settings.md) lists the settings that `catchment.open` accepts.",
         "",
         "```python",
         "import catchment",

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 def open(home: str | Path | None = None, **settings: Any) -> "Catchment":  # noqa: A001
     """Return the Catchment of a data folder. It creates nothing before its first use.
 
-    `home` defaults to the setting CATCHMENT_HOME. `settings` override the environment and the
-    home's `catchment.toml`; their names are the keys of that file, such as
-    `queue_auto_create_tables=True`.
+    `home` defaults to the setting CATCHMENT_HOME, which defaults to `catchment-data`. `settings`
+    override the environment and the home's `catchment.toml`; their names are the keys of that file:
+    `log_level` for CATCHMENT_LOG_LEVEL, `queue_auto_create_tables` for
+    DUCKLING_QUEUE_AUTO_CREATE_TABLES.
     """
     from catchment.foundation.settings import load_settings
 
@@ -141,11 +142,17 @@ class Catchment:
         return health.status(self.app, self.queue, on_remark)
 
     def audit(self) -> "AuditReport":
-        """Prove from the ledger and the tables that every unit was delivered exactly once."""
+        """Prove from the ledger and the tables that every unit was delivered exactly once.
+
+        The report's `ok` is False if there are `findings`.
+        """
         return self.lake.audit()
 
     def doctor(self, *, prepare: bool = False) -> Iterator["Check"]:
-        """Check what Catchment needs of this machine; `prepare` makes later starts of Spark faster."""
+        """Yield a result for each thing that Catchment needs of this machine, as it is checked.
+
+        With `prepare`, also make later starts of Spark faster.
+        """
         from catchment.doctor import examine
 
         return examine(self.settings, prepare=prepare)

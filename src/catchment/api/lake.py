@@ -19,7 +19,10 @@ from catchment.pipeline.parquet_source import find_files, hive_keys
 
 
 class LakeApi:
-    """Deliveries into the lake's tables, and reads of them."""
+    """Deliveries into the lake's tables, and reads of them.
+
+    A table is given as `table`, which is in the schema `main`, as `schema.table`, or as a TableId.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -37,9 +40,14 @@ class LakeApi:
     ) -> DeliveryReport:
         """Deliver Parquet files into a table, each exactly once, however often this is called.
 
-        `paths` are files, folders or globs. With `create`, a missing table is created from the
+        `paths` is a list of files, folders or globs. `mode` is one of `catchment.Mode`; AUTO
+        chooses for each file. With `retire=catchment.Retirement.REMOVE`, files are deleted once the
+        lake has their rows; otherwise they stay. With `create`, a missing table is created from the
         files' columns, partitioned by `partition_by`. With `digests`, adopted files are read to the
         end and their digests recorded.
+
+        A file that cannot be delivered raises no error: it is in the report's `failures`, with the
+        reason, and the report's `ok` is False. The other files are delivered.
         """
         delivery = self.delivery(table, paths, mode=mode, retire=retire, create=create, partition_by=partition_by)
         return delivery.run(digests=digests)
@@ -66,12 +74,19 @@ class LakeApi:
         )
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """Run a SELECT on the lake and return its rows. Buffered rows are not included."""
+        """Run a SELECT on the lake and return its rows. Buffered rows are not included.
+
+        `?` in the statement stands for one of the `parameters`. To change something, use `write`.
+        """
         with self._app.existing_lake.cursor() as cursor:
             return cursor.execute(statement, list(parameters)).to_arrow_table()
 
     def write(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
-        """Open a write transaction: committed if the block ends without an error, else rolled back."""
+        """Open a write transaction: committed if the block ends without an error, else rolled back.
+
+        The block gets a DuckDB connection, which runs the lake's SQL: for example
+        `connection.execute("CREATE TABLE events (id BIGINT)")`.
+        """
         return self._app.lake.write()
 
     def tables(self) -> tuple[TableId, ...]:
@@ -89,12 +104,16 @@ class LakeApi:
     def audit(self, producer: str | ProducerId | None = None) -> AuditReport:
         """Prove from ledger and tables that every unit was delivered exactly once.
 
-        With `producer`, only its units.
+        With `producer`, such as `parquet:1:main.events`, only its units. The report's `ok` is False
+        if there are `findings`.
         """
         return self._app.audit(ProducerId.parse(producer) if isinstance(producer, str) else producer)
 
     def maintain(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Merge small files, expire old snapshots, delete unreferenced files."""
+        """Merge small files, expire old snapshots, delete unreferenced files.
+
+        With `dry_run`, return what would be done and change nothing.
+        """
         return self._app.maintain(dry_run=dry_run)
 
 
@@ -136,9 +155,7 @@ class FileDelivery:
         return self._app.planner().plan(self._source(found), self._mode), None
 
     def run(self, *, digests: bool = False, on_plan: Callable[[Plan], None] = lambda _: None) -> DeliveryReport:
-        """Create the table if needed, and deliver; `on_plan` is called before the first effect on
-        it.
-        """
+        """Create the table if needed, and deliver; `on_plan` is called before rows are written."""
         found = self._find_table()
         if found is None:
             change = self._draft()

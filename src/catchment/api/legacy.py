@@ -19,8 +19,8 @@ class ImportArguments(TypedDict, total=False):
     tree: any folder of hive folders; needs `keys`.
     keys: with `tree`, the folders' keys from the top, such as `region,day:DATE`.
     table: with `tree`, the table's name; default the folder's name.
-    schema: schema of the lake that gets the tables.
-    mode: adopt, rewrite or insert; default chosen per leaf.
+    schema: schema of the lake that gets the tables; default `main`.
+    mode: one of `catchment.Mode`; default AUTO, which chooses for each leaf.
     partition_by: columns to partition new tables by; default the keys.
     quarantine: move unreadable files to the backup and import the rest of their leaf.
     digests: read adopted files to the end and record their digests; default True.
@@ -39,7 +39,11 @@ class ImportArguments(TypedDict, total=False):
 
 
 class LegacyApi:
-    """Imports of hive folders into lake tables, with a backup and a proof."""
+    """Imports of hive folders into lake tables, with a backup and a proof.
+
+    An import moves the files: when it is complete, the original tree is in the backup, `migrated/`
+    in Tailpipe's `migration/` or in `<tree>.migration/`. `job(…).undo()` puts it back.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -53,5 +57,9 @@ class LegacyApi:
         return self._app.legacy_import(source.folders, options)
 
     def run(self, **arguments: Unpack[ImportArguments]) -> LegacyReport:
-        """Import, or resume an interrupted import, and return its report."""
+        """Import, or resume an interrupted import, and return its report; does not ask first.
+
+        Leaves that cannot be imported raise no error: they are in the report's `failures`, and the
+        report's `ok` is False. To see what would happen, call `job(…).plan()`.
+        """
         return self.job(**arguments).run()

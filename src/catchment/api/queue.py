@@ -29,6 +29,7 @@ from catchment.queue.stranded import Stranded, StrandedRows
 class QueueApi:
     """Durable small writes, and what becomes of them.
 
+    A table is given as `table`, which is in the schema `main`, as `schema.table`, or as a TableId.
     If a server has the buffer open, `read`, `status`, `flush` and the calls about stranded rows ask
     the server; `enqueue` and `fresh` raise BufferHeldError.
     """
@@ -45,8 +46,11 @@ class QueueApi:
     ) -> Ack:
         """Write rows; they are durable on this machine's disk when this returns.
 
-        Columns are matched by name, and missing ones get the table's defaults. Rows that the table
-        cannot store are refused as a whole. Writes of one `session` stay in order.
+        Columns are matched by name, and missing ones get the table's defaults. Types may be widened
+        and are not narrowed: int32 goes into BIGINT, int64 not into INTEGER. Rows that the table
+        cannot store are refused as a whole, with InputError or its subclass TypeConflictError. If
+        there is no such table, TableMissingError is raised, unless `queue_auto_create_tables` is
+        set. Writes of one `session` stay in order.
         """
         return self._app.queue.enqueue(TableId.of(table), rows, session=session)
 
@@ -61,7 +65,10 @@ class QueueApi:
             return running_server.read(self._app, error, TableId.of(table))
 
     def fresh(self, *tables: str | TableId) -> AbstractContextManager[Fresh]:
-        """Open a read of tables with their buffered rows, as of one moment."""
+        """Open a read of tables with their buffered rows, as of one moment.
+
+        In the block, `rows()` of the read returns the rows; of several tables, `rows(TableId)`.
+        """
         return self._app.queue.fresh(*(TableId.of(table) for table in tables))
 
     def start(self) -> None:
@@ -69,9 +76,9 @@ class QueueApi:
         self._app.runtime.start()
 
     def flush(self, on_table: Callable[[TableFlush], None] = lambda _: None) -> FlushReport:
-        """Flush everything acknowledged before this call; FlushFailedError if something is left.
+        """Flush everything acknowledged before this call into the lake. Starts Spark if needed.
 
-        `on_table` is called after each table.
+        `on_table` is called after each table. Raises FlushFailedError if something is left.
         """
         try:
             queue = self._app.find_queue()
@@ -115,7 +122,10 @@ class QueueApi:
         return buffer_factory.quarantined(self._app.settings)
 
     def audit(self) -> QueueAudit:
-        """Prove that every flushed row is in the lake once, and that no row left the buffer early."""
+        """Prove that every flushed row is in the lake once, and that no row left the buffer early.
+
+        If a server has the buffer open, the second part is left out, and `report.notes` says so.
+        """
         return queue_audit.audit(self._app.existing_lake, self._app.find_queue, self._app.settings)
 
     def stranded(self, table: str | TableId) -> Stranded:
@@ -123,7 +133,10 @@ class QueueApi:
         return self._rescue("stranded", table, lambda rows, _: rows.facts)
 
     def export(self, table: str | TableId) -> Stranded:
-        """Write rows whose table was dropped to Parquet files; they stay buffered."""
+        """Write rows whose table was dropped to Parquet files; they stay buffered.
+
+        The result's `files` are the paths, in the buffer's folder.
+        """
         return self._rescue("export", table, lambda rows, _: rows.export())
 
     def redirect(self, table: str | TableId, into: str | TableId) -> Stranded:
