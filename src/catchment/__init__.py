@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from catchment.foundation.ids import TableId
     from catchment.pipeline import Mode, Retirement
     from catchment.schema import TableRow
+    from catchment.server.values import Role
 
-__all__ = ["Catchment", "Mode", "Retirement", "TableId", "TableRow", "open"]
+__all__ = ["Catchment", "Mode", "Retirement", "Role", "TableId", "TableRow", "open"]
 
 _VALUES = {
     "Mode": "catchment.pipeline",
     "Retirement": "catchment.pipeline",
+    "Role": "catchment.server.values",
     "TableId": "catchment.foundation.ids",
     "TableRow": "catchment.schema",
 }

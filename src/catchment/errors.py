@@ -73,6 +73,9 @@ class CatchmentError(Exception):
         self.hint = hint or type(self).default_hint
         self.facts = facts
         super().__init__(self.message)
+        if self.hint:
+            # Python prints it below the message in a traceback.
+            self.add_note(f"hint: {self.hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.hint, self.facts))

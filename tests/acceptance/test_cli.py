@@ -152,9 +152,9 @@ def test_a_table_that_is_missing_exits_with_two_and_says_how_to_make_it(shell: S
     assert ended.json == {
         "error": "InputError",
         "message": "The lake has no table main.events.",
-        "hint": "Add --create to make it from the files.",
+        "hint": "Create it from the files: --create, or `create=True`.",
     }
-    assert "hint: Add --create" in ended.err
+    assert "hint: Create it from the files: --create" in ended.err
 
 
 def test_a_delivery_makes_the_table_and_reports_in_one_json_value(delivered: Delivery) -> None:

@@ -355,7 +355,7 @@ def test_any_hive_folders_can_be_imported_and_rows_that_are_gone_are_a_mismatch(
     ("options", "message"),
     [
         (["--keys", "a"], "say how a --tree is read"),
-        (["--tree", "."], "needs to know its keys"),
+        (["--tree", "."], "A tree needs its keys"),
         (["--tree", ".", "--keys", "a,,b"], "a key without a name"),
         (["--tree", ".", "--keys", "a", "--table", "x.y"], "'x.y' is not a table name"),
         (["--tree", ".", "--keys", "a", "--home", "."], "instead of a Tailpipe home"),

@@ -91,7 +91,7 @@ def test_a_password_is_typed_twice_at_a_terminal_and_not_shown(home: Path) -> No
     )
     os.close(terminal)
     seen = ""
-    for question in ("Password:", "again:"):
+    for question in ("Password:", "Repeat the password:"):
         while question not in seen.rpartition("\n")[2]:
             seen += os.read(master, 1024).decode()
         os.write(master, f"{PASSWORD}\n".encode())

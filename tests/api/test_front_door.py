@@ -2,14 +2,16 @@
 
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 
 import catchment
-from catchment.errors import BufferHeldError, InputError, SettingsError, StateError, TableMissingError
+from catchment.errors import BufferHeldError, InputError, LakeMissingError, SettingsError, StateError, TableMissingError
 from catchment.testing import InlineRunner
 
 ROWS = pa.table({"n": [1, 2, 3]})
@@ -139,3 +141,59 @@ def test_a_buffer_that_a_server_has_open_is_read_and_flushed_through_the_server(
 def test_tenants_need_a_control_database(tmp_path: Path) -> None:
     with catchment.open(tmp_path) as c, pytest.raises(StateError, match="no control database"):
         c.tenants.tenants()
+
+
+def test_a_closed_catchment_refuses_calls_also_of_parts_that_were_kept(tmp_path: Path) -> None:
+    with catchment.open(tmp_path, queue_auto_create_tables=True) as c:
+        queue = c.queue
+        queue.enqueue("orders", ROWS)
+    for call in (lambda: queue.read("orders"), lambda: c.lake.tables()):
+        with pytest.raises(StateError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO orders VALUES (1)", "CREATE TABLE x (n INT)", "SELECT 1; DROP TABLE orders"]
+)
+def test_a_query_that_would_change_the_lake_is_refused(tmp_path: Path, statement: str) -> None:
+    with catchment.open(tmp_path, queue_auto_create_tables=True) as c:
+        c.queue.enqueue("orders", ROWS)
+        with pytest.raises(InputError, match="SELECT statements only"):
+            c.lake.query(statement)
+        with pytest.raises(InputError, match="gone does not exist"):
+            c.lake.query("SELECT * FROM gone")
+        assert c.lake.query("WITH one AS (SELECT ? AS n) FROM one", [1])["n"].to_pylist() == [1]
+
+
+def test_modes_and_paths_are_given_as_text_or_as_values(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    duckdb.sql("SELECT 1 AS n").write_parquet(str(file))
+    with catchment.open(tmp_path / "home") as c:
+        with pytest.raises(InputError, match="'foo' is not one of"):
+            c.lake.deliver("items", file, mode="foo", create=True)
+        assert c.lake.deliver("items", str(file), mode="rewrite", retire="remove", create=True).delivered == 1
+    assert not file.exists()
+
+
+def test_a_read_of_a_mistyped_home_creates_nothing(tmp_path: Path) -> None:
+    with catchment.open(tmp_path / "hmoe") as c, pytest.raises(LakeMissingError):
+        c.queue.read("orders")
+    assert not (tmp_path / "hmoe").exists()
+
+
+def test_an_unknown_setting_names_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="'queue_autocreate_tables' is not a setting") as error:
+        catchment.open(tmp_path, queue_autocreate_tables=True)
+    assert "queue_auto_create_tables" in (error.value.hint or "")
+
+
+def test_a_traceback_shows_the_hint_below_the_message() -> None:
+    error = InputError("It is wrong.", hint="Make it right.")
+    assert "".join(traceback.format_exception(error)).endswith("It is wrong.\nhint: Make it right.\n")
+
+
+@pytest.mark.parametrize("rows", [[{"n": 1}], {"n": [1]}], ids=["list of dicts", "dict"])
+def test_rows_that_are_not_arrow_get_a_hint_how_to_make_them(tmp_path: Path, rows: Any) -> None:
+    with catchment.open(tmp_path, queue_auto_create_tables=True) as c, pytest.raises(InputError) as error:
+        c.queue.enqueue("orders", rows)
+    assert "from_pylist" in (error.value.hint or "")

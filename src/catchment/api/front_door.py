@@ -57,6 +57,7 @@ class Catchment:
         self.settings = settings
         self._mutex = threading.Lock()
         self._app: App | None = None
+        self._is_closed = False
 
     def __enter__(self) -> "Catchment":
         return self
@@ -70,6 +71,7 @@ class Catchment:
         """Stop the background flush and close queue, lake and Spark. Buffered rows stay buffered."""
         with self._mutex:
             app, self._app = self._app, None
+            self._is_closed = True
         if app is not None:
             app.close()
 
@@ -78,9 +80,12 @@ class Catchment:
         """The components behind this object, for code that needs more than its calls."""
         # Imported here because it imports the pipelines, which some commands do not need.
         from catchment.app import App
+        from catchment.errors import StateError
         from catchment.foundation.pandas_probe import skip_pandas_probe
 
         with self._mutex:
+            if self._is_closed:
+                raise StateError("This Catchment is closed.", hint="Open the home again with `catchment.open`.")
             if self._app is None:
                 skip_pandas_probe()
                 self._app = App(self.settings)
@@ -91,21 +96,21 @@ class Catchment:
         """The queue: durable small writes in front of the lake."""
         from catchment.api.queue import QueueApi
 
-        return QueueApi(self.app)
+        return QueueApi(lambda: self.app)
 
     @cached_property
     def lake(self) -> "LakeApi":
         """The lake: file deliveries, queries, audit and maintenance."""
         from catchment.api.lake import LakeApi
 
-        return LakeApi(self.app)
+        return LakeApi(lambda: self.app)
 
     @cached_property
     def legacy(self) -> "LegacyApi":
         """Imports of legacy Parquet in hive folders."""
         from catchment.api.legacy import LegacyApi
 
-        return LegacyApi(self.app)
+        return LegacyApi(lambda: self.app)
 
     @cached_property
     def schema(self) -> "SchemaApi":

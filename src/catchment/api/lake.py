@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -17,6 +18,8 @@ from catchment.lake.snapshot_schema import SnapshotTable, schema_at
 from catchment.pipeline import DeliveryReport, Mode, ParquetFiles, Plan, Retirement, target_table
 from catchment.pipeline.parquet_source import find_files, hive_keys
 
+Choice = TypeVar("Choice", bound=StrEnum)
+
 
 class LakeApi:
     """Deliveries into the lake's tables, and reads of them.
@@ -24,27 +27,31 @@ class LakeApi:
     A table is given as `table`, which is in the schema `main`, as `schema.table`, or as a TableId.
     """
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, find_app: Callable[[], App]) -> None:
+        self._find_app = find_app
+
+    @property
+    def _app(self) -> App:
+        return self._find_app()
 
     def deliver(
         self,
         table: str | TableId,
-        paths: Iterable[str | Path],
+        paths: str | Path | Iterable[str | Path],
         *,
-        mode: Mode = Mode.AUTO,
-        retire: Retirement = Retirement.KEEP,
+        mode: Mode | str = Mode.AUTO,
+        retire: Retirement | str = Retirement.KEEP,
         create: bool = False,
         partition_by: Sequence[str] = (),
         digests: bool = False,
     ) -> DeliveryReport:
         """Deliver Parquet files into a table, each exactly once, however often this is called.
 
-        `paths` is a list of files, folders or globs. `mode` is one of `catchment.Mode`; AUTO
-        chooses for each file. With `retire=catchment.Retirement.REMOVE`, files are deleted once the
-        lake has their rows; otherwise they stay. With `create`, a missing table is created from the
-        files' columns, partitioned by `partition_by`. With `digests`, adopted files are read to the
-        end and their digests recorded.
+        `paths` is a file, a folder or a glob, or a list of them. `mode` is `auto`, which chooses
+        for each file, `adopt`, `rewrite` or `insert`. With `retire="remove"`, files are deleted
+        once the lake has their rows; otherwise they stay. With `create`, a missing table is created
+        from the files' columns, partitioned by `partition_by`. With `digests`, adopted files are
+        read to the end and their digests recorded.
 
         A file that cannot be delivered raises no error: it is in the report's `failures`, with the
         reason, and the report's `ok` is False. The other files are delivered.
@@ -55,10 +62,10 @@ class LakeApi:
     def delivery(
         self,
         table: str | TableId,
-        paths: Iterable[str | Path],
+        paths: str | Path | Iterable[str | Path],
         *,
-        mode: Mode = Mode.AUTO,
-        retire: Retirement = Retirement.KEEP,
+        mode: Mode | str = Mode.AUTO,
+        retire: Retirement | str = Retirement.KEEP,
         create: bool = False,
         partition_by: Sequence[str] = (),
     ) -> "FileDelivery":
@@ -66,9 +73,9 @@ class LakeApi:
         return FileDelivery(
             self._app,
             TableId.of(table),
-            find_files([str(path) for path in paths]),
-            mode=mode,
-            retire=retire,
+            find_files([str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]),
+            mode=_one_of(Mode, mode),
+            retire=_one_of(Retirement, retire),
             create=create,
             partition_by=tuple(partition_by),
         )
@@ -79,7 +86,13 @@ class LakeApi:
         `?` in the statement stands for one of the `parameters`. To change something, use `write`.
         """
         with self._app.existing_lake.cursor() as cursor:
-            return cursor.execute(statement, list(parameters)).to_arrow_table()
+            try:
+                kinds = {each.type for each in cursor.extract_statements(statement)}
+                if kinds != {duckdb.StatementType.SELECT}:
+                    raise InputError("`query` runs SELECT statements only.", hint="Change the lake with `write`.")
+                return cursor.execute(statement, list(parameters)).to_arrow_table()
+            except (duckdb.CatalogException, duckdb.BinderException, duckdb.ParserException) as error:
+                raise InputError(f"The query cannot be run: {error}") from None
 
     def write(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
         """Open a write transaction: committed if the block ends without an error, else rolled back.
@@ -99,7 +112,7 @@ class LakeApi:
         for found in schema_at(lake, wanted.schema, lake.newest_snapshot()):
             if found.table.id == wanted:
                 return found
-        raise TableMissingError(f"The lake has no table {wanted}.")
+        raise TableMissingError(f"The lake has no table {wanted}.", hint="`tables` lists the lake's tables.")
 
     def audit(self, producer: str | ProducerId | None = None) -> AuditReport:
         """Prove from ledger and tables that every unit was delivered exactly once.
@@ -184,10 +197,19 @@ class FileDelivery:
 
     def _draft(self) -> CreateTable:
         if not self._create:
-            raise InputError(f"The lake has no table {self.table}.", hint="Add --create to make it from the files.")
+            raise InputError(
+                f"The lake has no table {self.table}.", hint="Create it from the files: --create, or `create=True`."
+            )
         if not self.files:
             raise InputError(
                 f"The lake has no table {self.table}, and there is no Parquet file to make it from.",
                 hint="Name files, or folders that hold some.",
             )
         return target_table.draft(ParquetFiles(self.files, self.table), self._partition_by)
+
+
+def _one_of(kind: type[Choice], value: Choice | str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError(f"{value!r} is not one of {', '.join(kind)}.") from None

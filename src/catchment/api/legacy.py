@@ -1,5 +1,6 @@
 """Imports of legacy Parquet as calls."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -45,8 +46,12 @@ class LegacyApi:
     in Tailpipe's `migration/` or in `<tree>.migration/`. `job(…).undo()` puts it back.
     """
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, find_app: Callable[[], App]) -> None:
+        self._find_app = find_app
+
+    @property
+    def _app(self) -> App:
+        return self._find_app()
 
     def job(self, **arguments: Unpack[ImportArguments]) -> LegacyImport:
         """Return an import, to plan, run, verify or undo it; changes nothing."""

@@ -34,8 +34,12 @@ class QueueApi:
     the server; `enqueue` and `fresh` raise BufferHeldError.
     """
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, find_app: Callable[[], App]) -> None:
+        self._find_app = find_app
+
+    @property
+    def _app(self) -> App:
+        return self._find_app()
 
     def enqueue(
         self,
@@ -67,8 +71,11 @@ class QueueApi:
     def fresh(self, *tables: str | TableId) -> AbstractContextManager[Fresh]:
         """Open a read of tables with their buffered rows, as of one moment.
 
-        In the block, `rows()` of the read returns the rows; of several tables, `rows(TableId)`.
+        In the block, `rows()` of the read returns the rows; of several tables, `rows("events")`.
+        Raises LakeMissingError if there is no lake.
         """
+        # Not created: a mistyped home must not become a lake.
+        _ = self._app.existing_lake
         return self._app.queue.fresh(*(TableId.of(table) for table in tables))
 
     def start(self) -> None:

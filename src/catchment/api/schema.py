@@ -49,7 +49,9 @@ class SchemaApi:
         project = find_project(here)
         wanted = project.models if models is None else models
         if wanted is None and needs_models:
-            raise InputError("Which models?", hint="Use `--models pkg.module`, or set `models` in the project's file.")
+            raise InputError(
+                "Which models?", hint="Give `--models pkg.module` or `models=`, or set `models` in the project's file."
+            )
         found: Sequence[type[TableRow]] = ()
         if wanted is not None and needs_models:
             folders = dict.fromkeys([here, project.folder or here])

@@ -124,7 +124,8 @@ def _describe_tenants(tenants: Facts) -> str:
 def _describe_sessions(sessions: Facts) -> str:
     return (
         f"{sessions['sessions_total']} of {sessions['sessions_max']}, "
-        f"{plural(sessions['statements_running'], 'statement')} running, {len(sessions['slow'])} slow ones recorded"
+        f"{plural(sessions['statements_running'], 'statement')} running, "
+        f"{plural(len(sessions['slow']), 'slow statement')} recorded"
     )
 
 

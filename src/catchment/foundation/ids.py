@@ -32,7 +32,11 @@ class TableId:
     @classmethod
     def of(cls, table: "str | TableId") -> "TableId":
         """Return the table, parsed if it is a text."""
-        return cls.parse(table) if isinstance(table, str) else table
+        if isinstance(table, TableId):
+            return table
+        if not isinstance(table, str):
+            raise InputError(f"{table!r} is not a table name.", hint="Write `table` or `schema.table`.")
+        return cls.parse(table)
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"

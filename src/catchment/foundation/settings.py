@@ -375,6 +375,11 @@ def load_settings(home: Path | None = None, **given: Any) -> Settings:
     environment.
     """
     _refuse_unknown_variables()
+    for name in given:
+        if name not in Settings.model_fields:
+            raise SettingsError(
+                f"{name!r} is not a setting.", hint=_nearest(name, dict.fromkeys(Settings.model_fields))
+            )
     folder = home or Path(os.environ.get(_variable("home")) or Settings.model_fields["home"].default)
     values = {key: value for key, value in _read_file(folder / FILE_NAME).items() if not os.environ.get(_variable(key))}
     try:

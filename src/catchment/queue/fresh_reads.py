@@ -34,9 +34,9 @@ class Fresh:
     complete_through: Mapping[TableId, Mapping[str, int]]
     own: Mapping[TableId, str]
 
-    def rows(self, table: TableId | None = None) -> pa.Table:
+    def rows(self, table: str | TableId | None = None) -> pa.Table:
         """Return all rows of one of the tables; `table` may be omitted if there is only one."""
-        query = next(iter(self.queries.values())) if table is None else self.queries[table]
+        query = next(iter(self.queries.values())) if table is None else self.queries[TableId.of(table)]
         return self.connection.execute(query).to_arrow_table()
 
 

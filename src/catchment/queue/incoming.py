@@ -48,7 +48,10 @@ def as_table(rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]) -> pa.T
                 table = pa.Table.from_batches(list(rows))
             except (ValueError, TypeError) as error:
                 # No batch at all, batches with different schemas, or something other than batches.
-                raise InputError(f"These are not Arrow rows: {error}") from None
+                raise InputError(
+                    f"These are not Arrow rows: {error}",
+                    hint="Pass an Arrow table, such as `pyarrow.Table.from_pylist(rows)`.",
+                ) from None
     return table
 
 

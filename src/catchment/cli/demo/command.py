@@ -1,5 +1,6 @@
 """`catchment demo`: starts the servers, runs the acts, and leaves no process running."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -115,10 +116,12 @@ def _lines(facts: dict[str, Any], servers: Servers, *, ended: bool) -> Iterator[
     verdict = f"{'Every promise was kept' if facts['ok'] else 'A promise was broken'}, in {facts['seconds']:.0f} s."
     if ended:
         home = _near(servers[A].home)
+        # As it was called: `make demo` leaves the command in `.venv`, which may not be on the path.
+        program = _near(Path(sys.argv[0])) if Path(sys.argv[0]).name == "catchment" else "catchment"
         yield f"{verdict} Both servers have stopped."
-        yield f"Keep the dashboard, {servers[A].web}:  catchment demo --keep"
-        yield f"See the status:  catchment status --home {home}"
-        yield f"Prove it again:  catchment lake audit --home {home}"
+        yield f"Keep the dashboard, {servers[A].web}:  {program} demo --keep"
+        yield f"See the status:  {program} status --home {home}"
+        yield f"Prove it again:  {program} lake audit --home {home}"
         return
     yield f"{verdict} Both servers keep running; Ctrl-C here stops them."
     for server in servers.by_shard.values():

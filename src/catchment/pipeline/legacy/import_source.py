@@ -41,7 +41,7 @@ def find(
         raise InputError("--tree is imported instead of a Tailpipe home.", hint="Leave --home and --workspace out.")
     if keys is None:
         raise InputError(
-            "--tree needs to know its keys.", hint="Name its folders from the top, such as --keys region,day:DATE."
+            "A tree needs its keys.", hint="Name its folders from the top: --keys region,day:DATE, or `keys=`."
         )
     folders = ImportFolders.tree(Path(tree))
     if not folders.data.is_dir() and not folders.migration.is_dir():
