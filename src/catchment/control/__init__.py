@@ -1,6 +1,4 @@
-"""Catchment's own database: users, shards, tenants and their moves. Scripts of the package create
-and upgrade it.
-"""
+"""Catchment's own database: shards, tenants and their moves, created and upgraded by scripts."""
 
 from catchment.control.database import ControlDatabase
 from catchment.control.models import Move, Shard, Tenant, User

@@ -9,7 +9,7 @@ from catchment.schema import TableRow
 
 
 class User(TableRow):
-    """A user who may connect; names are unique."""
+    """A user by name. Not in use: the server keeps its users in a file (`server/users.py`)."""
 
     __tablename__ = "users"
 

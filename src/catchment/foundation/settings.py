@@ -119,7 +119,7 @@ class Settings(BaseSettings):
 
     control_db: SecretStr | None = _setting(
         None,
-        "Database of tenants, shards, moves and users: `sqlite:PATH`, or `postgres:CONNINFO` for several hosts; "
+        "Database of tenants, shards and moves: `sqlite:PATH`, or `postgres:CONNINFO` for several hosts; "
         "default: a SQLite file in the home.",
     )
 
