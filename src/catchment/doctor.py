@@ -141,5 +141,5 @@ def _prepare(settings: Settings) -> str:
 
 def _spark(settings: Settings) -> str:
     with SparkRunner(settings) as runner:
-        # Run what a delivery needs: a Python task. Spark SQL would take as long again.
+        # Run a Python task, as a delivery does. A query in Spark SQL would double the time.
         return runner.probe()

@@ -20,9 +20,7 @@ _ARCHIVES = (".zip", ".jar")
 
 
 def installed_first(path: Sequence[str]) -> list[str]:
-    """Return the path without the archives of an installed PySpark; if none is installed,
-    unchanged.
-    """
+    """Return the path without the archives of an installed PySpark; unchanged if none is installed."""
     found = PathFinder.find_spec("pyspark", [each for each in path if not each.endswith(_ARCHIVES)])
     if found is None or found.origin is None:
         return list(path)

@@ -407,7 +407,7 @@ def test_the_next_run_goes_on_and_names_files_that_cannot_be_read(trouble: Troub
     assert all(".parquet cannot be read" in reason for reason in failed.values())
     status = trouble.commands["status of failed"]
     assert (status.code, status.out.count("Failed: ")) == (0, len(UNREADABLE))
-    assert "Mend them there, then: catchment legacy retry --home" in status.out
+    assert "Repair them there, then: catchment legacy retry --home" in status.out
 
 
 def test_a_retry_with_quarantine_imports_the_rest_and_every_row_is_there_once(trouble: Trouble) -> None:

@@ -123,7 +123,7 @@ def test_a_page_whose_login_is_over_says_so_and_leads_back_to_itself(window: Win
         _log_in(window, stage, "ann", after="/lake")
         window.until(lambda: window.text("#live-state") == "Live", "no news came")
         kept = stage.house.users.pop("ann")
-        window.until(lambda: "The login is over." in window.text("#connection"), "it did not say so")
+        window.until(lambda: "You are logged out." in window.text("#connection"), "it did not say so")
         assert window.text("#live-state") == "Logged out"
         stage.house.users["ann"] = replace(kept, role="reader")
         window.click("#connection a")

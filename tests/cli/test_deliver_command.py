@@ -183,8 +183,8 @@ def test_a_dry_run_shows_the_plan_for_a_table_that_is_still_to_be_made(home: Pat
     [
         ("day", "The files have no column 'day' to partition by."),
         ("year(id)", "The files have no column 'year(id)' to partition by."),
-        ("kind,,id", "--partition-by 'kind,,id' has an empty name in it."),
-        (",", "--partition-by ',' has an empty name in it."),
+        ("kind,,id", "--partition-by 'kind,,id' contains an empty name."),
+        (",", "--partition-by ',' contains an empty name."),
         ("kind,KIND", "A column to partition by is named twice: kind, KIND."),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_folder_without_files_is_nothing_to_deliver(home: Path, tmp_path: Path
 def test_a_table_cannot_be_made_from_a_folder_without_files(home: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, error = _json(home, "events", tmp_path / "empty", "--create")
-    assert (code, error["hint"]) == (2, "Name files, or folders that hold some.")
+    assert (code, error["hint"]) == (2, "Name files, or folders that contain some.")
     assert not home.exists()
 
 

@@ -304,7 +304,7 @@ def test_a_server_whose_disk_is_full_says_so_to_writers_and_in_its_status(server
             assert "Unavailable" in message
             assert "No space is left on the device that contains" in message
             assert "Free space on that disk" in message
-            assert "set aside" not in message
+            assert "quarantined files" not in message
             assert _web(server, "/healthz") == "degraded\n"
             assert '"The queue cannot accept writes: no space is left on the device."' in _web(server, "/status.json")
             gauges = _gauges(server)

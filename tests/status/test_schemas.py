@@ -200,7 +200,7 @@ def test_the_project_is_that_of_the_folder_itself(app: App, folder: Path) -> Non
     assert found.state == schemas.UNCLEAR
     assert "There is no pyproject.toml" in found.errors[0]
     (inner / "pyproject.toml").write_text("[tool.catchment.schema]\n")
-    assert "does not say" in _look(app, inner, "project").errors[0]
+    assert "does not set" in _look(app, inner, "project").errors[0]
 
 
 def test_the_environment_names_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

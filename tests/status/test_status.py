@@ -312,7 +312,7 @@ def test_the_recorder_counts_events() -> None:
 def test_the_last_flushes_of_a_table_are_remembered_newest_first() -> None:
     recorder = Recorder(Meters(), FakeClock())
     for rows in range(FLUSHES_MAX + 2):
-        recorder.hear(events.Event("flushed", {"table": "t", "rows": rows, "files": 1, "bytes": 1, "seconds": 0.1}))
+        recorder.record(events.Event("flushed", {"table": "t", "rows": rows, "files": 1, "bytes": 1, "seconds": 0.1}))
     assert [flush.rows for flush in recorder.flushes("t")] == [6, 5, 4, 3, 2]
     assert recorder.flushes("other") == ()
 
@@ -408,7 +408,7 @@ FAILURE = FlushFailure(failures=4, reason="secret", retry_at=datetime(2026, 1, 1
         ({"bytes": 90, "bytes_max": 0}, None),
         (
             {"quarantined": (QuarantinedFile(path=Path("x"), reason="secret"),)},
-            "Files of the buffer were set aside, because they cannot be opened: 1.",
+            "Files of the buffer were quarantined, because they cannot be opened: 1.",
         ),
     ],
 )

@@ -139,7 +139,7 @@ class Catchment:
     def status(self, on_remark: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """Return the health of every part, as `catchment status --json` prints it.
 
-        Asks the server that runs on this home; without one, reads what this process can see. If a
+        Read from the server that runs on this home; without one, from the home's files. If a
         running server does not answer, `on_remark` is called with the reason.
         """
         from catchment.api import health
@@ -154,7 +154,7 @@ class Catchment:
         return self.lake.audit()
 
     def doctor(self, *, prepare: bool = False) -> Iterator["Check"]:
-        """Yield a result for each thing that Catchment needs of this machine, as it is checked.
+        """Check this machine for Catchment's requirements; yield each result as it is found.
 
         With `prepare`, also make later starts of Spark faster.
         """

@@ -202,8 +202,8 @@ class FileDelivery:
             )
         if not self.files:
             raise InputError(
-                f"The lake has no table {self.table}, and there is no Parquet file to make it from.",
-                hint="Name files, or folders that hold some.",
+                f"The lake has no table {self.table}, and there is no Parquet file to create it from.",
+                hint="Name files, or folders that contain some.",
             )
         return target_table.draft(ParquetFiles(self.files, self.table), self._partition_by)
 

@@ -27,7 +27,7 @@ from catchment.queue.stranded import Stranded, StrandedRows
 
 
 class QueueApi:
-    """Durable small writes, and what becomes of them.
+    """Durable small writes, their flushes, and rows that could not be delivered.
 
     A table is given as `table`, which is in the schema `main`, as `schema.table`, or as a TableId.
     If a server has the buffer open, `read`, `status`, `flush` and the calls about stranded rows ask
@@ -123,9 +123,7 @@ class QueueApi:
         return (*own, *buffer_factory.leftovers(self._app.settings))
 
     def quarantined(self) -> tuple[QuarantinedFile, ...]:
-        """Return the buffer files that could not be opened; they may have rows that exist nowhere
-        else.
-        """
+        """Return buffer files that could not be opened; they may have the only copy of some rows."""
         return buffer_factory.quarantined(self._app.settings)
 
     def audit(self) -> QueueAudit:

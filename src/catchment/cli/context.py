@@ -1,4 +1,4 @@
-"""The frame of every command: settings, output, and how errors become exit codes."""
+"""Common parts of every command: settings, output, confirmation, and exit codes of errors."""
 
 import os
 import pwd
@@ -30,7 +30,7 @@ def named_folder(text: str) -> Path:
 
 Home = Annotated[
     Path | None,
-    typer.Option("--home", parser=named_folder, metavar="PATH", help="The data folder; default CATCHMENT_HOME."),
+    typer.Option("--home", parser=named_folder, metavar="PATH", help="Data folder; default: CATCHMENT_HOME."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 
@@ -62,7 +62,7 @@ def command(home: Path | None, as_json: bool, **options: object) -> Iterator[Run
         out.error(error)
         raise typer.Exit(error.exit_code) from None
     except (KeyboardInterrupt, RuntimeError) as error:
-        # While a statement runs, DuckDB turns Ctrl-C into an error of its own.
+        # While a statement runs, DuckDB turns Ctrl-C into its own error.
         if isinstance(error, RuntimeError) and str(error) != "Query interrupted":
             raise
         stopped = StoppedError()
@@ -71,12 +71,12 @@ def command(home: Path | None, as_json: bool, **options: object) -> Iterator[Run
 
 
 def agree(run: RunningCommand, question: str, *, yes: bool) -> None:
-    """Continue only after a yes: from --yes, or from a person at a terminal."""
+    """Continue only with --yes, or after a yes at a terminal."""
     if yes:
         return
     answer = run.out.ask(question)
     if answer is None:
-        raise InputError("There is no terminal to ask on.", hint="Add --yes, or look first with --dry-run.")
+        raise InputError("There is no terminal to ask on.", hint="Add --yes, or preview with --dry-run.")
     if not answer:
         run.out.say("Nothing was changed.")
         raise typer.Exit(EXIT_NEEDS_YOU)
@@ -107,8 +107,8 @@ def reporting_spark(out: Output) -> Iterator[None]:
 
 @contextmanager
 def stopping_gently(out: Output, answer: str) -> Iterator[Callable[[], bool]]:
-    """Handle Ctrl-C in two steps. The first is answered, and work that polls the yielded function
-    stops by itself; the second stops at once.
+    """Handle Ctrl-C in two steps. The first prints `answer`, and work that polls the yielded
+    function stops by itself; the second stops at once.
     """
     asked, wake = False, threading.Event()
 

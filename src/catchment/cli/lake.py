@@ -20,17 +20,19 @@ group = typer.Typer(help="Deliver files into the lake; audit and maintain it.", 
 
 @group.command()
 def deliver(
-    table: Annotated[str, typer.Argument(help="`table` or `schema.table`.")],
+    table: Annotated[str, typer.Argument(help="Table: `table` or `schema.table`.")],
     paths: Annotated[list[str], typer.Argument(help="Parquet files, or folders that contain some.")],
     *,
     mode: Annotated[
-        Mode, typer.Option(help="Adopt files as they are, rewrite them, insert their rows, or choose per file.")
+        Mode, typer.Option(help="Adopt files as they are, rewrite them, insert their rows, or choose automatically.")
     ] = Mode.AUTO,
-    retire: Annotated[Retirement, typer.Option(help="What to do with a delivered file.")] = Retirement.KEEP,
+    retire: Annotated[Retirement, typer.Option(help="Treatment of delivered files.")] = Retirement.KEEP,
     create: Annotated[bool, typer.Option("--create", help="Create the table from the files if it is missing.")] = False,
     partition_by: Annotated[str, typer.Option(help="With --create: partition columns, separated by commas.")] = "",
-    digests: Annotated[bool, typer.Option("--digests", help="Read adopted files to the end and digest them.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")] = False,
+    digests: Annotated[
+        bool, typer.Option("--digests", help="Read adopted files to the end and record their digests.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,7 +60,7 @@ def deliver(
 
 @group.command()
 def audit(
-    producer: Annotated[str | None, typer.Option(help="Only this producer.")] = None,
+    producer: Annotated[str | None, typer.Option(help="Producer to audit; default: all.")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,13 +80,11 @@ def audit(
 @group.command()
 def maintain(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the same steps; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small files, expire old snapshots, delete unreferenced files; safe beside running
-    deliveries.
-    """
+    """Merge small files, expire old snapshots, delete unreferenced files; safe during deliveries."""
     with command(home, as_json) as run:
         report = run.catchment.lake.maintain(dry_run=dry_run)
         run.out.value(report, _maintenance_lines(report))
@@ -133,7 +133,7 @@ def _maintenance_lines(report: MaintenanceReport) -> Iterator[str]:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",")) if text else ()
     if "" in names:
-        raise InputError(f"--partition-by {text!r} has an empty name in it.", hint="Write it as `day,kind`.")
+        raise InputError(f"--partition-by {text!r} contains an empty name.", hint="Write it as `day,kind`.")
     return names
 
 

@@ -1,6 +1,6 @@
 """`catchment legacy`: import a tree of Parquet in hive folders into tables of the lake.
 
-Two homes meet here. `--home` is the one to import from, as in Tailpipe's own command; the lake's
+There are two homes. `--home` is the one to import from, as in Tailpipe's own command; the lake's
 home, which other commands call `--home`, is `--lake-home`.
 """
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from catchment.pipeline.legacy.job import LegacyImport
 
 _EXIT_CODES = (
-    "Exit codes: 0 done, or nothing to do; 1 failed, or leaves are left, or a mismatch; 2 needs something from you, "
-    "such as --yes; 130 stopped by Ctrl-C, and `catchment legacy run` goes on."
+    "Exit codes: 0 done, or nothing to do; 1 failed, or leaves are left, or a mismatch; 2 needs input from you, "
+    "such as --yes; 130 stopped by Ctrl-C; `catchment legacy run` continues."
 )
 
 group = typer.Typer(
@@ -45,7 +45,7 @@ group = typer.Typer(
     no_args_is_help=True,
 )
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; required without a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Confirm in advance; required without a terminal.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
@@ -59,11 +59,11 @@ class SourceOptions:
             "--home",
             parser=named_folder,
             metavar="PATH",
-            help="Tailpipe's home; default ~/.tailpipe. The lake's own home is --lake-home.",
+            help="Tailpipe's home; default: ~/.tailpipe. The lake's own home is --lake-home.",
         ),
     ] = None
     workspace: Annotated[
-        str | None, typer.Option(help="The workspace in `data/`; needed only if there are several.", show_default=False)
+        str | None, typer.Option(help="Workspace in `data/`; needed only if there are several.", show_default=False)
     ] = None
     tree: Annotated[
         Path | None,
@@ -75,15 +75,15 @@ class SourceOptions:
         ),
     ] = None
     keys: Annotated[
-        str | None, typer.Option(help="With --tree: the folders' keys from the top, such as `region,day:DATE`.")
+        str | None, typer.Option(help="With --tree: keys of the folders from the top, such as `region,day:DATE`.")
     ] = None
-    table: Annotated[str | None, typer.Option(help="With --tree: the table; default the folder's name.")] = None
+    table: Annotated[str | None, typer.Option(help="With --tree: name of the table; default: the folder's name.")] = (
+        None
+    )
     schema: Annotated[str, typer.Option(help="Schema of the lake that gets the tables.")] = DEFAULT_SCHEMA
     lake_home: Annotated[
         Path | None,
-        typer.Option(
-            "--lake-home", parser=named_folder, metavar="PATH", help="Catchment's data folder; default CATCHMENT_HOME."
-        ),
+        typer.Option("--lake-home", parser=named_folder, metavar="PATH", help="Data folder; default: CATCHMENT_HOME."),
     ] = None
     as_json: AsJson = False
 
@@ -109,18 +109,21 @@ class ImportOptionsGiven(SourceOptions):
     """Options of commands that import, or show what they would do."""
 
     mode: Annotated[
-        Mode, typer.Option("--mode", help="Adopt files as they are, rewrite them, insert their rows, or choose.")
+        Mode,
+        typer.Option(
+            "--mode", help="Adopt files as they are, rewrite them, insert their rows, or choose automatically."
+        ),
     ] = Mode.AUTO
     partition_by: Annotated[
         str | None,
-        typer.Option(help="Partition columns of new tables, separated by commas; default the keys, '' for none."),
+        typer.Option(help="Partition columns of new tables, separated by commas; default: the keys, '' for none."),
     ] = None
     quarantine: Annotated[
         bool,
         typer.Option("--quarantine", help="Move unreadable files to the backup and import the rest of their leaf."),
     ] = False
     digests: Annotated[
-        bool, typer.Option("--digests/--no-digests", help="Read adopted files to the end and record their digest.")
+        bool, typer.Option("--digests/--no-digests", help="Read adopted files to the end and record their digests.")
     ] = True
 
     def _source(self) -> dict[str, Any]:
@@ -148,9 +151,7 @@ class _Target:
 @group.command()
 @takes(SourceOptions)
 def detect(options: SourceOptions) -> None:
-    """Show whether there is something to import or an import to resume; exit 2 if both places
-    contain data.
-    """
+    """Show what can be imported or resumed; exit 2 if both places contain data."""
     with command(options.lake_home, options.as_json) as run:
         target = options.target(run.catchment)
         phase = target.job.detect()
@@ -197,7 +198,7 @@ def run_import(options: ImportOptionsGiven, *, yes: Yes = False, dry_run: DryRun
 @group.command()
 @takes(SourceOptions)
 def status(options: SourceOptions) -> None:
-    """Show how far the import has come, what failed and why, and what to do next."""
+    """Show the progress of the import, its failures with reasons, and the next command."""
     with command(options.lake_home, options.as_json) as run:
         target = options.target(run.catchment)
         found = target.job.status()
@@ -213,21 +214,19 @@ def retry(options: ImportOptionsGiven) -> None:
         job = target.job
         half_moved = job.is_half_moved
         if job.detect() is not ImportPhase.IMPORTING and not half_moved:
-            raise StateError("No import is under way.", hint=f"`{target.next('status')}` says what there is.")
+            raise StateError("No import is under way.", hint=f"`{target.next('status')}` shows the state.")
         _import(run, target, None if half_moved else job.plan())
 
 
 @group.command()
 @takes(SourceOptions)
 def verify(options: SourceOptions) -> None:
-    """Prove again that backup, ledger and lake have the same rows, by reading them all; exit 1 on a
-    mismatch.
-    """
+    """Compare backup, ledger and lake again, by reading all rows; exit 1 on a mismatch."""
     with command(options.lake_home, options.as_json) as run:
         target = options.target(run.catchment)
         job = target.job
         if job.detect() is ImportPhase.UNDOING or not target.place.migrated.exists():
-            raise StateError("Nothing is imported.", hint=f"`{target.next('status')}` says what there is.")
+            raise StateError("Nothing is imported.", hint=f"`{target.next('status')}` shows the state.")
         found = job.verify()
         run.out.value({"ok": found.ok, **asdict(found)}, _verify_lines(target, found))
         if not found.ok:
@@ -248,7 +247,7 @@ def undo(options: SourceOptions, *, yes: Yes = False, dry_run: DryRun = False) -
         for line in _undo_lines(target, job.plan_undo(prove=False), done=False):
             run.out.say(line)
         agree(run, "Compare the lake with the backup, and undo the import if they agree?", yes=yes)
-        with stopping_gently(run.out, "An undo goes on to its end."):
+        with stopping_gently(run.out, "An undo runs to its end."):
             tables = job.undo()
         facts = {"dropped": tables, "done": True, "next": _next(target, ImportPhase.READY)}
         run.out.value(facts, _undo_lines(target, tables, done=True))
@@ -295,10 +294,10 @@ def _import(run: RunningCommand, target: _Target, planned: LegacyPlan | None) ->
         ):
             report = target.job.run(planned, stop=stop)
     except KeyboardInterrupt:
-        run.out.say(f"Stopped. What is committed stays, and nothing is doubled: `{target.next('run')}` goes on.")
+        run.out.say(f"Stopped. Committed rows stay, and nothing is duplicated: `{target.next('run')}` continues.")
         raise typer.Exit(EXIT_STOPPED) from None
     except CatchmentError as error:
-        error.hint = error.hint or f"`{target.next('run')}` goes on from where it was."
+        error.hint = error.hint or f"`{target.next('run')}` continues from there."
         raise
     facts = {"ok": report.ok, "leaves": report.leaves, "rows": report.rows, **asdict(report)}
     run.out.value({**facts, "next": _next(target, report.phase)}, _report_lines(target, report))
@@ -318,14 +317,12 @@ def _next(target: _Target, phase: ImportPhase) -> str | None:
 
 
 def _where(target: _Target, phase: ImportPhase, *, left_out: int = 0) -> Iterator[str]:
-    """Describe a phase; `left_out` counts Parquet files of a finished import that are only in the
-    backup.
-    """
+    """Describe a phase; `left_out` counts Parquet files that are only in the backup."""
     place = target.place
     match phase:
         case ImportPhase.NOTHING:
             yield f"Nothing to do: there is nothing to import in {place.data}, and no import in {place.migration}."
-            yield "Is it elsewhere? Say --home HOME --workspace NAME, or --tree DIR --keys a,b,c for any hive folders."
+            yield "Is it elsewhere? Use --home HOME --workspace NAME, or --tree DIR --keys a,b,c for any hive folders."
         case ImportPhase.READY:
             yield f"{place.data} is there to be imported."
             yield f"Next: {target.next('plan')}"
@@ -394,13 +391,13 @@ def _table_facts(table: TablePlan) -> dict[str, Any]:
 def _status_lines(target: _Target, found: ImportStatus) -> Iterator[str]:
     yield from _where(target, found.phase, left_out=found.files_left_out)
     if found.running:
-        yield "A process is at work on it now."
+        yield "A process is working on it now."
     if found.phase in (ImportPhase.IMPORTING, ImportPhase.DONE):
         left = f"{plural(found.leaves_left, 'leaf', 'leaves')} left ({found.bytes_left / 1e6:,.1f} MB)"
         yield f"{plural(found.leaves_imported, 'leaf', 'leaves')} imported, {left}."
     if found.tables_made:
-        yield f"Tables made: {', '.join(found.tables_made)}."
-    yield from (f"Set aside: {path}" for path in found.quarantined)
+        yield f"Tables created: {', '.join(found.tables_made)}."
+    yield from (f"Quarantined: {path}" for path in found.quarantined)
     yield from _failure_lines(target, found.failures)
 
 
@@ -408,9 +405,9 @@ def _failure_lines(target: _Target, failures: Sequence[LeafFailure]) -> Iterator
     for each in failures:
         yield f"Failed: {each.leaf}: {each.reason}"
     if failures:
-        yield f"They lie in {target.place.migrating}. Mend them there, then: {target.next('retry')}"
+        yield f"They are in {target.place.migrating}. Repair them there, then: {target.next('retry')}"
     if any(each.unreadable for each in failures):
-        yield f"Or set unreadable files aside and import the rest: {target.next('retry')} --quarantine"
+        yield f"Or quarantine unreadable files and import the rest: {target.next('retry')} --quarantine"
 
 
 def _report_lines(target: _Target, report: LegacyReport) -> Iterator[str]:
@@ -423,7 +420,7 @@ def _report_lines(target: _Target, report: LegacyReport) -> Iterator[str]:
     for table in report.tables:
         already = f"; {plural(table.already, 'leaf', 'leaves')} there already" if table.already else ""
         yield f"  {table.table}: {plural(table.leaves, 'leaf', 'leaves')}, {plural(table.rows, 'row')}{already}"
-    yield from (f"Set aside: {path}" for path in report.quarantined)
+    yield from (f"Quarantined: {path}" for path in report.quarantined)
     if report.strays:
         yield f"{plural(len(report.strays), 'stray')} in the backup, not imported: {target.next('report')} --json"
     yield from _failure_lines(target, report.failures)
@@ -431,7 +428,7 @@ def _report_lines(target: _Target, report: LegacyReport) -> Iterator[str]:
         yield f"The backup is in {target.place.migrated}."
         yield f"Prove it: {target.next('verify')}"
     elif report.stopped:
-        yield f"Stopped before the end; nothing is lost or doubled. Go on: {target.next('run')}"
+        yield f"Stopped before the end; nothing is lost or duplicated. Continue: {target.next('run')}"
 
 
 def _verify_lines(target: _Target, found: Verification) -> Iterator[str]:
@@ -440,7 +437,7 @@ def _verify_lines(target: _Target, found: Verification) -> Iterator[str]:
     verdict = "backup, ledger and lake agree" if found.ok else "they do not agree"
     yield f"{plural(found.leaves, 'leaf', 'leaves')}, {plural(found.rows, 'row')} compared: {verdict}."
     if not found.ok:
-        yield f"What was imported when: {target.place.log}. The backup is untouched in {target.place.migrated}."
+        yield f"The log of the import: {target.place.log}. The backup is untouched in {target.place.migrated}."
 
 
 def _undo_lines(target: _Target, tables: tuple[str, ...], *, done: bool) -> Iterator[str]:

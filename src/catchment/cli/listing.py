@@ -1,4 +1,4 @@
-"""`Listing`: a table cut to the width of a terminal; names stay whole, columns that do not fit go."""
+"""`Listing`: a table fitted to a terminal; names stay whole, columns that do not fit are left out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

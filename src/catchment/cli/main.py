@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command, get_group
 
 from catchment.cli.context import AsJson, Home, command
-from catchment.cli.output import Output, give_up_stdout, is_of_output
+from catchment.cli.output import Output, discard_stdout, is_stdout_full
 from catchment.errors import EXIT_NEEDS_YOU, InputError, StorageFailedError
 from catchment.foundation.settings import FILE_NAME, SettingInfo, declared
 
@@ -46,9 +46,7 @@ class CommandLine(TyperGroup):
     """The commands; those of other modules are imported on demand."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of that name, or None after importing all, so that one can be
-        suggested.
-        """
+        """Return the command of that name; None after importing all, so that one can be suggested."""
         if cmd_name in _PARTS:
             self._load(cmd_name)
         elif cmd_name not in self.commands:
@@ -61,9 +59,7 @@ class CommandLine(TyperGroup):
             self._load(part)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments before the command's name; report a usage error like every other
-        error.
-        """
+        """Parse the arguments before the command's name; report usage errors like other errors."""
         as_json = "--json" in args
         with _usage_errors(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
@@ -106,7 +102,7 @@ def doctor(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that this machine has what Catchment needs; exit 2 if something is missing."""
+    """Check this machine for Catchment's requirements; exit 2 if one is not met."""
     with command(home, as_json) as run:
         checks = []
         for check in run.catchment.doctor(prepare=prepare):
@@ -161,12 +157,12 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        if not is_of_output(error):
+        if not is_stdout_full(error):
             raise
-        give_up_stdout()
+        discard_stdout()
         reported = StorageFailedError(
             f"The output cannot be written: {error.strerror}.",
-            hint="Check the space where stdout goes, then run it again.",
+            hint="Check the free space at the destination of stdout, then run the command again.",
         )
         Output(as_json=False).error(reported)
         raise SystemExit(reported.exit_code) from None

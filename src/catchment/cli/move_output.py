@@ -37,8 +37,7 @@ _SHOWN: dict[MovePhase, tuple[str, str]] = {
 
 @contextmanager
 def shown_moves(run: RunningCommand, resume: str) -> Iterator[tuple["Display", Callable[[], bool]]]:
-    """Show the progress of moves on stderr; yields their watcher, and a function that returns
-    whether to stop.
+    """Show the progress of moves on stderr; yield their watcher, and whether to stop.
 
     Ctrl-C stops after the current step, a second one at once. `resume` is the command that
     continues.
@@ -197,12 +196,12 @@ def report_lines(report: MoveReport) -> Iterator[str]:
 
 
 def erased_facts(erased: Erased | None) -> dict[str, Any] | None:
-    """Return what a shard deleted of a tenant as JSON."""
+    """Return the summary of a tenant's deleted data as JSON."""
     return None if erased is None else asdict(erased)
 
 
 def erased_lines(shard: ShardId, erased: Erased | None) -> Iterator[str]:
-    """Yield the lines about what a shard deleted, and what remains."""
+    """Yield the lines about deleted and remaining data of a tenant on a shard."""
     if erased is None:
         return
     yield (

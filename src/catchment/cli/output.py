@@ -71,7 +71,7 @@ class Output:
         self._talk.print(f"[bold]{escape(question)}[/] {escape('[y/N]')} ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
-    def ask_unseen(self, question: str) -> str | None:
+    def ask_hidden(self, question: str) -> str | None:
         """Ask for a text without showing it; None without a terminal."""
         if self.screen is None or not sys.stdin.isatty():
             return None
@@ -88,16 +88,16 @@ class Output:
 
     def _json(self, value: object) -> None:
         sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
-        # A reader may wait for it while the command goes on.
+        # A reader may wait for it while the command continues.
         sys.stdout.flush()
 
 
-def is_of_output(error: OSError) -> bool:
-    """Return whether stdout is full: an error without a file name that speaks of space."""
+def is_stdout_full(error: OSError) -> bool:
+    """Return whether stdout is full: the error has no file name, and a code for missing space."""
     return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def give_up_stdout() -> None:
+def discard_stdout() -> None:
     """Discard buffered stdout: the interpreter would fail on it again at exit."""
     with suppress(OSError), Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), sys.stdout.fileno())

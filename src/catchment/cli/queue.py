@@ -21,11 +21,13 @@ from catchment.queue.buffer import QuarantinedFile
 from catchment.queue.coordinator import TableStatus
 from catchment.queue.stranded import Stranded
 
-group = typer.Typer(help="Inspect and flush the queue; manage dead letters.", no_args_is_help=True)
-letters = typer.Typer(help="Rows that their table refused, kept in the lake with the reason.", no_args_is_help=True)
+group = typer.Typer(help="Inspect and flush the queue; manage dead letters and stranded rows.", no_args_is_help=True)
+letters = typer.Typer(
+    help="List, retry and drop dead letters: rows that their table refused, kept with the reason.", no_args_is_help=True
+)
 group.add_typer(letters, name="dead-letters")
 
-StrandedTable = Annotated[str, typer.Argument(help="The name that `catchment queue status` lists the rows under.")]
+StrandedTable = Annotated[str, typer.Argument(help="Name under which `catchment queue status` lists the rows.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 Ids = Annotated[list[str], typer.Argument(help="Ids of dead letters, as `list` shows them.")]
 SomeIds = Annotated[list[str] | None, typer.Argument(help="Ids of dead letters, as `list` shows them.")]
@@ -106,7 +108,7 @@ def redirect(
     into: Annotated[str, typer.Argument(help="Table of the lake that gets the rows; columns are matched by name.")],
     *,
     dry_run: DryRun = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm that these rows belong there.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm in advance; required without a terminal.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,7 +117,7 @@ def redirect(
         target = TableId.parse(into)
         if dry_run or not yes:
             found = run.catchment.queue.stranded(table)
-            would = f"{plural(found.rows, 'row')} of {found.table} would go into {target}."
+            would = f"{plural(found.rows, 'row')} of {found.table} would be delivered to {target}."
             if not dry_run:
                 raise InputError(would, hint="Confirm with --yes.")
             run.out.value({**_stranded_facts(found), "into": target}, [would])
@@ -132,7 +134,7 @@ def discard(
     table: StrandedTable,
     *,
     dry_run: DryRun = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm that these rows are deleted for good.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm in advance; required without a terminal.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -140,7 +142,7 @@ def discard(
     with command(home, as_json) as run, events.context(user=whoami()):
         if dry_run or not yes:
             found = run.catchment.queue.stranded(table)
-            would = f"{plural(found.rows, 'row')} of {found.table} would be gone for good."
+            would = f"{plural(found.rows, 'row')} of {found.table} would be deleted permanently."
             if not dry_run:
                 hint = f"Keep them with `catchment queue export {found.table}`, or confirm with --yes."
                 raise InputError(would, hint=hint)
@@ -156,7 +158,7 @@ def _stranded_facts(found: Stranded) -> dict[str, object]:
 
 @letters.command(name="list")
 def list_letters(
-    table: Annotated[str | None, typer.Option(help="Only those of this table.")] = None,
+    table: Annotated[str | None, typer.Option(help="Table of the dead letters; default: all.")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -195,13 +197,11 @@ def show(
 def retry(
     ids: SomeIds = None,
     *,
-    all_letters: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    all_letters: Annotated[bool, typer.Option("--all", help="Retry all dead letters.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Insert refused rows into their tables, such as after a change of them; exit 1 if some are
-    refused again.
-    """
+    """Insert refused rows again, such as after a schema change; exit 1 if some are refused again."""
     with command(home, as_json) as run:
         if bool(ids) == all_letters:
             raise InputError("Which dead letters?", hint="Give ids, or --all.")
@@ -217,7 +217,7 @@ def retry(
 def drop(
     ids: Ids,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm that these rows are deleted for good.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm in advance; required without a terminal.")] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -225,7 +225,7 @@ def drop(
     with command(home, as_json) as run:
         if not yes:
             raise InputError(
-                f"{plural(len(set(ids)), 'dead letter')} would be gone for good.",
+                f"{plural(len(set(ids)), 'dead letter')} would be deleted permanently.",
                 hint="Look with `catchment queue dead-letters show ID`, then confirm with --yes.",
             )
         with events.context(user=whoami()):

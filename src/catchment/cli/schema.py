@@ -35,19 +35,20 @@ _EXIT_OF = {
 _EXIT_CODES = (
     "Exit codes of status, check and dev: 0 CURRENT; 2 DRIFT or PENDING; 3 DIVERGED or ERROR. Of the others: 0 done; "
     "2 not allowed now, or a script must be changed; 3 not allowed while DIVERGED or ERROR. Of all: 1 failed, and "
-    "the same again may work; 2 wrong input."
+    "a retry may succeed; 2 wrong input."
 )
 _BACKUP_NAME = re.compile(r"(pre|manual|replaced)_[0-9]{3,}(\..*)?")
 
 group = typer.Typer(
     help="Change the schema of a SQLite file, or of the lake's tables, by scripts, without losing a row.\n\n"
-    "What is left out comes from `[tool.catchment.schema]` in the nearest `pyproject.toml`: `db`, `models`, `scripts`, "
+    "Missing options come from `[tool.catchment.schema]` in the nearest `pyproject.toml`: `db`, `models`, `scripts`, "
     f"`backups_keep`.\n\n{_EXIT_CODES}",
     no_args_is_help=True,
 )
 
 BackupsKeep = Annotated[
-    int | None, typer.Option(help=f"Backups to keep of each kind; default {KEEP}.", min=1, show_default=False)
+    int | None,
+    typer.Option(help=f"Number of backups to keep of each kind; default: {KEEP}.", min=1, show_default=False),
 ]
 
 
@@ -73,7 +74,7 @@ class ScriptOptions(DatabaseOptions):
     """Options of commands that read the scripts."""
 
     scripts: Annotated[
-        Path | None, typer.Option(help="Folder of the scripts; default `DB.migrations`.", show_default=False)
+        Path | None, typer.Option(help="Folder of the scripts; default: `DB.migrations`.", show_default=False)
     ] = None
 
 
@@ -101,7 +102,9 @@ def status(options: ScriptOptions) -> None:
 @group.command()
 @takes(ScriptOptions)
 def check(options: ScriptOptions) -> None:
-    """Show the state, restore deleted scripts and put warnings into diverged ones. Exits as status."""
+    """Show the state, restore deleted scripts and add warnings to diverged ones. Same exit codes as
+    status.
+    """
     with _opened(options) as work:
         _conclude(work, work.migrate.check())
 
@@ -111,7 +114,7 @@ def check(options: ScriptOptions) -> None:
 def generate(
     options: ScriptOptions,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
 ) -> None:
     """Write the next script from the difference between models and database; only in DRIFT, none in
     CURRENT.
@@ -120,7 +123,7 @@ def generate(
         script = work.migrate.preview() if dry_run else _written(work.migrate.generate())
         result = work.migrate.look()
         for table in result.unmanaged:
-            work.out.say(f"Left alone: {table} is in no model, and no script made it. To drop it, write a script.")
+            work.out.say(f"Left alone: {table} is in no model, and no script created it. To drop it, write a script.")
         if script is None and result.state is State.CURRENT:
             nothing = {"path": None, "written": False, "undecided": (), "text": ""}
             work.out.value(nothing, ["Nothing to generate: the database matches the models."])
@@ -144,20 +147,20 @@ def apply(
     options: ScriptOptions,
     *,
     filename: Annotated[
-        str | None, typer.Argument(help="The script, which must be the next one.", show_default=False)
+        str | None, typer.Argument(help="Script to apply, which must be the next one.", show_default=False)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Apply all that are pending, not only the next.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Apply all pending scripts, not only the next.")] = False,
     backups_keep: BackupsKeep = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Rehearse instead; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
 ) -> None:
     """Run the next script: backup first, then script and record in one transaction; only in
-    PENDING.
+    PENDING. With --dry-run, rehearse it on a copy.
     """
     if filename is None and options.db is not None and ScriptName.parse(options.db):
         options, filename = replace(options, db=None), options.db
     with _opened(options, backups_keep) as work:
         if filename is not None and every:
-            raise InputError(f"{filename} and --all do not go together.", hint="Name a script, or use --all.")
+            raise InputError(f"{filename} and --all cannot be combined.", hint="Name a script, or use --all.")
         if every and work.migrate.look().state is State.CURRENT:
             pending: list[str] = []
         else:
@@ -188,10 +191,10 @@ def restore(
     options: ScriptOptions,
     *,
     name: Annotated[
-        str | None, typer.Argument(help="A backup, as `backups` shows it; default the reference.", show_default=False)
+        str | None, typer.Argument(help="Backup, as `backups` shows it; default: the reference.", show_default=False)
     ] = None,
     backups_keep: BackupsKeep = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be replaced; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
 ) -> None:
     """Restore the reference or a backup, in any state; the replaced database is kept as a backup."""
     if name is None and options.db is not None and _BACKUP_NAME.fullmatch(options.db):
@@ -212,7 +215,8 @@ def backup(
     *,
     backups_keep: BackupsKeep = None,
     reference: Annotated[
-        bool, typer.Option("--reference", help="For the lake: make its current state the reference instead.")
+        bool,
+        typer.Option("--reference", help="For the lake: make its current state the reference, instead of a backup."),
     ] = False,
 ) -> None:
     """Make a backup now, in any state."""
@@ -246,8 +250,8 @@ def dev(
         bool, typer.Option("--allow-drops", help="Drop tables and columns that are in no model, even with rows.")
     ] = False,
 ) -> None:
-    """Restore, apply and generate until the database matches the models; for development. Exits as
-    status.
+    """Restore, apply and generate until the database matches the models; for development. Same exit
+    codes as status.
     """
     with _opened(options, backups_keep) as work:
         done = work.schema.develop(work.migrate, allow_drops=allow_drops, on_step=lambda step: work.out.say(f"{step}."))
@@ -325,9 +329,7 @@ def _without(value: Any, name: str) -> dict[str, Any]:
 
 
 def _rows_of(database: Database) -> dict[str, int] | None:
-    """Return the row count of every table; None if the database is damaged, which a restore
-    repairs.
-    """
+    """Return the row count of every table; None if the database is damaged."""
     try:
         return database.row_counts()
     except CorruptInputError:
@@ -337,13 +339,13 @@ def _rows_of(database: Database) -> dict[str, int] | None:
 def _restore_lines(work: _Work, source: Backup | None, replaced: dict[str, int] | None, dry_run: bool) -> Sequence[str]:
     what = "its reference" if source is None else f"{source.name}, made {source.made_at:%Y-%m-%d %H:%M:%S} UTC"
     said = [f"{table} ({plural(count, 'row')})" for table, count in (replaced or {}).items()]
-    tables = "what cannot be read" if replaced is None else ", ".join(said) or "no table"
+    tables = "data that cannot be read" if replaced is None else ", ".join(said) or "no table"
     if dry_run:
         return [
             f"{work.database.name} would be replaced by {what}.",
-            f"It holds {tables}; that would be kept as a backup.",
+            f"It contains {tables}; that would be kept as a backup.",
         ]
     return [
         f"{work.database.name} is {what} again.",
-        f"It held {tables}; that is kept as a backup.",
+        f"It contained {tables}; that is kept as a backup.",
     ]

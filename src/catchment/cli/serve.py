@@ -28,19 +28,17 @@ def serve(
     host: Annotated[
         str | None, typer.Option(help="Address to listen on; other than loopback it requires users and TLS.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 is any free one.", min=0, max=65_535)] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: any free port.", min=0, max=65_535)] = None,
     web_port: Annotated[
-        str | None, typer.Option(help="Port of metrics and status; 0 is any free one, `off` is none; default 4215.")
+        str | None, typer.Option(help="Port of metrics and status; 0: any free port, `off`: none; default: 4215.")
     ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
     shard: Annotated[str | None, typer.Option(help="Name of this server as a shard for tenants.")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve lake and queue over Arrow Flight SQL until Ctrl-C or SIGTERM; a second one ends it at
-    once.
-    """
+    """Serve lake and queue over Flight SQL until Ctrl-C or SIGTERM; a second one stops it at once."""
     options = {
         "server_host": host,
         "server_port": port,
@@ -63,7 +61,7 @@ def serve(
 
 
 def _say(run: RunningCommand, text: str) -> None:
-    """Print for a person; if stderr is a log for programs, events say the same."""
+    """Print for a person; if stderr is a log for programs, events contain the same."""
     if not run.logs_json:
         run.out.say(text)
 
@@ -113,10 +111,10 @@ def _word(value: object) -> str:
 
 @contextmanager
 def _reporting(run: RunningCommand) -> Iterator[None]:
-    """Report what the start did, and when Spark starts."""
+    """Report the steps of the start, and when Spark starts."""
     out = run.out
     if run.logs_json:
-        with _in_one_form():
+        with _warnings_to_log():
             yield
         return
 
@@ -130,14 +128,14 @@ def _reporting(run: RunningCommand) -> Iterator[None]:
                 )
             case "lake_away":
                 out.say(f"The lake cannot be reached: {facts['reason']}")
-                out.say("Writes to tables that the queue knows are accepted, and flushed once it is back.")
+                out.say("Writes to tables that the queue knows are accepted, and flushed once it is available again.")
 
     with reporting_spark(out), events.listening(report):
         yield
 
 
 @contextmanager
-def _in_one_form() -> Iterator[None]:
+def _warnings_to_log() -> Iterator[None]:
     """Send Python's own warnings and thread errors to the log instead of stderr."""
     before, threading.excepthook = threading.excepthook, _log_died
     logging.captureWarnings(True)

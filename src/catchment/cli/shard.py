@@ -32,7 +32,7 @@ def add(
         ),
     ] = None,
     region: Annotated[
-        str | None, typer.Option(help="Region of the shard; default `default`.", show_default=False)
+        str | None, typer.Option(help="Region of the shard; default: `default`.", show_default=False)
     ] = None,
     home: Annotated[
         Path | None,
@@ -40,7 +40,7 @@ def add(
             "--home",
             parser=named_folder,
             metavar="PATH",
-            help="Home of the shard, the same path on all hosts; default CATCHMENT_HOME.",
+            help="Data folder, the same path on all hosts; default: CATCHMENT_HOME.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -88,7 +88,7 @@ def drain(
         ),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Accept tenants again; those that have left stay away.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; required without a terminal.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm in advance; required without a terminal.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")] = False,
     home: Home = None,
     as_json: AsJson = False,

@@ -14,7 +14,7 @@ from catchment.foundation.text import plural
 _LAST_MAX = 5
 _PROBLEM = "  ! "
 _INDENT = " " * 10
-# States of schemas without a line of their own: no script is pending, or the models are unknown.
+# States of schemas that have no separate line: no script is pending, or the models are unknown.
 _HEALTHY = ("CURRENT", "APPLIED")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -22,9 +22,7 @@ Facts = dict[str, Any]
 
 
 def status(home: Home = None, as_json: AsJson = False) -> None:
-    """Show the health of queue, lake, imports, schemas, tenants and sessions, and what needs
-    attention.
-    """
+    """Show the health of queue, lake, imports, schemas, tenants and sessions, and open problems."""
     with command(home, as_json) as run:
         facts = run.catchment.status(lambda reason: run.out.say(f"{reason} Read without it:"))
         width = Console().width

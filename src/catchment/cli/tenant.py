@@ -25,7 +25,7 @@ group = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="TENANT", help="Number of the tenant: `t7` or `7`.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask; required without a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Confirm in advance; required without a terminal.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
 
@@ -101,7 +101,9 @@ def move(
     ] = None,
     gate_seconds: Annotated[
         float | None,
-        typer.Option(help=f"Longest pause of writes at the switch; default {GATE_SECONDS_MAX:g}.", min=0.1),
+        typer.Option(
+            help=f"Longest pause of writes at the switch, in seconds; default: {GATE_SECONDS_MAX:g}.", min=0.1
+        ),
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -1,6 +1,4 @@
-"""`catchment user`: users of the server and their roles. A password is never an argument or
-printed.
-"""
+"""`catchment user`: users and their roles. A password is never an argument and never printed."""
 
 import sys
 from enum import StrEnum
@@ -26,7 +24,7 @@ class RoleName(StrEnum):
     ADMIN = "admin"
 
 
-Name = Annotated[str, typer.Argument(help="The user's name.")]
+Name = Annotated[str, typer.Argument(help="Name of the user.")]
 FromStdin = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from stdin, one line, instead of asking for it.")
 ]
@@ -80,7 +78,7 @@ def remove(name: Name, home: Home = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def password(name: Name, password_stdin: FromStdin = False, home: Home = None, as_json: AsJson = False) -> None:
-    """Change a user's password."""
+    """Change a user's password; open sessions of the user end."""
     with command(home, as_json) as run:
         users = run.catchment.users
         # Checked before asking for a password twice.
@@ -106,13 +104,14 @@ def role(
 @group.command()
 def tenant(
     name: Name,
-    tenant: Annotated[str, typer.Argument(help="Tenant such as `t7`, or `none`.", metavar="TENANT|none")],
+    tenant: Annotated[
+        str,
+        typer.Argument(help="Tenant such as `t7`: the user sees only its tables; or `none`.", metavar="TENANT|none"),
+    ],
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Assign a user to a tenant, whose tables are all it sees, or to none. Open sessions of the
-    user end.
-    """
+    """Assign a user to a tenant, or to none; open sessions of the user end."""
     with command(home, as_json) as run:
         user = run.catchment.users.set_tenant(name, None if tenant == _NO_TENANT else TenantId.parse(tenant))
         run.out.value(_facts(user), [f"{user.name} is {_role(user)}{_of_tenant(user) or ' of no tenant'} now."])
@@ -142,9 +141,9 @@ def _password(out: Output, *, from_stdin: bool) -> str:
             return line.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
             raise InputError("The password is not UTF-8.") from None
-    first = out.ask_unseen("Password: ")
+    first = out.ask_hidden("Password: ")
     if first is None:
         raise InputError("There is no terminal to ask for a password on.", hint="Pipe it in with --password-stdin.")
-    if out.ask_unseen("Repeat the password: ") != first:
+    if out.ask_hidden("Repeat the password: ") != first:
         raise InputError("The two passwords differ; nothing was changed.")
     return first

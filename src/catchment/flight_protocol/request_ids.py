@@ -27,7 +27,7 @@ def request_id(headers: Iterable[tuple[str, str | bytes]]) -> str:
     return f"{_PROCESS}-{next(_numbers):x}"
 
 
-def carried_on() -> tuple[tuple[str, str], ...]:
+def request_id_headers() -> tuple[tuple[str, str], ...]:
     """Return the header for a call on behalf of this thread's request; none if there is no request."""
     request = events.current("request")
     return () if request is None else ((REQUEST_HEADER, str(request)),)

@@ -97,7 +97,7 @@ class Actions:
     def _end(self, body: bytes, context: grpc.ServicerContext, call: Call) -> bytes:
         request = messages.body(sql.ActionEndTransactionRequest, body)
         if request.action == sql.ActionEndTransactionRequest.END_TRANSACTION_UNSPECIFIED:
-            raise InputError("The action says neither commit nor roll back.")
+            raise InputError("The action specifies neither commit nor rollback.")
         is_commit = request.action == sql.ActionEndTransactionRequest.END_TRANSACTION_COMMIT
         # A session that has ended was rolled back. Drivers that get an error for a rollback never
         # open a transaction again.
@@ -120,14 +120,14 @@ class Actions:
         return messages.pack(sql.ActionCancelQueryResult(result=result))
 
     def _cancel_request(self, body: bytes, context: grpc.ServicerContext, _call: Call) -> bytes:
-        """Cancel a statement that still runs, so that it has no FlightInfo yet."""
+        """Cancel a running statement by its request id; it has no FlightInfo yet."""
         with self._lookup.session(context) as session:
             is_cancelled = session.calls.cancel_request(body.decode("ascii", "replace"))
         status = flight.CANCEL_STATUS_CANCELLED if is_cancelled else flight.CANCEL_STATUS_NOT_CANCELLABLE
         return flight.CancelFlightInfoResult(status=status).SerializeToString()
 
     def _cancel(self, info: flight.FlightInfo, context: grpc.ServicerContext) -> bool:
-        """Cancel the statements of the tickets; True if there was one."""
+        """Cancel the statements of the info's tickets; return whether any was cancelled."""
         tickets = [messages.command(endpoint.ticket.ticket) for endpoint in info.endpoint]
         handles = [ticket.statement_handle for ticket in tickets if isinstance(ticket, sql.TicketStatementQuery)]
         if not handles:

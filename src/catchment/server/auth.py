@@ -1,8 +1,9 @@
 """Authentication: log-in, and the addresses on which a server may run without it.
 
-The password of an unknown user is verified against a hash that matches no password, so that it
-takes as long as for a known one. After a few failures of a user from a host, further attempts of
-that pair are refused for a while. The server refuses immediately; it keeps no thread waiting.
+The password of an unknown user is verified against a hash that matches no password, so that a
+refusal takes as long as for a known user. After a few failures of a user from a host, further
+attempts of that pair are refused for a while. The server refuses immediately; it keeps no thread
+waiting.
 """
 
 import base64
@@ -121,7 +122,7 @@ class Authenticator:
         key = (name, peer_host)
         self._refuse_early(key)
         with self._hashing_slot():
-            # Callers that waited together for their turn may have failed together by now.
+            # Other attempts of the same pair may have failed while this one waited for its slot.
             self._refuse_early(key)
             principal = self._verified(name, password)
             self._record_attempt(key, failed=principal is None)
@@ -161,7 +162,7 @@ class Authenticator:
         try:
             user = self.users.hash_again(user, password)
         except CatchmentError as error:
-            # The old hash is as good for verifying.
+            # The old hash remains valid.
             events.emit("hash_kept", level=logging.WARNING, user=name, reason=error.message)
         return Principal(user.name, user.role, user.tenant, _credential_version(user))
 
@@ -219,9 +220,7 @@ def parse_basic(header: str) -> tuple[str, str]:
 
 
 def require_safe(settings: Settings, users: Users) -> None:
-    """Refuse settings that would expose the server: SettingsError if its address is reachable from
-    other machines, and it lacks TLS, log-in, or users.
-    """
+    """Raise SettingsError if other machines can reach the server and it lacks TLS, log-in or users."""
     certificate = certificate_of(settings)
     # Finds a damaged file at the start, instead of at the first log-in.
     known = users.all()

@@ -1,6 +1,4 @@
-"""Queries of buffered rows: of `catchment_fresh`, and of the session's own rows in
-`duckling_queue`.
-"""
+"""Queries of buffered rows: `catchment_fresh`, and the session's own rows in `duckling_queue`."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -17,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table | None) -> StatementOutcome:
-    """Run a query over lake and buffer, on a connection of its own: it reads the current state."""
+    """Run a query over lake and buffer on a separate connection, which sees their current state."""
     session, engine = statements.session, statements.session.engine
     if any(step.own) and not (session.queue is not None and session.queue.buffer.separates_sessions):
         raise NotSupportedError(
             f"{QUEUE} is write-only: it accepts only INSERT INTO and CREATE TABLE {QUEUE}.<table>.",
             hint=f"Read the table itself, or {FRESH}.<table> to include the buffered rows.",
         )
-    # The policy sees the statement as the client wrote it; the subqueries put into it are trusted.
+    # The policy sees the statement as the client wrote it; the inserted subqueries are trusted.
     with session.autocommit_connection() as connection:
         statement, permission = statements.authorized(step, connection)
     require_row(bound)

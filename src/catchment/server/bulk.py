@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 _ROWS = "catchment_stream"
 _SPILL = "files"
 _STREAMS_PER_COMMIT_MAX = 16
-# Half of DuckDB's default row group keeps encoded buffers below 8 MiB, from which on its allocator
-# requests every buffer from the system again. With several writing threads, that saves a seventh of
-# the CPU.
+# Half of DuckDB's default row group size keeps encoded buffers below 8 MiB. DuckDB's allocator
+# requests larger ones from the system each time; with several writing threads, avoiding that saves
+# a seventh of the CPU.
 _GROUP_ROWS = 61_440
 
 
@@ -80,7 +80,7 @@ class FileWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkFiles:
-    """The files of a complete stream, which the lake does not know yet."""
+    """The files of a complete stream, not yet registered in the lake."""
 
     table: Table
     folder: Path
@@ -139,7 +139,7 @@ def direct_target(lake: Lake, table: TableId, schema: pa.Schema) -> Table | None
     try:
         arriving = {sql.fold(column.name): types.normal(column.type) for column in columns_of(schema)}
     except InputError:
-        # The INSERT reports what is wrong with the columns.
+        # The INSERT reports the error in the columns.
         return None
     return found if arriving == {sql.fold(column.name): column.type for column in found.columns} else None
 
@@ -156,8 +156,8 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
                 written = BulkFiles(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
                 session.engine.registrar.register(written)
         except (CommitUnknownError, InvariantError):
-            # The files may belong to the table: the thread that commits for several streams may not
-            # have reported back yet.
+            # The files may already be registered: the thread that commits for several streams may
+            # not have reported back yet.
             raise
         except BaseException:
             _clean(folder.parent, job)

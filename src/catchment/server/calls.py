@@ -33,8 +33,8 @@ Code = grpc.StatusCode
 _SERVER_FAULTS = (Code.INTERNAL, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED, Code.UNKNOWN)
 # How DuckDB's messages about files, the network or memory begin.
 _SERVER_FAULT_TEXT = re.compile(r"(?:IO|HTTP|Connection|Out of Memory) Error: ")
-# Queries that DuckDB sent to a catalog, which contain values; a part of the client's statement is
-# on lines of its own.
+# The text of a query that DuckDB sent to a catalog; it contains values. Parts of the client's
+# statement follow on separate lines.
 _STATEMENT = re.compile(r"\b((?:query|COPY) \")(?:.*(?=\": )|.*(?=\")|.*)", re.DOTALL)
 # Calls that run statements.
 _STATEMENTS = ("GetFlightInfo", "GetSchema", "DoGet", "DoPut", "CreatePreparedStatement", "EndTransaction")
@@ -68,9 +68,7 @@ class Calls:
 
     @contextmanager
     def answering(self, context: grpc.ServicerContext, name: str) -> Iterator[Call]:
-        """Wrap a call: stop it when its client disconnects or its time is up, and report errors as
-        its status.
-        """
+        """Wrap a call: stop it on disconnect or at its deadline; report errors as its status."""
         started_s = self._clock.monotonic_s()
         call = Call(deadline_s=started_s + min(self._limits.seconds_max, context.time_remaining()))
         call.name = name
@@ -93,7 +91,7 @@ class Calls:
 
     @contextmanager
     def slot(self, *, writes: bool = False) -> Iterator[None]:
-        """Hold a slot to run a statement while the block runs; LimitError if none gets free."""
+        """Hold a slot to run a statement while the block runs; LimitError if none becomes free."""
         slots = self._writes if writes else self._reads
         if not slots.acquire(timeout=_WAIT_S):
             raise LimitError(f"{self._limits.statements_max} statements are running.", hint="Try again in a moment.")
@@ -105,8 +103,8 @@ class Calls:
     def streamed(self, messages: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yield the messages of a result to the client.
 
-        A slot is held while a message is made, not while the client reads it, which has its own
-        time limit.
+        A slot is held while a message is built, not while the client reads it; reading has a
+        separate time limit.
         """
         with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
             while True:
@@ -123,8 +121,8 @@ class Calls:
 
         CancelledError if they end because the client disconnected, rather than because it has sent
         all. A broken stream looks at first like one that ended; the break is reported immediately
-        after. Reading once more waits for what was reported before, so that half of an upload is
-        never taken for a whole one.
+        after. Reading once more waits for that report, so that a partial upload is never mistaken
+        for a complete one.
         """
         with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
             try:
@@ -203,14 +201,14 @@ def _without_statement(reason: Exception) -> str | None:
     """Return the text of an error without the client's SQL; None if it may be about that SQL."""
     if isinstance(reason, CatchmentError):
         return str(reason)
-    # A DuckDB error, or Arrow's wrapping of one while rows were read: then only the text tells.
+    # A DuckDB error, or one that Arrow wrapped while rows were read: only its text identifies it.
     if not isinstance(reason, duckdb.Error | pa.ArrowException | OSError) or not _SERVER_FAULT_TEXT.match(str(reason)):
         return None
     return _STATEMENT.sub(r"\1…", str(reason)).partition("\n")[0]
 
 
 def _reason(error: Exception, call: Call) -> Exception:
-    """Return why a call failed: that it was stopped, or else the error of DuckDB or Arrow."""
+    """Return the cause of a failure: CancelledError for a stopped call, otherwise the error."""
     if not isinstance(error, CatchmentError):
         try:
             call.refuse_stopped()

@@ -41,7 +41,7 @@ def _shape(table: TableId, columns: tuple[Column, ...], connection: Connection, 
 
 
 def bound_rows(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table | None:
-    """Return bound rows as rows for the target; None if the statement does more than that."""
+    """Return bound rows as rows for the target; None if the statement does more than insert them."""
     if bulk.plain_columns is None or rows.num_columns != bulk.parameters:
         return None
     names = list(bulk.plain_columns) or [column.name for column in columns]
@@ -51,7 +51,7 @@ def bound_rows(bulk: Bulk, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     try:
         incoming.require_fit(renamed.schema, columns, table="")
     except (TypeConflictError, InputError):
-        # DuckDB casts more than the queue does, and reports what it cannot cast.
+        # DuckDB casts more than the queue does, and reports values that it cannot cast.
         return None
     return renamed
 
@@ -95,7 +95,7 @@ def inserted(
             raise
         columns, rows = asked, _insert(step, asked, connection, authorize, call, bound, in_transaction=in_transaction)
     if queue.columns(step.table) != columns:
-        # The rows have the names of columns that may mean others by now. An INSERT into the table
+        # The rows have column names that may denote other columns by now. An INSERT into the table
         # fails in this case as well.
         raise ConflictError(f"{step.table} changed while the statement ran.", hint="Run it again.")
     return rows
@@ -158,7 +158,7 @@ def cast(table: TableId, rows: pa.Table, columns: tuple[Column, ...], connection
 
 
 def _selected(step: Capture, connection: Connection, authorize: Authorize, call: Call) -> pa.Table:
-    """Return the rows for a table that does not exist yet, with the source's names."""
+    """Return the rows for a table that does not exist yet, with the source's column names."""
     rows, _ = selected(step.source, connection, authorize, call)
     if step.columns and len(step.columns) != rows.num_columns:
         raise InputError(f"{len(step.columns)} columns are listed, but there are {rows.num_columns} values.")

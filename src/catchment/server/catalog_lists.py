@@ -112,7 +112,7 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _end(tokens: tuple[Token, ...], begin: int, *, is_call: bool) -> int:
-    """Return the position after the name that begins there, or after its call."""
+    """Return the position after the name that starts at `begin`, or after its call."""
     end = begin + 1
     while end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
         end += 2
@@ -126,7 +126,7 @@ def _end(tokens: tuple[Token, ...], begin: int, *, is_call: bool) -> int:
 
 
 def _replacement(node: dict[str, Any], reader: Reader) -> str | None:
-    """Return the query that replaces a list; None if the node is not a list that needs it."""
+    """Return the query that replaces a list; None if the node needs none."""
     match node.get("type"):
         case "BASE_TABLE":
             view = _view(table_parts(node))
@@ -188,9 +188,7 @@ def _snapshots(reader: Reader) -> str:
 
 
 def _shown(tree: Any, tokens: tuple[Token, ...], reader: Reader) -> Iterator[tuple[int, int, str]]:
-    """Yield every SHOW that lists something. The tree lacks their positions, so tokens are
-    searched.
-    """
+    """Yield every SHOW of a list. The tree has no positions for them, so the tokens are searched."""
     wanted = [show_parts(node) for node in nodes(tree) if node.get("type") == "SHOW_REF" and node.get("query") is None]
     count = sum(1 for parts in wanted if parts in LISTED_SHOWS)
     found = list(_show_places(tokens))

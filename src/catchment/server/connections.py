@@ -18,7 +18,8 @@ from catchment.lake.instance import Origin
 from catchment.lake.types import Column
 from catchment.server.values import Call
 
-# Errors that DuckDB raises if a table's lake is unavailable, or was when the connection was made.
+# Errors that DuckDB raises if a table's lake is unavailable, or was so when the connection was
+# opened.
 _NOT_FOUND = (duckdb.CatalogException, duckdb.IOException, duckdb.BinderException)
 # Errors of statements that did not start to run.
 _NOT_BEGUN = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
@@ -62,7 +63,7 @@ def python_values(column: pa.ChunkedArray) -> list[object]:
 
 
 def _interval(value: pa.MonthDayNano) -> duckdb.Value:
-    """Return an interval; DuckDB's Python API would take Arrow's three numbers for a list."""
+    """Return an interval; DuckDB's Python API would read Arrow's three numbers as a list."""
     text = f"{value.months} months {value.days} days {value.nanoseconds // 1_000} microseconds"
     return duckdb.Value(text, duckdb.sqltypes.INTERVAL)
 
@@ -84,7 +85,7 @@ class Connection:
         self._require_lake = require_lake
         self.raw = raw
         self.origin = origin
-        # Whether a new connection would lack something: USE, variables, temporary tables.
+        # Whether it has state that a new connection would lack: USE, variables, temporary tables.
         self.has_state = False
         # Whether a statement failed while it ran. On an instance that errors do not invalidate,
         # DuckDB then continues the transaction, which may contain half of the statement's changes.

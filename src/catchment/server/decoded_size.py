@@ -108,7 +108,7 @@ def _text(array: pa.Array) -> SizeBefore:
 
 
 def _between(offsets: pa.Array, inner: SizeBefore) -> SizeBefore:
-    """For elements that each reach from one offset to the next."""
+    """Return `size_before` for elements that each extend from one offset to the next."""
 
     # Once for all positions: with nested lists, each level would query the next one twice.
     start = inner(offsets.slice(0, 1).cast(pa.int64()))[0]
@@ -181,7 +181,7 @@ def _list_view(array: pa.Array) -> SizeBefore:
         both = _unordered(inner, pa.concat_arrays([starts, ends]))
         return pc.add(pc.subtract(both.slice(count), both.slice(0, count)), float(_LIST_VIEW_BYTES))
 
-    # In one block: each block would go through all values of the lists.
+    # In one block: each block would iterate over all values of the lists.
     return _by_element(len(array), sizes, block=max(1, len(array)))
 
 
@@ -212,7 +212,7 @@ def _sum(parts: list[SizeBefore]) -> SizeBefore:
 
 
 def _by_element(length: int, sizes: Callable[[int, int], pa.Array], *, block: int = _BLOCK_ELEMENTS) -> SizeBefore:
-    """For elements with known sizes, `sizes(start, stop)`, computed in blocks to save memory."""
+    """Return `size_before` for elements with sizes `sizes(start, stop)`, computed in blocks."""
 
     def found(places: pa.Array) -> pa.Array:
         parts: list[pa.Array] = []

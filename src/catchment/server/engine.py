@@ -37,17 +37,15 @@ class TenantRouting(Protocol):
         """Write rows to the tenant's queue, on its primary; return their number once durable."""
 
     def reading(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Hold while a result is read, which another thread may close. StaleRouteError if the
+        """Hold while a result is read; another thread may release it. StaleRouteError if the
         primary is elsewhere.
         """
 
     def changing(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Hold while the tenant's tables in this lake change; StaleRouteError if its primary is
-        elsewhere.
-        """
+        """Hold while the tenant's tables here change; StaleRouteError if its primary is elsewhere."""
 
     def residents(self) -> Residents:
-        """Return the tenants that this shard knows, and which have their primary elsewhere."""
+        """Return the schemas of the shard's tenants, and of those whose primary is elsewhere."""
 
     def owner(self, schema: str) -> TenantId | None:
         """Return the tenant whose tables are in the schema; None if it belongs to no tenant."""
@@ -81,11 +79,11 @@ class Engine:
         self.views = Views(self.lake, self.clock)
 
     def scope(self, tenant: TenantId | None) -> TenantScope | None:
-        """Return the part of the lake that a tenant's user may see; None if that is all of it."""
+        """Return the part of the lake that a tenant's user may see; None without a tenant."""
         return None if tenant is None else TenantScope(tenant, self.lake.name)
 
     def enqueue(self, tenant: TenantId | None, table: TableId, rows: pa.Table, *, session: str) -> int:
-        """Write rows to the queue, a tenant's by the routing; return their number."""
+        """Write rows to the queue, a tenant's through the routing; return their number."""
         if self.tenants is not None:
             owner = tenant if tenant is not None else self.tenants.owner(table.schema)
             if owner is not None:

@@ -193,7 +193,7 @@ class FlightService(grpc.GenericRpcHandler):
                 try:
                     result = self._put(command, upload, session, call)
                 except (CatchmentError, duckdb.Error):
-                    # A reader of the upload knows only that it failed, not why.
+                    # The component that read the upload reports only that reading failed, not why.
                     if upload.failure is not None:
                         raise upload.failure from None
                     raise
@@ -204,8 +204,8 @@ class FlightService(grpc.GenericRpcHandler):
             case sql.CommandPreparedStatementUpdate():
                 prepared = session.prepared(command.prepared_statement_handle)
                 call.text = prepared.text
-                # Not bound: another call on the same handle may run at the same time, with rows of
-                # its own.
+                # Not bound: another call on the same handle may run at the same time with other
+                # rows.
                 rows = upload.table()
                 with self._log.running(session.id, session.principal, prepared.text):
                     return _changed(prepared.execute(call, rows, is_update=True))

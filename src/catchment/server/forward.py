@@ -1,5 +1,4 @@
-"""Placement of a tenant's statements: here if its primary is here, otherwise on its primary's
-server.
+"""Placement of a tenant's statements: here if its primary is here, else on its primary's server.
 
 A route may be stale. A shard that is not the primary refuses a statement before it has any effect;
 then the route is read again, and the statement runs on the current primary. A statement that was
@@ -23,7 +22,7 @@ from catchment.server.values import Call, Principal
 from catchment.tenants.model import ShardId, ShardInfo, TenantId
 
 _POLICY = Backoff(attempts_max=60, first_ms=5, factor=1.6, wait_ms_max=500)
-# So many bytes of an upload can be sent again, to another primary.
+# Bytes of an upload that are kept, to send them again to another primary.
 _KEPT_BYTES = 64 * 1024 * 1024
 _READS = frozenset(
     {
@@ -59,7 +58,7 @@ class Forwarding:
                 if attempt >= _POLICY.attempts_max:
                     raise
                 if attempt > 1:
-                    # The new primary does not know of its role yet.
+                    # The new primary has not learned of its role yet.
                     self._clock.sleep(_POLICY.wait_ms(attempt, 0.5) / 1000)
                 remote = self._routing.remote_primary(self._tenant, refresh=True)
             except ShardUnreachableError:
@@ -80,7 +79,7 @@ class Forwarding:
             peer.close()
 
     def _refuse(self, _peer: PeerSession) -> NoReturn:
-        """Raise the error that says where the tenant's transactions can be opened."""
+        """Raise the error that names the shard on which the tenant's transactions can be opened."""
         primary = self._routing.remote_primary(self._tenant, refresh=True)
         if primary is None:
             raise StaleRouteError(f"{self._tenant} now lives here.")
@@ -99,7 +98,7 @@ class Forwarding:
 
 
 class Rewindable:
-    """Rows of an upload; can be read again from the start, until too many have passed."""
+    """Rows of an upload; can be read again from the start, until too many have been read."""
 
     def __init__(self, rows: pa.RecordBatchReader, bytes_max: int = _KEPT_BYTES) -> None:
         self._rows = rows

@@ -22,8 +22,7 @@ TABLE_FUNCTIONS = frozenset(
         *("icu_calendar_names", "test_all_types"),
     }
 )
-# Functions of a lake, by their short names: they only read, and name the tables that they read by
-# constants.
+# Read-only functions of a lake, by their short names. They name their tables by constants.
 LAKE_FUNCTIONS = frozenset(
     {
         *("snapshots", "table_info", "current_snapshot", "last_committed_snapshot"),
@@ -45,7 +44,7 @@ TENANT_TABLE_FUNCTIONS = frozenset(
 _SCALARS_REFUSED = frozenset(
     {"current_setting", "write_log", "json_execute_serialized_sql", "json_serialize_plan", "getenv"}
 )
-# Not the same at every call, and dependent on nothing but time, chance, or the session itself.
+# Functions that are not stable, but depend only on time, chance, or the session itself.
 _UNSTABLE_ALLOWED = frozenset(
     {
         *("now", "today", "current_date", "get_current_time", "get_current_timestamp", "transaction_timestamp"),
@@ -61,7 +60,7 @@ _QUERY = re.compile(r"\b(from|select|table|pivot|describe|show|summarize)\b", re
 
 @cache
 def refused() -> frozenset[str]:
-    """Return table functions that may not be harmless, unless the name has another kind."""
+    """Return table functions that may be harmful, except names that also have another kind."""
     with _all_loaded() as connection:
         found = connection.execute(
             "SELECT lower(function_name) FROM duckdb_functions() GROUP BY ALL "
@@ -116,7 +115,7 @@ def refused_to_tenants() -> frozenset[str]:
 
 @cache
 def allowed_to_tenants() -> frozenset[str]:
-    """Return scalar functions and macros of only arguments, time, chance and session."""
+    """Return scalar functions and macros that depend only on arguments, time, chance or session."""
     return frozenset(name for name, is_harmless in _scalars().items() if is_harmless)
 
 

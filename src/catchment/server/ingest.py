@@ -50,7 +50,7 @@ def ingest(
     try:
         return _ingest(statements, target, stored.rows(), call, transaction)
     except duckdb.Error:
-        # A reader of the rows knows only that they failed, not why.
+        # DuckDB reports only that reading the rows failed, not why.
         if stored.failure is not None:
             raise stored.failure from None
         raise
@@ -100,7 +100,7 @@ def _deliver(
             return bulk.deliver(session, direct_target, ahead.rows(), call)
     ahead.read(_AHEAD_BYTES)
     with statements.connection(joined) as connection:
-        session.has_state()
+        session.mark_state()
         connection.has_state = connection.has_state or _is_temporary(target)
         if joined is not None:
             joined.prepare_write(call)
@@ -201,7 +201,7 @@ def _write(
             except duckdb.BinderException as error:
                 if not target.create:
                     raise
-                # The existing table is not the one that was to be created.
+                # The existing table differs from the one to be created.
                 raise AlreadyExistsError(
                     f"The table {target.table} already exists with other columns: {error}"
                 ) from None

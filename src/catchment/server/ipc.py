@@ -22,7 +22,7 @@ _BATCH_ROWS, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`body_bytes` is the size of the message's body; `decoded_bytes` is more if compressed."""
+    """A message's header. `body_bytes` is its body's size, `decoded_bytes` that once decoded."""
 
     kind: int
     rows: int
@@ -31,7 +31,7 @@ class Header:
 
 
 def read_header(header: memoryview, body: memoryview) -> Header:
-    """Return the facts of one message."""
+    """Parse the header of one message."""
     try:
         return _read(header, body)
     except (struct.error, IndexError, ValueError):
@@ -92,5 +92,5 @@ def _scalar(form: str, data: memoryview, place: int | None) -> int:
     if place is None:
         return 0
     if place < 0:
-        raise ValueError("a place before the start")
+        raise ValueError("a position before the start")
     return int(struct.unpack_from(form, data, place)[0])

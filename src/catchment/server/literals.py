@@ -57,7 +57,7 @@ class _Shape:
 
 
 def rows(source: str, names: tuple[str, ...], columns: tuple[Column, ...]) -> pa.Table | None:
-    """Parse a `VALUES …` for these columns, or for all; None if DuckDB has to."""
+    """Parse a `VALUES …` for these columns, or for all; None if DuckDB has to parse it."""
     opening = _VALUES.match(source)
     shape = _shape(names, columns) if opening else None
     if opening is None or shape is None:

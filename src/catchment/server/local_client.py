@@ -105,7 +105,7 @@ def _channel(server: RunningServer) -> grpc.Channel:
 
 
 def _name_on(chain: Path, host: str, port: int) -> str:
-    """Return a name on the certificate, which is not issued for the local machine's address."""
+    """Return a name from the certificate to verify against; it may not name the local address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     # Only the server's own certificate is trusted, whatever its issuer.

@@ -2,7 +2,7 @@
 
 There is one catalog, the lake. Catchment's own schema is not listed. The queue's schema is, with
 the tables that have buffered rows: those of the session if the layout separates sessions, otherwise
-all. These tables have a table type of their own, and the columns of the lake's tables. A tenant's
+all. These tables have a separate table type, and the columns of the lake's tables. A tenant's
 user sees the tenant's schema and its tables in the queue, and nothing else. DuckLake has no keys.
 """
 
@@ -140,7 +140,7 @@ def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
 
 
 def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: Settings) -> list[tuple[str, str]]:
-    if not _means(command, settings.lake_name):
+    if not _includes_lake(command, settings.lake_name):
         return []
     pattern = _given(command, "db_schema_filter_pattern")
     with session.metadata() as connection:
@@ -158,7 +158,7 @@ def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: 
 
 
 def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> list[tuple[object, ...]]:
-    if not _means(command, lake):
+    if not _includes_lake(command, lake):
         return []
     values = {
         "lake": lake,
@@ -207,9 +207,7 @@ def _queued(
 
 
 def _renamed(columns: pa.Schema | None, name: str) -> pa.Schema:
-    """Return the columns of a lake table as those of the queue's table; none if the table was
-    dropped.
-    """
+    """Return the columns of a lake table as those of the queue's table; none if it was dropped."""
     named = {f"{_METADATA}DB_SCHEMA_NAME": QUEUE, f"{_METADATA}TABLE_NAME": name}
     return pa.schema([field.with_metadata({**field.metadata, **named}) for field in columns or ()])
 
@@ -254,9 +252,7 @@ def _own(session: Session) -> str | None:
 
 
 def _moved_schemas(session: Session) -> frozenset[str]:
-    """Return the schemas of tenants whose primary is another shard; their local tables are not
-    listed.
-    """
+    """Return the schemas of tenants whose primary is another shard; their tables are not listed."""
     routing = session.engine.tenants
     return frozenset() if routing is None or session.scope is not None else routing.residents().away
 
@@ -268,7 +264,7 @@ def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | No
     return bool(row and row[0])
 
 
-def _means(command: commands.CommandGetDbSchemas | commands.CommandGetTables, lake: str) -> bool:
+def _includes_lake(command: commands.CommandGetDbSchemas | commands.CommandGetTables, lake: str) -> bool:
     """Return whether the lake is among the requested catalogs."""
     return not command.HasField("catalog") or sql.fold(command.catalog) == sql.fold(lake)
 

@@ -1,5 +1,4 @@
-"""Sessions on other shards' servers: forward a tenant's statements there and return the outcome
-unchanged.
+"""Sessions on other shards' servers: forward a tenant's statements, return the outcome unchanged.
 
 Nothing is collected on the way: rows pass batch by batch, in both directions. An error keeps the
 class that it had on the other server. If no answer arrived, there are three cases: the statement
@@ -31,7 +30,7 @@ from catchment.errors import (
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.flight_protocol.headers import AUTHORIZATION, ON_BEHALF
-from catchment.flight_protocol.request_ids import carried_on
+from catchment.flight_protocol.request_ids import request_id_headers
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server import messages, wire
@@ -157,8 +156,8 @@ class PeerSession:
         return sql.DoPutUpdateResult.FromString(sent).record_count
 
     def describe(self, command: Message, schema: pa.Schema, call: Call) -> TableResult:
-        """Return the complete answer to a catalog command, which has the columns `schema`; it is
-        one piece on the other server as well.
+        """Return the answer to a catalog command as one table with the columns `schema`; the other
+        server also builds it as a whole.
         """
         ticket = flight.Ticket(ticket=messages.pack(command))
         found = self._in_session(lambda: list(self.read(ticket, call)))
@@ -290,7 +289,7 @@ class PeerSession:
         return flight.Result.FromString(answer).body, future
 
     def _notify(self, kind: str, body: bytes) -> None:
-        """Notify the other server of something that it would also find out by itself, only later."""
+        """Notify the other server. If this is lost, it finds out later by itself."""
         headers = ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf)
         action = flight.Action(type=kind, body=body).SerializeToString()
         # The connection may be closed already.
@@ -347,7 +346,7 @@ class PeerSession:
         with self._mutex:
             if self._token is None:
                 self._token = self._log_in(call)
-            return ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf, *carried_on())
+            return ((AUTHORIZATION, f"Bearer {self._token}"), self._behalf, *request_id_headers())
 
     def _log_in(self, call: Call) -> str:
         headers = (*self._login, self._behalf)
@@ -417,9 +416,7 @@ class _Nothing:
 
 
 class _Sending:
-    """Messages of an upload. gRPC consumes them in a thread of its own, which does not report why
-    it stops.
-    """
+    """Messages of an upload. gRPC reads them in its own thread, which does not report errors."""
 
     def __init__(self, command: Message, schema: pa.Schema | None, batches: Iterable[pa.RecordBatch]) -> None:
         self.is_sent = False

@@ -1,6 +1,4 @@
-"""Prepared statements: a client inspects a statement before it runs it, possibly many times, with
-parameters.
-"""
+"""Prepared statements: inspected first, then run any number of times, with parameters."""
 
 import json
 from contextlib import suppress
@@ -94,13 +92,11 @@ class PreparedStatement:
         )
 
     def bind(self, rows: pa.Table) -> None:
-        """Bind rows for the executions that pass no rows of their own."""
+        """Bind rows for executions that pass no rows."""
         self._bound = rows
 
     def execute(self, call: Call, rows: pa.Table | None = None, *, is_update: bool = False) -> StatementOutcome:
-        """Run it as one statement with all rows that are passed or, if none are, with the bound
-        ones.
-        """
+        """Run it as one statement with all passed rows, or with the bound rows if none are passed."""
         bound = rows if rows is not None and rows.num_columns else self._bound
         if bound is None and len(self.parameters):
             raise StateError(f"The statement has {len(self.parameters)} parameters, and none of them is bound.")
@@ -212,7 +208,7 @@ def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
 
 
 def _by_columns(bulk: Bulk, columns: tuple[Column, ...]) -> pa.Schema | None:
-    """Give parameters that stand for columns the columns' types."""
+    """Return each parameter with the type of its column; None if they do not match one to one."""
     by_name = {sql.fold(column.name): column for column in columns}
     names = bulk.plain_columns or tuple(column.name for column in columns)
     if len(names) != bulk.parameters or not all(sql.fold(name) in by_name for name in names):

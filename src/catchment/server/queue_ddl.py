@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 def create(
     statements: "Statements", step: CreateThroughQueue, call: Call, joined: Transaction | None, bound: pa.Table | None
 ) -> int | None:
-    """Create the table and return the number of rows enqueued, or None if the statement has no
-    query.
-    """
+    """Create the table and return the number of enqueued rows; None if it has no query."""
     statements.require(Role.WRITER, "CREATE TABLE")
     statements.queue()
     require_row(bound)
     if bound is not None and bound.num_rows > 1:
-        raise NotSupportedError("CREATE TABLE takes one row of parameters.")
+        raise NotSupportedError("CREATE TABLE accepts one row of parameters.")
     session, rows = statements.session, None
     table = step.table if session.scope is None else session.scope.own(step.table)
     refuse_ledger(table)
@@ -92,7 +90,7 @@ def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Tr
     if joined is not None:
         with statements.connection(joined):
             # The queue cannot see the table before COMMIT; `create_table` has checked that it can
-            # take such rows.
+            # accept such rows.
             joined.keep(table, rows)
         return
     try:
@@ -127,8 +125,8 @@ def _exists_now(statements: "Statements", table: TableId, call: Call, joined: Tr
 def _query_rows(
     statements: "Statements", step: CreateThroughQueue, connection: Connection, call: Call, bound: pa.Table | None
 ) -> pa.Table:
-    """Compute the rows of the query, check that the queue can take them, and name their columns as
-    the table does.
+    """Compute the rows of the query, check that the queue can accept them, and name their columns
+    as the table does.
     """
     rows, columns = capture.selected(
         step.source or "",

@@ -1,6 +1,4 @@
-"""Session registry: finds sessions by token or handle, enforces the session limit, closes idle
-ones.
-"""
+"""Session registry: finds sessions by token or handle, limits their number, closes idle ones."""
 
 import hashlib
 import logging
@@ -23,7 +21,7 @@ _SWEEP_S = 1.0
 # Sweep interval while statements are being interrupted.
 _SWEEP_AGAIN_S = 0.05
 _SWEEPS_PER_TRIM = 10
-# Maximum number of sessions to which no client may return, and of tokens whose sessions have ended.
+# Maximum number of sessions whose client may never return, and of tokens of ended sessions.
 _UNCLAIMED_MAX = 1_000
 
 
@@ -54,8 +52,7 @@ class SessionRegistry:
         return session
 
     def reopen(self, token: str, principal: Principal) -> Session | None:
-        """Open a new session under the token of one that has ended; None if no such token was
-        issued.
+        """Open a new session under the token of an ended one; None if no such token was issued.
 
         This way a client whose session was closed with its call does not need a new token each
         time.
@@ -142,9 +139,7 @@ class SessionRegistry:
         return session
 
     def _evict(self, session: Session) -> None:
-        """End the session of a changed user: cancel its running calls, and close it once none is
-        left.
-        """
+        """End the session of a changed user: cancel its calls, and close it once none is left."""
         session.calls.cancel_all()
         if not session.is_used:
             self.close(session)
@@ -161,9 +156,7 @@ class SessionRegistry:
             self._end(session)
 
     def _remove(self, session: Session) -> bool:
-        """Remove the session from the registry; False if it is not there. The caller holds the
-        mutex.
-        """
+        """Remove the session; False if it is not registered. The caller holds the mutex."""
         token = self._tokens.pop(session.id, None)
         if token is not None:
             self._ids.pop(_digest(token), None)

@@ -37,8 +37,8 @@ class SessionLookup:
 
     @contextmanager
     def session(self, context: grpc.ServicerContext, handle: bytes = b"") -> Iterator[Session]:
-        """Return the session of a call, whose message may hold a handle; it does not expire while
-        the block runs.
+        """Return the session of a call, whose message may contain a handle. It does not expire
+        while the block runs.
         """
         session = self._in_use(context, handle)
         events.identify(session=session.shown_id, user=session.principal.name)
@@ -147,7 +147,7 @@ class SessionLookup:
 
 
 def _is_anonymous(header: str) -> bool:
-    """Return whether the caller does not identify itself; a valid token would have."""
+    """Return whether the caller sends no user; for calls without a valid token."""
     return not header or header.startswith(_BEARER)
 
 

@@ -33,9 +33,7 @@ def is_path(tokens: tuple[Token, ...]) -> bool:
 
 
 def require_harmless(text: str, tokens: tuple[Token, ...]) -> None:
-    """Refuse a SET, RESET or USE that changes neither the search path nor one of the session's own
-    settings.
-    """
+    """Refuse a SET, RESET or USE of anything but the search path and the session's own settings."""
     if [token.text for token in tokens[:2]] == ["reset", "variable"] and len(tokens) == 3:
         return
     if is_path(tokens):
@@ -71,16 +69,14 @@ def session_statement(text: str, tokens: tuple[Token, ...]) -> str | None:
     if tokens[0].text == "reset" or (len(value) == 1 and value[0].text in _TO_DEFAULT):
         return f"RESET SESSION {name}" if len(value) < 2 else None
     source = text.encode()
-    # A single constant: an expression could read what the session may not.
+    # A single constant: an expression could read values that the session may not.
     if len(value) != 1 or value[0].text in "(?$":
         return None
     return f"SET SESSION {name} = {source[value[0].start :].decode()}"
 
 
 def _setting(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
-    """Return the setting after SET or RESET, without its scope, and with TIME ZONE as the setting's
-    name.
-    """
+    """Return the setting after SET or RESET, without its scope; TIME ZONE by its setting's name."""
     rest = tokens[1:]
     if rest and rest[0].text == "session" and not rest[0].is_quoted:
         rest = rest[1:]

@@ -102,21 +102,21 @@ class Session:
 
     @property
     def is_used(self) -> bool:
-        """Whether a call uses it."""
+        """Whether a call is using the session."""
         return self._used > 0
 
     @property
     def is_stateless(self) -> bool:
-        """Whether closing it would lose nothing."""
+        """Whether the session can be closed without losing state."""
         return not (self._transactions or self._prepared or self._waiting or self._has_state or self._used)
 
     @property
     def is_unclaimed(self) -> bool:
-        """Whether no client may ever return to it; it does not count towards the limit."""
+        """Whether its client may never return; such a session does not count towards the limit."""
         return self.is_stateless and not self.is_kept
 
     def give_up(self) -> bool:
-        """Accept no more calls if nothing would be lost; the caller must then still call `close`."""
+        """Accept no more calls if no state would be lost; if True, the caller must `close` it."""
         with self._mutex:
             self._is_over = self._is_over or self.is_stateless
             return self._is_over
@@ -176,7 +176,7 @@ class Session:
             may_change = forward.may_change(step)
             if may_change and isinstance(step, Plain | NamedStatement):
                 # It may leave state in the connection there, as it may here.
-                self.has_state()
+                self.mark_state()
             return peer.execute(text, call, parameters=parameters, is_update=is_update, may_change=may_change)
 
         return forwarding.run(here, there, call)
@@ -283,7 +283,7 @@ class Session:
         with self._mutex:
             ended = self._transactions.get(transaction)
             if not commit and transaction in self._expired:
-                # It was rolled back already, which is what the client asked for.
+                # It was rolled back already, as the client requests.
                 self._expired.forget(transaction)
                 return
             if ended is None or ended.is_ending:
@@ -366,7 +366,7 @@ class Session:
 
     @contextmanager
     def metadata(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Return a connection for catalog queries, with the lake as its default."""
+        """Return a connection for catalog queries, with the lake as its default catalog."""
         with self._engine.lake.snapshot() as connection:
             yield connection
 
@@ -411,7 +411,7 @@ class Session:
         return self._engine.changing(self.principal.tenant)
 
     def _redacted_errors(self) -> AbstractContextManager[None]:
-        """Remove from errors what the session's user may not see."""
+        """Remove names from errors that the session's user may not see."""
         return hide_internal_tables() if self.scope is None else self.scope.redact_errors()
 
     def own_connection(self) -> Connection:
@@ -509,7 +509,7 @@ class Session:
         with self._mutex:
             return any(each.has_written for each in self._transactions.values())
 
-    def has_state(self) -> None:
+    def mark_state(self) -> None:
         """Record that a statement left state in the session's connection."""
         self._has_state = True
 
@@ -544,8 +544,8 @@ class Session:
     # Expiry and close.
 
     def expire_transactions(self, before_s: float) -> int:
-        """Roll back transactions that have been idle since then, and those whose DuckDB instance
-        failed internally.
+        """Roll back transactions that have been idle since `before_s`, and those whose DuckDB
+        instance failed internally.
 
         A transaction in which no statement ran may stay open.
         """
@@ -575,7 +575,7 @@ class Session:
             forwarding.close()
 
     def close(self) -> None:
-        """End it: roll back its transactions, and let the rows that it queued be delivered."""
+        """End the session: roll back its transactions, and release its buffered rows for delivery."""
         with self._mutex:
             if self._is_closed:
                 return

@@ -52,7 +52,7 @@ class Form:
     """
 
     example: str
-    # The least role that may use it; None if none may.
+    # The minimum role; None if no role may use it.
     least: Role | None = Role.READER
     # A part of the error message, if no role may use it, or users of a tenant may not.
     reason: str = ""

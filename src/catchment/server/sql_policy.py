@@ -1,9 +1,9 @@
 """The SQL policy: decides whether a client's statement is allowed, before it runs.
 
 DuckDB's sandbox limits the instance that clients share to files in the lake's data folder, and
-locks its settings. The policy closes what that leaves open: extensions that open files by
+locks its settings. The policy covers the remaining gaps: extensions that open files by
 themselves, the lake's metadata, raw files in the data folder, and functions that name a file, a
-query or a memory address. It allows what it knows and refuses the rest. `syntax` describes how the
+query or a memory address. It allows known forms and refuses all others. `syntax` describes how the
 names in a statement are found.
 """
 
@@ -228,7 +228,7 @@ def _permit_macro(text: str, macro: Macro) -> Permission:
     _refuse_table(macro.name)
     name = macro.name[-1]
     if name in functions.known():
-        # It would replace DuckDB's own in other clients' statements, and in the server's.
+        # It would replace DuckDB's own function in other clients' statements, and in the server's.
         raise NotAllowedError(f"DuckDB already has a function {name}.", hint="Give the macro another name.")
     if not macro.has_plain_parameters:
         raise NotAllowedError("The defaults of a macro's parameters must be constants.")

@@ -20,7 +20,7 @@ _COMMENTS_IN_A_ROW_MAX = 50
 # Characters that DuckDB's scanner skips; Python would also strip vertical tabs, which are tokens
 # for DuckDB.
 _BLANKS = b" \t\n\r\f"
-# Categories of spaces and of characters without a shape.
+# Unicode categories of spaces and invisible characters.
 _SPACES = frozenset({"Zs", "Zl", "Zp", "Cf", "Cc"})
 _KINDS = {duckdb.token_type.identifier, duckdb.token_type.keyword}
 
@@ -113,7 +113,7 @@ def qualified_calls(tokens: tuple[Token, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def word_at(source: bytes, start: int) -> str:
-    """Return the name that starts there, as it is written."""
+    """Return the name that starts at `start`, as it is written."""
     word = _WORD.match(source, start)
     return "" if word is None else word[0].decode()
 

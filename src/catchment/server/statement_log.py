@@ -28,7 +28,7 @@ class StatementLog:
         self._slow_seconds = slow_seconds
         self._clock = clock
         self._numbers = count()
-        # Written without a lock: each statement has a key of its own.
+        # Written without a lock: each statement has its own key.
         self._running: dict[int, RunningStatement] = {}
         self._mutex = threading.Lock()
         self._slow: deque[StatementStatus] = deque(maxlen=SLOW_MAX)

@@ -1,8 +1,8 @@
 """Plans a client's text: queue writes, fresh reads, queue commands, or plain SQL.
 
-Catchment's names are found by parsing. Only the places of these names are replaced; the rest of a
-statement stays as the client wrote it. A captured INSERT runs, with its columns, defaults and
-casts, on an empty temporary table of the target's shape, and the rows that it returns are enqueued.
+Catchment's names are found by parsing. Only these names are replaced; the rest of a statement stays
+as the client wrote it. A captured INSERT runs, with its columns, defaults and casts, on an empty
+temporary table of the target's shape, and the rows that it returns are enqueued.
 """
 
 import re
@@ -114,7 +114,7 @@ class Plain:
     text: str
     tokens: tuple[Token, ...]
     bulk: Bulk | None = None
-    # The table that it creates for the queue, which must be able to accept rows for it.
+    # The table that it creates for queued rows; refused if the queue could not accept them.
     queued: TableId | None = None
 
     @property
@@ -148,7 +148,7 @@ class CreateThroughQueue:
 
     `definition` is the statement's text between the table's name and AS, `columns` are the names in
     it if it contains only names, and `source` is the query after AS, or None. Its rows are for the
-    queue, unless the statement says WITH NO DATA.
+    queue, unless the statement contains WITH NO DATA.
     """
 
     table: TableId
@@ -166,7 +166,7 @@ class CreateThroughQueue:
 
 @dataclass(frozen=True, slots=True)
 class FreshRead:
-    """A query that reads buffered rows: `parts` is its text around each of their tables.
+    """A query that reads buffered rows: `parts` is its text around the names of their tables.
 
     If a table is `own`, only the session's own buffered rows are read; otherwise the table together
     with all buffered rows.
@@ -278,7 +278,7 @@ def _rescue(found: re.Match[str]) -> RescueCommand:
 
 
 def _pragma(text: str, tokens: tuple[Token, ...]) -> str | None:
-    """Return the query that a PRAGMA stands for; None if it does not only read."""
+    """Return the query that a PRAGMA stands for; None unless it only reads."""
     words = tuple(token.text for token in tokens[1:])
     if words[:2] == ("table_info", "(") and len(words) == 4 and (tokens[3].is_string or tokens[3].is_name):
         source = text.encode()
@@ -516,9 +516,7 @@ def _columns(source: bytes, tokens: tuple[Token, ...], at: int) -> tuple[tuple[s
 
 
 def _bulk(text: str, tokens: tuple[Token, ...]) -> Bulk | None:
-    """Rewrite an INSERT of one row with parameters to SELECT from bound rows; None if it is
-    another.
-    """
+    """Rewrite an INSERT of one row of parameters to SELECT from bound rows; None for any other."""
     if not tokens or tokens[0].text != "insert" or not any(token.text in "?$" and token.text for token in tokens):
         return None
     at = next((i for i, t in enumerate(tokens) if t.is_name and t.text == "values" and not t.is_quoted), None)

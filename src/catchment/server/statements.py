@@ -261,7 +261,7 @@ class Statements:
         if step.name not in stored and len(stored) >= _STORED_MAX:
             raise LimitError(f"The session has {_STORED_MAX} prepared statements.", hint="DEALLOCATE one.")
         stored[step.name] = step.text
-        self.session.has_state()
+        self.session.mark_state()
         return StatementOutcome(0, TableResult(_NO_COUNT))
 
     def stored(self, step: NamedStatement) -> Step:
@@ -301,7 +301,7 @@ class Statements:
                     return self._write(step, permission, connection, call, joined, bound)
                 case StatementKind.SESSION:
                     self._set(step, connection, call)
-                    session.has_state()
+                    session.mark_state()
         # These acquire connections themselves.
         if permission.kind is StatementKind.BEGIN:
             if joined is not None and transaction is not None and not joined.has_changes:
@@ -389,7 +389,7 @@ class Statements:
         return permission
 
     def owner(self, schema: str) -> frozenset[TenantId]:
-        """Return the tenant that owns the schema, if the user has none and the shard knows it."""
+        """Return the tenant that owns the schema; empty for a tenant's user, or if none owns it."""
         routing = self.session.engine.tenants
         if routing is None or self.session.scope is not None:
             return frozenset()
@@ -450,7 +450,7 @@ class Statements:
         transaction: Transaction | None,
         bound: pa.Table | None,
     ) -> StatementOutcome:
-        self.session.has_state()
+        self.session.mark_state()
         connection.has_state = connection.has_state or any(token.text in _TEMPORARY for token in step.tokens)
         if transaction is not None:
             transaction.prepare_write(call)
@@ -461,7 +461,7 @@ class Statements:
 
     @contextmanager
     def autocommit_write(self, connection: Connection, call: Call) -> Iterator[None]:
-        """Run one statement in a write transaction of its own."""
+        """Run one statement in a separate write transaction."""
         with self.session.changing_lake(), self.write_transaction(connection, call):
             yield
 
@@ -535,7 +535,7 @@ class Statements:
 
     @contextmanager
     def connection(self, transaction: Transaction | None) -> Iterator[Connection]:
-        """Yield the connection of the transaction, or of no transaction; its lock is held."""
+        """Yield the connection of the transaction, or one for autocommit; its lock is held."""
         if transaction is None:
             with self.session.autocommit_connection() as connection:
                 yield connection

@@ -1,7 +1,7 @@
 """Parses a client's statement: by DuckDB's own tree for a query, by sqlglot's tree for all others.
 
 DuckDB serializes only the tree of a query. A PIVOT without values is not a single query to DuckDB;
-with values it is, so its tree is taken with values inserted. For all other statements there is
+with values it is, so its tree is taken with values inserted. All other statements are parsed with
 sqlglot, which may disagree with DuckDB. So a string that DuckDB could read as the name of a file is
 allowed only where DuckDB's parser accepts any expression, and therefore no table. That does not
 depend on a list of the places where tables can occur.
@@ -23,7 +23,7 @@ from catchment.errors import InputError, NotAllowedError
 from catchment.lake import extensions
 from catchment.server.sql_tokens import Token, read
 
-# It would log every statement that it cannot parse, including its text.
+# sqlglot would log every statement that it cannot parse, including its text.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 # Names that DuckDB reads as a file if no table has them.
@@ -161,7 +161,7 @@ def _constant(node: dict[str, Any]) -> Any:
 
 
 def name_at(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
-    """Return the name that begins there, in its parts; () if none does."""
+    """Return the name that begins at `at`, in its parts; () if none does."""
     if at >= len(tokens) or not tokens[at].is_name:
         return ()
     end = at + 1
@@ -303,7 +303,7 @@ def function_name(function: exp.Func) -> str:
 
 
 def parse(text: str) -> list[exp.Expr]:
-    """Parse the statement by sqlglot; InputError if it cannot."""
+    """Parse the statement with sqlglot; InputError if that fails."""
     body = _COMMENT_REMOVED.sub(r"\1''", explained(text, read(text.encode())).text)
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:

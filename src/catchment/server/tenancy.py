@@ -93,14 +93,12 @@ class Tenancy:
 
     @contextmanager
     def changing(self, tenant: TenantId) -> Iterator[None]:
-        """Hold while the tenant's tables in this lake change; StaleRouteError if its primary is
-        elsewhere.
-        """
+        """Hold while the tenant's tables here change; StaleRouteError if its primary is elsewhere."""
         with self._at_primary(self.shard.changing, tenant):
             yield
 
     def residents(self) -> Residents:
-        """Return the tenants that this shard knows, and which have their primary elsewhere."""
+        """Return the schemas of the shard's tenants, and of those whose primary is elsewhere."""
         return self.shard.residents()
 
     def owner(self, schema: str) -> TenantId | None:
@@ -136,7 +134,7 @@ class Tenancy:
 
     @contextmanager
     def _at_primary(self, hold: Callable[[TenantId], AbstractContextManager[None]], tenant: TenantId) -> Iterator[None]:
-        """Call `hold` for a tenant with its primary here, even if the shard has yet to learn so."""
+        """Call `hold` for a tenant with its primary here, even if the shard does not know it yet."""
         with ExitStack() as held:
             try:
                 held.enter_context(hold(tenant))

@@ -4,7 +4,7 @@ Two barriers separate tenants. A session's search path contains temporary tables
 schema, with the temporary ones first: DuckDB always adds `main` of the first catalog, which must
 not be the lake's. And every schema that a statement names must be the tenant's own. Statements are
 refused by the name alone, with DuckDB's message for a schema that does not exist, so that the error
-does not disclose what exists.
+does not disclose which schemas exist.
 """
 
 import re
@@ -92,7 +92,7 @@ class TenantScope:
         return TableId(self.schema, table.name)
 
     def own_schema(self, given: str | None, table: str) -> str:
-        """Return the tenant's schema if it is given, or none is; otherwise raise an error."""
+        """Return the tenant's schema if `given` is None or that schema; otherwise raise an error."""
         return self.schema if given is None else self.own(TableId(given, table)).schema
 
     def examine(self, kind: StatementType, text: str, tokens: tuple[Token, ...], *, fresh: Names | None = None) -> None:
@@ -365,7 +365,7 @@ def _is_inside_expression(tokens: tuple[Token, ...], at: int, opening: int) -> b
 
 
 def _chain(tokens: tuple[Token, ...], at: int) -> tuple[str, ...]:
-    """Return the name that begins there, in its parts."""
+    """Return the name that begins at `at`, in its parts."""
     end = at + 1
     while end + 1 < len(tokens) and tokens[end].text == "." and tokens[end + 1].is_name:
         end += 2

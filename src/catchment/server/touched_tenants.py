@@ -1,5 +1,4 @@
-"""Finds the tenants whose tables a statement touches, for users without a tenant, who see every
-schema.
+"""Finds the tenants whose tables a statement touches, for users without a tenant.
 
 A tenant's tables must be read on the shard of its primary. Another shard may have outdated ones, of
 a tenant that has moved away, or incomplete ones, of a tenant that is moving in; the lake does not

@@ -35,7 +35,7 @@ _SHAPE = (
     "SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() WHERE database_name = $1 "
     "AND lower(schema_name) = lower($2) AND lower(table_name) = lower($3) ORDER BY column_index"
 )
-# In DuckDB's words.
+# DuckDB's wording.
 _ABORTED = "TransactionContext Error: Current transaction is aborted (please ROLLBACK)"
 
 
@@ -178,9 +178,7 @@ class Transaction:
         self._kept.setdefault(table, []).append(rows)
 
     def refuse_changed(self, table: TableId, call: Call) -> None:
-        """Refuse rows for a table that the transaction has changed: the queue sees committed
-        columns.
-        """
+        """Refuse rows for a table that the transaction changed: the queue sees committed columns."""
         if self.has_written:
             with self._lake.cursor() as cursor:
                 before = cursor.execute(_SHAPE, self._place(table)).fetchall()

@@ -81,9 +81,7 @@ def require_storable_query(
 
 
 def require_storable_table(step: Plain, connection: Connection, lake_name: str, call: Call) -> None:
-    """Refuse a table that was created with unstorable columns; called before COMMIT, under the
-    lock.
-    """
+    """Refuse a table created with unstorable columns; called before COMMIT, under the lock."""
     words = {token.text for token in step.tokens}
     if not _changes_tables(step.tokens) or not words & _NANOSECONDS:
         return

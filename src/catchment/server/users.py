@@ -2,7 +2,7 @@
 
 A change holds a lock and replaces the whole file, so that concurrent changes do not lose each
 other, and a server that reads it sees either the old file or the new one. A file that cannot be
-parsed is an error: taken for an empty one, it would make a server believe that it has no users.
+parsed is an error: treated as an empty one, it would let a server run as if it had no users.
 """
 
 import base64
@@ -124,7 +124,7 @@ class Users:
         return self._replace(name, tenant=tenant)
 
     def hash_again(self, known: ServerUser, password: str) -> ServerUser:
-        """Hash a verified password again if the parameters have changed, unless the user has.
+        """Hash a verified password again if the parameters changed, unless the user changed.
 
         Returns the user with its current hash.
         """
@@ -183,7 +183,7 @@ def unmatchable_hash() -> str:
 
 
 def is_password(password_hash: str, password: str) -> bool:
-    """Whether that is the password; takes as long for a wrong one."""
+    """Whether the password matches the hash; takes as long for a wrong one."""
     try:
         return _HASHER.verify(password_hash, password)
     except (VerificationError, InvalidHashError):

@@ -84,7 +84,7 @@ class Call:
         # Name and statement, for the log.
         self.name = ""
         self.text: str | None = None
-        # The request's id, as the client and the log know it.
+        # The request's id, as it appears at the client and in the log.
         self.request = ""
         self._mutex = threading.Lock()
         self._interrupt: Callable[[], None] | None = None

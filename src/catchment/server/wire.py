@@ -53,8 +53,8 @@ class Upload:
 
     def __init__(self, first: FlightData, messages: Iterator[bytes], limits: Limits) -> None:
         """`messages` are those that follow the first."""
-        # The error that occurred while another component, such as DuckDB, was reading, which keeps
-        # only its text.
+        # The error of a read by another component, such as DuckDB, which keeps only the error's
+        # text.
         self.failure: CatchmentError | None = None
         self._limits = limits
         self._feed = _Feed(first, messages, limits)
@@ -144,7 +144,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class _Feed:
-    """A file for Arrow to read a stream from, made of messages as they arrive; keeps one."""
+    """A file from which Arrow reads a stream of messages as they arrive; keeps one in memory."""
 
     closed = False
 

@@ -127,6 +127,6 @@ def _ask(ask: Callable[[], T], answer: "Future[T]") -> None:
     try:
         answer.set_result(ask())
     except BaseException as error:
-        # The reader of the answer gets the error, and Python shows its traceback.
+        # The caller that reads the answer gets the error, and Python shows its traceback.
         answer.set_exception(error)
         raise

@@ -1,5 +1,4 @@
-"""Compares a project's database with its models, in a process of its own that `project_schema.py`
-starts.
+"""Compares a project's database with its models, in a process that `project_schema.py` starts.
 
     python -m catchment.status.compare_project HOME FOLDER SECONDS_MAX
 

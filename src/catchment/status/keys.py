@@ -1,6 +1,4 @@
-"""The meaning of the keys of a status in JSON. The reference page is generated from it; a test
-compares both.
-"""
+"""Descriptions of a status's JSON keys, for the reference page; a test compares them with a status."""
 
 from catchment.status.model import PARTS
 

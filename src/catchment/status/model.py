@@ -31,9 +31,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTable:
-    """One table of the queue. `failures` and the fields after it describe consecutive failed
-    flushes.
-    """
+    """One table of the queue. `failures` and the fields after it are about consecutive failures."""
 
     table: str
     rows: int
@@ -60,7 +58,7 @@ class QuarantinedFileStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """Rows that wait for the lake. Of many tables, those with the most bytes are listed."""
+    """Rows that wait for the lake. Of many tables, failing ones and then the largest are listed."""
 
     layout: str
     root: str
@@ -139,7 +137,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakePart:
-    """The lake. Of many tables, those with the most files are listed."""
+    """The lake. Of many tables, those with the most dead letters, then the most files, are listed."""
 
     tables_total: int
     files: int
@@ -195,9 +193,7 @@ class Imports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFacts:
-    """A script that needs attention: pending, or different from what was applied, with the
-    difference.
-    """
+    """A script that needs attention: pending, or different from the applied one, with a diff."""
 
     script: str
     kind: str
@@ -226,9 +222,7 @@ class SchemaDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """The control database, the schemas of the lake that have migrations, and the database of the
-    project.
-    """
+    """The control database, lake schemas that have migrations, and the project's database."""
 
     databases: tuple[SchemaDatabase, ...]
 
@@ -336,9 +330,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether anything needs attention. Writes are accepted in both states, unless a reason says
-    otherwise.
-    """
+    """Whether anything needs attention. Writes are accepted unless a reason states otherwise."""
 
     ok: bool
     reasons: tuple[str, ...]
@@ -386,9 +378,7 @@ class Status:
     trend: Trend = NO_TREND
 
     def for_role(self, role: str) -> "Status":
-        """Restrict the status to what the role may see: SQL, paths, other users' names and error
-        texts are for admins only.
-        """
+        """Restrict the status to a role: SQL, paths, other users and error texts are for admins."""
         if role == ADMIN:
             return self
         return replace(

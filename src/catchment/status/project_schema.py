@@ -1,6 +1,6 @@
 """State of a project's database, compared with its models, if a setting names the project's folder.
 
-Models are foreign code. They run in a process of their own with a time limit: they are loaded again
+Models are foreign code. They run in a separate process with a time limit: they are loaded again
 each time, and whatever they print, raise or wait for cannot harm this process.
 """
 
@@ -38,14 +38,12 @@ def look(settings: Settings, *, seconds_max: float = SECONDS_MAX) -> SchemaDatab
 
 
 def found_in(folder: Path) -> Project:
-    """Return the project of exactly this folder, with a database and models; InputError if there is
-    none.
-    """
+    """Return the project of exactly this folder, with database and models; InputError if none."""
     if not (folder / PROJECT_FILE_NAME).is_file():
         raise InputError(f"There is no {PROJECT_FILE_NAME} in {folder}, which status_schema_project names.")
     found = find_project(folder)
     if found.db is None or found.models is None:
-        raise InputError(f"{folder / PROJECT_FILE_NAME} does not say `db` and `models` in [tool.catchment.schema].")
+        raise InputError(f"{folder / PROJECT_FILE_NAME} does not set `db` and `models` in [tool.catchment.schema].")
     return found
 
 

@@ -148,7 +148,7 @@ class StatusReader:
         try:
             return StatusPart(now, readings.queue(self._ask_queue(), lake, self._recorder)), None
         except CatchmentError as error:
-            return StatusPart(now, unavailable=error.message), _trouble(error)
+            return StatusPart(now, unavailable=error.message), _queue_problem(error)
 
     def _health(
         self,
@@ -189,10 +189,8 @@ def _no_server() -> Sessions:
     raise StateError("No server runs on this home.", hint="`catchment serve` starts one.")
 
 
-def _trouble(error: CatchmentError) -> str | None:
-    """Why an unreadable queue degrades the status, in words that every role may see; None if it
-    does not.
-    """
+def _queue_problem(error: CatchmentError) -> str | None:
+    """Reason why an unreadable queue degrades the status, for every role; None if it does not."""
     match error:
         case InputError() | BufferHeldError():
             # It does not exist yet, or another process has it.
@@ -216,7 +214,7 @@ def _queue_reasons(part: StatusPart[Queue], late_s: float) -> Iterator[str]:
     if queue.bytes_max and queue.bytes >= _FULL_SHARE * queue.bytes_max:
         yield f"The buffer is {queue.bytes / queue.bytes_max:.0%} full."
     if queue.set_aside:
-        yield f"Files of the buffer were set aside, because they cannot be opened: {len(queue.set_aside)}."
+        yield f"Files of the buffer were quarantined, because they cannot be opened: {len(queue.set_aside)}."
 
 
 def _lake_reasons(part: StatusPart[LakePart]) -> Iterator[str]:

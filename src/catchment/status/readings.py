@@ -101,7 +101,7 @@ def _queue_table(each: TableStatus, now: datetime, letters: dict[str, int] | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSeen:
-    """What the lake returns at once: its own state, and the state of its schemas' migrations."""
+    """Result of one read of the lake: its state, and the state of its schemas' migrations."""
 
     lake: LakePart
     schemas: tuple[SchemaDatabase, ...]
@@ -130,7 +130,7 @@ def _lake_part(seen: Overview, done: LastAudit | None) -> LakePart:
         for each in seen.tables
     ]
     files, small = sum(each.files for each in tables), sum(each.small_files for each in tables)
-    # Failing tables first, then those with the most files.
+    # Tables with the most dead letters first, then those with the most files.
     tables.sort(key=lambda each: (-each.dead_letters, -each.files, each.table))
     return LakePart(
         tables_total=len(tables),

@@ -28,10 +28,10 @@ class Recorder:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record events inside the context."""
-        with events.listening(self.hear):
+        with events.listening(self.record):
             yield
 
-    def hear(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record one event."""
         meters, facts = self._meters, event.facts
         match event.verb:

@@ -58,7 +58,7 @@ class Window:
         )
 
     def totals(self) -> Totals:
-        """Return what was acknowledged since the start, and the rates of the last minute."""
+        """Return the totals since the start, and the rates of the last minute."""
         now = self._read()
         with self._mutex:
             recent = [each for each in self._samples if now.at_s - each.at_s <= WINDOW_S]

@@ -93,11 +93,11 @@ class ControlPlane:
     def create_tenant(
         self, tenant: TenantId, *, name: str, config: TenantConfig, shard: ShardId | None = None
     ) -> TenantInfo:
-        """Create a tenant; without a shard, where its hash puts it."""
+        """Create a tenant; without a shard, on the one that its hash selects."""
         if shard is None:
             found = place(tenant, config, self.store.shards())
             if found is None:
-                raise nowhere(tenant, config)
+                raise no_shard_error(tenant, config)
             shard = found.id
         return self.store.create_tenant(tenant, name, config, shard)
 
@@ -136,8 +136,8 @@ def health_of(reports: Iterable[ShardReport], *, now: datetime) -> RegionHealth:
     return RegionHealth.HEALTHY
 
 
-def nowhere(tenant: TenantId, config: TenantConfig) -> StateError:
-    """Return the error that no shard can have the tenant."""
+def no_shard_error(tenant: TenantId, config: TenantConfig) -> StateError:
+    """Return the error for a tenant that no shard can accept."""
     regions = sorted(config.required_regions)
     where = f" in {', '.join(regions)}, where it must live," if regions else ""
     return StateError(

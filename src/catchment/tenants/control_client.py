@@ -32,11 +32,11 @@ class ControlClient:
         return record_for(shard, self._store.placement(tenant))
 
     def take_back(self, tenant: TenantId, move: str, version: int) -> int:
-        """Change the move so that a swap from this version fails; return its new version."""
+        """Change the move so that a swap from this version fails; return a version after it."""
         found = self._store.move(tenant)
         if found is not None and found.token == move and found.version == version:
             with suppress(ConflictError):
-                # If this is lost, another process has decided.
+                # If this fails, another process has decided.
                 self._store.change_move(found, advance(found.state, Returned()).state)
         # Every change increases the version by at least one, and a finished move cannot be swapped.
         return version + 1

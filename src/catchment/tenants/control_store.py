@@ -1,9 +1,8 @@
-"""`ControlStore`: shards, tenants and moves in the control database; a move changes by
-compare-and-swap.
+"""`ControlStore`: shards, tenants and moves (by compare-and-swap) in the control database.
 
-The same statements run on SQLite and PostgreSQL. Both serialize writers, so what a transaction
-reads is still true when it writes. After ControlUnavailableError a change may have been made: read
-again, then decide.
+The same statements run on SQLite and PostgreSQL. Both serialize writers, so values that a
+transaction has read are still current when it writes. After ControlUnavailableError a change may
+have been made: read again, then decide.
 """
 
 import json
@@ -194,8 +193,7 @@ class ControlStore:
     def change_move(
         self, move: MoveInfo, state: MigrationState, *, route: Route | None = None, outcome: str | None = None
     ) -> MoveInfo:
-        """Change a move. Raises ConflictError, and changes nothing, if it has changed since it was
-        read.
+        """Change a move. Raises ConflictError, without effect, if it changed since it was read.
 
         The tenant's `route` changes in the same transaction, and its epoch must increase. With an
         `outcome` the move is over.

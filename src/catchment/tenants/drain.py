@@ -94,7 +94,7 @@ def run_drain(
     gc_window_s: float | None,
     failed: Callable[[TenantId, CatchmentError], None],
 ) -> DrainReport:
-    """Move every tenant of the plan and only then collect each, so that their windows pass
+    """Move every tenant of the plan, then delete each at its source, so that the windows pass
     concurrently. `move` gets the window to wait for, `failed` the error of a move that failed.
     """
     reports: dict[TenantId, MoveReport] = {}

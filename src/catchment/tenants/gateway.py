@@ -1,7 +1,7 @@
 """Entry point for a tenant's writes: routes them to its primary, also after it has moved.
 
 A shard that is not the primary, or is in another epoch, refuses the whole write. Then the route is
-looked up again, and the write goes there. A stale route costs a retry, never a row.
+looked up again, and the write is sent there. A stale route costs a retry, never a row.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,7 @@ class TenantGateway:
         self._clock = clock
 
     def signal_for_tenant(self, tenant: TenantId, table: str, rows: pa.Table, *, session: str = "default") -> Ack:
-        """Write rows into one of the tenant's tables; they are durable on its primary when this
-        returns.
+        """Write rows into a tenant's table; they are durable on its primary when this returns.
 
         Raises CommitUnknownError if the answer was lost: only then is it unknown whether the rows
         were kept.

@@ -66,7 +66,7 @@ _DISK_SPARE = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A tenant's tables as a backfill found them, and the lakes; `notes` describe what it would do."""
+    """A tenant's tables as a backfill found them, and the lakes; `notes` describe the copy."""
 
     tables: int
     files: int
@@ -211,7 +211,7 @@ class TenantMigration:
             try:
                 return self._compare(source, target)
             except NotReadyError as late:
-                # A flush happened meanwhile; the next position is after it.
+                # A flush happened during the comparison; the next position is after it.
                 error = late
                 self._clock.sleep(_COMPARE_AGAIN_S)
         raise error or NotReadyError("Source and target could not be compared.")
@@ -360,7 +360,7 @@ class TenantMigration:
                 self._control.change_move(move, noted)
 
     def _settle_all(self) -> int:
-        """Send the decision to both shards at once, as writers wait; return its epoch."""
+        """Send the decision to both shards concurrently, because writers wait; return its epoch."""
         placement = self._control.placement(self.tenant)
         with ThreadPoolExecutor(2) as executor:
             calls = [
@@ -431,9 +431,7 @@ class TenantMigration:
         return self._required_move()
 
     def _finish_last(self) -> None:
-        """Complete the deletion at the target if the last move should have done it and its process
-        died before.
-        """
+        """Complete the deletion at the target if the process of the last move died before it."""
         last = self._control.last_move(self.tenant)
         if last is not None and self.target_shard == (last.source if last.outcome == "complete" else last.target):
             self._discard(gone=self.target_shard)

@@ -172,8 +172,7 @@ class PreparingTarget(MigrationState):
 
 @dataclass(frozen=True, slots=True)
 class DualWrite(MigrationState):
-    """Both shards get every write; the target must reach `cutover` before it can become the
-    primary.
+    """Both shards get every write; the target must reach `cutover` to become the primary.
 
     `returned` counts how often the deadline of the write barrier passed and the source accepted
     writes again.

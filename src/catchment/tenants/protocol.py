@@ -1,4 +1,4 @@
-"""Decisions of a tenant's move: its next state, and what a shard may do by its record. Pure.
+"""Decisions of a tenant's move: its next state, and the actions that a shard's record allows. Pure.
 
     Idle ── prepare ─▶ PreparingTarget ── dual-write ─▶ DualWrite ── finalize ─▶ Finalizing ── collect ─▶ Complete
       ◀── abort ─────────────┴──────────────────────────────┘                        │
@@ -263,7 +263,8 @@ def _require(reached: Positions, required: Positions, who: str, why: str) -> Non
         return
     one, other, where = reached.total, required.total, ""
     if one >= other:
-        # One table is past its required position and hides in the sums that another is not.
+        # The total is reached because one table is past its required position. Report one that is
+        # not.
         table, other = next(each for each in required.by_table.items() if reached.by_table.get(each[0], 0) < each[1])
         one, where = reached.by_table.get(table, 0), f" in {table}"
     raise NotReadyError(
@@ -278,7 +279,7 @@ def _require_same(is_same: bool) -> None:
         raise MismatchError
 
 
-# What a shard may do by its record.
+# Actions that a shard's record allows.
 
 
 def is_behind(record: TenantRecord | None, epoch: int) -> bool:
@@ -314,19 +315,17 @@ def settles(record: TenantRecord | None, decided: TenantRecord) -> TenantRecord:
 
 
 def reopens(record: TenantRecord, version: int) -> TenantRecord:
-    """Return the record of a primary that has read in the control database that its move is at
-    `version`.
+    """Return a primary's record after it has read that its move is at `version`.
 
-    If it is closed for an older version, it is still the primary: the process that had it closed
-    has lost the swap.
+    If it is closed for an older version, it is still the primary: the process that closed it has
+    lost the swap.
     """
     is_over = record.closed_for is not None and record.closed_for < version
     return replace(record, closed_for=None) if is_over else record
 
 
 def closes(record: TenantRecord | None, *, move: str, version: int) -> TenantRecord:
-    """Return the record of a primary that accepts no write before this version of the move is
-    decided.
+    """Return the record of a primary that accepts no write until this version is decided.
 
     It never returns to an older version, because it could then open while a newer one is being
     decided.
@@ -358,8 +357,8 @@ def replicates(record: TenantRecord | None, replica: Replica, *, epoch: int) -> 
 
 
 def welcomes(record: TenantRecord | None, fresh: TenantRecord) -> TenantRecord:
-    """Return the record of a shard that becomes a replica. If the record changes, all data here is
-    from earlier and is deleted.
+    """Return the record of a shard that becomes a replica. If the record changes, data here is from
+    an earlier move, and the caller deletes it.
     """
     if record is None:
         return fresh

@@ -28,7 +28,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBucket:
-    """Rows that may be written, as of a moment: they grow at the rate, up to those of one second."""
+    """Rows that may be written at one moment; refilled at the rate, up to one second's rows."""
 
     rows: float
     at_s: float
@@ -63,10 +63,10 @@ class Quotas:
         self._usage = usage
         self._usage_seconds_max = usage_seconds_max
         self._clock: Clock = clock or SystemClock()
-        # By tenant, the most recent writer last. A bucket that is evicted a second later was full
-        # again.
+        # By tenant, the most recent writer last. A bucket that is evicted a second after its last
+        # use would be full again.
         self._meters: OrderedDict[TenantId, _Meter] = OrderedDict()
-        # Guards the dictionary, briefly; each meter has a lock of its own.
+        # Guards the dictionary, briefly; each meter has its own lock.
         self._mutex = threading.Lock()
 
     def admit(self, tenant: TenantId, config: TenantConfig, *, rows: int, tables_new: int = 0) -> None:
@@ -169,7 +169,7 @@ class _Meter:
 
     def _renew(self, ask: Callable[[], Usage], clock: Clock) -> None:
         now_s = clock.monotonic_s()
-        # Without an answer the last one applies, for as long as a new one would.
+        # If the query fails, the last result applies, for as long as a new one would.
         with suppress(RetryableError):
             self._usage = ask()
         self._asked_at_s = now_s

@@ -107,6 +107,6 @@ def _load(path: Path) -> Any:
         raise CorruptInputError(
             f"{path} cannot be read: {error}.",
             hint="It records whether this shard is the tenant's primary. Restore it from a backup; "
-            "the control database also knows the primary.",
+            "the control database also records the primary.",
             path=str(path),
         ) from None

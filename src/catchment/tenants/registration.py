@@ -17,7 +17,7 @@ _SIGNS = (FILE_NAME, server_file.FILE_NAME, "duckling_queue", "data", "catalog.s
 
 def shard_home(settings: Settings) -> Path:
     """Return the home of the settings. Raises InputError if it is not one, or if its file does not
-    describe its lake: a process that moves a tenant knows a shard by that file alone.
+    describe its lake: a process that moves a tenant reads only that file.
     """
     folder = settings.home.absolute()
     if not any((folder / sign).exists() for sign in _SIGNS):
@@ -74,7 +74,7 @@ def described_shard(
 def find_unreachable(shard: ShardInfo, connect: Callable[[ShardId, str], ShardNode]) -> str | None:
     """Check that the server at the location is this shard, and raise InputError if it is another.
 
-    Returns why the server could not be asked, or None if it could.
+    Returns the reason if the server could not be reached, otherwise None.
     """
     try:
         answered = connect(shard.id, shard.location).facts()["shard"]

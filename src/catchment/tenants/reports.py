@@ -12,8 +12,8 @@ from catchment.tenants.shard_api import Lag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedShard:
-    """A shard that was added or changed. `unreachable` says why its server could not be checked, or
-    is None if it was.
+    """A shard that was added or changed. `unreachable` is the reason if its server could not be
+    checked, otherwise None.
     """
 
     shard: ShardInfo
@@ -43,7 +43,7 @@ class TenantEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveStatus:
-    """A move, and how far its replica is; `lag_unknown` says why the lag could not be determined."""
+    """A move, and how far its replica is; `lag_unknown` is the reason if the lag is unknown."""
 
     move: MoveInfo
     lag: Lag | None = None
@@ -54,7 +54,7 @@ class MoveStatus:
 class TenantDetails:
     """A tenant, the positions of its tables, and its unfinished move.
 
-    `positions` is None if the tenant's shard cannot be reached; `positions_unknown` says why.
+    `positions` is None if the tenant's shard cannot be reached; `positions_unknown` is the reason.
     """
 
     tenant: TenantInfo
@@ -117,7 +117,7 @@ class MovePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoneMove:
-    """A move that was aborted or reversed, the tenant after it, and what the target deleted."""
+    """A move that was aborted or reversed, the tenant after it, and the target's deleted data."""
 
     tenant: TenantInfo
     move: MoveInfo

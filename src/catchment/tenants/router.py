@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from catchment.errors import ControlUnavailableError, InvalidStateError, InvariantError
 from catchment.foundation.clock import Clock, SystemClock
-from catchment.tenants.control import nowhere
+from catchment.tenants.control import no_shard_error
 from catchment.tenants.control_store import ControlStore, Placement, refuse_foreign
 from catchment.tenants.model import DualWrite, MoveInfo, Route, ShardId, ShardInfo, TenantConfig, TenantId, TenantInfo
 from catchment.tenants.placement import place
@@ -97,8 +97,7 @@ class TenantRouter:
             if now_s - known_at_s < self._route_seconds_max:
                 return kept.routed
             if access is Access.WRITE:
-                # One thread queries, and may wait long; the others write by the old route
-                # meanwhile.
+                # One thread queries, and may wait long; the others use the old route.
                 self._note_asked(tenant, kept, now_s)
         try:
             return self.refresh(tenant)
@@ -160,7 +159,7 @@ def routed_by(tenant: TenantId, placement: Placement) -> Routed:
         return _by_hash(tenant, placement.shards)
     resident = [shard for shard in placement.shards if known.config.allows(shard.region)]
     if not resident:
-        raise nowhere(tenant, known.config)
+        raise no_shard_error(tenant, known.config)
     replica = _replica(known, placement.move)
     route = Route(tenant=tenant, epoch=known.epoch, primary=known.shard, replica=replica)
     return Routed(
@@ -175,7 +174,7 @@ def _by_hash(tenant: TenantId, shards: Iterable[ShardInfo]) -> Routed:
     config = TenantConfig()
     primary = place(tenant, config, shards)
     if primary is None:
-        raise nowhere(tenant, config)
+        raise no_shard_error(tenant, config)
     return Routed(
         route=Route(tenant=tenant, epoch=EPOCH_UNASSIGNED, primary=primary.id), config=config, primary=primary
     )

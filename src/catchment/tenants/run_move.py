@@ -2,7 +2,7 @@
 
     preparing ──▶ catching-up ──▶ dual-write ──▶ comparing ──▶ switching ──▶ waiting-for-gc
 
-It has no state of its own: a run that is stopped or killed leaves the move's state, and the next
+It stores no state itself: a run that is stopped or killed leaves the move's state, and the next
 run continues from it.
 """
 
@@ -75,7 +75,7 @@ class Watcher(Protocol):
         ...
 
     def history(self, done: int, total: int) -> None:
-        """So many bytes of the history are copied."""
+        """`done` of `total` bytes of the history are copied."""
         ...
 
     def lag(self, lag: Lag, left_s: float | None) -> None:
@@ -96,8 +96,8 @@ class MoveReport:
     """Report of a run. `states` are the states it saw; the last one is the current state.
 
     `rows` were compared, `bytes` of the history were copied, and `pause_ms` is how long writers
-    waited at the switch: None if neither this run nor an earlier one saw it. `erased` is what the
-    source deleted at the end.
+    waited at the switch: None if neither this run nor an earlier one saw it. `erased` is the data
+    that the source deleted at the end.
     """
 
     tenant: TenantId
@@ -138,8 +138,7 @@ def run_move(
     gc_window_s: float | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> MoveReport:
-    """Run the move up to the switch; with `gc_window_s`, wait that long after it and run it to its
-    end.
+    """Run the move up to the switch; with `gc_window_s`, wait that long after it and complete it.
 
     Steps that are not ready are retried within limits; then the last error is raised. `stop` is
     called between steps and during waits.
@@ -324,7 +323,7 @@ class _MoveRun:
         self._check_stop()
 
     def _again(self, error: RetryableError, attempt: int) -> bool:
-        """Wait before a retry; return False if a stop was requested meanwhile."""
+        """Wait before a retry; return False if a stop was requested."""
         self._retries += 1
         wait_s = _POLICY.wait_ms(attempt, 0.5) / 1000
         self._watcher.again(error, wait_s)

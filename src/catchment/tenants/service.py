@@ -151,7 +151,7 @@ class TenantService:
         watcher: DrainWatcher | None = None,
         stop: Stop = _never,
     ) -> DrainReport:
-        """Move every tenant away from a shard, each to where its hash puts it, and accept none.
+        """Move every tenant away, each to the shard that its hash selects, and accept none.
 
         With `gc_window_s`, each tenant is deleted from the shard so many seconds after its switch;
         otherwise the shard keeps a replica. A move that fails does not keep the others waiting.
@@ -185,8 +185,8 @@ class TenantService:
         config: TenantConfig | None = None,
         shard: ShardId | str | None = None,
     ) -> TenantInfo:
-        """Create a tenant; without a shard, where its hash puts it. The name defaults to its
-        number.
+        """Create a tenant; without a shard, on the one that its hash selects. The name defaults to
+        its number.
 
         Raises AlreadyExistsError if there is one of that number.
         """
@@ -234,7 +234,7 @@ class TenantService:
     # Moves.
 
     def request_move(self, tenant: TenantId | str, to: ShardId | str) -> MoveRequest:
-        """Return what a move to a shard would start from, without effect.
+        """Return the tenant and its newest move, as a request to move to a shard; without effect.
 
         Raises StateError if the tenant is being moved to another shard.
         """
@@ -245,8 +245,8 @@ class TenantService:
         return request
 
     def plan_move(self, tenant: TenantId | str, to: ShardId | str, *, collects: bool = False) -> MovePlan:
-        """Return what a move would do from its current state, without effect; `collects` includes
-        the deletion at the source.
+        """Return the plan of a move from its current state, without effect; `collects` includes the
+        deletion at the source.
         """
         request = self.request_move(tenant, to)
         phases = [each for each in MovePhase if collects or each is not MovePhase.WAITING_FOR_GC]

@@ -74,8 +74,7 @@ class Decisions(Protocol):
         ...
 
     def take_back(self, tenant: TenantId, move: str, version: int) -> int:
-        """Change the move so that a swap from this version fails, and return the version it has
-        then.
+        """Change the move so that a swap from this version fails; return a version after it.
 
         Another process may have been faster: then the move has another version already, or is over.
         """
@@ -137,7 +136,7 @@ class TenantShard:
                 continue
             if record.role is ShardRole.REPLICA:
                 with suppress(RetryableError):
-                    # The role may have been changed meanwhile.
+                    # The role may have changed while no process ran here.
                     record = self._refresh(record.tenant) or record
             self._ship(record)
             if record.move is None:
@@ -330,8 +329,8 @@ class TenantShard:
             record = self._records.find(tenant)
             if record is None or record.role is not ShardRole.REPLICA or record.move != move:
                 raise InvalidStateError(f"{self._id} is not preparing a replica of {tenant}.")
-            # Already now, because it takes longer than a change of the primary may: as the primary,
-            # this shard ships its log back.
+            # As the primary, this shard will ship its log back. Retain it now: at the change of the
+            # primary it would take too long.
             self._queue.replication.retain_log(tenant.schema)
             for table, seq in positions.by_table.items():
                 if self._queue.replication.log.positions(tenant.schema).get(table, 0) < seq:
@@ -421,7 +420,8 @@ class TenantShard:
         lake = self._queue.lake
         tables = self._tables(tenant)
         with lake.write() as connection:
-            # The primary has its own; retried here, they would restore a tenant that is gone.
+            # The primary has its own dead letters; retried here, these would recreate a deleted
+            # tenant.
             DeadLetters(connection, lake.name).remove_of(tenant.schema)
             for table in tables:
                 connection.execute(f"DROP TABLE {sql.qualified(lake.name, table.schema, table.name)}")
@@ -496,7 +496,7 @@ class TenantShard:
             self._stopping.wait(_TRY_AGAIN_S)
 
     def _take_back(self, record: TenantRecord, move: str, version: int) -> None:
-        """Open a barrier that was not resolved in time, or settle what was decided meanwhile."""
+        """Open a barrier that got no decision in time; settle the decision if there is one."""
         tenant = record.tenant
         now = self._decisions.take_back(tenant, move, version)
         self._refresh(tenant)

@@ -85,8 +85,7 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedHistory:
-    """A tenant's history in its shard's lake at one snapshot; the shard retains the log from there
-    on.
+    """A tenant's history in its shard's lake at one snapshot, from which the log is retained.
 
     `watermarks` are the last rows of each table that were flushed from the queue into the lake at
     the snapshot. Later rows are in the log.
@@ -183,7 +182,7 @@ class ShardNode(Protocol):
         ...
 
     def settle(self, record: TenantRecord) -> None:
-        """Take the role that was decided: primary, replica or gone. Ignores older epochs."""
+        """Adopt the role that was decided: primary, replica or gone. Ignores older epochs."""
         ...
 
     def digests(self, tenant: TenantId, at: Positions) -> Mapping[TableId, TableDigest]:
@@ -197,5 +196,5 @@ class ShardNode(Protocol):
         ...
 
     def drop(self, tenant: TenantId, *, epoch: int) -> Erased:
-        """Delete the tenant's log, tables and files; it is decided that this shard has no role."""
+        """Delete the tenant's log, tables and files; requires that this shard has no role."""
         ...

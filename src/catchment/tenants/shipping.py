@@ -32,7 +32,7 @@ _WAITING_BYTES_MAX = 32 * 1024 * 1024
 _LOOK_S = 0.2
 _TRY_AGAIN_S = (0.05, 2.0)
 _TRUNCATE_S = 1.0
-# Arrow and DuckDB raise errors of their own, also while rows are read. If they ended the thread,
+# Arrow and DuckDB raise their own errors, also while rows are read. If they ended the thread,
 # the replica would stay behind and the log would be retained forever.
 _FAILURES = (CatchmentError, pa.ArrowException, duckdb.Error, OSError, ValueError, MemoryError)
 

@@ -1,1 +1,1 @@
-"""What an operator looks at with a browser or with Prometheus."""
+"""Web interface: the dashboard, and metrics for Prometheus."""

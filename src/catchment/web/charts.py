@@ -17,7 +17,7 @@ _SEGMENT_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spark:
+class Sparkline:
     """A line over time: `line` and `area` are SVG paths, `low` and `top` the smallest and the
     largest value.
     """
@@ -31,9 +31,7 @@ class Spark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramBucket:
-    """Values above `low` and up to `high`, None if unbounded; `part` is relative to the largest
-    bucket.
-    """
+    """Values above `low`, up to `high` (None: unbounded); `part` is relative to the largest bucket."""
 
     low: float
     high: float | None
@@ -62,10 +60,8 @@ class BarSegment:
     width: float
 
 
-def spark(values: Sequence[float | None]) -> Spark:
-    """Draw a line from the oldest to the newest value, with 0 at the bottom; missing values break
-    it.
-    """
+def spark(values: Sequence[float | None]) -> Sparkline:
+    """Draw a line from the oldest to the newest value, from 0 up; missing values break it."""
     known = [value for value in values if value is not None]
     top = max(known, default=0.0)
     runs: list[list[tuple[float, float]]] = [[]]
@@ -77,7 +73,7 @@ def spark(values: Sequence[float | None]) -> Spark:
         high = 0.0 if top <= 0 else max(0.0, value) / top
         runs[-1].append((x, SPARK_HEIGHT - _SPARK_MARGIN - high * (SPARK_HEIGHT - 2 * _SPARK_MARGIN)))
     drawn = [run for run in runs if run] if len(values) > 1 else []
-    return Spark(
+    return Sparkline(
         line=" ".join(_line(run) for run in drawn),
         area=" ".join(_area(run) for run in drawn if len(run) > 1),
         low=min(known, default=0.0),

@@ -76,7 +76,7 @@ class Live:
         all places are taken.
         """
         if self._ending.is_set() or len(self._listeners) >= self._listeners_max:
-            raise LimitError("Too many pages are open.", hint="Close some, or load this one again to see news.")
+            raise LimitError("Too many pages are open.", hint="Close some, or reload this one for updates.")
         listener = Listener(self, parts)
         self._listeners.add(listener)
         return listener

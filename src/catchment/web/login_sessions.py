@@ -31,9 +31,7 @@ _KEY_CHARACTERS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Identity of a caller and its role; `tenant` is set for users who may see only that tenant's
-    tables.
-    """
+    """Name and role of a caller; `tenant` is set for users who see only that tenant's tables."""
 
     name: str
     role: str
@@ -48,9 +46,7 @@ class UserDirectory(Protocol):
         ...
 
     def credential_version(self, name: str) -> str | None:
-        """A value that changes when the user's password or rights change, or when the user is
-        removed.
-        """
+        """Value that changes with the user's password or rights, or if the user is removed."""
         ...
 
 
@@ -100,9 +96,7 @@ class LoginSessions:
         return LoggedIn(identity=identity, key=key, credential_version=credential_version, by_header=bool(header))
 
     def is_valid(self, caller: LoggedIn) -> bool:
-        """Whether a caller admitted earlier would be admitted now, without checking the password
-        again.
-        """
+        """Whether an admitted caller would be admitted now; does not check the password again."""
         try:
             if caller.by_cookie:
                 return self._known(caller.key) is not None
@@ -213,7 +207,7 @@ def _is_same_origin(request: Request) -> bool:
     """Whether the browser states that one of our own pages sent this request."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
-        # These headers are right even after a proxy that calls us by another name.
+        # These headers are correct even if a proxy forwards the request under another host name.
         return site == "same-origin"
     origin = urlsplit(request.headers.get("origin", ""))
     return (origin.scheme, origin.netloc) == (request.url.scheme, request.headers.get("host"))

@@ -124,9 +124,7 @@ BY_PATH: Mapping[str, Page] = {page.path: page for page in PAGES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """Input of a page's template; `token` is sent with its forms, `notice` reports what a button
-    did.
-    """
+    """Input of a page's template; `token` is sent with its forms, `notice` is a button's result."""
 
     status: Status
     identity: Identity

@@ -1,5 +1,4 @@
-"""Web application: pages, `/events`, `/metrics`, `/status.json` and `/healthz`, with access
-control.
+"""Web application: pages, `/events`, `/metrics`, `/status.json`, `/healthz`, and access control.
 
 Callers are identified by the Flight server of the same process, so users and roles are the same.
 Responses are made by worker threads: a slow one does not block others.

@@ -25,9 +25,7 @@ class WebServer:
     def __init__(
         self, app: Starlette, *, host: str, port: int, certificate: Path | None = None, key: Path | None = None
     ) -> None:
-        """Binds at once: `port` is the actual port if 0 was given. MachineError if it cannot be
-        bound.
-        """
+        """Bind the port, a free one if it is 0. MachineError if it cannot be bound."""
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._is_secure = certificate is not None

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from catchment.errors import InputError, LimitError
-from catchment.flight_protocol.request_ids import REQUEST_HEADER, carried_on, request_id
+from catchment.flight_protocol.request_ids import REQUEST_HEADER, request_id, request_id_headers
 from catchment.foundation import events
 from catchment.foundation.events import Event
 from catchment.server.calls import CallLimits, Calls
@@ -90,9 +90,9 @@ def test_a_generated_request_id_is_valid_so_that_other_shards_adopt_it() -> None
 
 
 def test_calls_to_other_servers_carry_the_id_of_their_request_if_there_is_one() -> None:
-    assert carried_on() == ()
+    assert request_id_headers() == ()
     with events.context(request="r1"):
-        assert carried_on() == ((REQUEST_HEADER, "r1"),)
+        assert request_id_headers() == ((REQUEST_HEADER, "r1"),)
 
 
 def test_the_error_and_the_log_have_the_same_id(heard: list[Event]) -> None:

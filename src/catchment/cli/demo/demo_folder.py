@@ -24,7 +24,7 @@ from catchment.foundation.clock import Clock
 from catchment.foundation.settings import FILE_NAME, declared, settings_of
 
 A, B = SHARDS = ("a", "b")
-# Settings that the demo makes itself: from the environment, they would be the same for both shards.
+# Settings that the demo writes: from the environment, they would be the same for both shards.
 _OWN = (
     *("lake_catalog", "lake_data_path", "lake_name", "control_db", "shard_name", "shard_secret", "shard_ca"),
     *("queue_enable", "queue_layout", "queue_root", "queue_bypass", "queue_max_db_bytes"),
@@ -61,15 +61,13 @@ class DemoFolder:
             held.release()
 
     def open(self, shard: str) -> Catchment:
-        """Open a shard's home. Raises InputError if the environment sets what the demo makes
-        itself.
-        """
+        """Open a shard's home. Raises InputError if the environment sets a setting of the demo."""
         opened, written = catchment.open(self.home(shard)), settings_of(self.home(shard))
         names = [name for name in _OWN if getattr(opened.settings, name) != getattr(written, name)]
         if names:
             variables = ", ".join(each.variable for each in declared() if each.name in names)
             raise InputError(
-                f"The environment sets {variables}, and the demo uses its own.", hint="Unset it for the demo."
+                f"The environment sets {variables}, which the demo sets itself.", hint="Unset it for the demo."
             )
         return opened
 

@@ -13,7 +13,7 @@ class Interrupts:
     """Raises KeyboardInterrupt on signals, later or never while they are deferred."""
 
     def __init__(self) -> None:
-        # Libraries may turn KeyboardInterrupt into an error of their own.
+        # Libraries may turn KeyboardInterrupt into their own error.
         self.was_raised = False
         self._depth = 0
         self._is_pending = False

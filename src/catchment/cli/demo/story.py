@@ -48,7 +48,7 @@ ACTS = (
     Act(
         "Legacy Parquet is imported on Spark",
         "Hive folders become a table; then the import runs again.",
-        "A ledger knows each file: it arrives exactly once, even after a crash.",
+        "A ledger records each file: it arrives exactly once, even after a crash.",
     ),
     Act(
         "The schema changes under the writers",
@@ -94,9 +94,7 @@ class ReadingWithUnit(TableRow):
 
 
 class Story:
-    """One run of the demo. `facts` are the results of the acts, `checks` whether promises were
-    kept.
-    """
+    """One run of the demo. `facts` are results of the acts, `checks` whether promises were kept."""
 
     def __init__(
         self, folder: DemoFolder, shards: Mapping[str, Catchment], servers: Servers, out: Output, clock: Clock
@@ -234,7 +232,7 @@ class Story:
         return (
             f"{self._tenant}'s primary is {B}; {report.rows or 0:,} rows were compared before {A} deleted its own",
             f"The switch took {pause_ms:.0f} ms; no writer waited longer than {waited_ms:.0f} ms for an ack",
-            f"{during:,} rows acknowledged meanwhile, {plural(failed, 'error')}",
+            f"{during:,} rows acknowledged during the move, {plural(failed, 'error')}",
         )
 
     def _prove(self) -> Results:

@@ -85,9 +85,7 @@ class Writers(tuple[DemoWriter, ...]):
 
     @classmethod
     def of(cls, tenant: TenantId, opened: Catchment, uris: Sequence[str], clock: Clock) -> "Writers":
-        """Return a writer for each server, as a user of the tenant. Users of earlier runs are
-        removed.
-        """
+        """Return a writer for each server, as a user of the tenant. Removes users of earlier runs."""
         for earlier in opened.users.all():
             opened.users.remove(earlier.name)
         made = []

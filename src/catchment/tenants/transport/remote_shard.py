@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from catchment.errors import CommitUnknownError, InputError, ShardUnreachableError
 from catchment.flight_protocol import flight_pb2 as flight
-from catchment.flight_protocol.request_ids import carried_on
+from catchment.flight_protocol.request_ids import request_id_headers
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake.erase import Erased
@@ -69,7 +69,7 @@ class RemoteShard:
         return wire.unpack_positions(self._ask("positions", tenant, {}))
 
     def welcome(self, tenant: TenantId, *, epoch: int, move: str) -> None:
-        # The shard may have to drop what an earlier move left.
+        # The shard may have to drop data of an earlier move.
         self._ask("welcome", tenant, {"epoch": epoch, "move": move}, seconds=_LONG_CALL_S)
 
     def retain_log(self, tenant: TenantId, *, epoch: int, move: str) -> RetainedHistory:
@@ -114,7 +114,7 @@ class RemoteShard:
         body = wire.pack({**values, "tenant": tenant.number}, tables)
         action = flight.Action(type=wire.PREFIX + name, body=body).SerializeToString()
         try:
-            answer = self._act(action, metadata=(*self._login, *carried_on()), timeout=seconds)
+            answer = self._act(action, metadata=(*self._login, *request_id_headers()), timeout=seconds)
         except grpc.RpcError as error:
             self._fail(error, is_write=is_write)
         return wire.unpack(flight.Result.FromString(answer).body)[0]["result"]
@@ -138,7 +138,7 @@ class RemoteShard:
 
 
 class Remotes:
-    """Clients for the shards that this process calls; one connection for name and location."""
+    """Clients for the shards that this process calls; one connection per name and location."""
 
     def __init__(self, settings: Settings, here: Mapping[ShardId, ShardNode] | None = None) -> None:
         """`here` are the shards of this process."""

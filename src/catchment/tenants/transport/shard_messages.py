@@ -22,7 +22,7 @@ from catchment.tenants.shard_api import Lag, RetainedHistory, TableDigest
 
 PREFIX = "catchment.shard."
 _LENGTH = struct.Struct("<I")
-# Errors that bytes from elsewhere can cause.
+# Errors that malformed bytes can cause.
 _UNREADABLE = (struct.error, ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
 
 
@@ -75,7 +75,7 @@ def pack_shipments(shipments: Sequence[LogRows]) -> tuple[list[dict[str, Any]], 
 
 
 def _named(column: Column) -> dict[str, Any]:
-    """Encode a column without the identifiers that only its own lake knows."""
+    """Encode a column without the identifiers that are valid only in its own lake."""
     return {key: value for key, value in asdict(column.unbound).items() if key not in ("table_uuid", "lake_field")}
 
 
@@ -146,7 +146,7 @@ def unpack_lag(kept: Mapping[str, Any]) -> Lag:
 
 
 def unpack_erased(kept: Mapping[str, Any] | None) -> Erased:
-    """Decode what was deleted; a shard of an older version does not report it."""
+    """Decode the summary of deleted data; a shard of an older version does not report it."""
     return Erased(**(kept or {}))
 
 

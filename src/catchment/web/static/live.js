@@ -104,7 +104,7 @@
     if (source !== own) return;
     if (answer?.status === 401) {
       show("Logged out", "lost");
-      notify("The login is over. The page is not updated any more.", "Log in again");
+      notify("You are logged out. This page is no longer updated.", "Log in again");
     } else {
       lost(isFull ? said?.message ?? "The server has no free slot for this page." : AWAY);
     }
