@@ -39,7 +39,7 @@ _STAGERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _PlannedTable:
     """A plan for payloads that are buffered under one name."""
 
     table: TableId
@@ -51,14 +51,14 @@ class _Order:
 class _FlushJob:
     """Payloads that one job delivers, table by table, and their results.
 
-    `homes` maps the payloads' ids to the names that their tables have in the lake now.
+    `targets` maps the payloads' ids to the names that their tables have in the lake now.
     """
 
-    job: JobFolder
+    staging: JobFolder
     payloads: dict[str, FlushPayload]
-    homes: Mapping[str, TableId]
+    targets: Mapping[str, TableId]
     units: dict[str, Unit] = field(default_factory=dict)
-    sifted: set[str] = field(default_factory=set)
+    separated: set[str] = field(default_factory=set)
     done: list[TableFlush] = field(default_factory=list)
     unretired: list[FlushPayload] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class _FlushJob:
     def next_of(self, table: TableId) -> list[Unit]:
         """Return the first units under the name, in order, that go into the same table of the lake."""
         units = self.of(table)
-        return list(takewhile(lambda unit: self.homes[unit.id] == self.homes[units[0].id], units))
+        return list(takewhile(lambda unit: self.targets[unit.id] == self.targets[units[0].id], units))
 
     def give_up(self, table: TableId, error: str) -> None:
         self.done.append(TableFlush(table=table, errors=(error,)))
@@ -126,16 +126,16 @@ class FlushPipeline:
     ) -> tuple[TableFlush, ...]:
         stuck: set[TableId] = set()
         try:
-            homes = self._homes(payloads, into)
-            remaining = self._without_arrived(payloads, homes, into)
+            targets = self._targets(payloads, into)
+            remaining = self._without_arrived(payloads, targets, into)
             done = [
                 TableFlush(table=payload.table, stranded=payload.rows)
                 for payload in remaining
-                if payload.id not in homes
+                if payload.id not in targets
             ]
-            for some in _portions([payload for payload in remaining if payload.id in homes]):
+            for some in _groups([payload for payload in remaining if payload.id in targets]):
                 # Rows of a table are delivered in order: those after failed ones have to wait.
-                for each in self._deliver([payload for payload in some if payload.table not in stuck], homes):
+                for each in self._deliver([payload for payload in some if payload.table not in stuck], targets):
                     done.append(each)
                     if each.errors:
                         stuck.add(each.table)
@@ -146,7 +146,7 @@ class FlushPipeline:
                 self._buffer.release(payload)
         return merged(done)
 
-    def _homes(self, payloads: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
+    def _targets(self, payloads: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
         """Return the table that each payload belongs to; payloads whose table was dropped are left
         out.
         """
@@ -155,14 +155,14 @@ class FlushPipeline:
         uuids = {payload.id: types.table_of(payload.columns) for payload in payloads}
         with self._lake.snapshot() as connection:
             names = {uuid: table for table, uuid in tables.list_uuids(connection, self._lake.name).items()}
-        homes = {payload.id: names.get(uuids[payload.id] or "") for payload in payloads}
+        targets = {payload.id: names.get(uuids[payload.id] or "") for payload in payloads}
         # Rows bound to no table, by an earlier version of Catchment or for another lake, are
         # matched by the table's name.
         unbound = {payload.id: payload.table for payload in payloads if uuids[payload.id] is None}
-        return {**{unit_id: home for unit_id, home in homes.items() if home is not None}, **unbound}
+        return {**{unit_id: home for unit_id, home in targets.items() if home is not None}, **unbound}
 
     def _without_arrived(
-        self, payloads: Sequence[FlushPayload], homes: Mapping[str, TableId], into: TableId | None
+        self, payloads: Sequence[FlushPayload], targets: Mapping[str, TableId], into: TableId | None
     ) -> list[FlushPayload]:
         """Retire payloads that arrived in their table before it was dropped, and return the others.
 
@@ -173,7 +173,7 @@ class FlushPipeline:
         doubtful: dict[str, list[FlushPayload]] = {}
         for payload in payloads:
             uuid = types.table_of(payload.columns)
-            if uuid is not None and payload.seqs is None and (into is not None or payload.id not in homes):
+            if uuid is not None and payload.seqs is None and (into is not None or payload.id not in targets):
                 doubtful.setdefault(uuid, []).append(payload)
         if not doubtful:
             return list(payloads)
@@ -188,33 +188,33 @@ class FlushPipeline:
                 self._buffer.retire(payload)
         return [payload for payload in payloads if payload.id not in arrived]
 
-    def _deliver(self, payloads: Sequence[FlushPayload], homes: Mapping[str, TableId]) -> list[TableFlush]:
+    def _deliver(self, payloads: Sequence[FlushPayload], targets: Mapping[str, TableId]) -> list[TableFlush]:
         if not payloads:
             return []
-        with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as job:
-            portion = _FlushJob(job=job, payloads={payload.id: payload for payload in payloads}, homes=homes)
+        with Staging(self._lake.address.data_path, clock=self._lake.clock).job() as staging:
+            job = _FlushJob(staging=staging, payloads={payload.id: payload for payload in payloads}, targets=targets)
             started_s = self._lake.clock.monotonic_s()
             # Half of reading the buffer is waiting: read two at once, in the payloads' order.
             with ThreadPoolExecutor(_STAGERS) as stagers:
-                for unit in stagers.map(events.carried(partial(self._staged, job)), payloads):
-                    portion.units[unit.id] = unit
+                for unit in stagers.map(events.carried(partial(self._staged, staging)), payloads):
+                    job.units[unit.id] = unit
             read_s = self._lake.clock.monotonic_s() - started_s
             faults.reach("queue.after_stage")
             write_s = commit_s = 0.0
-            while portion.units:
-                orders = list(self._orders(portion))
-                reports = self._deliverer.deliver_together([(order.plan, order.retire) for order in orders])
-                for order, report in zip(orders, reports, strict=True):
-                    self._look_at(portion, order, report)
+            while job.units:
+                planned = list(self._plan_tables(job))
+                reports = self._deliverer.deliver_together([(order.plan, order.retire) for order in planned])
+                for order, report in zip(planned, reports, strict=True):
+                    self._look_at(job, order, report)
                 # Tables delivered together share their time.
                 write_s += max((report.write_s for report in reports), default=0.0)
                 commit_s += max((report.commit_s for report in reports), default=0.0)
-                self._retire(portion)
+                self._retire(job)
             events.emit("flush_timed", parcels=len(payloads), read_s=read_s, write_s=write_s, commit_s=commit_s)
-        return portion.done
+        return job.done
 
-    def _staged(self, job: JobFolder, payload: FlushPayload) -> Unit:
-        staged = self._buffer.stage(payload, job.path)
+    def _staged(self, staging: JobFolder, payload: FlushPayload) -> Unit:
+        staged = self._buffer.stage(payload, staging.path)
         source = Input(
             uri=str(staged.path),
             bytes=staged.bytes,
@@ -225,26 +225,25 @@ class FlushPipeline:
         )
         return _unit(payload, (source,))
 
-    def _orders(self, portion: _FlushJob) -> Iterator[_Order]:
-        for table in sorted({payload.table for payload in portion.payloads.values()}):
-            units = portion.next_of(table)
+    def _plan_tables(self, job: _FlushJob) -> Iterator[_PlannedTable]:
+        for table in sorted({payload.table for payload in job.payloads.values()}):
+            units = job.next_of(table)
             if units:
-                payload = portion.payloads[units[0].id]
+                payload = job.payloads[units[0].id]
                 try:
-                    plan = self._planned(portion, units, payload)
+                    plan = self._planned(job, units, payload)
                 except InputError as error:
-                    portion.give_up(table, error.message)
+                    job.give_up(table, error.message)
                 else:
-                    yield _Order(table=table, plan=plan, retire=lambda unit: portion.arrived(unit.id))
+                    yield _PlannedTable(table=table, plan=plan, retire=lambda unit: job.arrived(unit.id))
 
-    def _planned(self, portion: _FlushJob, units: Sequence[Unit], first: FlushPayload) -> Plan:
-        home = portion.homes[first.id]
+    def _planned(self, job: _FlushJob, units: Sequence[Unit], first: FlushPayload) -> Plan:
+        home = job.targets[first.id]
         target = self._lake.find_shape(home)
         if target is not None:
             # Sifted rows already have the table's columns.
             units = [
-                unit if unit.id in portion.sifted else _matched(unit, portion.payloads[unit.id], target)
-                for unit in units
+                unit if unit.id in job.separated else _matched(unit, job.payloads[unit.id], target) for unit in units
             ]
         plan = self._deliverer.plan_units(
             units,
@@ -264,22 +263,22 @@ class FlushPipeline:
         claim, first = self._claims.pop(table, None), units[0].seqs
         return claim if claim is not None and first is not None and first[0] == claim.seq + 1 else None
 
-    def _retire(self, portion: _FlushJob) -> None:
+    def _retire(self, job: _FlushJob) -> None:
         """Release delivered payloads: consecutive slices all together with the last one."""
         last: dict[tuple[TableId, str], FlushPayload] = {}
-        for payload in portion.take_arrived():
+        for payload in job.take_arrived():
             last[payload.table, payload.id if payload.seqs is None else ""] = payload
         for payload in last.values():
             self._buffer.retire(payload)
             faults.reach("queue.after_retire")
 
-    def _look_at(self, portion: _FlushJob, order: _Order, report: DeliveryReport) -> None:
+    def _look_at(self, job: _FlushJob, order: _PlannedTable, report: DeliveryReport) -> None:
         table, plan = order.table, order.plan
         staged = sum(unit.bytes for batch in plan.batches for unit in batch.units)
         if report.ok and report.bytes and staged:
             self._weights[table] = report.bytes / staged
-        failures = [each for each in report.failures if each.unit_id in portion.units]
-        portion.done.append(
+        failures = [each for each in report.failures if each.unit_id in job.units]
+        job.done.append(
             TableFlush(
                 table=table,
                 rows=report.rows,
@@ -289,27 +288,28 @@ class FlushPipeline:
                 parcels=report.delivered,
             )
         )
-        if failures and (failures[0].transient or failures[0].unit_id in portion.sifted):
+        if failures and (failures[0].transient or failures[0].unit_id in job.separated):
             # Rows that ran out of memory, disk or time are not bad: they stay, and are tried again.
-            portion.give_up(table, failures[0].reason)
+            job.give_up(table, failures[0].reason)
         elif report.error is not None and not failures:
-            portion.give_up(table, report.error.message)
+            job.give_up(table, report.error.message)
         elif failures:
-            # The first failed unit blocks those after it: once it is sifted, they can be delivered.
+            # The first failed unit blocks those after it: once it is separated, they can be
+            # delivered.
             try:
-                self._sift(portion, failures[0].unit_id, plan)
+                self._separate(job, failures[0].unit_id, plan)
             except CatchmentError as error:
-                portion.give_up(table, error.message)
+                job.give_up(table, error.message)
 
-    def _sift(self, portion: _FlushJob, unit_id: str, plan: Plan) -> None:
-        payload = portion.payloads[unit_id]
+    def _separate(self, job: _FlushJob, unit_id: str, plan: Plan) -> None:
+        payload = job.payloads[unit_id]
         rows = _selected(self._buffer.read(payload), _select(payload, plan.target))
-        folder = portion.job.path / "sifted"
+        folder = job.staging.path / "sifted"
         files.make_folder(folder)
-        sifted = sift(rows, plan, memory_mb=self._deliverer.memory_mb, scratch=folder / "scratch")
+        separated = sift(rows, plan, memory_mb=self._deliverer.memory_mb, scratch=folder / "scratch")
         inputs: tuple[Input, ...] = ()
-        if sifted.good.num_rows:
-            path = write_arrow(sifted.good, folder / f"{unit_id}.arrow")
+        if separated.good.num_rows:
+            path = write_arrow(separated.good, folder / f"{unit_id}.arrow")
             inputs = (Input(uri=str(path), bytes=files.size_of(path), format=Format.ARROW),)
         letters = tuple(
             DeadLetter(
@@ -322,7 +322,7 @@ class FlushPipeline:
                 row=dead_letters.packed(rows.slice(at, 1)),
                 buried_at=self._lake.clock.now(),
             )
-            for at, reason in sorted(sifted.bad.items())
+            for at, reason in sorted(separated.bad.items())
         )
         events.emit(
             "sifted",
@@ -332,8 +332,8 @@ class FlushPipeline:
             rows=payload.rows,
             bad=len(letters),
         )
-        portion.units[unit_id] = replace(_unit(payload, inputs), buried=letters)
-        portion.sifted.add(unit_id)
+        job.units[unit_id] = replace(_unit(payload, inputs), buried=letters)
+        job.separated.add(unit_id)
 
 
 def _unit(payload: FlushPayload, inputs: tuple[Input, ...]) -> Unit:
@@ -371,15 +371,15 @@ def _selected(rows: pa.Table, select: tuple[str, ...]) -> pa.Table:
             connection.unregister("catchment_rows")
 
 
-def _portions(payloads: Sequence[FlushPayload]) -> Iterator[list[FlushPayload]]:
+def _groups(payloads: Sequence[FlushPayload]) -> Iterator[list[FlushPayload]]:
     """Split the payloads, in order, into groups that may be staged at once."""
-    portion: list[FlushPayload] = []
+    group: list[FlushPayload] = []
     size = 0
     for payload in payloads:
-        if portion and size + payload.bytes > _STAGED_BYTES_MAX:
-            yield portion
-            portion, size = [], 0
-        portion.append(payload)
+        if group and size + payload.bytes > _STAGED_BYTES_MAX:
+            yield group
+            group, size = [], 0
+        group.append(payload)
         size += payload.bytes
-    if portion:
-        yield portion
+    if group:
+        yield group

@@ -149,14 +149,14 @@ def plan(
             sort_by=table.sort_by,
             file_bytes=bounds.file_bytes,
         )
-    chunks = list(_chunks(todo, bounds))
+    batches = list(_units_by_batch(todo, bounds))
     return Plan(
         as_of=state.snapshot_id,
         claim=state.claim,
         target=table,
         mode=chosen,
         shape=shape,
-        batches=tuple(Batch(units=tuple(chunk), tasks=task_specs(chunk, chosen, bounds)) for chunk in chunks),
+        batches=tuple(Batch(units=tuple(batch), tasks=task_specs(batch, chosen, bounds)) for batch in batches),
         delivered=tuple(unit for unit in units if unit.id in state.delivered),
         insert_reason=reason,
     )
@@ -191,21 +191,21 @@ def _duplicate_message(units: Sequence[Unit], uris: Sequence[str]) -> str:
     return f"{names[0]} and {names[1]} are one file, which is in the delivery twice."
 
 
-def _chunks(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
+def _units_by_batch(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
     """Yield the units of each commit: as many as its number and size limits allow, but at least
     one.
     """
-    chunk: list[Unit] = []
+    batch: list[Unit] = []
     size = 0
     for unit in units:
         too_large = bounds.bytes_per_commit_max is not None and size + unit.bytes > bounds.bytes_per_commit_max
-        if chunk and (too_large or len(chunk) == bounds.units_per_commit_max):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(unit)
+        if batch and (too_large or len(batch) == bounds.units_per_commit_max):
+            yield batch
+            batch, size = [], 0
+        batch.append(unit)
         size += unit.bytes
-    if chunk:
-        yield chunk
+    if batch:
+        yield batch
 
 
 def task_specs(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[TaskSpec, ...]:

@@ -119,6 +119,10 @@ class Buffer(Protocol):
     Every acknowledged row is in exactly one payload until that payload is retired, through any
     crash. Payloads of one table never share a row. If the table's columns changed, its payloads are
     split at the change, oldest first.
+
+    Several threads may call at once. A buffer on disk raises BufferHeldError if another process has
+    it and the layout allows one only, StorageFailedError if the disk refuses a write, and reaches
+    the crash points `queue.before_ack` and `queue.after_ack` around the sync of an append.
     """
 
     @property

@@ -7,7 +7,7 @@ _ANY_PART = {
     "unavailable": "why this part could not be read; null if it could, and then the keys below are present",
 }
 _QUEUE = {
-    "layout": "`shared` or `sessions`",
+    "layout": "layout of the buffer, as the setting `queue_layout` names it",
     "root": "folder of the buffer; admins only",
     "rows": "rows that are not yet in the lake",
     "bytes": "size of the buffer on disk",
