@@ -23,14 +23,14 @@ class QueueRuntime:
         self._interval_s = settings.queue_flush_interval_seconds
         self._clock = clock
         self._stopping = threading.Event()
-        # At most one flush request waits: the thread that takes it sees everything that is due by
+        # At most one flush request is pending: the thread that serves it flushes every table due by
         # then.
         self._requested = threading.Event()
         self._flushers = ThreadPoolExecutor(settings.queue_max_parallel_flushes, thread_name_prefix="catchment-flusher")
         self._sweeper = threading.Thread(target=self._sweep, name="catchment-sweeper", daemon=True)
 
     def start(self) -> None:
-        """Start to sweep and flush."""
+        """Start sweeping and flushing."""
         self._sweeper.start()
 
     def stop(self, *, flush: bool = False) -> FlushReport | None:
@@ -61,8 +61,8 @@ class QueueRuntime:
 
     def _pause_s(self, now: datetime) -> float:
         retry_at = self._coordinator.next_retry_at()
-        # A table whose retry is due is handled now, or is not due to be flushed and waits for the
-        # next round.
+        # A retry time in the past does not shorten the pause: this sweep flushes the table, or the
+        # table has no trigger yet.
         pause_s = self._interval_s if retry_at is None or retry_at <= now else (retry_at - now).total_seconds()
         return max(_PAUSE_S_MIN, min(self._interval_s, pause_s))
 

@@ -5,8 +5,7 @@
                     └── killed: still buffered                         └── killed: in the ledger; only retire
 
 A payload is delivered as one unit: a slice of the shared buffer, or one table of a sealed segment.
-Layouts differ in what they report here, and callers rely on nothing else: no caller asks which
-layout it has.
+Callers rely on these contracts alone: none of them checks which layout is in use.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,9 +45,9 @@ class TableState:
 
     `ready_rows` of them can be delivered now; the others can after `seal`. `sealed_rows` are in
     complete files and due at once; None if the layout has no such files. If `has_watermark`, the
-    rows are one sequence in the ledger, flushed up to `seq_flushed`; otherwise the ledger knows
-    payloads by their ids, and the numbers are only a count. `uuids` are those of the lake's tables
-    that the rows are bound to: one, unless the name was given to another table since.
+    rows are one sequence in the ledger, flushed up to `seq_flushed`; otherwise the ledger
+    identifies payloads by id, and the numbers are only a count. `uuids` identify the lake's tables
+    that the rows are bound to: one, unless another table has taken the name since.
     """
 
     table: TableId
@@ -69,9 +68,9 @@ class FlushPayload:
 
     `table` is the name under which the rows were acknowledged. `columns` are the columns that they
     are bound to, which identify the table even if it was renamed since. `seq_first` to `seq_last`
-    are the rows' numbers in `source`. `seqs` are the numbers of the producer's sequence that the
-    payload covers: such payloads are delivered in order. It is None if the ledger knows the payload
-    by its id alone. `path` and `relation` tell a person where the rows are.
+    are the rows' numbers in `source`. `seqs` is the range of the producer's sequence that the
+    payload covers, and such payloads are delivered in order; None if the ledger identifies the
+    payload by its id. `path` and `relation` show an operator where the rows are.
     """
 
     id: str
@@ -132,7 +131,7 @@ class Buffer(Protocol):
 
     @property
     def replication(self) -> Replication | None:
-        """Its log for other buffers, or None if the layout does not support replication."""
+        """The log for other buffers to follow, or None if the layout does not support it."""
         ...
 
     @property
@@ -141,7 +140,7 @@ class Buffer(Protocol):
         ...
 
     def producer(self, table: TableId) -> ProducerId:
-        """Return the producer that the ledger records the table's rows under."""
+        """Return the producer under which the ledger records the table's rows."""
         ...
 
     def columns(self, table: TableId, session: str) -> tuple[Column, ...] | None:
@@ -157,11 +156,11 @@ class Buffer(Protocol):
         ...
 
     def tables(self, session: str | None = None) -> tuple[TableState, ...]:
-        """Return the buffered tables; with `session`, of its rows alone if sessions are separated."""
+        """Return buffered tables, of one session if given and if the layout separates sessions."""
         ...
 
     def state(self, table: TableId) -> TableState | None:
-        """Return one table's state, cheaply; None if the buffer does not know the table."""
+        """Return one table's state, cheaply; None if the buffer has no such table."""
         ...
 
     def seal(self) -> None:
@@ -181,7 +180,7 @@ class Buffer(Protocol):
         ...
 
     def stage(self, payload: FlushPayload, folder: Path) -> Staged:
-        """Provide the payload as a file; `folder` is available for it."""
+        """Provide the payload as a file, written into `folder` if necessary."""
         ...
 
     def read(self, payload: FlushPayload) -> pa.Table:
@@ -189,7 +188,7 @@ class Buffer(Protocol):
         ...
 
     def retire(self, payload: FlushPayload) -> None:
-        """Remove the payload, which the lake has; may be repeated.
+        """Remove a delivered payload; may be repeated.
 
         Retiring a payload that has `seqs` retires all earlier ones of its producer.
         """
@@ -200,8 +199,7 @@ class Buffer(Protocol):
         ...
 
     def check_watermark(self, table: TableId, seq: int) -> int:
-        """Return `seq`, the ledger's watermark of the table, if it can refer to rows of this
-        buffer.
+        """Return `seq`, the ledger's watermark, if it can refer to rows of this buffer.
 
         Raises BufferOutdatedError otherwise: the buffer is then an older copy.
         """
@@ -215,7 +213,7 @@ class Buffer(Protocol):
         ...
 
     def complete_through(self, table: TableId) -> dict[str, int]:
-        """Return, by source, the number up to which all acknowledged rows are known here."""
+        """Return, by source, the number up to which all acknowledged rows are visible here."""
         ...
 
     def leasable_sources(self, table: TableId) -> frozenset[str]:
@@ -231,7 +229,7 @@ class Buffer(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """Return the space that buffered rows take, without space that the files could give back."""
+        """Return the space that buffered rows occupy, without free space inside the files."""
         ...
 
     def quarantined(self) -> tuple[QuarantinedFile, ...]:
@@ -239,7 +237,7 @@ class Buffer(Protocol):
         ...
 
     def end_session(self, session: str) -> None:
-        """End a session: its rows can be delivered."""
+        """End a session, so that its rows can be delivered."""
         ...
 
     def sweep(self) -> None:
@@ -253,7 +251,7 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFlush:
-    """Result of a flush for one table. `errors` tells why rows are still buffered.
+    """Result of a flush for one table. `errors` are the reasons why rows stay buffered.
 
     `parcels` is the number of payloads delivered. `stranded` is the number of rows that stay
     buffered because the table that they were acknowledged for was dropped.
@@ -325,8 +323,8 @@ class Flusher(Protocol):
     ) -> tuple[TableFlush, ...]:
         """Deliver all payloads; a table that fails has errors and does not block the others.
 
-        Each goes into the table that its rows are bound to, whatever its name is by now, or, with
-        `into`, into that table, with columns matched by name.
+        A payload is delivered to the table that its rows are bound to, even if it was renamed; with
+        `into`, to that table, with columns matched by name.
         """
         ...
 

@@ -14,7 +14,7 @@ from catchment.queue.store import file_failures
 
 
 class Layout(Protocol):
-    """A layout of the buffer: how to open one, and how to tell that one exists."""
+    """A layout of the buffer: how to open one, and how to detect one."""
 
     def from_settings(self, settings: Settings, *, clock: Clock, meters: Meters | None = None) -> Buffer:
         """Open the buffer, or create it; `meters` observes the number of writes per commit."""

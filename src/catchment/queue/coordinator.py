@@ -123,13 +123,13 @@ class DqCoordinator:
         """Accept rows; they are durable on this machine's disk when this returns.
 
         Columns are matched by name, widened if nothing is lost, and filled with the table's
-        defaults if they are missing. If the table cannot take one of the rows, all are refused.
+        defaults if they are missing. If one row does not fit the table, all are refused.
         """
         return self._writer.enqueue(table, rows, session).ack
 
     @property
     def replication(self) -> ReplicatedQueue:
-        """The queue as a primary's or a replica's; NotSupportedError if its layout has no log."""
+        """Replication of this queue; NotSupportedError if its layout does not support it."""
         if self._replication is None:
             raise NotSupportedError(
                 f"Layout {self._settings.queue_layout!r} of the queue does not support replication.",
@@ -158,7 +158,7 @@ class DqCoordinator:
         return self._flush(self._locks.lock_free(self.due_tables()), None)
 
     def force_flush_all(self, progress: Progress | None = None) -> FlushReport:
-        """Flush everything acknowledged before this call, whatever failed before.
+        """Flush everything acknowledged before this call, including tables that back off.
 
         Waits for flushes under way. Raises FlushFailedError if something could not be flushed.
         """
@@ -203,7 +203,7 @@ class DqCoordinator:
 
     @contextmanager
     def stranded(self, table: TableId) -> Iterator[StrandedRows]:
-        """Yield the rows under that name whose table was dropped; no flush touches them meanwhile."""
+        """Yield the rows under that name whose table was dropped; the block excludes flushes."""
         taken = self._locks.lock_all([table], timeout_s=FLUSH_WAIT_S_MAX)
         try:
             with StrandedRows.found(table, lake=self.lake, buffer=self.buffer, root=self._settings.queue_path) as rows:
@@ -253,7 +253,7 @@ class DqCoordinator:
         ]
 
     def require_writable(self) -> None:
-        """Raise if the last write failed for the disk, and no write or flush succeeded since."""
+        """Raise if the disk failed the last write, and no write or flush succeeded since."""
         self._writer.require_writable()
 
     def status(self) -> QueueStatus:
@@ -279,7 +279,7 @@ class DqCoordinator:
         )
 
     def _leased_elsewhere(self, sources: Mapping[TableId, frozenset[str]]) -> Iterator[TableFlush]:
-        """Report files that are still there because another process has leased them."""
+        """Report files that were not flushed because another process has leased them."""
         for table, before in sources.items():
             left = before & self.buffer.leasable_sources(table)
             if left:
@@ -335,7 +335,7 @@ class DqCoordinator:
     def _flushed(
         self, tables: Sequence[TableId], progress: Progress | None
     ) -> tuple[tuple[TableFlush, ...], Sequence[FlushPayload]]:
-        """Return the results by table, and the payloads that there were to flush."""
+        """Return the results by table, and the payloads that were offered."""
         payloads: Sequence[FlushPayload] = ()
         try:
             refused = self.flusher.catch_up(tables)
@@ -343,7 +343,7 @@ class DqCoordinator:
             if self._replication is not None:
                 for table in others:
                     with suppress(TableMissingError):
-                        # The flush of the table reports it, and the others continue.
+                        # The flush of this table reports the error; the others continue.
                         self._replication.set_watermark(table)
             payloads = self.buffer.payloads(others)
             done = (
@@ -351,12 +351,12 @@ class DqCoordinator:
                 *self.flusher.flush(payloads, progress),
             )
         except MachineError:
-            # Waiting does not help.
+            # Backing off would not help: the machine lacks something.
             raise
         except CatchmentError as error:
             done = tuple(TableFlush(table=table, errors=(error.message,)) for table in tables)
         except Exception as error:
-            # A bug here or in a library: the status names it, and the tables back off as after any
+            # A bug here or in a library: the status shows it, and the tables back off as after any
             # failure.
             for table in tables:
                 self.requeue(table, f"{type(error).__name__}: {error}")
@@ -373,7 +373,7 @@ class DqCoordinator:
         return done, payloads
 
     def _make_room(self, size: int) -> bool:
-        """Flush, or wait for flushes under way, until the rows have room or the time is up."""
+        """Flush, or wait for flushes under way, until there is room or the time is up."""
         give_up_s = self._clock.monotonic_s() + self._settings.queue_full_wait_seconds
         while (left_s := give_up_s - self._clock.monotonic_s()) > 0:
             now = self._clock.now()

@@ -16,14 +16,14 @@ from catchment.queue import incoming
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """Result of a retry: ids whose rows are in their tables, and the reasons for the others."""
+    """Result of a retry: ids of letters that were delivered, and the reasons for the others."""
 
     delivered: tuple[str, ...]
     refused: dict[str, str]
 
 
 def retry(lake: Lake, ids: Sequence[str] | None = None) -> Retried:
-    """Insert the letters' rows into their tables and remove the letters, both or neither."""
+    """Insert the letters' rows into their tables and remove the letters, atomically."""
     letters = sorted(_named(lake, ids), key=_shape)
     delivered: list[str] = []
     refused: dict[str, str] = {}

@@ -24,7 +24,7 @@ FLUSH_WAIT_S_MAX = 3_600.0
 
 
 class FlushLocks:
-    """Which tables are being flushed, and which failed."""
+    """Tracks which tables are being flushed, and which failed."""
 
     def __init__(self, policy: Policy, clock: Clock, *, root: Path) -> None:
         self._policy = policy
@@ -36,7 +36,7 @@ class FlushLocks:
         self._failures = read_failures(root)
 
     def lock_free(self, tables: Iterable[TableId]) -> list[TableId]:
-        """Lock those of the tables that no flush has locked or waits for; return them."""
+        """Lock and return the tables that no flush has locked or is waiting for."""
         with self._changed:
             free = [table for table in tables if table not in self._locked and not self._wanted[table]]
             self._locked.update(free)
@@ -46,8 +46,7 @@ class FlushLocks:
         """Lock all of the tables, waiting for flushes under way."""
         wanted = list(tables)
         with self._changed:
-            # A table that is waited for is not locked by others: under load there might never be a
-            # moment when all are free.
+            # `lock_free` skips these: under load there might never be a moment when all are free.
             self._wanted.update(wanted)
             try:
                 if not self._changed.wait_for(lambda: not self._locked.intersection(wanted), timeout=timeout_s):

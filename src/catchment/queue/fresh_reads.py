@@ -24,9 +24,10 @@ from catchment.queue.buffer import SEQ, Buffer, BufferedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """An open read. `queries` give the rows by table; `complete_through`, by source, how far.
+    """An open read. `queries` are by table, `complete_through` by source.
 
-    `own` gives, by table, a query for the buffered rows of one session alone.
+    All acknowledged rows up to the numbers in `complete_through` are included. `own` has, by table,
+    a query for the buffered rows of one session alone.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -50,15 +51,15 @@ def fresh(
     own: Sequence[TableId] = (),
     session: str | None = None,
 ) -> Iterator[Fresh]:
-    """Read tables with their buffered rows, and of `own` only the session's, as of one moment.
+    """Read tables with their buffered rows; for `own`, only the session's buffered rows.
 
-    With `through`, rows after that number are left out; NotReadyError if the lake has some of them
-    already.
+    All are read as of one moment. With `through`, rows after that number are left out;
+    NotReadyError if the lake has some of them already.
     """
     names = {table: {table} for table in (*tables, *own)}
     while True:
-        # In this order: rows acknowledged by now are in the buffer or in the lake when each is
-        # read.
+        # The buffer first, then the lake: a row acknowledged by now is in the buffer when that is
+        # read, or has reached the lake by the time that is read.
         bound = {state.table: state.uuids for state in buffer.tables()}
         complete = {table: buffer.complete_through(table) for table in tables}
         buffered = {table: _buffered_rows(buffer, names[table]) for table in tables}
@@ -134,7 +135,7 @@ def _undelivered(
 def _refuse_beyond(
     connection: duckdb.DuckDBPyConnection, lake_name: str, buffer: Buffer, table: TableId, last: int
 ) -> None:
-    """Raise if the lake has rows after `last`: they have no numbers there to leave them out by."""
+    """Raise if the lake has rows after `last`: rows in the lake have no numbers to filter by."""
     watermark = buffer.check_watermark(table, Ledger(connection, lake_name).join(buffer.producer(table)).seq)
     if watermark > last:
         raise NotReadyError(f"The lake has {table} up to {watermark:,} already, but {last:,} was requested.")

@@ -1,9 +1,9 @@
-"""Group commit: writers that arrive during a commit wait, and the next commit takes all of them.
+"""Group commit: writers that arrive during a commit wait, and the next commit includes all of them.
 
 One writer at a time, one fsync for all waiting ones. There is no separate thread, so that a single
 writer needs no hand-over: the first one commits. When it is done, the first of those that arrived
-meanwhile commits next, for itself and the others. A plain lock does not work: the thread that
-releases it usually gets it again.
+during the commit leads the next one, for itself and the others. A plain lock does not work: the
+thread that releases it usually gets it again.
 """
 
 import threading
@@ -46,7 +46,7 @@ class GroupCommit(Generic[Item, Result]):
         self._gathered = threading.Event()
 
     def submit(self, item: Item) -> Result:
-        """Have the item committed, by this thread or another; raises only its own failure."""
+        """Commit the item, in this thread or another; raise only its own failure."""
         mine = _Waiter[Item, Result](item)
         self._wait_for_turn(mine)
         if not mine.done:
@@ -124,8 +124,8 @@ class GroupCommit(Generic[Item, Result]):
                         self._waiting.remove(each)
             raise
         finally:
-            # Woken only now: a writer that is woken earlier returns at once, and would find itself
-            # alone in the queue.
+            # Wake all members at the end: one that is woken earlier would return at once with its
+            # next item and find itself alone in the queue.
             for each in group:
                 if not each.done:
                     each.fail(InvariantError("The thread that was committing did not finish."))
@@ -157,7 +157,7 @@ class GroupCommit(Generic[Item, Result]):
             else:
                 group[0].fail(error)
         except BaseException:
-            # A bug, or the thread is interrupted: no other thread may wait for it.
+            # A bug, or the thread is interrupted: no other thread may be left waiting.
             for each in group:
                 if not each.done:
                     each.fail(InvariantError("The thread that was committing did not finish."))

@@ -1,4 +1,4 @@
-"""Incoming rows in Arrow: their columns in DuckDB, and whether a table takes them."""
+"""Incoming rows in Arrow: their columns in DuckDB, and whether they fit a table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from catchment.queue.buffer import AT, SEQ
 _SHAPES_MAX = 1_000
 _SMALL_BYTES_MAX = 16 * 1024
 _NOT_IN_ARROW = frozenset({"variant"})
-# Types whose every value DuckDB takes as it is.
+# Types all of whose values DuckDB reads unchanged.
 _PLAIN = frozenset(
     {
         *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
@@ -29,8 +29,7 @@ _PLAIN = frozenset(
 def size_of(rows: pa.Table) -> int:
     """Return the rows' size in bytes: exact, unless it is too small to matter.
 
-    For a small write, Arrow takes as long to add up the bytes that slices refer to as everything
-    else takes.
+    Adding up the bytes that slices refer to takes Arrow as long as the rest of a small write.
     """
     size: int = rows.get_total_buffer_size()
     return size if size <= _SMALL_BYTES_MAX else int(rows.nbytes)
@@ -61,7 +60,7 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def _shape(schema: pa.Schema) -> bytes:
-    """Return a cache key with all of the schema: to Arrow, metadata of columns makes no difference."""
+    """Return a cache key for the whole schema; Arrow's comparison ignores column metadata."""
     return bytes(schema.serialize())
 
 
@@ -73,8 +72,8 @@ def _columns_of(shape: bytes) -> tuple[Column, ...]:
         raise InputError(f"Two columns of the rows have the same name: {', '.join(schema.names)}.")
     try:
         with extensions.scratch() as connection:
-            # A stream without a batch: Arrow creates no empty column of an extension type inside
-            # another type.
+            # A stream without a batch: Arrow cannot create an empty column of an extension type
+            # inside another type.
             stream = pa.RecordBatchReader.from_batches(schema, [])
             connection.register("arrived", stream.__arrow_c_stream__())
             found = connection.execute("DESCRIBE FROM arrived").fetchall()
@@ -159,10 +158,9 @@ def needs_no_cast(rows: pa.Table, columns: tuple[Column, ...]) -> bool:
 
 
 def restored(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Return the rows with values of the columns' types instead of their texts in plain Arrow.
+    """Return the rows with the values that plain Arrow carries as text cast to the columns' types.
 
-    Raises InputError if a text is not such a value. Rows without such texts are returned as they
-    are.
+    Raises InputError if a text cannot be cast. Rows without such texts are returned as they are.
     """
     wanted = {sql.fold(column.name): column.type for column in columns}
     chosen, is_same = [], True
@@ -184,7 +182,7 @@ def restored(rows: pa.Table, columns: Sequence[Column]) -> pa.Table:
 
 
 def require_values(rows: pa.Table, columns: tuple[Column, ...]) -> None:
-    """Refuse values that could never be delivered: wrong NULLs, and those DuckLake would change."""
+    """Refuse NULL in NOT NULL columns, and values that DuckLake would change."""
     fit = _fit(rows.schema, columns)
     for name, column in fit.required.items():
         if rows.column(name).null_count:
@@ -240,7 +238,7 @@ def refuse_unknown(columns: Iterable[Column]) -> None:
 
 
 def refuse_reserved(columns: Iterable[Column]) -> None:
-    """Refuse columns with the names of the buffer's own two columns."""
+    """Refuse columns named like one of the buffer's two internal columns."""
     taken = [column.name for column in columns if sql.fold(column.name) in (SEQ, AT)]
     if taken:
         raise InputError(f"A buffered table cannot have a column {taken[0]!r}: the name is reserved for the queue.")

@@ -1,4 +1,4 @@
-"""Audit of the queue: compares the buffer with the lake's ledger, and says what is not covered."""
+"""Audit of the queue: compares the buffer with the lake's ledger."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,9 +77,7 @@ def _of_queue(report: AuditReport, remarks: Sequence[str]) -> AuditReport:
 def _compare(
     report: AuditReport, queue: DqCoordinator | None, states: Sequence[TableState]
 ) -> tuple[dict[TableId, int], list[AuditFinding]]:
-    """Return the rows that only the buffer has, by table, and findings about rows that it retired
-    although the lake does not have them.
-    """
+    """Return undelivered rows by table, and findings on retired rows that the lake lacks."""
     watermarks = {each.producer: each.seq for each in report.producers}
     waiting: dict[TableId, int] = {}
     findings: list[AuditFinding] = []

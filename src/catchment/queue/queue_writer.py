@@ -1,4 +1,4 @@
-"""Accepting rows: bound to columns of the lake, given room, and stored in the buffer.
+"""Accepts rows: binds them to columns of the lake, waits for room, stores them in the buffer.
 
 While the buffer's size limit is reached, a write waits for flushes; then it is refused, or goes
 directly to the lake.
@@ -88,7 +88,7 @@ class QueueWriter:
         """Accept rows, all or none; they are durable when this returns."""
         started_s = self._clock.monotonic_s()
         arrived, columns = self.bind(table, incoming.as_table(rows), session)
-        # Computed once: Arrow takes longer to add it up than everything that is counted here.
+        # Computed once: adding it up takes Arrow longer than the rest of this method's accounting.
         size = incoming.size_of(arrived)
         if not self.has_room(size) and not self._make_room(size):
             return AcceptedRows(self._bypass(table, arrived), arrived, columns)
@@ -100,7 +100,7 @@ class QueueWriter:
 
     @contextmanager
     def storing(self, tables: Iterable[TableId], *, rows: int, size: int) -> Iterator[None]:
-        """Store rows of the tables inside, once they have room; BackpressureError if they get none."""
+        """Wait for room, then run the block, which stores rows; BackpressureError if full."""
         if not self.has_room(size) and not self._make_room(size):
             raise self._full(rows)
         with self._writing():
@@ -134,7 +134,7 @@ class QueueWriter:
             return restored, self._columns_for(table, restored, session)
 
     def require_writable(self) -> None:
-        """Raise if the last write failed for the disk, and no write or flush succeeded since."""
+        """Raise if the disk failed the last write, and no write or flush succeeded since."""
         refusal = self._refusal
         if refusal is not None:
             raise refusal.rebuild(f"The queue cannot take writes: {refusal.message}", refusal.hint, refusal.facts)
@@ -151,7 +151,7 @@ class QueueWriter:
             self._bypass_changed.wait_for(lambda: not self._bypassing[sql.fold(schema)])
 
     def _columns_for(self, table: TableId, rows: pa.Table, session: str) -> tuple[Column, ...]:
-        """Return the columns to store the rows with; refuse rows that the table cannot take."""
+        """Return the columns to store the rows with; refuse rows that do not fit the table."""
         columns = self._schemas.columns(table, rows.schema, self._buffer.columns(table, session))
         try:
             incoming.require_values(rows, columns)
@@ -166,7 +166,7 @@ class QueueWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Translate failures of the disk for the writer, and remember the last one."""
+        """Translate disk failures for the caller, and remember the last one."""
         try:
             yield
         except StorageFailedError as error:

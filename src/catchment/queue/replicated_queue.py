@@ -1,4 +1,4 @@
-"""A queue whose rows are replicated: the acts that concern the buffer's log and the lake together."""
+"""A queue whose rows are replicated: operations on the buffer's log and the lake together."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ class ReplicatedQueue:
         self._schemas = schemas
         self._locks = locks
         self._wake = wake
-        # Producers whose starting position the ledger knows already.
+        # Producers whose starting position is in the ledger already.
         self._watermarked: set[ProducerId] = set()
 
     def enqueue(
@@ -73,11 +73,10 @@ class ReplicatedQueue:
             self.log.append_replicated(batches)
 
     def start_after(self, table: TableId, seq: int) -> None:
-        """Start the table's sequence after `seq`, up to which the lake has its rows; may be
-        repeated.
+        """Start the table's sequence after `seq`; rows up to `seq` are already in the lake.
 
-        The buffer is changed first. Until the ledger is, nothing of the table can be delivered;
-        each flush changes it too.
+        The buffer is changed first, the ledger second. Until both are, no row of the table can be
+        delivered; each flush repeats the change of the ledger. May be repeated.
         """
         columns = self._schemas.known(table, None, ask=True)
         if self._buffer.state(table) is not None:
@@ -110,12 +109,12 @@ class ReplicatedQueue:
             self._watermarked.add(producer)
 
     def _bound_here(self, batch: LogRows) -> tuple[Column, ...]:
-        """Return a batch's columns as this lake knows them; its origin has another table."""
+        """Return a batch's columns as columns of this lake's table, not of the primary's."""
         kept = self._buffer.columns(batch.table, "")
         unbound = tuple(column.unbound for column in batch.columns)
         if kept is not None and tuple(column.unbound for column in kept) == unbound:
             return kept
         self._schemas.ensure(batch.table, unbound)
         own = self._schemas.known(batch.table, None, ask=False)
-        # Rows with other columns than the table has here now are matched by name at the flush.
+        # If the table here has other columns by now, the flush matches the rows by name.
         return own if tuple(column.unbound for column in own) == unbound else unbound

@@ -26,7 +26,7 @@ class LogRows:
 
 
 class Replication(Protocol):
-    """The log of a buffer that numbers each table's rows once, so that another can store them too."""
+    """The log of a buffer whose rows keep their numbers, so that other buffers can store them."""
 
     def retain_log(self, schema: str) -> None:
         """Retain the rows of the schema's tables as a log from now on, durably."""

@@ -109,7 +109,7 @@ class TableSchemas:
         else:
             self._save(table, columns)
         if before is not None and before.columns == columns:
-            # The same object: what is cached about rows that fit it is found by its identity.
+            # Keep the same object: results cached for these columns are found by its identity.
             columns = before.columns
         self._known[table] = _KnownColumns(columns, version)
         return columns

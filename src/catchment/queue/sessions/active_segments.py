@@ -44,7 +44,7 @@ _SEAL_AGAIN_AFTER = timedelta(seconds=10)
 
 
 class ActiveSegment:
-    """An active file; the caller is its session's one writer, or reads values that do not change."""
+    """An active file. Only its session's writer changes it; others read immutable values."""
 
     def __init__(self, name: SegmentName, store: Store, lease: Lease | None) -> None:
         self.name = name
@@ -53,8 +53,8 @@ class ActiveSegment:
         # out.
         self.lease = lease
         self.seal_again_at: datetime | None = None
-        # DuckDB does not use the file until it is opened again; the store's state of its rows
-        # remains valid.
+        # DuckDB refuses the file until it is opened again; the store's record of its rows remains
+        # valid.
         self.is_invalidated = False
 
     def parts(self, table: TableId | None = None) -> list[SegmentPart]:
@@ -182,7 +182,7 @@ class ActiveSegments:
         try:
             self._adopt(name)
         except (StorageFailedError, BufferDamagedError) as error:
-            # The others must not be blocked by it.
+            # One orphan that fails must not block the others.
             events.emit("segment_not_sealed", level=logging.WARNING, segment=str(name), reason=error.message)
             return False
         finally:
@@ -367,13 +367,13 @@ class SegmentWriter:
             if self._segment is segment:
                 segment.lease = lease
             elif lease is not None:
-                # Sealed meanwhile, and the process that delivers it needs the lease.
+                # The segment was sealed since, and the process that delivers it needs the lease.
                 lease.release()
 
         self._group.exclusively(keep)
 
     def abandon(self) -> None:
-        """Take no more writes, and leave the segment as it is."""
+        """Accept no more writes, and leave the segment as it is."""
 
         def leave() -> None:
             self._is_closed = True

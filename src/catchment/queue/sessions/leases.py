@@ -43,7 +43,7 @@ class Leases(Protocol):
         ...
 
     def forget(self, name: str) -> None:
-        """Delete what is stored for a name whose segment was deleted."""
+        """Delete the lease's stored state, after its segment was deleted."""
         ...
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ class PostgresLeases:
     def __init__(self, conninfo: str, *, clock: Clock | None = None) -> None:
         self._conninfo = conninfo
         self._clock: Clock = clock or SystemClock()
-        # While the server does not answer, most callers fail at once: writes wait for their first
-        # lease.
+        # While the server does not answer, most callers fail at once, because writes wait for their
+        # first lease.
         self._reconnect_at_s = self._clock.monotonic_s()
         self._connection: psycopg.Connection | None = None
         # A connection can take its own advisory lock repeatedly, so the leases held by this process

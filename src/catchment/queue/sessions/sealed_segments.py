@@ -96,8 +96,7 @@ class SealedSegments:
         with sealed.lock:
             sealed.staged.discard(payload.id)
             sealed.leased_out.discard(payload.id)
-            # Parts that were delivered meanwhile can be marked now, or else when the file is leased
-            # next.
+            # Parts that were delivered can be marked now, or else when the file is leased next.
             with suppress(RetryableError):
                 self._mark_delivered(sealed)
             self._release_lease(sealed)
@@ -203,7 +202,7 @@ class SealedSegments:
                 ]
                 sealed.leased_out.update(one.id for one in free)
             except BufferHeldError:
-                # It is being read at this moment, and is tried again later.
+                # Another process is reading the file; a later call tries again.
                 return []
             finally:
                 self._release_lease(sealed)
@@ -243,8 +242,8 @@ class SealedSegments:
         """Mark the file's delivered parts, and move the file to `flushed/` once all are."""
         path = self._folders.path(SegmentState.SEALED, sealed.name)
         # While tasks read other parts of the file, it cannot be written. The ledger has the
-        # delivered parts: if this process is killed meanwhile, the payload is offered again and
-        # retired without delivery.
+        # delivered parts: if this process is killed before it marks them, their payloads are
+        # offered again and retired without delivery.
         if sealed.staged or not sealed.delivered:
             return
         if path.exists():

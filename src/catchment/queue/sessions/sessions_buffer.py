@@ -1,4 +1,4 @@
-"""The sessions layout: every session writes its own DuckDB file, a segment, to be delivered.
+"""The sessions layout: every session writes DuckDB files of its own, called segments.
 
 The folder is the state and a rename the transition, so a crash leaves a segment in one state or the
 other:
@@ -10,8 +10,8 @@ other:
 A segment is sealed when it is large enough, when its oldest row is old enough, when its session
 ends, or by force. A segment whose owner died is an orphan: any process on any host that shares the
 root can take its lease and seal it. A payload is one version of one table in a sealed segment, and
-the ledger knows it by its id. The process that has the file's lease delivers it. A table that the
-lake has is renamed with the prefix `__dq_flushed_`.
+the ledger identifies it by its id. The process that has the file's lease delivers it. A delivered
+table is renamed with the prefix `__dq_flushed_`.
 
 Segments that another process is writing cannot be read here: DuckDB opens a file for writing in one
 process only.
@@ -119,7 +119,7 @@ class SessionsBuffer:
         states = (SegmentState.ACTIVE, SegmentState.SEALED)
         if not any(path.suffix == ".db" for state in states for path in (root / state).glob("*")):
             return None
-        return f"{root} holds files of the layout `sessions`: to flush them, set DUCKLING_QUEUE_LAYOUT=sessions."
+        return f"{root} contains files of the layout `sessions`: to flush them, set DUCKLING_QUEUE_LAYOUT=sessions."
 
     @property
     def generation(self) -> str:
@@ -152,7 +152,7 @@ class SessionsBuffer:
         return Ack(table=table, source=place.source, seq_first=place.seq_first, seq_last=place.seq_last)
 
     def tables(self, session: str | None = None) -> tuple[TableState, ...]:
-        # Active ones first: a segment that is sealed meanwhile is then seen twice, and not missed.
+        # Active ones first: a segment that is sealed in between is then seen twice, and not missed.
         active = self._active_parts(session=session)
         sealed = self._sealed.parts(without=active, session=session)
         tables = {part.table for some in (*active.values(), *sealed.values()) for part in some}
@@ -189,15 +189,14 @@ class SessionsBuffer:
         self._sealed.retire(payload)
 
     def flushed_through(self, table: TableId, seq: int) -> None:
-        """Do nothing: the ledger knows payloads by id; there is no watermark."""
+        """Do nothing: the ledger identifies payloads by id; there is no watermark."""
 
     def check_watermark(self, table: TableId, seq: int) -> int:
         return seq
 
     def buffered_rows(self, table: TableId, session: str | None = None) -> list[BufferedRows]:
-        """Return the rows, of one moment within each session; sessions are read one by one."""
-        # Active ones first, and no segment twice: one that is sealed meanwhile was read where it
-        # was.
+        """Return the rows, as of one moment per session; sessions are read one by one."""
+        # Active ones first, and no segment twice: one that is sealed in between was already read.
         found: dict[SegmentName, list[tuple[SegmentPart, pa.Table]]] = {}
         for writer in self._current_writers(session):
             found.update(writer.read(table))
@@ -328,7 +327,8 @@ def _generation(root: Path, clock: Clock) -> str:
     path = root / _GENERATION
     with FileLock(root / f"{_GENERATION}.lock", clock=clock).held(timeout_s=_GENERATION_WAIT_S):
         if not path.exists():
-            # Renamed once it is complete: a half-written id would be another one after a crash.
+            # Renamed once it is complete: after a crash, a half-written id would be taken for
+            # another one.
             draft = root / f"{_GENERATION}.new"
             files.write_text(draft, secrets.token_hex(8))
             files.move(draft, path)

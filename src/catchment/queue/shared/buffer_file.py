@@ -101,7 +101,7 @@ class BufferFile:
 
     def used_bytes(self) -> int:
         """Return the space that rows take."""
-        # A file that cannot be queried takes at most its size.
+        # An invalidated file cannot be queried; its size is an upper bound.
         return self._store.file_bytes() if self._is_invalidated else self._store.used_bytes()
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class BufferFile:
         return store
 
     def _commit(self, together: Sequence[tuple[Write, ...]]) -> list[tuple[int, int]]:
-        """Store the rows of all writers; return the numbers of each one's last write."""
+        """Store the rows of all writers; return the numbers of the last write of each."""
         writes = [write for brought in together for write in brought]
         try:
             with self._open_store() as store:
@@ -149,7 +149,7 @@ class BufferFile:
         except CommitUnknownError as error:
             if self._is_invalidated or any(_seq_last(self._store, each) != _seq_last(store, each) for each in writes):
                 raise
-            # The file could be opened again, and has none of them.
+            # The file was opened again, and has none of the rows.
             raise file_failures.refusal(self._root, error) from error
         ends = accumulate(len(writes) for writes in together)
         return [ranges[end - 1] for end in ends]
@@ -166,8 +166,8 @@ class BufferFile:
                 yield self._store
         except CatchmentError:
             # Opened again, the file has all acknowledged rows and shows which numbers are taken. If
-            # that fails too, the next caller tries, and this error remains: it tells whether the
-            # rows may be stored.
+            # that fails too, the next caller tries, and this error is still raised: it tells
+            # whether the rows may be stored.
             if self._is_invalidated:
                 with suppress(CatchmentError):
                     self._reopen()
@@ -178,10 +178,11 @@ class BufferFile:
             proven = self._store.proven
             self._store.abandon()
             self._store = self._open_file()
-            # The lock kept other processes away meanwhile.
+            # The lock kept other processes away while the file was closed.
             self._store.prove(*proven)
         except CommitUnknownError as error:
-            # Unknown is only which of its rows were settled: the journal still has them.
+            # Only one thing is unknown: which of the rows were settled. The journal still has all
+            # of them.
             raise file_failures.refusal(self._root, error) from error
         self._is_invalidated = False
 

@@ -11,7 +11,7 @@ any numbers. That is another generation of it and another producer to the ledger
 generation's watermark does not hide rows of the new one.
 
 An operator may restore an older copy of the file. The ledger then has numbers that this file has
-not assigned, and would take new rows for flushed. So the positions at opening are stored until they
+not assigned, and new rows would count as flushed. So the positions at opening are stored until they
 have been compared with the ledger once.
 """
 
@@ -173,8 +173,8 @@ class SharedBuffer:
     def check_watermark(self, table: TableId, seq: int) -> int:
         opened = self._file.store.unproven_from(table)
         if opened is not None and seq > opened:
-            # Rows after that may be the lake's or new ones. Only an operator who knows about the
-            # copy can tell.
+            # Rows after that number may be in the lake already, or new. Only an operator who knows
+            # about the copy can tell.
             raise BufferOutdatedError(
                 f"The lake has {table} up to seq {seq}, and the buffer was opened at {opened}: it is an older copy.",
                 path=str(self._file.store.path),
@@ -221,7 +221,7 @@ class SharedBuffer:
         return file_failures.quarantined(self._root)
 
     def end_session(self, session: str) -> None:
-        """Do nothing: sessions have no files of their own."""
+        """Do nothing: all sessions share one file."""
 
     def sweep(self) -> None:
         """Do nothing: there is no maintenance except flushing."""

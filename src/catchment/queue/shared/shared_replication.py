@@ -60,7 +60,8 @@ class SharedReplication:
             reader = self._file.store.read(version, first, last, batch_rows=_LOG_BATCH_ROWS)
             rows, is_all = _first_of(reader, bytes_max)
         except BufferDamagedError:
-            # Or the log was truncated since, with the version's staging table.
+            # If the log was truncated since, with the version's staging table, this raises a
+            # clearer error.
             self._require_in_log(table, after)
             raise
         # Rows are deleted from the start, so a log that was truncated since lacks its first rows.

@@ -1,6 +1,6 @@
 """Failures of buffer files: DuckDB's errors translated for the caller, and quarantine.
 
-A file that cannot be opened is quarantined: it is kept, with its logs, in a folder of its own under
+A file that cannot be opened is quarantined: it is kept, with its logs, in a new folder under
 `<root>/set_aside`.
 """
 
@@ -89,7 +89,7 @@ def refusal(folder: Path, error: CatchmentError) -> StorageFailedError:
 
 
 def quarantine(path: Path, *, root: Path, reason: str, clock: Clock) -> Path:
-    """Move the file, its WAL and its journal into a folder of their own; return its new path."""
+    """Move the file, its WAL and its journal into a new folder; return the file's new path."""
     stamp = clock.now().strftime("%Y%m%dT%H%M%S.%fZ")
     folder = root / _QUARANTINE / f"{path.name}.{stamp}"
     files.make_folder(folder)

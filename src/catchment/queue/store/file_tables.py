@@ -125,7 +125,7 @@ def insert(
     expressions = incoming.select_list(rows.schema, version.columns)
     seqs = pa.arange(seq_first, seq_first + rows.num_rows)
     numbered = rows.append_column(SEQ, seqs).append_column(AT, times)
-    # A bare capsule: DuckDB takes a slower path to read a table.
+    # A bare capsule: DuckDB reads an Arrow table object by a slower path.
     connection.register("arriving", numbered.__arrow_c_stream__())
     try:
         connection.execute(

@@ -10,9 +10,10 @@ overwriting costs one disk write, growing a file two. Every frame carries the id
 random number that changes each time the journal restarts. The journal ends where the id changes or
 the checksum is wrong.
 
-A wrong checksum may also be damage, if whole frames of the same cycle follow. Their content
-decides: while the first frame of a new cycle is written over an old one, all of the old cycle is
-settled. A power cut may leave the header of an old frame followed by new pages.
+If whole frames of the same cycle follow a wrong checksum, it is damage or a power cut while the
+first frame of a new cycle was written over an old one, which may leave the header of an old frame
+followed by new pages. The content of the following frames decides: in the second case, all of them
+are settled.
 
     frame   cycle, length, checksum │ length of the head │ head: generation, rows │ rows, as Arrow streams
 """
@@ -72,7 +73,7 @@ class Entry:
 
 
 def read(alike: Sequence[Entry]) -> pa.Table:
-    """Return the rows of entries of one shape, read as one stream: a third of the time of many."""
+    """Return the rows of entries of one shape, read as one stream, in a third of the time."""
     shape = alike[0].shape
     inside = (each.stream.slice(len(shape), each.stream.size - len(shape) - len(_STREAM_END)) for each in alike)
     return pa.ipc.open_stream(b"".join((shape, *inside, _STREAM_END))).read_all()
@@ -85,7 +86,7 @@ class Journal:
         self._file = files.SyncedFile(path)
         self._generation = generation
         self._entries = 0
-        # Where the next frame goes; entries that are acknowledged and not settled are before it.
+        # Offset of the next frame; acknowledged entries that are not settled lie before it.
         self.size = 0
         self._cycle = _new_cycle()
 

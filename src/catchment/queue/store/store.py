@@ -61,8 +61,8 @@ _AT_TYPE = pa.timestamp("us")
 class Store:
     """An open file.
 
-    One thread at a time writes, settles, retains, starts or drops, which the owner ensures.
-    Reading, retiring and truncating may run concurrently.
+    The owner ensures that one thread at a time writes, settles, retains, starts or drops. Reading,
+    retiring and truncating may run concurrently.
     """
 
     def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, contents: Contents) -> None:
@@ -186,7 +186,7 @@ class Store:
         return not self._unsettled
 
     def settle(self) -> None:
-        """Move the journal's entries into the file; the owner allows no write meanwhile."""
+        """Move the journal's entries into the file; the owner allows no write at the same time."""
         if self._unsettled:
             with self._atomically():
                 with translating(self.path), self._transaction():
@@ -212,7 +212,7 @@ class Store:
     def truncate_log(self, table: TableId, seq: int) -> None:
         """Delete flushed rows up to `seq`, and those not flushed yet once they are.
 
-        Only the deletions survive this object.
+        The deletions are durable; `seq` is not, and is lost with this object.
         """
         self._trim(table, lambda log: log.truncate_log(seq))
 
@@ -244,7 +244,7 @@ class Store:
     def unproven_from(self, table: TableId) -> int | None:
         """Return the table's last number when the file was opened, until `prove`; None afterwards.
 
-        Rows that the file itself records as flushed count as its own.
+        At least the last number that the file records as flushed.
         """
         with self._mutex:
             opened, log = self._unproven.get(table), self._logs.get(table)
@@ -252,12 +252,12 @@ class Store:
 
     @property
     def proven(self) -> frozenset[TableId]:
-        """Tables of which the ledger has no number that this file has not assigned."""
+        """Tables whose numbers in the ledger were all assigned by this file."""
         with self._mutex:
             return frozenset(self._logs.keys() - self._unproven.keys())
 
     def prove(self, *tables: TableId) -> None:
-        """Record that the ledger has no number of these tables that this file has not assigned."""
+        """Record that this file assigned all numbers that the ledger has of these tables."""
         doubtful = [table for table in tables if self.unproven_from(table) is not None]
         if doubtful:
             with self._exclusive_transaction():
@@ -299,10 +299,10 @@ class Store:
             self._retained_schemas -= {sql.fold(schema)}
 
     def start_after(self, table: TableId, columns: tuple[Column, ...], seq: int) -> None:
-        """Start the table's sequence after `seq`, up to which the lake has its rows; may be
-        repeated.
+        """Start the table's sequence after `seq`; rows up to `seq` are already in the lake.
 
-        Raises StateError if the buffer has rows that the lake lacks, or numbers after `seq`.
+        May be repeated. Raises StateError if the buffer has rows that the lake lacks, or numbers
+        after `seq`.
         """
         self.settle()
         with self._deleting:
@@ -333,10 +333,10 @@ class Store:
     def _start_generation(self, table: TableId) -> None:
         """Start another generation of the name; keep the unflushed rows under another name."""
         if sql.fold(table.schema) in self._retained_schemas:
-            raise StateError(f"{table} is not the table whose rows its tenant's replica follows.")
+            raise StateError(f"{table} is not the table that its tenant's replica follows.")
         self.settle()
         if self._journal is not None:
-            # Replay skips settled frames because the table has their numbers, which ends here.
+            # Replay skips settled frames by their numbers, which the table is about to lose.
             self._journal.wipe()
         with self._deleting:
             log, generation = self._logs[table], self.generation(table)
@@ -364,7 +364,7 @@ class Store:
         """Forget the schema's tables, their rows and retained logs; their names start a generation."""
         self.settle()
         if self._journal is not None:
-            # Replay skips settled frames because the table has their numbers, which ends here.
+            # Replay skips settled frames by their numbers, which the table is about to lose.
             self._journal.wipe()
         with self._deleting:
             # Rows of tables that were dropped or renamed are not in the schema any more.
@@ -445,7 +445,7 @@ class Store:
         try:
             yield
         except CatchmentError:
-            # The error tells what was stored.
+            # The error tells whether the rows were stored.
             self._is_torn = False
             raise
         self._is_torn = False
@@ -468,7 +468,7 @@ class Store:
         try:
             self._connection.execute("COMMIT")
         except duckdb.Error as error:
-            # Only the file knows now whether the rows are stored: the owner has to open it again.
+            # Only the file shows whether the rows are stored: the owner has to open it again.
             raise CommitUnknownError(f"{self.path} may or may not have stored the rows: {error}") from None
 
     def _empty_log(self, table: TableId) -> TableLog:
