@@ -167,8 +167,8 @@ def test_a_delivery_makes_the_table_and_reports_in_one_json_value(delivered: Del
 
 
 def test_everything_but_the_report_goes_to_stderr(delivered: Delivery) -> None:
-    assert "5 units with 0.0 MB to go into main.events." in delivered.ended.err
-    assert "to go into" not in delivered.ended.out
+    assert "5 units with 0.0 MB to deliver to main.events." in delivered.ended.err
+    assert "to deliver to" not in delivered.ended.out
 
 
 def test_spark_ends_without_output(delivered: Delivery) -> None:

@@ -354,11 +354,11 @@ def test_any_hive_folders_can_be_imported_and_rows_that_are_gone_are_a_mismatch(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--keys", "a"], "say how a --tree is read"),
+        (["--keys", "a"], "are valid only with --tree"),
         (["--tree", "."], "A tree needs its keys"),
         (["--tree", ".", "--keys", "a,,b"], "a key without a name"),
         (["--tree", ".", "--keys", "a", "--table", "x.y"], "'x.y' is not a table name"),
-        (["--tree", ".", "--keys", "a", "--home", "."], "instead of a Tailpipe home"),
+        (["--tree", ".", "--keys", "a", "--home", "."], "cannot be combined with --home"),
     ],
     ids=["keys", "tree", "syntax", "table", "home"],
 )

@@ -259,8 +259,8 @@ def test_every_value_of_a_deliverable_type_survives_parquet(
         ("ENUM('a')", "ENUM('a')", "no such type"),
         ("UNION(a INTEGER)", "UNION(a INTEGER)", "no such type"),
         ("INTEGER[3]", "INTEGER[3]", "no such type"),
-        ("VARIANT[]", "VARIANT", "a column of its own"),
-        ("STRUCT(a INTEGER, b STRUCT(c GEOMETRY[]))", "GEOMETRY", "a column of its own"),
+        ("VARIANT[]", "VARIANT", "a top-level column"),
+        ("STRUCT(a INTEGER, b STRUCT(c GEOMETRY[]))", "GEOMETRY", "a top-level column"),
         ("MAP(VARCHAR, BIT)", "BIT", "no such type"),
     ],
 )

@@ -239,7 +239,7 @@ def _another(scene: Scene, definition: str) -> None:
         ("id INTEGER NOT NULL, kind VARCHAR DEFAULT 'none'", "'id' is INTEGER, not BIGINT"),
         ("id BIGINT, kind VARCHAR DEFAULT 'none'", "'id' may be NULL"),
         ("id BIGINT NOT NULL, kind VARCHAR", "'kind' has default NULL"),
-        ("id BIGINT NOT NULL, kind VARCHAR DEFAULT 'none', x INTEGER", "'x' is one too many"),
+        ("id BIGINT NOT NULL, kind VARCHAR DEFAULT 'none', x INTEGER", "'x' is unexpected"),
         ("kind VARCHAR DEFAULT 'none', id BIGINT NOT NULL", "another order"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_column_that_must_not_be_null_is_known_whatever_letters_its_name_has(
     create_table(sqlite_lake, columns=(Column(name=name, type="BIGINT", nullable=False),))
     path = write_parquet(tmp_path / "a.parquet", f'SELECT unnest([1, NULL])::BIGINT AS "{name}"')
     report = deliverer(sqlite_lake, settings).run(source_of([path]), mode=Mode.ADOPT)
-    assert ["may hold NULL" in failure.reason for failure in report.failures] == [True]
+    assert ["may contain NULL" in failure.reason for failure in report.failures] == [True]
 
 
 def test_columns_are_those_of_the_files_that_were_named_and_of_no_others(tmp_path: Path) -> None:

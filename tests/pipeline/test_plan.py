@@ -265,7 +265,7 @@ def test_a_plan_explains_itself() -> None:
     bounds = Bounds(file_bytes=128 * MIB, adopt_bytes_min=16 * MIB, units_per_commit_max=2, parallelism=2)
     units = [_unit(1, [20_000_000]), _unit(2, [1_000_000, 500_000]), _unit(3, [1_000_000]), _unit(4, [1])]
     assert list(_plan(units, delivered=["unit-0004"], bounds=bounds).explain()) == [
-        "3 units with 22.5 MB to go into main.events.",
+        "3 units with 22.5 MB to deliver to main.events.",
         "1 unit in the lake already, not to be delivered again.",
         "1 file (20.0 MB) to be adopted, by 1 Spark task.",
         "3 files (2.5 MB) to be rewritten into files of a good size, by 2 Spark tasks.",
@@ -274,4 +274,4 @@ def test_a_plan_explains_itself() -> None:
 
 
 def test_a_plan_with_nothing_to_do_says_so_and_promises_no_commit() -> None:
-    assert list(_plan([]).explain()) == ["0 units with 0.0 MB to go into main.events."]
+    assert list(_plan([]).explain()) == ["0 units with 0.0 MB to deliver to main.events."]

@@ -14,9 +14,7 @@ _ADVISORY_KEY = 0x43415443484D
 
 
 class AdvisoryLock(CommitLock):
-    """Excludes other clients of a PostgreSQL catalog by an advisory lock, released with the
-    connection.
-    """
+    """Excludes other clients of a PostgreSQL catalog by an advisory lock of its connection."""
 
     def __init__(self, conninfo: str) -> None:
         super().__init__()

@@ -72,9 +72,7 @@ Catalog = DuckDbCatalog | SqliteCatalog | PostgresCatalog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeAddress:
-    """All that is needed to open a lake: catalog, folder of the data files, and the name to attach
-    it as.
-    """
+    """Address of a lake: catalog, folder of the data files, and the name to attach it as."""
 
     catalog: Catalog
     data_path: str
@@ -93,7 +91,7 @@ def parse_catalog(url: str) -> Catalog:
             case "postgres" | "postgresql":
                 return _postgres(url if rest.startswith("//") else rest)
     raise SettingsError(
-        "The form of the lake's catalog is unknown.",
+        "The lake's catalog has an unknown form.",
         hint="CATCHMENT_LAKE_CATALOG is `sqlite:PATH`, `duckdb:PATH` or `postgres:CONNINFO`.",
     )
 
@@ -108,7 +106,7 @@ def _postgres(conninfo: str) -> PostgresCatalog:
         # The parser's message is left out: it would quote the connection string with its password.
         raise SettingsError(
             "The PostgreSQL connection string of the lake's catalog cannot be read.",
-            hint="CATCHMENT_LAKE_CATALOG is `postgres:host=… dbname=…`; values with spaces stand in single quotes.",
+            hint="CATCHMENT_LAKE_CATALOG is `postgres:host=… dbname=…`; put values with spaces in single quotes.",
         ) from None
     return PostgresCatalog(conninfo)
 
@@ -127,14 +125,14 @@ def open_connection(
     threads: int | None = None,
     create: bool = True,
 ) -> duckdb.DuckDBPyConnection:
-    """A new DuckDB instance with the lake attached and `settings` in force.
+    """Return a new DuckDB instance with the lake attached and `settings` applied.
 
-    `create` makes a lake if there is none, and prepares a SQLite catalog for several processes.
+    With `create`, a missing lake is created and a SQLite catalog is prepared for several processes.
     Without it, attaching changes nothing.
     """
     if any(letter in address.data_path for letter in "*?["):
         raise SettingsError(
-            f"The data path {address.data_path} would be read as a pattern.", hint="Choose another name."
+            f"The data path {address.data_path} would be read as a pattern.", hint="Avoid `*`, `?` and `[`."
         )
     connection = extensions.connect(threads=threads)
     extensions.load(connection, "ducklake")
@@ -169,11 +167,10 @@ def _is_encrypted(connection: duckdb.DuckDBPyConnection, address: LakeAddress) -
 
 
 def detach(address: LakeAddress, connection: duckdb.DuckDBPyConnection) -> None:
-    """Take the lake out of an instance that was given up, if it would keep its successor from
-    opening the catalog.
+    """Detach a DuckDB catalog from a replaced instance, so that the new one can open it.
 
-    A DuckDB file is open once in a process. It is closed when the last transaction of the instance
-    has ended.
+    A process can open a DuckDB file only once. The file is closed when the last transaction of the
+    instance has ended.
     """
     if isinstance(address.catalog, DuckDbCatalog):
         with suppress(duckdb.Error):
@@ -190,7 +187,7 @@ def _attach(connection: duckdb.DuckDBPyConnection, address: LakeAddress, more: M
         except duckdb.Error as error:
             if not _is_other_spelling(str(error), address.data_path):
                 raise
-            # For this session only; the catalog keeps the path as it was written.
+            # For this session only; the path in the catalog stays unchanged.
             connection.execute(f"{attach} {sql.options({**options, 'OVERRIDE_DATA_PATH': True})}")
     except duckdb.Error as error:
         raise _attach_error(error, address) from None
@@ -209,15 +206,15 @@ def _target(catalog: Catalog) -> tuple[str, dict[str, sql.Value]]:
 
 
 def _kept_path(text: str) -> str | None:
-    """The data path that the catalog keeps, from DuckLake's complaint that another one is given."""
+    """Return the catalog's data path from DuckLake's error about another one, or None."""
     found = re.search(r'existing data path in the catalog "([^"]*)"', text)
     return found[1] if found else None
 
 
 def _is_other_spelling(text: str, data_path: str) -> bool:
-    """Whether DuckLake complains about a folder that is the same one.
+    """Return whether the catalog's data path in DuckLake's error is the same folder as `data_path`.
 
-    Another program may have written it relative to the folder that it ran in, or through a link.
+    Another program may have stored it relative to its working directory, or through a link.
     """
     kept = _kept_path(text)
     if not kept or "://" in kept:
@@ -228,8 +225,8 @@ def _is_other_spelling(text: str, data_path: str) -> bool:
     return bool(parts) and Path(data_path).parts[-len(parts) :] == parts
 
 
-def _elsewhere(text: str, address: LakeAddress) -> SettingsError:
-    # DuckDB's own text continues with an option of ATTACH, which cannot be passed here.
+def _wrong_data_path(text: str, address: LakeAddress) -> SettingsError:
+    # DuckDB's text suggests an option of ATTACH, which users cannot pass here.
     kept = _kept_path(text)
     where = f"in {kept}" if kept else "elsewhere"
     return SettingsError(
@@ -241,7 +238,7 @@ def _elsewhere(text: str, address: LakeAddress) -> SettingsError:
 def _attach_error(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
     text = error_text(error, address)
     if "does not match existing data path" in text:
-        return _elsewhere(text, address)
+        return _wrong_data_path(text, address)
     if "creating a new DuckLake is explicitly disabled" in text:
         return LakeMissingError(f"There is no lake at {address.catalog}.")
     if "database is locked" in text or "already exists" in text or "duplicate key" in text:

@@ -1,5 +1,4 @@
-"""The audit: proof, from the ledger and the tables alone, that every unit was delivered exactly
-once.
+"""The audit: proves from the ledger and the tables that every unit was delivered exactly once.
 
 For each producer: no unit twice, no gap and no overlap in the sequence, and a watermark at the end
 of the deliveries. For each table with deliveries: every file exists once with its recorded size,
@@ -44,7 +43,7 @@ class ProducerAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """Result of an audit: `findings` are faults, `notes` say what could not be compared and why."""
+    """Result of an audit: `findings` are faults, `notes` explain what could not be compared."""
 
     producers: tuple[ProducerAudit, ...]
     findings: tuple[AuditFinding, ...]
@@ -134,7 +133,7 @@ def _audit_tables(
                 for name in producers
             )
         elif _hides_snapshots(connection, lake_name, table):
-            notes.append(f"{table} has a column snapshot_id of its own; its rows cannot be compared.")
+            notes.append(f"{table} has its own column snapshot_id; its rows cannot be compared.")
         else:
             found, noted = _audit_rows(connection, lake_name, table, units, oldest=oldest)
             findings.extend(found)
@@ -173,7 +172,7 @@ def _audit_rows(
         snapshots[each.snapshot_id or 0].append(each)
     live = _rows_by_snapshot(connection, lake_name, table)
     sums = {snapshot: sum(each.rows for each in brought) for snapshot, brought in snapshots.items()}
-    # Checked only if rows are missing: it takes as long as counting them.
+    # Checked only if rows are missing: the check takes as long as counting them.
     is_short = any(live.get(snapshot, 0) < recorded for snapshot, recorded in sums.items())
     short = _Shortfall(changed=is_short and _was_changed(connection, lake_name, table), oldest=oldest)
     for snapshot, brought in snapshots.items():

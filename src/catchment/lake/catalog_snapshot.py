@@ -1,5 +1,4 @@
-"""DuckLake's catalog at a snapshot: the snapshot's time, its tables, and which of them changed
-since.
+"""DuckLake's catalog at a snapshot: its time, its tables, and the tables that changed since.
 
 Read from the catalog's own tables, through a connection to the lake.
 """
@@ -25,11 +24,10 @@ class CatalogSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogColumn:
-    """A column at a snapshot, as the catalog has it; `parent` is set if it is a part of another
-    one.
+    """A column at a snapshot, as the catalog has it. `parent` is the column that it is part of.
 
-    `default` is `literal:` or `expression:`, followed by its text. `initial` is the value, as text,
-    that rows read whose file is older than the column; comparisons ignore it.
+    `default` is `literal:` or `expression:`, followed by its text. `initial` is the column's value,
+    as text, for rows whose file is older than the column; comparisons ignore it.
     """
 
     id: int

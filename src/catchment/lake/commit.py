@@ -27,9 +27,7 @@ from catchment.lake.types import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableIs:
-    """Requires that the table is unchanged since the plan: same table, columns, partitions and
-    order.
-    """
+    """Requires the same table, columns, partitions and order as when the plan was made."""
 
     table: Table
 
@@ -70,14 +68,14 @@ class AddColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTable:
-    """Drops the table; its files go with the snapshots that still show them."""
+    """Drops the table; its files are deleted once the snapshots that list them have expired."""
 
     table: TableId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsertRows:
-    """Inserts what a query on the lake's connection returns: for few rows, not for bulk."""
+    """Inserts the result of a query on the lake's connection; for few rows, not for bulk."""
 
     table: TableId
     query: str
@@ -86,11 +84,10 @@ class InsertRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterFiles:
-    """Registers the Parquet files under `folder`, which must be exactly those of `names`, its
-    relative paths.
+    """Registers the Parquet files under `folder`, which must be exactly `names`, as relative paths.
 
-    `partitioned` takes partition values from `key=value` folders. `allow_missing` lets a column
-    that a file lacks read as NULL.
+    With `partitioned`, partition values come from `key=value` folders. With `allow_missing`, a
+    column that a file lacks is NULL.
     """
 
     table: TableId
@@ -104,8 +101,8 @@ class RegisterFiles:
 class InsertFiles:
     """Inserts the rows of Parquet files with the table's columns; their number must be `rows`.
 
-    For a table that takes no registered files: DuckLake reads them, and writes its own. They stay
-    the caller's.
+    For a table that cannot have registered files: DuckLake reads these files and writes its own.
+    The caller keeps and removes them.
     """
 
     table: Table
@@ -115,9 +112,7 @@ class InsertFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """Moves a producer's watermark: both an effect and the precondition that no other process moved
-    it.
-    """
+    """Moves a producer's watermark, on the precondition that no other process has moved it."""
 
     claim: Claim
     seq_to: int
@@ -153,11 +148,10 @@ Change = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Preconditions and changes, applied in the order given. `info` becomes the snapshot's
-    provenance, never more.
+    """Preconditions and changes, applied in the given order. `info` only documents the snapshot.
 
-    `as_of` is a snapshot at which all that is required was seen to be so: while it is the newest,
-    nothing is asked.
+    `as_of` is a snapshot at which all preconditions were true: while it is the newest one, they are
+    not checked again.
     """
 
     message: str
@@ -168,12 +162,12 @@ class Commit:
 
     @property
     def files(self) -> int:
-        """How many files it registers."""
+        """Number of files that the commit registers."""
         return sum(len(change.names) for change in self.changes if isinstance(change, RegisterFiles))
 
     @property
     def inserts_into(self) -> tuple[str, ...]:
-        """The folders in which DuckLake itself writes files for it."""
+        """Folders in which DuckLake itself writes files for the commit."""
         return tuple(change.table.folder for change in self.changes if isinstance(change, InsertFiles))
 
 
@@ -269,14 +263,13 @@ def _create_table(change: CreateTable, target: Target) -> None:
 
 def _register(change: RegisterFiles, target: Target) -> None:
     # A pattern registers thousands of files several times as fast as a list does, but a file that
-    # some other attempt left in the folder would double rows without a word: look before
-    # registering.
+    # another attempt left in the folder would silently duplicate rows. So check the folder first.
     found = files.names_below(files.local_path(change.folder), ".parquet")
     if found != change.names:
         strays, lost = len(found - change.names), len(change.names - found)
         raise InvariantError(f"{change.folder} has {strays} unexpected files and lacks {lost}.")
     if tables.is_encrypted(target.connection, target.lake_name):
-        raise InvariantError(f"Plain files were to be registered in an encrypted lake, for {change.table}.")
+        raise InvariantError(f"Unencrypted files cannot be registered in an encrypted lake, for {change.table}.")
     target.connection.execute(
         "CALL ducklake_add_data_files(?, ?, ?, schema => ?, hive_partitioning => ?, allow_missing => ?)",
         [
@@ -293,7 +286,7 @@ def _register(change: RegisterFiles, target: Target) -> None:
 def _insert(change: InsertFiles, target: Target) -> None:
     refuse_ledger(change.table.id)
     names = sql.identifiers(column.name for column in change.table.columns)
-    # Not every type comes back from Parquet as itself.
+    # Some types change when they are read back from Parquet.
     values = ", ".join(f"CAST({sql.identifier(column.name)} AS {column.type})" for column in change.table.columns)
     paths = sql.literals(glob.escape(path) for path in change.paths)
     row = target.connection.execute(
@@ -302,7 +295,7 @@ def _insert(change: InsertFiles, target: Target) -> None:
     ).fetchone()
     inserted = int(row[0]) if row else 0
     if inserted != change.rows:
-        raise InvariantError(f"{inserted} rows went into {change.table.id}, and {change.rows} were written for it.")
+        raise InvariantError(f"{inserted} rows were inserted into {change.table.id}, but {change.rows} were written.")
 
 
 def _alter(target: Target, table: TableId, action: str) -> None:

@@ -1,10 +1,9 @@
-"""Dead letters: rows that can never be delivered as they are, kept in the lake with the reason
-until an operator decides.
+"""Dead letters: undeliverable rows, kept in the lake with the reason until an operator decides.
 
-They lie in a table beside the ledger, so that the transaction which delivers the rest of their unit
-sets them aside: a row is either in its table or here, never in both and never in neither. Retrying
-and dropping are one transaction too. A row is kept as Arrow, which gives back exactly what was
-sent, in letters that no catalog misreads.
+They are in a table next to the ledger and are written by the transaction that delivers the rest of
+their unit: a row is either in its table or here, never in both and never in neither. Retrying and
+dropping are one transaction each. A row is stored as an Arrow stream in base64, which preserves
+every value exactly and is plain text for every kind of catalog.
 """
 
 import base64
@@ -26,9 +25,7 @@ TABLE = "dead_letters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One row that its table refuses. `id` is stable: the same row of the same unit always has the
-    same.
-    """
+    """One row that its table refuses. `id` is stable: a row of a unit always has the same id."""
 
     id: str
     unit_id: str
@@ -40,14 +37,14 @@ class DeadLetter:
     buried_at: datetime
 
     def content(self) -> pa.Table:
-        """The row as it was sent."""
+        """Return the row as it was sent."""
         return pa.ipc.open_stream(base64.b64decode(self.row)).read_all()
 
 
 def packed(row: pa.Table) -> str:
-    """A row as text."""
+    """Return the row as text."""
     sink = pa.BufferOutputStream()
-    # Taken, not sliced: a slice carries the rows beside it along.
+    # Copied by `take`: a slice would carry its neighbours along.
     alone = row.take(pa.array(range(row.num_rows), pa.int64()))
     with pa.ipc.new_stream(sink, alone.schema) as writer:
         writer.write_table(alone)
@@ -55,7 +52,7 @@ def packed(row: pa.Table) -> str:
 
 
 class DeadLetters:
-    """Statements on the dead letters; each runs in whatever transaction its connection is in."""
+    """Statements on the dead letters; each method runs in its connection's transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str) -> None:
         self._connection = connection
@@ -75,7 +72,7 @@ class DeadLetters:
     def find(
         self, ids: Sequence[str] | None = None, *, table: TableId | None = None, letters_max: int | None = None
     ) -> list[DeadLetter]:
-        """Those letters, or all, oldest first; of many, the first ones."""
+        """Return the letters, or those of these ids or of a table, oldest first."""
         if not self._exists():
             return []
         where = ["true"]
@@ -90,7 +87,7 @@ class DeadLetters:
         return [_letter(row) for row in rows]
 
     def counts(self) -> dict[TableId, int]:
-        """How many there are, by table."""
+        """Return the number of letters by table."""
         if not self._exists():
             return {}
         text = f"SELECT table_schema, table_name, count(*) FROM {self._name()} GROUP BY ALL ORDER BY ALL"
@@ -110,7 +107,7 @@ class DeadLetters:
             self._connection.execute(f"DELETE FROM {self._name()} WHERE table_schema = ?", [schema])
 
     def _exists(self) -> bool:
-        # Made with the first letter: a lake that never had one, or an older one, has no such table.
+        # Created with the first letter: older lakes, and lakes that never had one, lack the table.
         return has_table(self._connection, self._lake, TableId(LEDGER_SCHEMA, TABLE))
 
     def _name(self) -> str:

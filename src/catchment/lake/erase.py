@@ -1,9 +1,8 @@
-"""Erasing: delete the files of a schema's dropped tables before the snapshots that list them
-expire.
+"""Erasing: deletes files of a schema's dropped tables before their snapshots expire.
 
 Dropped tables keep their files for older snapshots. Expiring these snapshots would also remove the
 history of every other table. So the files are deleted and the snapshots stay: reading a dropped
-table at such a snapshot fails for a missing file, and maintenance skips missing files. The
+table at such a snapshot fails because of a missing file, and maintenance skips missing files. The
 catalog's own facts about the tables (names, row counts, minimum and maximum of columns) are removed
 when the snapshots expire.
 """

@@ -25,8 +25,8 @@ _idle: deque[duckdb.DuckDBPyConnection] = deque()
 def connect(*, check_signatures: bool = False, threads: int | None = None) -> duckdb.DuckDBPyConnection:
     """Create a DuckDB instance in memory that never installs or loads an extension by itself.
 
-    It has one thread per core, or `threads`. They are given from the start: starting a thread per
-    core and ending them again takes a third of the time to create the instance.
+    It has one thread per core, or `threads`. The number is set at creation: starting one thread per
+    core and ending the surplus takes a third of the time to create the instance.
 
     Checking a signature reads the whole binary, which takes most of the time of opening a lake. The
     binaries come from installed packages: a process that could change them could change this code
@@ -46,8 +46,9 @@ def connect(*, check_signatures: bool = False, threads: int | None = None) -> du
 
 
 def scratch() -> duckdb.DuckDBPyConnection:
-    """Return a connection for a small query without a lake; the caller closes it. It shares one
-    instance, because creating one takes 10 ms.
+    """Return a connection for a small query without a lake; the caller closes it.
+
+    All of them share one instance, because creating one takes 10 ms.
     """
     return _scratch().cursor()
 
@@ -64,8 +65,8 @@ def attached(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB file for reading, with its tables under their bare names.
 
     Connections of one process to one file must agree on settings, and an instance attaches a file
-    only once. So the file is attached to an instance that no other caller uses meanwhile, which is
-    kept for the next file unless something failed.
+    only once. So the file is attached to an instance that no other caller uses at the time. The
+    instance is kept for the next file unless an error occurred.
     """
     try:
         connection = _idle.popleft()

@@ -14,8 +14,8 @@ from catchment.errors import (
 )
 from catchment.lake.attach import DuckDbCatalog, LakeAddress, PostgresCatalog, SqliteCatalog, error_text
 
-# Texts by which DuckLake, SQLite and PostgreSQL say that a transaction lost a race and was rolled
-# back.
+# Texts by which DuckLake, SQLite and PostgreSQL report that a transaction lost a race and was
+# rolled back.
 _CONFLICT_WORDS = ("conflict", "database is locked", "primary key", "unique", "concurrent", "serialize", "deadlock")
 
 
@@ -32,20 +32,17 @@ def before_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
 
 
 def during_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
-    """Translate the error of a COMMIT: a conflict committed nothing; otherwise the result is
-    unknown.
-    """
+    """Translate a COMMIT's error: a conflict, or, with any other error, an unknown result."""
     text = error_text(error, address)
     return ConflictError(text) if _is_conflict(text) else CommitUnknownError(f"COMMIT failed: {text}")
 
 
 def spoils_instance(error: duckdb.Error, address: LakeAddress) -> bool:
-    """Whether the DuckDB instance must be replaced after a failed COMMIT; readers keep the old one
-    until they finish.
+    """Return whether the DuckDB instance must be replaced after a failed COMMIT.
 
-    SQLite: yes, it would crash later. PostgreSQL: not after a conflict, because DuckLake keeps a
-    server connection open for every instance that had one. DuckDB: no, because one process cannot
-    open the file twice.
+    Readers keep the old instance until they finish. SQLite: yes, it would crash later. PostgreSQL:
+    not after a conflict, because DuckLake keeps a server connection open for every instance that
+    had one. DuckDB: no, because one process cannot open the file twice.
     """
     match address.catalog:
         case SqliteCatalog():

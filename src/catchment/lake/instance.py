@@ -30,7 +30,7 @@ _FAILED = re.compile(r"(?:INTERNAL|FATAL) Error: ")
 
 
 def has_failed_inside(error: BaseException) -> bool:
-    """Whether the error is an internal failure of DuckDB, not of a statement."""
+    """Return whether the error is an internal failure of DuckDB, not of a statement."""
     if isinstance(error, duckdb.InternalException | duckdb.FatalException):
         return True
     return isinstance(error, pa.ArrowException | OSError) and _FAILED.match(str(error)) is not None
@@ -47,8 +47,10 @@ class Instance:
         release: Callable[[Connection], None] | None = None,
         failures: Counter | None = None,
     ) -> None:
-        """Create none yet. `release` frees resources of a replaced instance that its successor
-        needs; `failures` counts internal failures.
+        """Store the parameters; the first use creates the instance.
+
+        `release` frees resources of a replaced instance that its successor needs. `failures` counts
+        internal failures.
         """
         self._name = name
         self._make = make
@@ -86,16 +88,12 @@ class Instance:
         return generation < self._sound_from
 
     def give_up(self) -> None:
-        """Use a new instance from the next connection on; readers keep the old one until they
-        finish.
-        """
+        """Use a new instance for later connections; readers keep the old one until they finish."""
         with self._mutex:
             self._replace()
 
     def note(self, error: BaseException, generation: int) -> None:
-        """Replace the instance of that generation, unless it is replaced already, if the error says
-        that it failed internally.
-        """
+        """Replace that generation's instance if the error is internal, unless already replaced."""
         if not has_failed_inside(error):
             return
         with self._mutex:
@@ -125,9 +123,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The instance and generation that a connection belongs to; equal for all connections of one
-    generation.
-    """
+    """Instance and generation of a connection; equal for all connections of one generation."""
 
     instance: Instance
     generation: int
@@ -143,7 +139,5 @@ class Origin:
             raise EngineFailedError
 
     def note(self, error: BaseException) -> None:
-        """Replace the instance if an error of one of its connections says that it failed
-        internally.
-        """
+        """Replace the instance if the error of one of its connections is an internal failure."""
         self.instance.note(error, self.generation)

@@ -57,7 +57,8 @@ _CONNECTION: dict[str, sql.Value] = {
     "ducklake_retry_wait_ms": 50,
     "ducklake_retry_backoff": 1.3,
 }
-# From this many files on, a transaction gets its own instance: opening it takes as long as them.
+# From this many files on, a transaction gets its own instance: opening one takes as long as
+# committing that many files.
 _FILES_ALONE_MIN = 100
 _SHAPES_MAX = 1_000
 
@@ -103,9 +104,7 @@ class Lake:
         holds_wal: bool = False,
         meters: Meters | None = None,
     ) -> None:
-        """`holds_wal` keeps a SQLite catalog's WAL open, for a long-running process with many
-        writers.
-        """
+        """`holds_wal` keeps a SQLite catalog's WAL open: for servers with many writers."""
         self.address = address
         self.limits = limits or LakeLimits()
         self.clock: Clock = clock or SystemClock()
@@ -173,8 +172,7 @@ class Lake:
         return self._instance.failed
 
     def open(self, *, create: bool = True) -> None:
-        """Attach the lake. With `create`, create it, its ledger and its options if they are
-        missing.
+        """Attach the lake. With `create`, create the lake, its ledger and its options if missing.
 
         Without `create`, raise LakeMissingError if there is no lake. A lake that another program
         created has no ledger: it is read-only then, with an empty ledger, and stays unchanged until
@@ -202,8 +200,7 @@ class Lake:
         if self._wal is not None and self._is_open:
             self._wal.release()
             with suppress(CatchmentError):
-                # The next process then has nothing to recover, unless the catalog is unavailable
-                # now.
+                # Removes the WAL, so that the next process has nothing to recover.
                 self.newest_snapshot()
         self._instance.close()
         self._commit_lock.close()
@@ -221,7 +218,7 @@ class Lake:
             return self._find_table(cursor, table)
 
     def find_shape(self, table: TableId) -> Table | None:
-        """Return the same, cached until a table changes otherwise than in rows; bounds may be old."""
+        """Return the table from a cache that schema changes invalidate; bounds may be outdated."""
         with self._reading() as cursor:
             return self._find_shape(cursor, table)
 
@@ -235,7 +232,7 @@ class Lake:
         return tables.require_table(connection, self.name, table, data_path=self.address.data_path)
 
     def insert(self, table: TableId, rows: pa.Table) -> None:
-        """Insert rows in a transaction of their own, without the ledger: not exactly-once."""
+        """Insert rows in one transaction, without the ledger: not exactly-once."""
         commits.refuse_ledger(table)
         self._retrying(lambda: self._insert(table, rows), on=(ConflictError,))
 
@@ -277,24 +274,24 @@ class Lake:
         shape_only: bool = False,
         claim: Claim | None = None,
     ) -> ProducerState:
-        """Return a producer's state for a table, at one snapshot, to plan a delivery from.
+        """Return a producer's state for a table at one snapshot, for planning a delivery.
 
-        `asked` returns the units that the table may have, given the producer's claim. With
+        `asked` returns the ids of the candidate units, given the producer's claim. With
         `shape_only` the table is as `find_shape` returns it. A `claim` that was read before is used
         as it is: the commit refuses an outdated one.
         """
         with self._reading() as cursor:
             ledger = self.ledger_on(cursor)
-            # First: facts from the catalog's own tables may be newer than the snapshot, never
-            # older.
+            # The snapshot is read first: facts from the catalog's own tables may be newer than it,
+            # never older.
             snapshot_id = tables.snapshot_of(cursor, self.name)
             found = (self._find_shape(cursor, table) if shape_only else None) or self.table_in(cursor, table)
-            stands = claim or ledger.join(producer)
+            known_claim = claim or ledger.join(producer)
             return ProducerState(
                 snapshot_id=snapshot_id,
                 table=found,
-                claim=stands,
-                delivered=ledger.delivered_ids(asked(stands), found.uuid),
+                claim=known_claim,
+                delivered=ledger.delivered_ids(asked(known_claim), found.uuid),
             )
 
     @property
@@ -332,7 +329,7 @@ class Lake:
             return audit(cursor, self.ledger_on(cursor), producer, data_path=self.address.data_path)
 
     def join(self, producer: ProducerId) -> Claim:
-        """Return the producer's state, which processes may share; its first delivery seeds it."""
+        """Return the producer's claim, which processes may share; its first delivery seeds it."""
         with self.ledger() as ledger:
             return ledger.join(producer)
 
@@ -343,14 +340,15 @@ class Lake:
     def set_watermark(self, producer: ProducerId, table: TableId, seq: int) -> None:
         """Start a producer's deliveries after `seq`, unless they are beyond it already; idempotent.
 
-        Earlier rows came in another way: the ledger records them as one unit without rows.
+        Earlier rows were delivered in another way: the ledger records them as one unit without
+        rows.
         """
         self._retrying(lambda: self._set_watermark(producer, table, seq))
 
     def commit(self, commit: Commit, *, is_locked: bool = False) -> None:
         """Apply the commit in one transaction; if `is_locked`, the caller has the `exclusive` lock."""
-        # One process cannot open a DuckDB file twice, and with it many files are not slower per
-        # file.
+        # Not for a DuckDB catalog: a process cannot open its file twice, and its time per file does
+        # not grow with their number.
         alone = commit.files >= _FILES_ALONE_MIN and not isinstance(self.address.catalog, DuckDbCatalog)
         with (
             nullcontext() if is_locked else self.exclusive(),
@@ -371,16 +369,16 @@ class Lake:
     def write(self, *, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
         """Run a write transaction under the commit lock; it is rolled back if the block raises.
 
-        `into` is the folder that DuckLake itself writes files to meanwhile. It does not sync them,
-        and a catalog must not survive a power cut without its files: they are synced before the
-        commit.
+        `into` is the folder that DuckLake itself writes files to inside the block. DuckLake does
+        not sync them, so they are synced before the commit: after a power cut, a catalog must not
+        list lost files.
         """
         with self.exclusive(), self._transaction(into=[] if into is None else [into]) as connection:
             yield connection
 
     @contextmanager
     def _transaction(self, *, alone: bool = False, into: Iterable[Path] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Run a write transaction; if `alone`, on an instance of its own with one thread.
+        """Run a write transaction; if `alone`, on a separate instance with one thread.
 
         With SQLite and PostgreSQL, DuckLake queries the catalog again for every file that it
         commits. With several threads these queries move between them, and the waiting threads keep
@@ -436,7 +434,7 @@ class Lake:
                 self.newest_snapshot()
                 wal.hold_index()
         except StorageFailedError as error:
-            # Only slower: the lake works without it.
+            # Without it, the lake works, but more slowly.
             events.emit("wal_not_held", level=logging.WARNING, reason=error.message)
 
     def _attach_existing(self) -> None:
@@ -518,7 +516,7 @@ class Lake:
             rows=0,
             bytes=0,
             digest=None,
-            source=f"{table} up to {seq}, which came in another way",
+            source=f"{table} up to {seq}, delivered in another way",
             job_id=ids.new_job_id(self.clock),
             delivered_at=self.clock.now(),
         )
@@ -544,7 +542,8 @@ class Lake:
                 connection.unregister("catchment_rows")
 
     def _find_shape(self, connection: duckdb.DuckDBPyConnection, table: TableId) -> Table | None:
-        # One at a time: of several threads that need a new table, one reads it, the others find it.
+        # One thread at a time: of several that need a new table, one reads it and the others find
+        # it.
         with self._shapes_mutex:
             known = self._shapes.pop(table, None)
             if known is None or not tables.is_as_it_was(connection, self.name, known):
@@ -582,9 +581,7 @@ class Lake:
             self._discard(error, origin, alone=alone)
 
     def _discard(self, error: duckdb.Error, origin: Origin, *, alone: bool) -> None:
-        """Replace the instance after a failed COMMIT, if needed; one that is `alone` is closed
-        anyway.
-        """
+        """Replace the instance after a failed COMMIT if needed; if `alone`, it is closed anyway."""
         origin.note(error)
         if not alone and not origin.is_lost and failures.spoils_instance(error, self.address):
             self._instance.give_up()

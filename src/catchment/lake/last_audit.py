@@ -1,6 +1,4 @@
-"""The last audit's result, stored in a file in the home, for a status that must not run an audit
-itself.
-"""
+"""The last audit's result, in a file in the home: the status shows it without running an audit."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,9 +1,9 @@
 """The ledger: deliveries by producer, recorded in the lake by the transaction that delivers.
 
-`producers` has one row per producer, seeded before its first delivery or with it. A delivery moves
-`seq` of its own row by a guarded UPDATE, which is the fence: of two racing deliveries the second
-conflicts, and one of an older epoch finds no row. `deliveries` is append-only: one row per unit,
-the audit trail and the answer to "did my commit land?".
+`producers` has one row per producer, seeded before its first delivery or with it. A delivery
+advances `seq` of its producer's row by a guarded UPDATE, which is the fence: of two racing
+deliveries the second conflicts, and one of an older epoch finds no row. `deliveries` is
+append-only: one row per unit, the audit trail and the answer to "did my commit land?".
 
     claim ──▶ epoch + 1: processes that deliver under the old epoch are fenced
     join  ──▶ same epoch: several processes share a producer and race; the ledger lets each unit through once
@@ -33,9 +33,7 @@ _UNITS_FEW_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A producer as one process sees it: the epoch it delivers under, and its watermark in the
-    lake.
-    """
+    """A producer as one process sees it: the epoch that it delivers under, and its watermark."""
 
     producer: ProducerId
     epoch: int
@@ -67,14 +65,12 @@ class Ledger:
     """Statements on the ledger; each method runs in its connection's transaction.
 
     They compare rows, `row(a) = row(?)`, instead of columns: for columns, DuckLake first queries
-    the catalog for the files that may contain such a value, which takes two thirds of an UPDATE,
-    that does so twice. All files of the ledger may contain it.
+    the catalog for the files that may contain such a value. An UPDATE does so twice, which takes
+    two thirds of its time, and in vain: every file of the ledger may contain it.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake_name: str, *, is_there: bool = True) -> None:
-        """Read through `connection`. Without `is_there` the lake has no ledger: every read is
-        empty.
-        """
+        """Use `connection`; without `is_there`, the lake has no ledger and reads are empty."""
         self._connection = connection
         self.lake_name = lake_name
         self._is_there = is_there
@@ -117,7 +113,7 @@ class Ledger:
         self._insert_producer(str(producer), now, seq=seq)
 
     def fence(self, now: datetime) -> None:
-        """Let only one commit of all concurrent transactions that call this or seed a producer."""
+        """Conflict with other transactions that call this or seed a producer; one commits."""
         self._bump(_ROOT, now)
 
     def claim(self, producer: ProducerId, now: datetime) -> None:
@@ -155,16 +151,12 @@ class Ledger:
             self._connection.execute(f"INSERT INTO {target} BY NAME FROM {name}")
 
     def delivered(self, unit_ids: Iterable[str], table_uuid: str) -> dict[str, Delivery]:
-        """Return those of the units that the table has; a table that was dropped and created again
-        has none.
-        """
+        """Return the units that the table has, by id; a table that was created again has none."""
         rows = self._of_units(self._statement("ledger_deliveries"), unit_ids, table_uuid)
         return {each.unit_id: each for each in map(_delivery, rows)}
 
     def delivered_ids(self, unit_ids: Iterable[str], table_uuid: str) -> frozenset[str]:
-        """Return only the ids of `delivered`, which is faster: every column that is read takes
-        time.
-        """
+        """Return only the ids of `delivered`; faster, because each column read takes time."""
         every = f"SELECT unit_id FROM {sql.qualified(self.lake_name, LEDGER_SCHEMA, 'deliveries')}"
         return frozenset(str(row[0]) for row in self._of_units(every, unit_ids, table_uuid))
 
@@ -189,7 +181,7 @@ class Ledger:
         ]
 
     def _raise_outdated(self, claim: Claim) -> None:
-        """Raise the reason why a claim is not valid any more: stop, or read again and retry."""
+        """Raise the reason why a claim is outdated: FencedError to stop, ConflictError to retry."""
         current = self.read(claim.producer)
         if current is None:
             raise InvariantError(f"Producer {claim.producer} was never seeded.")

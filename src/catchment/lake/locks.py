@@ -26,7 +26,7 @@ def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
         case SqliteCatalog(path=path):
             return SharedFileLock(path.with_name(path.name + ".lock"), clock=clock)
         case PostgresCatalog(conninfo=conninfo):
-            # Imported here, because it brings the client of PostgreSQL along.
+            # Imported here, because it imports the PostgreSQL client.
             from catchment.lake.advisory import AdvisoryLock
 
             return AdvisoryLock(conninfo)
@@ -35,8 +35,9 @@ def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
 
 
 class CommitLock:
-    """Excludes the other threads of this process; subclasses exclude other processes too. Dies with
-    its holder.
+    """Excludes other threads of this process; subclasses exclude other processes too.
+
+    The lock is released if its holder dies.
     """
 
     def __init__(self) -> None:
@@ -58,11 +59,11 @@ class CommitLock:
         yield
 
     def close(self) -> None:
-        """Release what the lock holds between uses."""
+        """Release resources that the lock keeps between uses."""
 
 
 class SharedFileLock(CommitLock):
-    """Excludes the other processes of this host, by a file beside the catalog."""
+    """Excludes the other processes of this host, by a file next to the catalog."""
 
     def __init__(self, path: Path, *, clock: Clock) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
-"""Maintenance: merge small files, expire snapshots, clean up, remove orphans; safe beside running
-deliveries.
+"""Maintenance: merges files, expires snapshots, removes old and orphaned files, during deliveries.
 
-Each step has two forms, one that looks and one that acts, over the same selection, so that a dry
-run cannot differ from what would be done. Order matters: merging makes files old, expiry makes
-more, cleaning deletes them, and orphans are looked for last.
+Each step has two forms, a dry run that counts and a run that acts, with the same selection, so that
+a dry run reports exactly what a run would do. Order matters: merging and expiry leave old files,
+cleaning deletes them, and orphans are searched last.
 
     merge ──▶ settle the ledger ──▶ expire ──▶ clean ──▶ orphans
 """
@@ -31,7 +30,7 @@ _BETWEEN_MERGES_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """Minimum ages of things that maintenance touches."""
+    """Minimum ages of the snapshots and files that maintenance removes."""
 
     snapshot: timedelta
     orphan: timedelta
@@ -46,7 +45,7 @@ class Ages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceStep:
-    """What one step did, or would do: how many of what; `error` is why it did not get to its end."""
+    """Result of one step: `count` units done, or to be done; `error` is why it did not finish."""
 
     name: str
     subject: str
@@ -68,12 +67,12 @@ class MaintenanceReport:
 
 
 def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> MaintenanceReport:
-    """Run every step; each commits by itself, so it may be stopped anywhere and run again."""
+    """Run every step. Each commits separately, so maintenance may be stopped and repeated."""
     now = lake.clock.now()
-    selection = _Look(lake) if dry_run else _Act(lake)
+    selection = _DryRun(lake) if dry_run else _ActualRun(lake)
     steps: list[MaintenanceStep] = []
 
-    def took(step: MaintenanceStep) -> None:
+    def note(step: MaintenanceStep) -> None:
         steps.append(step)
         facts: dict[str, Any] = {"step": step.name, "subject": step.subject, "count": step.count, "dry_run": dry_run}
         if step.error is None:
@@ -82,20 +81,20 @@ def maintain(lake: Lake, ages: Ages, *, dry_run: bool = False) -> MaintenanceRep
             events.emit("upkeep_step_failed", level=logging.WARNING, reason=step.error, **facts)
 
     for table in map(lake.table, lake.tables()):
-        took(_merge(selection, table))
+        note(_merge(selection, table))
     faults.reach("upkeep.after_merge")
-    took(MaintenanceStep(name="settle", subject="ledger", count=selection.settle(), unit="rows"))
-    took(
+    note(MaintenanceStep(name="settle", subject="ledger", count=selection.settle(), unit="rows"))
+    note(
         MaintenanceStep(name="expire", subject=lake.name, count=selection.expire(now - ages.snapshot), unit="snapshots")
     )
     faults.reach("upkeep.after_expire")
-    took(MaintenanceStep(name="clean", subject=lake.name, count=selection.clean(now - ages.orphan), unit="files"))
+    note(MaintenanceStep(name="clean", subject=lake.name, count=selection.clean(now - ages.orphan), unit="files"))
     faults.reach("upkeep.after_clean")
-    took(MaintenanceStep(name="orphans", subject=lake.name, count=selection.orphans(now - ages.orphan), unit="files"))
+    note(MaintenanceStep(name="orphans", subject=lake.name, count=selection.orphans(now - ages.orphan), unit="files"))
     return MaintenanceReport(done=not dry_run, steps=tuple(steps))
 
 
-def _merge(selection: "_Look", table: Table) -> MaintenanceStep:
+def _merge(selection: "_DryRun", table: Table) -> MaintenanceStep:
     """Merge the table's files; if one cannot be read, report it and continue with other tables."""
     count, reason = 0, None
     try:
@@ -105,8 +104,8 @@ def _merge(selection: "_Look", table: Table) -> MaintenanceStep:
     return MaintenanceStep(name="merge", subject=str(table.id), count=count, unit="files", error=reason)
 
 
-class _Look:
-    """Counts what there is to do."""
+class _DryRun:
+    """Counts the pending work of each step."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -135,8 +134,8 @@ class _Look:
         return len(self._orphans(before))
 
     def _orphans(self, before: datetime) -> list[Path]:
-        # Which jobs live is asked before DuckLake is: a job that commits in between was alive, so
-        # its files stay.
+        # Live jobs are listed before DuckLake's orphans: a job that commits in between was alive,
+        # so its files stay.
         alive = self._staging.live_jobs()
         with self._lake.cursor() as cursor:
             listed = _call(cursor, "ducklake_delete_orphaned_files", self._lake.name, before, dry_run=True)
@@ -146,12 +145,11 @@ class _Look:
         return sql.statement(PACKAGE, name, metadata=tables.metadata_of(self._lake.name))
 
 
-class _Act(_Look):
+class _ActualRun(_DryRun):
     """Performs the steps."""
 
     def merge(self, table: Table) -> int:
-        # A few outputs per transaction, so that none is open for long however much there is to
-        # merge.
+        # A few outputs per transaction, so that no transaction is open for long.
         merged = 0
         while processed := self._merge_some(table):
             merged += processed
@@ -169,9 +167,8 @@ class _Act(_Look):
         return sum(int(row[0]) for row in rows)
 
     def settle(self) -> int:
-        # The ledger is excluded from all compaction; it is opened for the length of this
-        # transaction, under the commit lock, so that dead versions of its rows do not pile up in
-        # the catalog.
+        # The ledger is excluded from compaction, except inside this transaction, under the commit
+        # lock, so that dead versions of its rows do not pile up in the catalog.
         call = f"CALL {sql.identifier(self._lake.name)}.set_option"
         with self._lake.write() as connection:
             connection.execute(f"{call}('auto_compact', true, schema => {sql.literal(LEDGER_SCHEMA)})")
@@ -204,7 +201,7 @@ class _Act(_Look):
 
 
 def _is_mergeable(table: Table) -> bool:
-    """Whether rows of the table can still be found after DuckLake has rewritten them.
+    """Return whether rows of the table can still be found after DuckLake has rewritten them.
 
     DuckLake writes Bloom filters, which cannot be disabled; with one, DuckDB does not find BLOB
     values that are not text.

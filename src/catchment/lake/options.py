@@ -1,6 +1,4 @@
-"""DuckLake options that differ from its defaults; stored in the lake, for every process that writes
-to it.
-"""
+"""DuckLake options that differ from its defaults; stored in the lake, for all its writers."""
 
 import duckdb
 
@@ -25,9 +23,7 @@ def set_all(connection: duckdb.DuckDBPyConnection, lake_name: str, *, file_bytes
 
 
 def _wanted(file_bytes: int) -> dict[tuple[str, str | None], str]:
-    """Return the options by name and schema (None: the whole lake), in the form in which DuckLake
-    stores them.
-    """
+    """Return the options by name and schema (None: the whole lake), as DuckLake stores them."""
     # User tables are never inlined: inlined structs come back damaged from SQLite and PostgreSQL,
     # and the queue does the same job better. The ledger's one-row updates are inlined, and only
     # Catchment's own maintenance may compact it. Parquet's version 2 and zstd's lowest level make

@@ -18,9 +18,7 @@ _MIGRATIONS = "_migrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
-    """The files of one table. A table's only file does not count as small: there is nothing to
-    merge it with.
-    """
+    """The files of one table. A single file does not count as small: it cannot be merged."""
 
     table: TableId
     files: int
@@ -58,9 +56,7 @@ NOTHING = Overview(
 
 
 def overview(lake: Lake, *, small_bytes: int, deliveries_max: int) -> Overview:
-    """Return the current state of the lake, from its catalog alone; files below `small_bytes` are
-    small.
-    """
+    """Return the lake's state, from its catalog alone; files below `small_bytes` are small."""
     with lake.snapshot() as connection:
         metadata = metadata_of(lake.name)
         text = sql.statement(PACKAGE, "overview_tables", metadata=metadata)

@@ -1,5 +1,4 @@
-"""DuckLake's placeholders: text such as `{SNAPSHOT_ID}` that it replaces anywhere in its own
-metadata SQL.
+"""DuckLake's placeholders: text such as `{SNAPSHOT_ID}` that it replaces in its metadata SQL.
 
 It replaces them in values too: in commit messages, in partition values, and in the minimum and
 maximum of a column, after which filters on that column skip the file. So such text must not reach
@@ -13,7 +12,7 @@ _TOKEN = re.compile(PATTERN)
 
 
 def has_token(text: str) -> bool:
-    """Whether DuckLake would replace something in the text."""
+    """Return whether DuckLake would replace something in the text."""
     return _TOKEN.search(text) is not None
 
 

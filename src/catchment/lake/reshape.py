@@ -1,9 +1,9 @@
 """Conversion of rows to a table's columns.
 
 Rows from outside are matched by name, widened if nothing is lost, and get defaults. Rows that were
-bound to the table when they were acknowledged are matched by DuckLake's field ids: whichever
-columns were renamed, added, dropped or widened since, the result is the same as if the rows had
-been in the table all the time.
+bound to the table when they were acknowledged are matched by DuckLake's field ids: if columns were
+renamed, added, dropped or widened since, the result is the same as if the rows had been in the
+table all the time.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,8 +16,9 @@ from catchment.lake.types import Column, DuckDBType, Field, Fit
 
 
 def misfit(have: Sequence[Column], columns: Sequence[Column], *, cast: Collection[str] = ()) -> str | None:
-    """Return why rows with columns `have` cannot go into `columns` unchanged, or None; columns in
-    `cast` may be cast.
+    """Return why rows with columns `have` do not fit `columns` unchanged, or None.
+
+    Columns in `cast` may be cast.
     """
     there = {sql.fold(column.name): column for column in have}
     want = {sql.fold(column.name): column for column in columns}
@@ -49,9 +50,7 @@ def are_bound(rows: Sequence[Column], columns: Sequence[Column]) -> bool:
 
 
 def select_bound(rows: Sequence[Column], columns: Sequence[Column]) -> list[str]:
-    """Return expressions that convert rows bound to earlier columns of a table to its present
-    columns.
-    """
+    """Return expressions that convert rows bound to earlier columns to a table's present ones."""
     before = {column.lake_field.id: column for column in rows if column.lake_field is not None}
     return [
         f"{_carried(before.get(column.lake_field.id), column)} AS {sql.identifier(column.name)}"
@@ -78,7 +77,7 @@ class _Source:
     field: Field
 
     def inner(self) -> dict[int, tuple[str, DuckDBType, Field]]:
-        """Return the values inside it by field id, each with its name in it."""
+        """Return the nested values by field id, each with its name."""
         return {
             field.id: (name, kind, field)
             for (name, kind), field in zip(types.children(self.kind), self.field.inner, strict=True)
@@ -86,9 +85,7 @@ class _Source:
 
 
 def _converted(source: _Source, kind: DuckDBType, field: Field, *, depth: int) -> str:
-    """Return the value in its present type: matched by field inside nested types, cast at the
-    leaves.
-    """
+    """Return the value in its present type: nested fields matched by id, leaves cast."""
     if source.field == field and str(source.kind) == str(kind):
         return source.expression
     match kind.id:

@@ -1,4 +1,4 @@
-"""The sandbox of a DuckDB instance that runs untrusted SQL: its own locks on files and settings."""
+"""The sandbox of a DuckDB instance that runs untrusted SQL: locks on files and settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,10 @@ class Sandbox:
     memory_mb: int = 0
 
     def apply(self, connection: duckdb.DuckDBPyConnection, address: LakeAddress | None = None) -> None:
-        """Sandbox the instance irrevocably. The catalog must be attached: only DuckLake can reach
-        it then.
-        """
+        """Sandbox the instance irrevocably; the catalog must be attached already."""
         settings: dict[str, sql.Value] = {
             "temp_directory": str(self.spill_path),
-            # Names of Python variables are not tables.
+            # A table name must not resolve to a Python variable.
             "python_enable_replacements": False,
         }
         if self.memory_mb:

@@ -19,9 +19,7 @@ class SchemaWatch:
     """Caches the version of the lake's schema. Thread-safe."""
 
     def __init__(self, lake: Lake, clock: Clock, *, age_s_max: float) -> None:
-        """Watch the lake. A version is valid for `age_s_max` seconds, at most until the next commit
-        through `lake`.
-        """
+        """A version is valid for `age_s_max` seconds, or until the next commit through `lake`."""
         self._lake = lake
         self._clock = clock
         self._age_s_max = age_s_max
@@ -53,12 +51,12 @@ class SchemaWatch:
         now_s = self._clock.monotonic_s()
         if self._query is None:
             self._query, self._query_started_s = threading.Event(), now_s
-            # A thread of its own: a catalog that hangs must not block writers.
+            # In a separate thread: a catalog that hangs must not block writers.
             threading.Thread(target=self._run_query, args=(self._query,), name="schema-watch", daemon=True).start()
         return self._query if now_s - self._query_started_s < _WAIT_S_MAX else None
 
     def _run_query(self, query: threading.Event) -> None:
-        # Read before the query: a commit that comes meanwhile may not be in the result.
+        # Read before the query: a commit during the query may not be in the result.
         commits, queried_s = self._lake.commits, self._clock.monotonic_s()
         version: int | None = None
         try:

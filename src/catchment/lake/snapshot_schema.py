@@ -1,6 +1,9 @@
 """A schema of a lake as it was at a snapshot: its tables, and the files with their rows.
 
-What is read here is what DuckLake itself goes by when it reads `AT (VERSION => …)`, for a reader
+…)`, for a reader that has the files and not the catalog. Merging replaces the files of a snapshot
+by others that hold the same rows and later ones. => This is the metadata that DuckLake itself uses
+to read `AT (VERSION => …)`, for a reader that has the files but not the catalog. Merging replaces
+the files of a snapshot by files that contain the same rows and later ones. => …)`, for a reader
 that has the files and not the catalog. Merging replaces the files of a snapshot by others that hold
 the same rows and later ones.
 """
@@ -24,9 +27,9 @@ from catchment.lake.types import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotField:
-    """A column, or a part of a nested one, by the number that stays when it is renamed.
+    """A column, or a field inside a nested one; `id` stays the same when it is renamed.
 
-    `initial` is what rows read, as text, whose file is older than the column. `type` is known of
+    `initial` is the value, as text, for rows whose file is older than the column. `type` is set for
     columns only.
     """
 
@@ -39,9 +42,7 @@ class SnapshotField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileName:
-    """A name in a file that was registered, and the field that it stands for; `in_path` where its
-    folder has it.
-    """
+    """A name in a registered file and its field; `in_path` if the value is in the file's path."""
 
     name: str
     field_id: int
@@ -51,11 +52,11 @@ class FileName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """A data file at a snapshot. `partial`: some of its rows, or of its deletions, are of later
-    snapshots.
+    """A data file at a snapshot, and its file of deletions, if any.
 
-    `names` is None if the file has field ids. `partition` has the values of the table's partition
-    keys, or None if the file is not split by them.
+    If `is_partial` or `deletes_are_partial`, some of the rows or deletions belong to later
+    snapshots. `names` is None if the file has field ids. `partition` has the values of the table's
+    partition keys, or None if the file is not split by them.
     """
 
     path: str
@@ -78,34 +79,36 @@ class SnapshotTable:
 
 
 def has_snapshot(lake: Lake, snapshot: int) -> bool:
-    """Whether the lake still has the snapshot."""
+    """Return whether the lake still has the snapshot."""
     with lake.snapshot() as connection:
         return find_snapshot(connection, lake.name, snapshot) is not None
 
 
 def schema_at(lake: Lake, schema: str, snapshot: int) -> tuple[SnapshotTable, ...]:
-    """The schema's tables at the snapshot; what cannot be read from files alone is an InputError."""
+    """Return the schema's tables at the snapshot.
+
+    Raises InputError if the snapshot has expired or rows are in the catalog itself,
+    NotSupportedError if something else cannot be read from the files alone.
+    """
     with lake.snapshot() as connection:
         if find_snapshot(connection, lake.name, snapshot) is None:
             raise InputError(
                 f"The lake has no snapshot {snapshot} any more.",
-                hint="Maintenance has expired it. Begin with a newer one.",
+                hint="Maintenance has expired it. Use a newer one.",
             )
         given = {"snapshot": snapshot, "schema": schema}
         views = [name for (name,) in connection.execute(_statement(lake, "snapshot_views"), given).fetchall()]
         if views:
             raise NotSupportedError(
-                f"Schema {schema} has views, which cannot be carried over: {', '.join(views)}.",
-                hint="Drop them, and create them again on the other side.",
+                f"Schema {schema} has views, which cannot be copied: {', '.join(views)}.",
+                hint="Drop them, and create them again at the destination.",
             )
         found = sorted(tables_at(connection, lake.name, schema, snapshot), key=lambda table: table.name)
-        return tuple(_Past(lake, connection, TableId(schema, each.name), snapshot).read(each) for each in found)
+        return tuple(_TableReader(lake, connection, TableId(schema, each.name), snapshot).read(each) for each in found)
 
 
 def differences(one: Table, other: Table) -> list[str]:
-    """Why rows of one table cannot simply go on in the other, a sentence each; nothing where they
-    can.
-    """
+    """Return the differences that keep rows of one table from being written to the other."""
     found: list[str] = []
     names = [sql.fold(column.name) for column in one.columns]
     others = {sql.fold(column.name): column for column in other.columns}
@@ -119,11 +122,11 @@ def differences(one: Table, other: Table) -> list[str]:
             found.append(f"column {column.name!r} {'may' if twin.nullable else 'must not'} be NULL")
         elif twin.default != column.default:
             found.append(f"column {column.name!r} has default {twin.default or 'NULL'}, not {column.default or 'NULL'}")
-    found += [f"column {column.name!r} is one too many" for key, column in others.items() if key not in names]
+    found += [f"column {column.name!r} is unexpected" for key, column in others.items() if key not in names]
     if not found and list(others) != names:
         found.append("its columns are in another order")
     if _keys(one) != _keys(other):
-        found.append(f"it is partitioned by {_said(other)}, not {_said(one)}")
+        found.append(f"it is partitioned by {_keys_text(other)}, not {_keys_text(one)}")
     return found
 
 
@@ -131,7 +134,7 @@ def _keys(table: Table) -> list[tuple[str, str]]:
     return [(sql.fold(key.column), key.transform) for key in table.partition_by]
 
 
-def _said(table: Table) -> str:
+def _keys_text(table: Table) -> str:
     return ", ".join(f"{key.transform}({key.column})" for key in table.partition_by) or "nothing"
 
 
@@ -140,8 +143,8 @@ def _statement(lake: Lake, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    """One table at a snapshot, being read."""
+class _TableReader:
+    """Reads one table at a snapshot."""
 
     lake: Lake
     connection: duckdb.DuckDBPyConnection
@@ -208,15 +211,13 @@ class _Past:
         return found
 
     def _check(self, found: Sequence[SnapshotFile]) -> None:
-        """Verify the result against DuckLake's own reading: its catalog may change with its
-        version.
-        """
+        """Verify the result against DuckLake's own list: newer versions may change the catalog."""
         listed = self.connection.execute(
             "SELECT data_file, delete_file FROM ducklake_list_files(?, ?, schema => ?, snapshot_version => ?)",
             [self.lake.name, self.id.name, self.id.schema, self.snapshot],
         ).fetchall()
         if sorted(listed, key=str) != sorted(((each.path, each.deletes) for each in found), key=str):
-            raise InvariantError(f"DuckLake lists other files of {self.id} at snapshot {self.snapshot} than it keeps.")
+            raise InvariantError(f"DuckLake's list of files of {self.id} at {self.snapshot} differs from its catalog.")
 
     def _names(self, number: int) -> dict[int, tuple[FileName, ...]]:
         rows = self.connection.execute(_statement(self.lake, "snapshot_names"), {"table": number}).fetchall()
@@ -233,7 +234,7 @@ class _Past:
         return {mapping: named(mapping, None) for mapping in {row[0] for row in rows}}
 
     def _refuse_inlined(self, number: int) -> None:
-        """Rows, or deletions, that are in the catalog and in no file would be lost, or come back."""
+        """Refuse tables with rows or deletions that are only in the catalog: they would be lost."""
         metadata = metadata_of(self.lake.name)
         query = f"SELECT table_name FROM {sql.identifier(metadata)}.ducklake_inlined_data_tables WHERE table_id = ?"
         kept = [name for (name,) in self.connection.execute(query, [number]).fetchall()]
@@ -242,7 +243,7 @@ class _Past:
         ):
             raise InputError(
                 f"Table {self.id} has rows or deletions in the catalog itself, not in a file.",
-                hint=f"CALL ducklake_flush_inlined_data('{self.lake.name}'), then begin with a newer snapshot.",
+                hint=f"CALL ducklake_flush_inlined_data('{self.lake.name}'), then use a newer snapshot.",
             )
 
     def _has_inlined(self, name: str, condition: str = "") -> bool:
@@ -252,7 +253,7 @@ class _Past:
                 f"SELECT 1 FROM {table} WHERE begin_snapshot <= $1 {condition} LIMIT 1", [self.snapshot]
             )
         except duckdb.CatalogException:
-            # DuckLake makes it for the first of them, and lists it nowhere.
+            # DuckLake creates the table with the first inlined deletion, and does not list it.
             return False
         return found.fetchone() is not None
 

@@ -8,7 +8,7 @@ comes at that moment finds the database busy, and the SQLite in DuckDB's extensi
 
 A database that another process has open too is never closed last. This module holds the locks that
 such a process would hold: a shared lock on the pending byte, which an exclusive lock needs, and one
-on the byte that says that the index is in use. They are locks of an open file, not of a process, so
+on the byte that marks the index as in use. They are locks of an open file, not of a process, so
 they also exclude this process's own SQLite. The bytes are part of SQLite's file format. If the
 system has no such locks, nothing is held, and SQLite behaves as usual.
 """
@@ -35,8 +35,9 @@ class OpenWal:
         self._mutex = threading.Lock()
 
     def hold(self) -> bool:
-        """Keep the catalog from being closed last; False without a WAL: then commits need this
-        lock.
+        """Keep the catalog from being closed last; return whether `hold_index` should follow.
+
+        False if it was called before, or if the catalog has no WAL: then commits need this lock.
         """
         with self._mutex:
             if self._held:
@@ -52,8 +53,9 @@ class OpenWal:
         index.share(_IN_USE_BYTE)
 
     def release(self) -> None:
-        """Release the locks: the last connection to close the catalog removes the WAL. Nothing else
-        may run.
+        """Release the locks: the last connection to close the catalog removes the WAL.
+
+        No other method may run at the same time.
         """
         for file in self._held:
             file.close()

@@ -1,4 +1,4 @@
-"""Staging folders of running jobs, and how maintenance knows which jobs still run.
+"""Staging folders of running jobs, and how maintenance detects which jobs still run.
 
     <data path>/_catchment_staging/<job>/alive.lock    held by the driver while the job runs
     <data path>/_catchment_staging/<job>/<attempt>/…   output of one attempt of one task
@@ -96,6 +96,6 @@ def job_of(path: str) -> str | None:
 
 
 def is_older(job_id: str, moment: datetime) -> bool:
-    """Whether the job started before then."""
+    """Return whether the job started before then."""
     started_at = ids.job_started_at(job_id)
     return started_at is not None and started_at < moment

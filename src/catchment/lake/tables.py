@@ -68,8 +68,7 @@ class SortKey:
 class Table:
     """A table of the lake as the catalog describes it, at one version of the lake's schema.
 
-    `encrypted` says that the lake encrypts its data files, each with a key of its own in the
-    catalog.
+    If `encrypted`, the lake encrypts its data files, each with its own key in the catalog.
     """
 
     id: TableId
@@ -83,9 +82,7 @@ class Table:
 
     @property
     def insert_reason(self) -> str | None:
-        """Why rows must be inserted, because the table cannot take registered files; None if it
-        can.
-        """
+        """Why rows must be inserted instead of registered as files; None if they need not be."""
         if self.encrypted:
             return "the lake encrypts its files"
         if not self._keys_are_in_folders():
@@ -94,16 +91,15 @@ class Table:
         return next((reason for column in self.columns if (reason := types.insert_reason(column)) is not None), None)
 
     def _keys_are_in_folders(self) -> bool:
-        """Whether folder names can carry the partition keys: all plain columns, or all parts of a
-        date.
+        """Return whether folder names can represent the keys: all columns, or all parts of a date.
 
-        DuckLake mixes up several keys of one column, and takes a folder with the name of a column
-        for that column. Parts of a TIMESTAMPTZ depend on the session, and buckets on DuckLake.
+        DuckLake confuses several keys of one column, and reads a folder named like a column as that
+        column. Parts of a TIMESTAMPTZ depend on the session, and buckets on DuckLake.
         """
         kinds = {sql.fold(column.name): types.parse(column.type).id for column in self.columns}
         columns = {sql.fold(key.column) for key in self.partition_by}
         if not any(key.is_transform for key in self.partition_by):
-            # Folder names cannot carry nested values.
+            # Folder names cannot represent nested values.
             return not any(kinds.get(column) in types.NESTED for column in columns)
         folders = {sql.fold(key.folder) for key in self.partition_by}
         return (
@@ -126,7 +122,7 @@ def list_tables(connection: duckdb.DuckDBPyConnection, lake_name: str) -> tuple[
 
 
 def has_table(connection: duckdb.DuckDBPyConnection, lake_name: str, table: TableId) -> bool:
-    """Whether the connection's transaction sees a table or view of that name."""
+    """Return whether the connection's transaction sees a table or view of that name."""
     try:
         connection.execute(f"DESCRIBE {sql.qualified(lake_name, table.schema, table.name)}")
     except duckdb.CatalogException:
@@ -141,9 +137,7 @@ def list_uuids(connection: duckdb.DuckDBPyConnection, lake_name: str) -> dict[Ta
 
 
 def created_by(connection: duckdb.DuckDBPyConnection, lake_name: str, info: str) -> dict[TableId, str]:
-    """Return the tables that the commit with this provenance created, with their uuids; none if it
-    was not applied.
-    """
+    """Return the tables, with uuids, that the commit with this provenance created, if any."""
     text = sql.statement(PACKAGE, "table_created_by", metadata=metadata_of(lake_name))
     return {TableId(schema, name): uuid for schema, name, uuid in connection.execute(text, [info]).fetchall()}
 
@@ -159,22 +153,20 @@ def identity_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> str:
 
 
 def newest_schema(connection: duckdb.DuckDBPyConnection, lake_name: str, *, since: int = 0) -> tuple[int, int]:
-    """Return the newest snapshot, and a number that grows with every change to a table except to
-    its rows.
+    """Return the newest snapshot, and the schema version, which grows with every schema change.
 
-    `since` is an earlier newest snapshot: the catalog then returns only the snapshots from there
-    on.
+    With `since`, an earlier newest snapshot, only later snapshots are read from the catalog.
     """
     snapshots = f"{metadata_of(lake_name)}.ducklake_snapshot WHERE snapshot_id >= {since}"
     row = connection.execute(f"SELECT max(snapshot_id), max(schema_version) FROM {snapshots}").fetchone()
     if row is None or row[0] is None:
-        # An older backup of the catalog was put back.
+        # An older backup of the catalog was restored.
         return newest_schema(connection, lake_name) if since else (0, 0)
     return int(row[0]), int(row[1])
 
 
 def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
-    """Return the snapshot at which the connection's transaction sees the lake's tables, to its end."""
+    """Return the snapshot at which the connection's whole transaction sees the lake's tables."""
     row = connection.execute(f"SELECT id FROM {sql.identifier(lake_name)}.current_snapshot()").fetchone()
     if row is None:
         raise InvariantError(f"A transaction on {lake_name} has no snapshot.")
@@ -182,7 +174,7 @@ def snapshot_of(connection: duckdb.DuckDBPyConnection, lake_name: str) -> int:
 
 
 def is_encrypted(connection: duckdb.DuckDBPyConnection, lake_name: str) -> bool:
-    """Whether the lake encrypts its data files; decided when it is created, and never changed."""
+    """Return whether the lake encrypts its data files; fixed when the lake is created."""
     query = f"SELECT value FROM {metadata_of(lake_name)}.ducklake_metadata WHERE key = 'encrypted'"
     return connection.execute(query).fetchall() == [("true",)]
 
@@ -240,9 +232,7 @@ def find_table(
 
 
 def is_as_it_was(connection: duckdb.DuckDBPyConnection, lake_name: str, table: Table) -> bool:
-    """Whether no table has changed since this one was found, except for rows; cheaper than
-    `find_table`.
-    """
+    """Return whether no table's schema changed since this one was read; cheaper than reading it."""
     places = _Catalog(connection, lake_name).rows("table_place", table.id.schema, table.id.name)
     return [(uuid, version) for _, uuid, _, version, _ in places] == [(table.uuid, table.schema_version)]
 
@@ -275,9 +265,7 @@ class _Catalog:
         return self._connection.execute(text, list(values)).fetchall()
 
     def without_bounds(self, table_id: int, fields: Iterable[tuple[Any, ...]]) -> frozenset[str]:
-        """Return columns of a table with files for which DuckLake keeps no bounds, nor for a field
-        in them.
-        """
+        """Return the columns of a table with files for which DuckLake keeps no bounds."""
         if not self.rows("table_has_files", table_id):
             return frozenset()
         parents = {field: parent for field, parent, _, _ in fields}

@@ -1,12 +1,11 @@
-"""Columns and types: which types a lake stores, which of them registered files carry, and which
-source type fits which column.
+"""Columns and types: which types a lake stores, and how, and which source type fits which column.
 
-    registered   `ducklake_add_data_files` carries it, and every value comes back the same
+    registered   registered files preserve every value
     inserted     DuckLake stores it, but refuses or misreads registered files with it: use an INSERT
     refused      DuckLake has no such type, or cannot write it
 
-Of some inserted types DuckLake's files keep only some values. The others would change silently:
-`kept` is a condition that tells them apart.
+Of some inserted types DuckLake's files preserve only some values. Others would change silently:
+`kept` returns a condition that distinguishes them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,12 +41,12 @@ _REGISTERED = frozenset(
 )
 
 _INSERTED = frozenset({"hugeint", "uhugeint", "interval", "time with time zone", "variant", "geometry"})
-# DuckDB writes them to Parquet, or reads them back, only as columns of their own.
+# DuckDB writes them to Parquet, or reads them back, only as top-level columns.
 _NEVER_NESTED = frozenset({"variant", "geometry"})
 _REASONS = {
     "time_ns": "DuckDB cannot write it to Parquet",
-    "variant": "DuckDB writes it to Parquet only as a column of its own, not inside another type",
-    "geometry": "DuckDB reads it back from Parquet only as a column of its own, not inside another type",
+    "variant": "DuckDB writes it to Parquet only as a top-level column, not inside another type",
+    "geometry": "DuckDB reads it back from Parquet only as a top-level column, not inside another type",
 }
 
 # For each type, the types that can represent each of its values. `fit` handles nested types and
@@ -76,7 +75,7 @@ _GEOMETRY_OF_PARQUET = "GEOMETRY('OGC:CRS84')"
 
 
 class Fit(Enum):
-    """How a source type goes into a column."""
+    """How a source type fits a column."""
 
     EXACT = "exact"
     WIDER = "wider"
@@ -107,10 +106,10 @@ class Column:
     """A column of a lake table; `type` is DuckDB's spelling, `default` an SQL expression.
 
     `initial` is the value, as text, that rows of a registered file have if the file lacks the
-    column. `unbounded` says that DuckLake keeps no bounds of the column for the whole table; that
-    cannot change once the table has files, so it is not compared. `table_uuid` and `lake_field`
-    identify the table and the column through all renames; None if it is not a column of a table, or
-    not known to be.
+    column. If `unbounded`, DuckLake keeps no bounds of the column for the whole table; that cannot
+    change once the table has files, so it is not compared. `table_uuid` and `lake_field` identify
+    the table and the column through all renames; None if it is not a column of a table, or not
+    known to be.
     """
 
     name: str
@@ -124,9 +123,7 @@ class Column:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Column":
-        """Return the column from the output of `dataclasses.asdict`, of this version of Catchment
-        or an earlier one.
-        """
+        """Return the column from the output of `asdict`, of this or an earlier version."""
         known = data.get("lake_field")
         return cls(**{**data, "lake_field": None if known is None else Field.from_json(known)})
 
@@ -148,7 +145,7 @@ def table_of(columns: Sequence[Column]) -> str | None:
 
 
 def parse(text: str) -> DuckDBType:
-    """Return the type of DuckDB's spelling."""
+    """Parse DuckDB's spelling of a type."""
     try:
         return _parse(text)
     except duckdb.Error as error:
@@ -166,8 +163,7 @@ _CARRIED_AS_TEXT = frozenset({"uuid", "hugeint", "uhugeint", "time with time zon
 
 @cache
 def carrier(text: str) -> str:
-    """Return a type in which plain Arrow carries every value of a type: itself, or with text for
-    parts that Arrow lacks.
+    """Return a type's form in plain Arrow: itself, or text for parts that Arrow lacks.
 
     A cast there and back gives the same value.
     """
@@ -190,14 +186,12 @@ def _carrier(kind: DuckDBType) -> str:
 
 
 def holds(text: str, kinds: frozenset[str]) -> bool:
-    """Whether a type is one of these kinds, or contains one."""
+    """Return whether a type is one of these kinds, or contains one."""
     return _holds(parse(text), kinds)
 
 
 def require_deliverable(column: Column) -> None:
-    """Raise TypeConflictError for a column that DuckLake cannot store by registering or by
-    inserting.
-    """
+    """Raise TypeConflictError if DuckLake can neither register nor insert the column's type."""
     culprit = _unstorable(parse(column.type))
     if culprit is not None:
         reason = _REASONS.get(culprit.id, "DuckLake has no such type")
@@ -209,16 +203,13 @@ def require_deliverable(column: Column) -> None:
 
 
 def insert_reason(column: Column) -> str | None:
-    """Return why the column's values must be inserted, because registered files cannot carry them;
-    None if they can.
-    """
+    """Return why values must be inserted instead of registered as files; None if files will do."""
     culprit = _find(parse(column.type), lambda kind: kind.id not in _REGISTERED)
     return None if culprit is None else f"column {column.name!r} is {column.type}, which registered files cannot carry"
 
 
 def kept(column: Column, *, inserted: bool = False) -> str | None:
-    """Return an SQL condition that the lake keeps the column's value unchanged; None if it keeps
-    every value.
+    """Return an SQL condition under which the lake keeps a value unchanged; None if it always does.
 
     If rows are `inserted`, text must not contain a placeholder of DuckLake: in a bound of the
     column it would be replaced, and filters would then miss other rows.
@@ -227,9 +218,7 @@ def kept(column: Column, *, inserted: bool = False) -> str | None:
 
 
 def require_bounded(columns: Sequence[Column]) -> None:
-    """Raise TypeConflictError if columns are too many, or nested too deep, to write or read their
-    Parquet files.
-    """
+    """Raise TypeConflictError if there are too many columns, or too deep ones, for Parquet."""
     for column in columns:
         depth, lists = _nesting(parse(column.type))
         if lists > LISTS_NESTED_MAX:
@@ -249,13 +238,13 @@ def require_bounded(columns: Sequence[Column]) -> None:
     if leaves > LEAVES_MAX:
         raise TypeConflictError(
             f"The table has {leaves:,} columns, fields of STRUCTs included, and the limit is {LEAVES_MAX:,}: "
-            "each needs memory of its own while its file is written.",
+            "each needs its own memory while its file is written.",
             hint="Split the table, or keep seldom used fields in one MAP or JSON text.",
         )
 
 
 def fit(source: DuckDBType, target: DuckDBType) -> Fit:
-    """Whether every value of `source` can go into `target` unchanged."""
+    """Return whether every value of `source` fits `target` unchanged, and how."""
     if str(source) == str(target):
         return Fit.EXACT
     if source.id == "null" or (str(source), str(target)) == ("JSON", "VARCHAR"):
@@ -327,9 +316,7 @@ def _common_scalar(one: DuckDBType, other: DuckDBType) -> str | None:
 
 
 def _common_decimal(one: DuckDBType, other: DuckDBType) -> str | None:
-    """Return a decimal for two decimals, or a decimal and a whole number: with the digits of both,
-    before and after the point.
-    """
+    """Return a decimal with the digits of both: two decimals, or a decimal and a whole number."""
     digits = [
         _decimal(kind) if kind.id == "decimal" else (_INTEGER_DIGITS.get(kind.id, 99), 0) for kind in (one, other)
     ]
@@ -353,9 +340,7 @@ def _holds(kind: DuckDBType, kinds: frozenset[str]) -> bool:
 
 
 def _nesting(kind: DuckDBType) -> tuple[int, int]:
-    """Return how deep a type is nested in Arrow, and the largest number of lists or maps on one
-    path.
-    """
+    """Return a type's depth in Arrow, and the largest number of lists or maps on one path."""
     if kind.id not in (*NESTED, "array"):
         return 0, 0
     inner = [_nesting(child) for child in _children(kind)]
@@ -367,12 +352,12 @@ def _leaves(kind: DuckDBType) -> int:
     return sum(map(_leaves, _children(kind))) if kind.id in (*NESTED, "array") else 1
 
 
-def _find(kind: DuckDBType, is_it: Callable[[DuckDBType], bool]) -> DuckDBType | None:
-    """Return the type itself, or the first one inside it, that satisfies the predicate."""
-    if is_it(kind):
+def _find(kind: DuckDBType, matches: Callable[[DuckDBType], bool]) -> DuckDBType | None:
+    """Return the type itself, or the first one inside it, that `matches`."""
+    if matches(kind):
         return kind
     inner = _children(kind) if kind.id in NESTED else ()
-    return next((found for child in inner if (found := _find(child, is_it)) is not None), None)
+    return next((found for child in inner if (found := _find(child, matches)) is not None), None)
 
 
 def _unstorable(kind: DuckDBType) -> DuckDBType | None:
@@ -429,9 +414,7 @@ def _kept(value: str, kind: DuckDBType, conditions: Mapping[str, str], depth: in
 
 
 def children(kind: DuckDBType) -> list[tuple[str, DuckDBType]]:
-    """Return the types inside a nested type, with their names: a struct's fields, a list's element,
-    a map's key and value.
-    """
+    """Return the types inside a nested type with their names, such as a struct's fields."""
     return [(name, child) for name, child in kind.children if isinstance(child, DuckDBType)]
 
 

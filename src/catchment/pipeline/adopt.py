@@ -1,4 +1,4 @@
-"""Adoption in a worker: give a Parquet file that already fits the table a second name.
+"""Adoption in a worker: links a Parquet file that already fits the table into the lake.
 
 Registering a file that DuckLake misreads would lose rows silently. A file is therefore adopted only
 if its footer shows that DuckLake reads it correctly: same types, standard lists, no hidden NaN or
@@ -88,9 +88,9 @@ def _unfit(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> s
     keys_in_path = tuple(sql.fold(key) for key in first.hive_keys)
     if first.lake_file is None:
         if any(key.is_transform for key in task.shape.partition_by):
-            return "the table is partitioned by transforms, which only the lake's own folders are known to carry"
+            return "the table is partitioned by transforms, and only folders of a lake are trusted to represent them"
         if keys_in_path != tuple(sql.fold(key.column) for key in task.shape.partition_by):
-            return "its folders do not carry exactly the table's partition keys"
+            return "its folders do not have exactly the table's partition keys"
     have = {sql.fold(name): types.normal(kind) for name, kind in group.columns}
     keys = set(keys_in_path)
     want = {sql.fold(column.name): column for column in task.shape.columns}
@@ -120,16 +120,14 @@ def _may_lack(column: Column) -> bool:
 
 
 def _odd_layout(connection: duckdb.DuckDBPyConnection, first: Input) -> str | None:
-    """Find a layout that DuckDB reads correctly from the file, but DuckLake does not once it is
-    registered.
-    """
+    """Return a layout that DuckDB reads correctly but DuckLake does not once it is registered."""
     rows = connection.execute(_LAYOUT.format(inputs.paths([first]))).fetchall()
     left_out = {sql.fold(name) for name in first.without}
     for at, (name, kind, repetition, _, logical) in enumerate(rows):
         if sql.fold(name) in left_out:
             return f"it has its own column {name!r} in addition to the one in its path"
         if kind == "INT96":
-            return f"column {name!r} holds INT96 timestamps"
+            return f"column {name!r} contains INT96 timestamps"
         if _FOREIGN.search(logical or ""):
             return f"column {name!r} is stored as {logical}, which no file of a lake is"
         standard = name in ("list", "key_value") and at > 0 and rows[at - 1][3] in ("LIST", "MAP", "MAP_KEY_VALUE")
@@ -146,20 +144,18 @@ _FOREIGN = re.compile(r"Float16Type|TimeType.*MILLIS=M")
 
 
 def _misplaced(connection: duckdb.DuckDBPyConnection, group: Group, task: Task) -> dict[str, str]:
-    """Return files, by uri, whose folders hold a value that DuckLake would not read as the table's,
-    with the reason.
-    """
+    """Return files, by uri, with folder values that DuckLake would misread, and the reason."""
     keys = {sql.fold(key) for key in group.parts[0].input.hive_keys}
     if not keys:
         return {}
     uris = [part.input.uri for part in group.parts]
-    found = {uri: "its path holds text that DuckLake would replace" for uri in uris if has_token(uri)}
+    found = {uri: "its path contains text that DuckLake would replace" for uri in uris if has_token(uri)}
     values = {uri: _values_in_path(uri, keys) for uri in uris}
     for column in task.shape.columns:
         key = sql.fold(column.name)
         if key in keys:
             wrong = _no_values(connection, {each[key] for each in values.values()}, column.type)
-            reasons = {text: f"its folder says {key}={text}, which is not a {column.type}" for text in wrong}
+            reasons = {text: f"its folder is {key}={text}, which is not a {column.type}" for text in wrong}
             found |= {uri: reasons[each[key]] for uri, each in values.items() if each[key] in wrong}
     return found
 
@@ -176,9 +172,7 @@ def _no_values(connection: duckdb.DuckDBPyConnection, texts: Iterable[str], kind
 def _footers(
     connection: duckdb.DuckDBPyConnection, group: Group, columns: Sequence[Column]
 ) -> dict[str, tuple[int, str | None]]:
-    """Return each file's row count, by uri, and the reason if its values would violate the table's
-    constraints.
-    """
+    """Return each file's row count, by uri, and why its statistics rule out adoption, if so."""
     uris = inputs.paths(part.input for part in group.parts)
     required = sql.literals(sql.fold(column.name) for column in columns if not column.nullable)
     found = connection.execute(
@@ -188,13 +182,11 @@ def _footers(
 
 
 def _hidden(null: str | None, token: str | None, nan: str | None, old: str | None, bare: str | None) -> str | None:
-    """Return what the statistics hide, or None. Each argument names a column with that problem, if
-    any.
-    """
+    """Return why the statistics rule out adoption; each argument is a column with that problem."""
     if null is not None:
-        return f"column {null!r} may hold NULL and must not"
+        return f"column {null!r} may contain NULL and must not"
     if token is not None:
-        return f"the statistics of column {token!r} hold text that DuckLake would replace"
+        return f"the statistics of column {token!r} contain text that DuckLake would replace"
     if nan is not None:
         return f"the statistics of column {nan!r} may hide NaN"
     if old is not None:
@@ -237,9 +229,7 @@ GROUP BY file_name
 def _digests(
     connection: duckdb.DuckDBPyConnection, group: Group, task: Task
 ) -> tuple[dict[str, str], list[UnitFailure]]:
-    """Return the digest of each file, by uri, if the job requests it. Files that cannot be read to
-    the end are failures.
-    """
+    """Return each file's digest, by uri, if the job requests it; unreadable files are failures."""
     if not task.digest:
         return {}, []
     try:

@@ -3,17 +3,17 @@
     claim (plan again after another run) ──▶ create tables ──▶ deliver files, a unit each ──▶ record the marks
 
 A data file at the snapshot is a unit of the target's ledger, so an interrupted run resumes where it
-stopped. A file is adopted unchanged if it holds exactly the table's rows and columns. Otherwise it
-is rewritten with the deletions and the columns of the snapshot.
+stopped. A file is adopted unchanged if it contains exactly the table's rows and columns. Otherwise
+it is rewritten with the deletions and the columns of the snapshot.
 
 Maintenance of the source may merge files of the snapshot into others, and it is then unknown which
 of their rows were copied. Such a table is created again and copied from the start, unless it has
-its mark: a unit without files that says it is complete. Every run takes over the producers, so that
-a forgotten run with a plan of older files is fenced.
+its mark: a unit without files that records that it is complete. Every run takes over the producers,
+so that a forgotten run with a plan of older files is fenced.
 
 Only its age protects the snapshot. Maintenance expires it after `lake_snapshot_keep_hours`, and
-deletes merged files after `lake_orphan_keep_hours`. A backfill that takes longer fails, and what it
-has copied stays recorded.
+deletes merged files after `lake_orphan_keep_hours`. A backfill that takes longer fails, and its
+copied files stay recorded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,11 +51,10 @@ _NO_VALUE = ("null", "__hive_default_partition__", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCopy:
-    """Work to do for one table. `reasons` maps units to why their file has to be rewritten, as far
-    as is known.
+    """Work to do for one table. `reasons` are known reasons to rewrite a file, by unit.
 
-    `target` is None if the table does not exist yet. `is_stale` is set if it has rows of files that
-    the source has merged since, so that it is created again.
+    `target` is None if the table does not exist yet. If `is_stale`, it has rows of files that the
+    source has merged since, and is created again.
     """
 
     source: Table
@@ -123,9 +122,7 @@ class BackfillPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfilledTable:
-    """Files and rows that a run copied for one table; `skipped` are files that the target already
-    had.
-    """
+    """Files and rows that a run copied for one table; the target already had `skipped` files."""
 
     table: TableId
     copied: int
@@ -163,10 +160,10 @@ class Backfill:
         self._deliverer = target
         self._target = target.lake
         if files.real_path(source.address.data_path) == files.real_path(self._target.address.data_path):
-            raise InputError("Source and target of a backfill are the same lake.", hint="Name two.")
+            raise InputError("Source and target of a backfill are the same lake.", hint="Name two lakes.")
 
     def plan(self, schema: str, snapshot: int, token: str) -> BackfillPlan:
-        """Return what `run` would do now, without side effects.
+        """Plan a run as of now, without side effects.
 
         `token` names the backfill: another token starts a new one.
         """
@@ -182,8 +179,7 @@ class Backfill:
         )
 
     def run(self, plan: BackfillPlan, progress: Progress | None = None) -> BackfillReport:
-        """Copy what the target does not have. `progress` is called with the bytes done and the
-        total.
+        """Copy missing files. `progress` is called with the bytes done and the total.
 
         Changes since the plan was made are taken into account.
         """
@@ -237,9 +233,7 @@ class Backfill:
     def _target_state(
         self, source: Table, producer: ProducerId, mark: Unit, wanted: set[str]
     ) -> tuple[Table | None, Claim, frozenset[str], bool]:
-        """Return the target's table, the producer's claim, the delivered units, and whether some
-        are of merged files.
-        """
+        """Return the target's table, the claim, delivered units, and whether files were merged."""
         lake = self._target
         with lake.snapshot() as connection:
             ledger = Ledger(connection, lake.name)
@@ -259,13 +253,13 @@ class Backfill:
         if unequal:
             raise InputError(
                 f"The target has a different table {source.id}: {'; '.join(unequal)}.",
-                hint="Drop it there, or make it the same as the source.",
+                hint="Drop it there, or change it to match the source.",
             )
         copied_rows = sum(each.rows for each in own)
         if row is not None and row[0] != copied_rows:
             raise InputError(
                 f"Table {source.id} of the target has {row[0]} rows, of which this backfill delivered {copied_rows}.",
-                hint="Find out where they come from. Drop the table there if they are not needed.",
+                hint="Find out where the rows come from. Drop the table there if they are not needed.",
             )
         return target, claim, delivered, not delivered <= wanted
 
@@ -285,9 +279,7 @@ class Backfill:
         return retry(take, policy=lake.redo(), clock=lake.clock, on=ConflictError)
 
     def _make_tables(self, copies: Sequence[TableCopy], claims: Mapping[ProducerId, Claim]) -> None:
-        """Create missing tables and recreate stale ones in one commit, unless another run has taken
-        over since.
-        """
+        """Create missing tables and recreate stale ones, unless another run took over."""
         requires: list[Precondition] = []
         changes: list[Change] = []
         for table in copies:
@@ -365,8 +357,7 @@ class Backfill:
 
     def _order(self, table: TableCopy, units: Sequence[Unit], claims: Mapping[ProducerId, Claim]) -> Plan:
         planned = self._deliverer.plan_units(units, producer=table.producer, table=table.id, mode=Mode.AUTO)
-        # Under the epoch that was claimed: a process that has taken over since then fences this
-        # run.
+        # With the epoch that this run claimed: a process that has taken over since then fences it.
         return replace(planned, claim=replace(planned.claim, epoch=claims[table.producer].epoch))
 
     def _refuse_failures(self, plan: BackfillPlan, reports: Sequence[DeliveryReport]) -> None:
@@ -388,9 +379,7 @@ class Backfill:
 
 
 def _follows(claim: Claim, before: Claim) -> bool:
-    """Return whether no other process took over the producer, or delivered for it, between the two
-    claims.
-    """
+    """Return whether no other process took over the producer or delivered for it in between."""
     return (claim.epoch, claim.seq) == (before.epoch + 1, before.seq)
 
 
@@ -410,9 +399,7 @@ def _input(past: SnapshotTable, file: SnapshotFile, snapshot: int) -> Input:
 
 
 def _place(table: Table, file: SnapshotFile) -> tuple[str, str | None]:
-    """Return the folder that the file belongs in, and why it cannot be adopted, as far as the
-    catalog knows.
-    """
+    """Return the folder for the file, and why it cannot be adopted, as far as the catalog shows."""
     if table.insert_reason is not None:
         return ".", f"its rows are inserted, because {table.insert_reason}"
     if file.deletes is not None:

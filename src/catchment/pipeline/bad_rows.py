@@ -47,9 +47,7 @@ def sift(rows: pa.Table, plan: Plan, *, memory_mb: int, scratch: Path) -> BadRow
 
 
 def halve(count: int, fails: Callable[[int, int], str | None], *, probes_max: int) -> dict[int, str]:
-    """Return the positions below `count` that fail, with reasons. `fails` tests a range of
-    positions.
-    """
+    """Return the failing positions below `count`, with reasons; `fails` tests a range."""
     found: dict[int, str] = {}
     todo = [(0, count)] if count else []
     probes = 0

@@ -1,9 +1,8 @@
-"""Execution of one batch: units of one or several plans, written by one job and committed in one
-transaction.
+"""Execution of one batch: units of one or several plans, written and committed together.
 
-A plan part holds one plan's units in the batch. Parts share nothing but their transaction. If it is
-refused because of one of them, each is committed by itself, so that a failing table does not hold
-back the others.
+A batch is written by one job and committed in one transaction. A plan part has one plan's units in
+the batch. Parts share only the transaction. If it is refused because of one of them, each part is
+committed separately, so that a failing table does not block the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,9 +77,7 @@ class PlanProgress:
 
 @dataclass(slots=True)
 class PlanPart:
-    """One plan's part of a batch: `remaining` is still to be committed, `delivered` is in the lake,
-    whichever process delivered it.
-    """
+    """One plan's part of a batch: units `remaining` to be committed, and units `delivered`."""
 
     plan: Plan
     progress: PlanProgress
@@ -113,8 +110,7 @@ class BatchRun:
         self._tasks = 0
 
     def deliver(self, parts: Sequence[PlanPart]) -> None:
-        """Process every part as far as possible: its units end up in `delivered`, failures and
-        error in its `progress`.
+        """Process every part as far as possible; results are in its `delivered` and its `progress`.
 
         Units that another process delivers in the meantime are removed, and the rest is written
         again without them.
@@ -165,9 +161,7 @@ class BatchRun:
             part.progress.failures.extend(part.written.failures)
 
     def _drop_failed(self, part: PlanPart) -> bool:
-        """Drop failed units. Return True if files must be written again because they contain units
-        that have to wait.
-        """
+        """Drop failed units; return whether files must be rewritten without units that wait."""
         unbroken: list[Unit] = []
         good = [unit for unit in part.remaining if unit.id in part.written.units]
         for unit in part.remaining:
@@ -201,16 +195,14 @@ class BatchRun:
         )
 
     def _place(self, parts: Iterable[PlanPart], round_number: int) -> None:
-        """Move the files into folders that contain nothing else, so that each can be registered or
-        removed as a whole.
-        """
+        """Move the files into folders of their own, to be registered or removed as a whole."""
         taken: set[Path] = set()
         for part in parts:
             target, number = part.plan.target, self._number * _ROUNDS_MAX + round_number
             job = self._context.job
             root = job.insert_folder(target.uuid, number) if part.inserts else job.table_folder(target.folder, number)
-            # Two producers may deliver to one table, and a table keeps its folder when its name is
-            # given to another one.
+            # Two producers may deliver to one table, and a table keeps its folder when another
+            # table takes its name.
             while root in taken:
                 root = root.with_name(f"{root.name}-again")
             taken.add(root)
@@ -226,7 +218,7 @@ class BatchRun:
         faults.reach("deliver.after_place")
 
     def _commit(self, parts: Sequence[PlanPart]) -> None:
-        """Commit the parts together or, if that is refused, each by itself."""
+        """Commit the parts together or, if that is refused, one by one."""
         started_s = self._lake.clock.monotonic_s()
         try:
             self._commit_together(parts)
@@ -271,9 +263,7 @@ class BatchRun:
             self._mark_delivered(part)
 
     def _recheck(self, part: PlanPart) -> bool:
-        """Read the producer's position again, under the epoch that we hold. Return True if units
-        are already in the lake.
-        """
+        """Read the producer's position again; return whether the lake has some of the units."""
         with self._lake.ledger() as ledger:
             current = ledger.read(part.plan.producer)
             delivered = ledger.delivered(part.ids, part.plan.target.uuid)
@@ -374,13 +364,13 @@ class BatchRun:
         part.delivered.extend(part.remaining)
         part.remaining = ()
         if part.inserts:
-            # The lake has its own rows now; these would stay here unencrypted until the end of the
-            # job.
+            # DuckLake has written its own files; these would stay here unencrypted until the end of
+            # the job.
             files.remove_tree(part.folder)
 
 
 def _file_change(part: PlanPart) -> Change:
-    """Return the change that brings the part's files into its table."""
+    """Return the change that registers or inserts the part's files."""
     target = part.plan.target
     if part.inserts:
         paths = tuple(str(part.folder / name) for name in sorted(part.names))
@@ -395,7 +385,7 @@ def _file_change(part: PlanPart) -> Change:
 
 
 def _common_mode(parts: Iterable[PlanPart]) -> Mode:
-    # Files for an INSERT are always rewritten first, whatever the mode of the others.
+    # Files for an INSERT are always rewritten first, in any mode.
     modes = {part.plan.mode for part in parts if not part.inserts} or {Mode.REWRITE}
     if len(modes) != 1:
         raise InvariantError(f"Plans of one job have several modes: {', '.join(sorted(modes))}.")
@@ -403,5 +393,5 @@ def _common_mode(parts: Iterable[PlanPart]) -> Mode:
 
 
 def _seqs(units: Iterable[Unit]) -> int:
-    """Return how many numbers of their producer's sequence the units take."""
+    """Return how many numbers of their producer's sequence the units use."""
     return sum(1 if unit.seqs is None else unit.seqs[1] - unit.seqs[0] + 1 for unit in units)

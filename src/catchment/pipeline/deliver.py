@@ -2,7 +2,7 @@
 
     plan ──▶ write (Spark) ──▶ place ──▶ commit (files or rows, and ledger: one transaction) ──▶ retire
              │                 │         │ conflict: redo the commit, keep the files
-             │                 │         │ unknown: the ledger knows
+             │                 │         │ unknown: ask the ledger
              └─ killed: nothing is visible; the files are orphans     └─ killed: the ledger has the units; only retire
 
 If a unit fails, its reason is in the report and its source stays in place; the others continue.
@@ -36,7 +36,7 @@ class Source(Protocol):
 
     @property
     def table(self) -> TableId:
-        """The table that the units go into."""
+        """The table that the units are delivered to."""
         ...
 
     def units(self) -> Sequence[Unit]:
@@ -50,12 +50,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReport:
-    """Result of a delivery: units delivered now, units that the lake already had, and units that
-    failed.
+    """Result of a delivery: delivered units, units that the lake already had, and failed units.
 
     `buried` counts rows quarantined as dead letters. `insert_reason` is why rows were inserted
-    instead of registered as files, if they were. `error` is why the lake refused the whole
-    delivery.
+    instead of registered as files, if they were; `error` why the lake refused the whole delivery,
+    if it did.
     """
 
     job_id: str
@@ -78,9 +77,7 @@ class DeliveryReport:
 
 
 class Deliverer:
-    """Delivers a source's units into a lake exactly once, however often and in however many
-    processes it runs.
-    """
+    """Delivers units to a lake exactly once, even if repeated, or run by several processes."""
 
     def __init__(
         self,
@@ -105,7 +102,7 @@ class Deliverer:
         )
 
     def plan(self, source: Source, mode: Mode = Mode.AUTO) -> Plan:
-        """Return what `deliver` would do now, without side effects."""
+        """Plan a delivery as of now, without side effects."""
         units = source.units()
         self._refuse_own_files(units)
         return self.plan_units(units, producer=source.producer, table=source.table, mode=mode)
@@ -121,8 +118,7 @@ class Deliverer:
     def plan_units(
         self, units: Sequence[Unit], *, producer: ProducerId, table: TableId, mode: Mode, claim: Claim | None = None
     ) -> Plan:
-        """Plan for known units, wherever their files are. Pass a `claim` if the producer's position
-        is known too.
+        """Plan for known units. Pass a `claim` if the producer's position is known too.
 
         Such a claim may be older than the plan only if all units have positions in the sequence
         after it.
@@ -142,9 +138,8 @@ class Deliverer:
     ) -> DeliveryReport:
         """Execute the plan, retiring each batch once it is delivered.
 
-        `digests` makes adopted files be read to the end; rewritten ones always are. `claim` is the
-        epoch to deliver under; without one, the producer is joined as it was when the plan was
-        made.
+        With `digests`, adopted files are read to the end; rewritten ones always are. `claim` is the
+        epoch to deliver under; without it, that of the plan is used.
         """
         (report,) = self.deliver_together([(replace(plan, claim=claim or plan.claim), retire)], digests=digests)
         if report.error is not None:
@@ -210,8 +205,8 @@ class Deliverer:
         return self.deliver(self.plan(source, mode), source.retire, digests=digests)
 
     def _refuse_own_files(self, units: Sequence[Unit]) -> None:
-        # The lake would get its own files twice, and maintenance deletes from its folder files that
-        # it does not own.
+        # The lake would have its own files twice, and maintenance deletes unlisted files from its
+        # folder.
         own = files.real_path(self.lake.address.data_path) + "/"
         uris = [each.uri for unit in units for each in unit.inputs]
         for uri, real in zip(uris, files.real_paths(uris), strict=True):
@@ -226,16 +221,15 @@ class Deliverer:
             try:
                 retire(unit)
             except StorageFailedError as error:
-                # It is delivered, and the next run retires it; the others must not wait for it.
+                # The unit is delivered, and the next run retires it; the others must not wait for
+                # it.
                 reason = f"{unit.source} is delivered, but cannot be retired: {error.message}"
                 progress.failures.append(UnitFailure(unit_id=unit.id, path=unit.source, reason=reason))
             faults.reach("retire.after_unit")
 
 
 def _is_stuck(plan: Plan, progress: PlanProgress) -> bool:
-    """Return whether further batches are pointless: the lake refuses the plan, or units that come
-    first have failed.
-    """
+    """Return whether later batches are pointless: the plan is refused, or earlier units failed."""
     ordered = any(unit.seqs is not None for batch in plan.batches for unit in batch.units)
     return progress.error is not None or (ordered and bool(progress.failures))
 

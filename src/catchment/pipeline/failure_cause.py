@@ -1,7 +1,7 @@
 """Classifies why a task failed: because of its input, or because of the machine it ran on.
 
-An input at fault is left out for good: a file is reported, rows of the queue become dead letters.
-Work that ran out of memory, disk or time is tried again.
+An input at fault is not retried: a file is reported, rows of the queue become dead letters. Work
+that ran out of memory, disk or time is tried again.
 """
 
 import errno
@@ -14,7 +14,7 @@ from catchment.errors import DiskFullError
 _KINDS = (
     duckdb.OutOfMemoryException,
     duckdb.InterruptException,
-    # These make DuckDB invalidate its instance, so that errors after them carry no information.
+    # These make DuckDB invalidate its instance, so that errors after them are meaningless.
     duckdb.InternalException,
     duckdb.FatalException,
     pa.ArrowMemoryError,
@@ -37,9 +37,7 @@ _WORDS = (
 
 
 def is_of_the_machine(error: BaseException) -> bool:
-    """Return whether the error says nothing about the input: the same work may succeed later, or
-    elsewhere.
-    """
+    """Return whether the machine caused the error: the same work may succeed later or elsewhere."""
     if isinstance(error, _KINDS):
         return True
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,9 +1,8 @@
-"""Flush: flush payloads of the queue's buffer become units of delivery, several tables in one Spark
-job.
+"""Flush: delivers payloads of the queue's buffer as units, several tables in one Spark job.
 
-A payload goes into the table that its rows are bound to, even if that was renamed since, and so do
-its columns. If the table has been dropped, the rows stay where they are: they are stranded, and do
-not hold up others.
+A payload is delivered to the table and columns that its rows are bound to, even if they were
+renamed since. If the table has been dropped, the rows stay buffered: they are stranded, and do not
+block others.
 
     payloads ──▶ stage (Arrow files, or the sealed segments) ──▶ deliver together ──▶ retire
                                                                        │
@@ -51,7 +50,7 @@ class _PlannedTable:
 class _FlushJob:
     """Payloads that one job delivers, table by table, and their results.
 
-    `targets` maps the payloads' ids to the names that their tables have in the lake now.
+    `targets` has the current name of each payload's table, by payload id.
     """
 
     staging: JobFolder
@@ -74,7 +73,7 @@ class _FlushJob:
         return [unit for unit_id, unit in self.units.items() if self.payloads[unit_id].table == table]
 
     def next_of(self, table: TableId) -> list[Unit]:
-        """Return the first units under the name, in order, that go into the same table of the lake."""
+        """Return the first units under the name, in order, that belong to one table of the lake."""
         units = self.of(table)
         return list(takewhile(lambda unit: self.targets[unit.id] == self.targets[units[0].id], units))
 
@@ -114,8 +113,8 @@ class FlushPipeline:
                 continue
             after = self._buffer.state(table)
             if before is not None and after is not None and after.seq_flushed > before.seq_flushed:
-                # The lake already had them, and the process that delivered them could no longer
-                # report it.
+                # The lake already had these rows; the process that delivered them ended before it
+                # retired them.
                 seqs = f"{before.seq_flushed + 1}..{after.seq_flushed}"
                 rows = after.seq_flushed - before.seq_flushed
                 events.emit("replay_skipped", table=str(table), seqs=seqs, rows=rows)
@@ -147,9 +146,7 @@ class FlushPipeline:
         return merged(done)
 
     def _targets(self, payloads: Sequence[FlushPayload], into: TableId | None) -> dict[str, TableId]:
-        """Return the table that each payload belongs to; payloads whose table was dropped are left
-        out.
-        """
+        """Return each payload's table, by payload id; payloads of dropped tables are left out."""
         if into is not None:
             return dict.fromkeys((payload.id for payload in payloads), into)
         uuids = {payload.id: types.table_of(payload.columns) for payload in payloads}
@@ -164,7 +161,7 @@ class FlushPipeline:
     def _without_arrived(
         self, payloads: Sequence[FlushPayload], targets: Mapping[str, TableId], into: TableId | None
     ) -> list[FlushPayload]:
-        """Retire payloads that arrived in their table before it was dropped, and return the others.
+        """Retire payloads that were delivered before their table was dropped; return the others.
 
         The process that delivered them may have ended before it retired them. Deliveries into an
         existing table detect this themselves, and payloads with positions are recognized by their
@@ -205,7 +202,7 @@ class FlushPipeline:
                 planned = list(self._plan_tables(job))
                 reports = self._deliverer.deliver_together([(order.plan, order.retire) for order in planned])
                 for order, report in zip(planned, reports, strict=True):
-                    self._look_at(job, order, report)
+                    self._handle_report(job, order, report)
                 # Tables delivered together share their time.
                 write_s += max((report.write_s for report in reports), default=0.0)
                 commit_s += max((report.commit_s for report in reports), default=0.0)
@@ -257,14 +254,12 @@ class FlushPipeline:
         return plan
 
     def _claim(self, table: TableId, units: Sequence[Unit]) -> Claim | None:
-        """Return the producer's position from when the units were chosen, if they continue from it.
-        Each is used once.
-        """
+        """Return and forget the claim read when the units were chosen, if they continue from it."""
         claim, first = self._claims.pop(table, None), units[0].seqs
         return claim if claim is not None and first is not None and first[0] == claim.seq + 1 else None
 
     def _retire(self, job: _FlushJob) -> None:
-        """Release delivered payloads: consecutive slices all together with the last one."""
+        """Retire delivered payloads; the last of consecutive slices retires all of them."""
         last: dict[tuple[TableId, str], FlushPayload] = {}
         for payload in job.take_arrived():
             last[payload.table, payload.id if payload.seqs is None else ""] = payload
@@ -272,7 +267,7 @@ class FlushPipeline:
             self._buffer.retire(payload)
             faults.reach("queue.after_retire")
 
-    def _look_at(self, job: _FlushJob, order: _PlannedTable, report: DeliveryReport) -> None:
+    def _handle_report(self, job: _FlushJob, order: _PlannedTable, report: DeliveryReport) -> None:
         table, plan = order.table, order.plan
         staged = sum(unit.bytes for batch in plan.batches for unit in batch.units)
         if report.ok and report.bytes and staged:
@@ -289,13 +284,12 @@ class FlushPipeline:
             )
         )
         if failures and (failures[0].transient or failures[0].unit_id in job.separated):
-            # Rows that ran out of memory, disk or time are not bad: they stay, and are tried again.
+            # Out of memory, disk or time: the rows are not bad, stay buffered, and are tried again.
             job.give_up(table, failures[0].reason)
         elif report.error is not None and not failures:
             job.give_up(table, report.error.message)
         elif failures:
-            # The first failed unit blocks those after it: once it is separated, they can be
-            # delivered.
+            # The first failed unit blocks later ones; once it is separated, they can be delivered.
             try:
                 self._separate(job, failures[0].unit_id, plan)
             except CatchmentError as error:
@@ -352,9 +346,7 @@ def _matched(unit: Unit, payload: FlushPayload, target: Table) -> Unit:
 
 
 def _select(payload: FlushPayload, target: Table) -> tuple[str, ...]:
-    """Return expressions that fit the payload's rows to the table as it is now, or none if they
-    already fit.
-    """
+    """Return expressions that convert the payload's rows to the table; none if they fit."""
     if payload.columns == target.columns or not reshape.are_bound(payload.columns, target.columns):
         return ()
     return tuple(reshape.select_bound(payload.columns, target.columns))

@@ -1,5 +1,4 @@
-"""Parquet footers: makes a column's minimum and maximum inexact in place if their text must not
-reach a catalog.
+"""Parquet footers: changes column bounds in place if their text must not reach a catalog.
 
 DuckLake replaces its placeholders in the statistics it reads from a footer, and without statistics
 it discards those of the whole table: later filters then miss rows. So the bounds stay, moved
@@ -44,9 +43,7 @@ def blur(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Position of a field's content, or of its header if it is a bool, whose value is part of the
-    header.
-    """
+    """Position of a field's content; for a bool, of its header, which contains the value."""
 
     start: int
     end: int
@@ -85,9 +82,7 @@ class _Walk:
         self._at = 0
 
     def fields(self, path: tuple[int, ...] = ()) -> Iterator[tuple[int, tuple[int, ...], _Field]]:
-        """Yield each field with the position of its structure and the field numbers that lead to
-        it.
-        """
+        """Yield each field, after the position of its structure and the path of field numbers."""
         owner, number = self._at, 0
         while (header := self._byte()) != 0:
             at = self._at - 1

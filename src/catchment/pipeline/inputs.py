@@ -1,6 +1,4 @@
-"""Input reading in a worker: which files are readable, whether their columns fit, and the relation
-that unites them.
-"""
+"""Input reading in a worker: finds readable files with fitting columns, and unites them."""
 
 import glob
 import re
@@ -24,9 +22,7 @@ _STATEMENT = re.compile(r"LINE \d+:.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Inputs with one format and one set of columns, read by one relation; `obstacle` is why none
-    can be adopted.
-    """
+    """Inputs of one format with the same columns; `obstacle` is why none can be adopted."""
 
     parts: tuple[UnitPart, ...]
     columns: tuple[tuple[str, str], ...]
@@ -51,14 +47,12 @@ def inspect(connection: duckdb.DuckDBPyConnection, parts: Sequence[UnitPart]) ->
 
 
 def _is_alone(source: Input) -> bool:
-    """Return whether the part is read by a relation of its own."""
+    """Return whether the input is read by a separate relation."""
     return source.format is Format.DUCKDB or source.lake_file is not None
 
 
 def changed(parts: Iterable[UnitPart]) -> list[UnitFailure]:
-    """Return parts whose file is not the planned one: its rows would be recorded under another
-    file's name.
-    """
+    """Return failures for parts whose file is missing or has changed since it was planned."""
     found = []
     for part in parts:
         if part.input.modified_ns or part.input.lake_file is not None:
@@ -75,9 +69,7 @@ def changed(parts: Iterable[UnitPart]) -> list[UnitFailure]:
 
 
 def paths(inputs: Iterable[Input]) -> str:
-    """Return a SQL list of Parquet files that matches them only: DuckDB treats a plain path as a
-    pattern.
-    """
+    """Return a SQL list of the files' paths, escaped because DuckDB treats a path as a pattern."""
     return sql.literals(glob.escape(each.uri) for each in inputs)
 
 
@@ -91,15 +83,13 @@ def conflicts(group: Group, columns: Sequence[Column]) -> str | None:
 def relation(
     connection: duckdb.DuckDBPyConnection, groups: Sequence[Group], columns: Sequence[Column], *, named: bool = False
 ) -> Iterator[str]:
-    """Return a query that reads all groups with the table's columns and types; `named` adds the
-    input's uri as column URI.
-    """
+    """Yield a query for all groups in the table's columns; `named` adds the uri as column URI."""
     with _Opened(connection) as opened:
         yield " UNION ALL ".join(_select(opened, group, columns, named=named) for group in groups)
 
 
 def rows(connection: duckdb.DuckDBPyConnection, group: Group) -> list[int]:
-    """Return how many rows each part of the group holds; for Parquet, from its footer."""
+    """Return the number of rows of each part of the group; for Parquet, from its footer."""
     first = group.parts[0].input
     if first.format is Format.PARQUET and first.lake_file is None:
         listed = paths(part.input for part in group.parts)
@@ -212,14 +202,12 @@ def failure(part: UnitPart, error: Exception | str, *, rewritable: bool = False)
 
 
 def one_line(error: Exception | str) -> str:
-    """Return an error's message in one line, without the statement that DuckDB appends, which is
-    ours.
-    """
+    """Return an error's message in one line, without the SQL statement that DuckDB appends."""
     return " ".join(_STATEMENT.sub("", str(error)).split())
 
 
 def bare_reason(of: UnitFailure) -> str:
-    """Return the reason without the path, for a file that is only our scratch file."""
+    """Return the reason without the path, for a temporary file."""
     return of.reason.removeprefix(f"{of.path}: ")
 
 
@@ -286,8 +274,7 @@ class _Opened:
         if named:
             tables = [_with_uri(rows, source.uri) for rows, source in zip(tables, inputs, strict=True)]
         name = f"catchment_arrow_{len(self._names)}"
-        # A bare capsule, good for one query: DuckDB reads a table along a path that is half as
-        # fast.
+        # A bare capsule, valid for one query: DuckDB reads an Arrow table object at half the speed.
         self._connection.register(name, pa.concat_tables(tables).__arrow_c_stream__())
         self._names.append(name)
         return sql.identifier(name)

@@ -29,13 +29,13 @@ class Java:
 
 
 def find_java() -> Java:
-    """Return the Java that Spark would use, or raise an error that says what to install."""
+    """Return the Java that Spark would use, or raise an error with a hint on what to install."""
     home = settings.java_home()
     path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not shutil.which(str(path)):
         raise JavaMissingError(
             f"Spark needs Java {VERSION_MIN} or newer; JAVA_HOME is {home}, which has no Java.",
-            hint="Set JAVA_HOME to the folder of one, or unset it to use the `java` of PATH. "
+            hint="Set JAVA_HOME to a Java folder, or unset it to use the `java` of PATH. "
             "If none is installed, install a Java runtime: `apt-get install openjdk-17-jre-headless`.",
         )
     if path is None:
@@ -57,10 +57,9 @@ def find_java() -> Java:
 
 
 def archive_path() -> Path:
-    """Return the path of Spark's classes in the form that Java maps into memory, whether or not
-    they were prepared.
+    """Return the path of the archive of Spark's classes that Java maps into memory, if it exists.
 
-    Such an archive belongs to one Java and one set of jars, so it is stored beside the packages.
+    Such an archive belongs to one Java and one set of jars, so it is stored next to the packages.
     Java itself checks whether it fits, and starts without it if it does not; a damaged archive can
     prevent Java from starting.
     """

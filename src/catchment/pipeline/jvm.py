@@ -1,5 +1,4 @@
-"""The JVM of a Spark session: started as our own process, with a limit on its start time, never
-left running.
+"""The JVM of a Spark session: a child process with a limited start time, never left running.
 
 PySpark's own launcher returns no process before its JVM answers, so a start that hangs or fails
 leaves the JVM running. Here the process is known from the start, is the leader of a process group,
@@ -38,7 +37,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 # Py4j logs every broken connection with a traceback through the root logger, and PySpark warns
-# about a JVM that has ended. The error that we raise has the outcome.
+# about a JVM that has ended. The raised error describes the outcome.
 logging.getLogger().addFilter(_is_not_of_py4j)
 warnings.filterwarnings("ignore", message="Unable to cleanly shutdown Spark JVM process", category=RuntimeWarning)
 
@@ -67,9 +66,7 @@ def launch_gateway(conf: SparkConf, log: IO[bytes], *, seconds_max: float, cwd: 
 
 @contextmanager
 def killed_after(process: "subprocess.Popen[bytes] | None", seconds: float) -> Iterator[threading.Event]:
-    """Kill the process if the block takes longer, which breaks every wait for it, and set the
-    event.
-    """
+    """Kill the process and set the event if the block takes longer; that ends every wait for it."""
     overdue = threading.Event()
 
     def kill() -> None:
@@ -142,16 +139,12 @@ def describe_exit(process: "subprocess.Popen[bytes]", overdue: threading.Event) 
 
 
 def ended_by_itself(error: SparkFailedError) -> bool:
-    """Return whether a start failed because Java ended, and was neither too slow nor killed by
-    another process.
-    """
+    """Return whether a start failed because Java ended: not by timeout, not killed from outside."""
     return error.facts.get("exit_code") not in (None, -signal.SIGKILL, -signal.SIGTERM)
 
 
 def is_gone(process: "subprocess.Popen[bytes] | None") -> bool:
-    """Return whether the process has ended, or is about to: its connections break before the system
-    reports it.
-    """
+    """Return whether the process has ended; waits briefly, as connections break earlier."""
     return process is not None and _exit_code(process) is not None
 
 
@@ -193,7 +186,7 @@ def _failure(process: "subprocess.Popen[bytes]", overdue: threading.Event) -> Sp
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    # Only before it is reaped: until then no other process can have its process id.
+    # Only before the process is reaped: until then no other process can get its id.
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,10 +1,9 @@
-"""The work of a Spark task, in Spark's Python worker: DuckDB, with a connection that is kept
-between tasks.
+"""The work of a Spark task, in Spark's Python worker: DuckDB, with one connection for many tasks.
 
-Spark decides where and when, this module decides what. A task writes into a folder of its own
-attempt, so a retried or speculative duplicate never collides with it. It returns facts about the
-files it finished, and nothing else of it is ever used. A unit that cannot be delivered is a result,
-not an exception: the other units of the task continue.
+Spark decides where and when tasks run. Each attempt of a task writes into its own folder, so that a
+retried or speculative duplicate never collides with it. A task returns facts about its finished
+files, and no other files of it are used. A unit that cannot be delivered is a result, not an
+exception: the other units of the task continue.
 """
 
 import os
@@ -40,9 +39,7 @@ _kept = threading.local()
 
 
 def run(task: Task, *, seconds_max: float = TASK_S_MAX) -> TaskResult:
-    """Run the task. If it takes longer than `seconds_max`, DuckDB is interrupted and its units fail
-    as transient.
-    """
+    """Run the task. After `seconds_max`, DuckDB is interrupted and the units fail as transient."""
     folder = files.local_path(task.folder) / f"{task.number:05d}-{secrets.token_hex(6)}"
     files.make_folder(folder)
     connection = connection_of(task.memory_mb)
@@ -72,8 +69,7 @@ def connection_of(memory_mb: int) -> duckdb.DuckDBPyConnection:
 
 
 def run_in_worker(task: Task, *, seconds_max: float) -> TaskResult:
-    """Run the task in one of Spark's own processes, which yields to interactive work on the same
-    machine.
+    """Run the task in a Spark worker process, at low priority.
 
     Not everything in DuckDB can be interrupted. If a task continues after the interrupt, its result
     is not awaited; the process ends, and Spark starts another.
@@ -91,9 +87,7 @@ def run_in_worker(task: Task, *, seconds_max: float) -> TaskResult:
 
 @contextmanager
 def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[threading.Event]:
-    """Interrupt the connection repeatedly from the deadline until the block ends, and set the event
-    at the deadline.
-    """
+    """Set the event after `seconds`, and keep interrupting the connection until the block ends."""
     finished, overdue = threading.Event(), threading.Event()
 
     def watch() -> None:

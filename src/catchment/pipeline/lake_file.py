@@ -1,5 +1,4 @@
-"""Reads a data file of another lake in a worker: applies deletions and maps columns to their names
-at the snapshot.
+"""Reads a data file of another lake in a worker, with deletions and column names of a snapshot.
 
 DuckLake identifies columns by number: its own files carry the numbers, registered files have a
 mapping from names. A name alone is not enough: a column may have been renamed, and its old name
@@ -22,7 +21,8 @@ from catchment.pipeline.work import Input, LakeFile
 # merged or rows updated.
 _SNAPSHOT = "_ducklake_internal_snapshot_id"
 _OWN_IDS_MIN = 2_147_483_000
-# DuckDB's name for a row's position in its file, and ours if the file has a column of that name.
+# DuckDB's name for a row's position in its file, and Catchment's if the file has a column of that
+# name.
 _PLACE = "file_row_number"
 _OWN_PLACE = "catchment__place"
 
@@ -132,9 +132,7 @@ def _node(rows: Iterator[tuple[Any, ...]]) -> _Node:
 
 
 def _named(nodes: Sequence[_Node], names: Sequence[FileName]) -> tuple[_Node, ...]:
-    """Return the nodes with the field numbers that their names map to, and add nodes for the fields
-    in the path.
-    """
+    """Return the nodes with their mapped field numbers, and nodes for the fields in the path."""
     known = {sql.fold(each.name): each for each in names}
     found = []
     for node in nodes:

@@ -1,6 +1,4 @@
-"""Parquet files as a source: each file is a unit, identified by its path, size and modification
-time.
-"""
+"""Parquet files as a source: a unit per file, identified by path, size and modification time."""
 
 import glob
 import os
@@ -53,7 +51,7 @@ class ParquetFiles:
                 faults.reach("retire.between_inputs")
 
     def columns(self) -> tuple[Column, ...]:
-        """Return the union of the readable files' columns, for a table that is to hold them."""
+        """Return the union of the readable files' columns, for a table to be created from them."""
         with extensions.connect() as connection:
             parts = [UnitPart(unit_id="", input=Input(uri=str(path), bytes=0)) for path in self._paths]
             groups, failures = inputs.inspect(connection, parts)
@@ -97,9 +95,7 @@ def _facts(path: Path) -> tuple[int, int] | None:
 
 
 def find_files(arguments: Sequence[str]) -> list[Path]:
-    """Return the named files, and those below the named folders; each folder's files are in name
-    order.
-    """
+    """Return the named files, and those below the named folders, in name order per folder."""
     found: list[Path] = []
     for argument in arguments:
         if not argument:

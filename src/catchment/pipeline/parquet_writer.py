@@ -55,12 +55,11 @@ def copy(
     file_bytes: int | None = None,
     group_rows: int | None = None,
 ) -> list[OutputFile]:
-    """Write the result of a query with these columns. Return the files with rows, in row order if
-    one thread wrote them.
+    """Write the result of a query with these columns; return the files with rows.
 
-    `place` is a folder if the rows are split, by `partition_by` or into files of about
-    `file_bytes`; otherwise a file. With `with_keys` the partition columns are also in the files,
-    otherwise only in the folder names.
+    The files are in row order if one thread wrote them. `place` is a folder if the rows are split,
+    by `partition_by` or into files of about `file_bytes`; otherwise a file. With `with_keys` the
+    partition columns are also in the files, otherwise only in the folder names.
     """
     options = dict(_PARQUET)
     if any(types.holds(column.type, _UNFILTERABLE) for column in columns):

@@ -1,6 +1,4 @@
-"""Delivery planning: assigns units to modes, tasks and commits. Pure: touches no file and starts no
-session.
-"""
+"""Delivery planning: assigns units to modes, tasks and commits. Pure, without side effects."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +14,7 @@ from catchment.lake.commit import refuse_ledger
 from catchment.pipeline.work import Format, Input, Mode, OutputShape, UnitPart
 
 # In mode `auto`, files of at least this size are adopted unchanged; smaller ones are rewritten
-# together. The status calls smaller files small.
+# together. The status counts smaller files as small.
 ADOPT_BYTES_MIN = 16 * MIB
 _SMALL_BYTES = 16 * MIB
 _INSERT_BYTES_MAX = 512 * MIB
@@ -24,14 +22,13 @@ _INSERT_BYTES_MAX = 512 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A piece of a source that is delivered whole or not at all: a stable id, its origin, its
-    files.
+    """A piece of a source that is delivered whole or not at all.
 
-    A unit with `seqs` (first and last) has a fixed position in its producer's sequence: it is
-    delivered only once all units before it are. Without `seqs`, it takes the next position.
-    `buried` are rows of it that can never be delivered; the transaction that delivers the rest
-    quarantines them. `prefers` is the mode that the source recommends in mode `auto`; without it,
-    the files' size decides.
+    The `id` is stable, so that a repeated delivery is detected. A unit with `seqs` (first and last)
+    has a fixed position in its producer's sequence: it is delivered only once all units before it
+    are. Without `seqs`, it gets the next position. `buried` are its undeliverable rows; the
+    transaction that delivers the rest quarantines them. `prefers` is the mode that the source
+    recommends in mode `auto`; without it, the files' size decides.
     """
 
     id: str
@@ -80,12 +77,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A delivery as it would run now. `delivered` are units that the ledger already has: they are
-    only retired.
+    """A planned delivery. `delivered` are units that the ledger already has: they are only retired.
 
     `as_of` is the snapshot at which the table matched `target` and had none of the other units. In
     mode `insert`, tasks rewrite the files as in any other mode, and the commit inserts their
-    output; `insert_reason` says why.
+    output; `insert_reason` is why.
     """
 
     as_of: int
@@ -106,7 +102,7 @@ class Plan:
         units = [unit for batch in self.batches for unit in batch.units]
         specs = [spec for batch in self.batches for spec in batch.tasks]
         size = _megabytes(unit.bytes for unit in units)
-        yield f"{plural(len(units), 'unit')} with {size} to go into {self.target.id}."
+        yield f"{plural(len(units), 'unit')} with {size} to deliver to {self.target.id}."
         if self.delivered:
             yield f"{plural(len(self.delivered), 'unit')} in the lake already, not to be delivered again."
         for mode, verb in ((Mode.ADOPT, "to be adopted"), (Mode.REWRITE, "to be rewritten into files of a good size")):
@@ -173,15 +169,13 @@ def mode_for(table: Table, wanted: Mode) -> tuple[Mode, str | None]:
 
 
 def _insert_bounds(bounds: Bounds) -> Bounds:
-    """Return smaller bounds for a commit: an INSERT keeps the commit lock for as long as it writes."""
+    """Return smaller bounds for a commit: an INSERT holds the commit lock while it writes."""
     most = min(bounds.bytes_per_commit_max or _INSERT_BYTES_MAX, _INSERT_BYTES_MAX)
     return replace(bounds, bytes_per_commit_max=most)
 
 
 def _duplicate_message(units: Sequence[Unit], uris: Sequence[str]) -> str:
-    """Return a message that names the file that occurs twice: under one name, or two, as with a
-    link.
-    """
+    """Return a message with the file that occurs twice: under one name, or two, as with a link."""
     same = [uri for uri, count in Counter(uris).items() if count > 1]
     if same:
         return f"{same[0]} is in the delivery twice."
@@ -192,9 +186,7 @@ def _duplicate_message(units: Sequence[Unit], uris: Sequence[str]) -> str:
 
 
 def _units_by_batch(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit]]:
-    """Yield the units of each commit: as many as its number and size limits allow, but at least
-    one.
-    """
+    """Yield the units of each commit: as many as the limits allow, but at least one."""
     batch: list[Unit] = []
     size = 0
     for unit in units:
@@ -209,9 +201,7 @@ def _units_by_batch(units: Sequence[Unit], bounds: Bounds) -> Iterator[list[Unit
 
 
 def task_specs(units: Sequence[Unit], mode: Mode, bounds: Bounds) -> tuple[TaskSpec, ...]:
-    """Distribute the units' files over tasks: adopted files evenly by number, rewritten files by
-    size, so that outputs are of equal size.
-    """
+    """Distribute the units' files over tasks: adopted files by number, rewritten files by size."""
     adopted: list[UnitPart] = []
     rewritten: list[UnitPart] = []
     for unit in units:
@@ -238,9 +228,7 @@ def _adopts(unit: Unit, mode: Mode, bounds: Bounds) -> bool:
 
 
 def _output_count(parts: Sequence[UnitPart], bounds: Bounds) -> int:
-    """Return how many output files to write: near the target size, and a multiple of the
-    parallelism, so that no task lags.
-    """
+    """Return the number of output files, for about the target size and equally busy tasks."""
     total = sum(part.input.expected_bytes for part in parts)
     if total < _SMALL_BYTES:
         return min(1, len(parts))

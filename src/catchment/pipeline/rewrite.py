@@ -1,6 +1,4 @@
-"""Rewriting in a worker: read inputs whose columns fit, write few large Parquet files in the
-table's layout.
-"""
+"""Rewriting in a worker: reads inputs that fit, writes few large files in the table's layout."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -79,7 +77,7 @@ def _write(
         # more and must agree.
         by_part = _sums_of_source(connection, groups, task.shape.columns)
         if digest.text(sum(by_part)) != digest.text(sum(by_file)):
-            raise InvariantError(f"Task {task.number} wrote other rows than it read.")
+            raise InvariantError(f"Task {task.number} wrote rows that differ from those it read.")
     for output in outputs:
         files.sync_file(Path(output.path))
     return TaskResult(
@@ -168,9 +166,7 @@ def _sums(
     columns: Sequence[Column],
     rows_in: Sequence[int],
 ) -> tuple[list[int], list[int]]:
-    """Return the digests of the files on disk, per file and per run of rows; a run is an input if
-    rows kept their order.
-    """
+    """Return digests of the written files, per file and per run of rows."""
     by_file, by_run = _RunSums([output.rows for output in outputs]), _RunSums(rows_in)
     for part in hashes(connection, [output.path for output in outputs], columns):
         by_file.feed(part)
@@ -225,7 +221,7 @@ def _without(groups: Iterable[Group], failures: Iterable[UnitFailure]) -> list[G
 def _probe(
     connection: duckdb.DuckDBPyConnection, groups: Iterable[Group], shape: OutputShape, scratch: Path
 ) -> Iterator[UnitFailure]:
-    """Write every input by itself, to find those that make the task fail."""
+    """Write the inputs one by one, to find those that make the task fail."""
     for part, columns in ((part, group.columns) for group in groups for part in group.parts):
         try:
             files.make_folder(scratch)

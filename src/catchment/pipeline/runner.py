@@ -73,9 +73,7 @@ class SparkRunner:
 
     @property
     def spark(self) -> "SparkSession":
-        """The session, started on first use, for Spark's SQL, whose first query costs more than all
-        later ones.
-        """
+        """The session for Spark's SQL, started on first use; its first query is expensive."""
         return self._started().spark
 
     def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
@@ -149,8 +147,9 @@ class SparkRunner:
 
 
 def spark_session(settings: Settings) -> "SparkSession":
-    """Return a session with Catchment's configuration, for code of your own. It ends with the
-    process, which can have only one.
+    """Return a Spark session with Catchment's configuration, for a caller's own code.
+
+    A process can have only one. It ends with the process.
     """
     from pyspark.sql import SparkSession
 

@@ -66,7 +66,7 @@ class SparkDriver:
                     # The JVM writes to the log, not to the user's terminal.
                     self._start(_conf(settings), log, settings.spark_start_seconds_max)
             except KeyboardInterrupt:
-                # It was deferred until Spark had started.
+                # The interrupt was deferred until Spark had started.
                 self._abandon()
                 raise
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="catchment-spark")
@@ -74,23 +74,17 @@ class SparkDriver:
 
     @property
     def has_jvm(self) -> bool:
-        """Whether its JVM runs, as far as is known without a call to it: an external JVM is assumed
-        to run.
-        """
+        """Whether the JVM runs, without calling it; an external JVM is assumed to run."""
         return not self._stopped and (self._gateway.proc is None or self._gateway.proc.poll() is None)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still run jobs: a context stops by itself when its cluster is lost
-        permanently.
-        """
+        """Whether it can still run jobs: a context stops by itself when it has lost its cluster."""
         return self._is_stopped() is False
 
     @property
     def spark(self) -> SparkSession:
-        """The session for code of your own. Spark's SQL, which tasks do not need, is started on
-        first use.
-        """
+        """The session for a caller's own code; starts Spark's SQL, which tasks do not need."""
         if self._spark is None:
             self._spark = SparkSession(self.context)
         return self._spark
@@ -107,9 +101,7 @@ class SparkDriver:
         return f"Spark {self.context.version} on {self._master} counts to {total}"
 
     def stop(self) -> None:
-        """Stop the session, and its JVM if this class started it; safe if the JVM has already
-        ended.
-        """
+        """Stop the session, and its JVM if this class started it; safe if the JVM has ended."""
         self._stopped = True
         self._caller.shutdown()
         # Without a limit, this would wait forever for a JVM that does not answer.
@@ -132,7 +124,7 @@ class SparkDriver:
         try:
             with jvm.killed_after(self._gateway.proc, seconds_max) as overdue:
                 self.context = SparkContext(conf=conf, gateway=self._gateway)
-            # It notices when Java ends, and would print that as an error of its own.
+            # The accumulator server notices when Java ends, and would print that as an error.
             self.context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
         except Exception as error:
             # The text of the error comes from Java: read it before Java ends.
@@ -149,9 +141,7 @@ class SparkDriver:
 
     @contextmanager
     def _translating_errors(self, what: str) -> Iterator[None]:
-        """Raise SparkFailedError for errors of Spark, and for any error caused by a lost JVM or
-        context.
-        """
+        """Raise SparkFailedError for errors of Spark, of a lost JVM or of a stopped context."""
         try:
             yield
         except SparkFailedError:
@@ -181,9 +171,7 @@ class SparkDriver:
 
     @contextmanager
     def _cancelled_after(self, seconds: float) -> Iterator[None]:
-        """Cancel the block's jobs if they take longer, as hanging tasks do; end the JVM if it hangs
-        too.
-        """
+        """Cancel the block's jobs if they take longer; end the JVM if it hangs too."""
         finished, overdue = threading.Event(), threading.Event()
         group = uuid4().hex
 
@@ -212,9 +200,7 @@ class SparkDriver:
             finished.set()
 
     def _uninterrupted(self, job: Callable[[], T]) -> T:
-        """Run the job in a thread that Ctrl-C does not reach: it would interrupt a call to Java,
-        and be logged there.
-        """
+        """Run the job in a thread, because Ctrl-C would interrupt a call to Java, which logs it."""
         if threading.current_thread() is not threading.main_thread():
             return job()
         future = self._caller.submit(job)
@@ -229,9 +215,7 @@ class SparkDriver:
 
 
 def prepare(settings: Settings, archive: Path) -> None:
-    """Store the classes that a session needs in an archive for Java, so that later sessions start
-    in half the time.
-    """
+    """Archive the classes that a session needs, so that later sessions start in half the time."""
     files.make_folder(archive.parent)
     temporary = archive.with_suffix(f".{uuid4().hex}")
     options = f'{java.OPTIONS} "-XX:ArchiveClassesAtExit={temporary}"'
@@ -256,8 +240,8 @@ def prepare(settings: Settings, archive: Path) -> None:
 def _deferred_interrupts() -> Iterator[None]:
     """Defer Ctrl-C until the block ends, then handle it as before.
 
-    A JVM whose start is no longer awaited never ends. And once it has started, PySpark's handler
-    would cancel every job on Ctrl-C, even one that should finish.
+    A JVM whose start is interrupted would never end. Once it has started, PySpark's handler would
+    cancel every job on Ctrl-C, even one that should finish.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,4 @@
-"""Meaning of a Spark master's name: how many tasks run at the same time, and how often one is
-tried.
-"""
+"""Meaning of a Spark master's name: how many tasks run at the same time, and their attempts."""
 
 import re
 
@@ -16,9 +14,7 @@ TASK_FAILURES_MAX = 4
 
 
 def parallelism(settings: Settings) -> int:
-    """Return how many tasks run at the same time, from the master's name alone, so that planning
-    needs no session.
-    """
+    """Return how many tasks run at the same time, from the master's name, without a session."""
     local, cluster = _LOCAL.fullmatch(settings.spark_master), _LOCAL_CLUSTER.fullmatch(settings.spark_master)
     if local:
         return cpu_count() if local[1] == "*" else int(local[1] or 1)

@@ -1,6 +1,4 @@
-"""The table that files are delivered into: found by name, without regard to ASCII case, or created
-from the files.
-"""
+"""The table that files are delivered to: found by name, ignoring ASCII case, or created."""
 
 from collections.abc import Sequence
 
@@ -16,9 +14,7 @@ _COLUMNS_SHOWN_MAX = 20
 
 
 def find_table(lake: Lake, wanted: TableId) -> Table | None:
-    """Return the lake's table of that name, ignoring the case of ASCII letters as DuckDB does, or
-    None.
-    """
+    """Return the lake's table of that name, ignoring ASCII case as DuckDB does, or None."""
     exact = lake.find_table(wanted)
     if exact is not None:
         return exact
@@ -27,9 +23,7 @@ def find_table(lake: Lake, wanted: TableId) -> Table | None:
 
 
 def draft(source: ParquetFiles, partition_by: Sequence[str] = ()) -> CreateTable:
-    """Return the table that the files need, without side effects. Raises InputError if they lack a
-    column to partition by.
-    """
+    """Return the table that the files need; InputError if they lack a column to partition by."""
     # First, because its error names a file that does not exist.
     source.units()
     columns = source.columns()
@@ -38,9 +32,7 @@ def draft(source: ParquetFiles, partition_by: Sequence[str] = ()) -> CreateTable
 
 
 def table_of_draft(change: CreateTable, *, encrypted: bool) -> Table:
-    """Return the table as it will be in a lake that is `encrypted` or not, as far as a plan needs
-    it.
-    """
+    """Return the table as it will be in the lake, as far as a plan needs it."""
     return Table(
         id=change.table,
         uuid="",

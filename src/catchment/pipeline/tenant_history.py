@@ -25,9 +25,7 @@ class ShardBackfill:
     def plan(
         self, tenant: TenantId, source: ShardInfo, target: ShardInfo, *, snapshot: int | None, token: str
     ) -> History:
-        """Plan what to copy, without effect. Raises InputError if the tenant has dead letters: a
-        move cannot copy them.
-        """
+        """Plan the copy, without side effects; InputError if the tenant has dead letters."""
         with self._between(source, target) as (lake, other, backfill):
             plan = backfill.plan(tenant.schema, snapshot or lake.newest_snapshot(), token)
             letters = sum(letter.table.schema == tenant.schema for letter in lake.dead_letters())
@@ -55,7 +53,7 @@ class ShardBackfill:
         token: str,
         progress: HistoryProgress | None = None,
     ) -> History:
-        """Copy what the target does not have yet, each file once."""
+        """Copy the files that the target does not have yet, each once."""
         with self._between(source, target) as (_, _, backfill):
             report = backfill.run(backfill.plan(tenant.schema, snapshot, token), progress)
         return History(tables=len(report.tables), files=report.files, bytes=report.bytes)

@@ -17,9 +17,7 @@ class Format(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a unit's files get into the lake: unchanged, rewritten and registered, or rewritten and
-    inserted.
-    """
+    """How a unit's files are delivered: unchanged, rewritten and registered, or inserted."""
 
     REWRITE = "rewrite"
     ADOPT = "adopt"
@@ -31,9 +29,9 @@ class Mode(StrEnum):
 class LakeFile:
     """How to read a data file of another lake as of a snapshot, without that lake's catalog.
 
-    `names` are given if the file itself has no field numbers. `is_partial`: it also contains rows
-    of later snapshots; likewise for deletions. `place` is the folder that it belongs in when it is
-    adopted, `obstacle` the reason why it cannot be.
+    `names` are given if the file itself has no field numbers. If `is_partial`, it also contains
+    rows of later snapshots; likewise for deletions. `place` is its folder if it is adopted,
+    `obstacle` the reason why it cannot be.
     """
 
     fields: tuple[SnapshotField, ...]
@@ -52,8 +50,8 @@ class Input:
 
     `relation` names the table inside a DuckDB file, and `without` its columns that are not read;
     `hive_keys` are columns found in the path. `weight` is its size as Parquet, per byte.
-    `lake_file` says how to read a file of another lake. `select` are expressions that convert the
-    file's columns into the table's, if they are not matched by name.
+    `lake_file` describes a file of another lake. `select` are expressions that convert the file's
+    columns into the table's, if they are not matched by name.
     """
 
     uri: str
@@ -69,7 +67,7 @@ class Input:
 
     @property
     def expected_bytes(self) -> int:
-        """Its estimated size as Parquet."""
+        """Estimated size as Parquet."""
         return int(self.bytes * self.weight)
 
 
@@ -83,9 +81,7 @@ class UnitPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputShape:
-    """Layout of the written files; `inserted` means that an INSERT reads them, and the lake writes
-    its own.
-    """
+    """Layout of written files; if `inserted`, an INSERT reads them, and the lake writes its own."""
 
     columns: tuple[Column, ...]
     partition_by: tuple[PartitionKey, ...] = ()
@@ -96,8 +92,7 @@ class OutputShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The work of one Spark task: these parts, in this mode, into a folder of its own under
-    `folder`.
+    """The work of one Spark task: parts to write, in one mode, into a new folder under `folder`.
 
     `threads` is more than one if fewer tasks run than could at the same time.
     """
@@ -135,10 +130,9 @@ class UnitFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFailure:
-    """Why a unit cannot be delivered. `rewritable`: only its file's layout prevents it; rewriting
-    helps.
+    """Why a unit cannot be delivered. If `rewritable`, only its file's layout prevents it.
 
-    `transient`: memory, disk or time ran out; the unit is not the cause and may succeed later.
+    If `transient`, memory, disk or time ran out; the unit is not the cause and may succeed later.
     """
 
     unit_id: str

@@ -70,7 +70,7 @@ def write(
         tasks = {task.number: task for task in map(make_task, todo)}
         results = runner.run(list(tasks.values()))
         if {result.number for result in results} != tasks.keys():
-            raise InvariantError(f"{len(tasks)} tasks were run and {len(results)} results came back.")
+            raise InvariantError(f"{len(tasks)} tasks were run, but {len(results)} results were returned.")
         kept |= {result.number: (tasks[result.number], result) for result in results}
         to_rewrite: set[str] = set()
         for failure in (failure for result in results for failure in result.failures):

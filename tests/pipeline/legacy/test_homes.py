@@ -170,7 +170,7 @@ def test_a_plan_of_a_home_whose_move_was_interrupted_knows_the_moved_leaves(make
     moved.parent.mkdir(parents=True)
     (scene.home.data / moved.name).rename(moved)
     (problem,) = scene.job().plan().problems
-    assert "2 leaves moved before a move was cut off" in problem
+    assert "2 leaves moved before a move was interrupted" in problem
     report = scene.job().run(scene.job().plan())
     assert report.ok
     assert {table.table for table in report.tables} == {f"main.{table.name}" for table in tables}

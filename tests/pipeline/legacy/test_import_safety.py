@@ -34,7 +34,7 @@ def test_an_import_does_not_go_on_into_another_lake(make: MakeScene) -> None:
     job = scene.job()
     job._data_path = scene.place.migration / "elsewhere"
     for act in (job.undo, job.verify):
-        with pytest.raises(InputError, match="goes into the lake"):
+        with pytest.raises(InputError, match="was started for the lake"):
             act()
 
 
@@ -135,7 +135,7 @@ def test_the_lakes_own_files_in_the_tree_stop_the_import_before_it_moves(make: M
     scene = make()
     job = scene.job()
     job._own_files = (scene.home.data / "catalog.sqlite",)
-    with pytest.raises(InputError, match="contains the other"):
+    with pytest.raises(InputError, match="contains the lake's files"):
         job.run()
     assert snapshot_tree(scene.place.data) == scene.before
 

@@ -1,5 +1,4 @@
-"""Moves of the tree: into `migrating/`, leaf by leaf into `migrated/`, and back. Every move can be
-repeated.
+"""Repeatable moves of the tree: into `migrating/`, leaf by leaf into `migrated/`, and back.
 
 Within a file system a move is one rename. Between two it is copy, verify, remove; the marker is
 moved last, so that the import stays in its old state until everything else has arrived.
@@ -30,9 +29,7 @@ def prepare(folders: ImportFolders) -> None:
 
 
 def retire(folders: ImportFolders, leaf: str) -> None:
-    """Move a delivered leaf into the backup. Not synced: if the move is lost, the ledger still has
-    the leaf.
-    """
+    """Move a delivered leaf into the backup. Not synced: the ledger has it if the move is lost."""
     source, target = folders.migrating / leaf, folders.migrated / leaf
     if source.exists():
         files.make_folder(target.parent)
@@ -49,9 +46,7 @@ def finalize(folders: ImportFolders) -> None:
 
 
 def finish(folders: ImportFolders) -> None:
-    """Complete the import once the marker is in the backup, also after a process was killed at that
-    point.
-    """
+    """Complete the import once the marker is in the backup; may be repeated after a crash."""
     files.remove_empty_folders(folders.migrating)
     _sync_tree(folders.migrated, to=folders.migration)
     faults.reach("legacy.after_finalize")
@@ -68,7 +63,7 @@ def put_back(folders: ImportFolders) -> None:
 
 
 def move_tree(source: Path, target: Path) -> None:
-    """Move a folder with all its contents; merge it with what an earlier attempt moved."""
+    """Move a folder with all its contents; merge it with the result of an earlier attempt."""
     if _is_empty_folder(target) and not target.is_mount():
         target.rmdir()
     if not target.exists():
@@ -91,10 +86,8 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _archive_earlier_backup(folders: ImportFolders) -> None:
-    """Make room for this import's backup: move the backup of an earlier import into a folder of its
-    own.
-    """
-    # A process that was killed at the very end may have left it.
+    """Move the backup of an earlier import into a separate folder, to make room for this one's."""
+    # A process that was killed at the very end may have left the folder.
     files.remove_empty_folders(folders.migrating)
     if folders.migrated.exists() and any(folders.migrated.iterdir()) and not folders.migrating.exists():
         earlier = folders.migration / "earlier"

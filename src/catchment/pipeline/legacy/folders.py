@@ -4,8 +4,8 @@
                                             ──finalize: the rest, the marker last──▶
 
 The position of the marker (`tailpipe.db`, or the journal for a tree without one) is the state of
-the whole import. The journal has what the folders cannot show: that a move between file systems is
-in progress, which tables the import created, and an undo.
+the whole import. The journal records facts that the folders cannot show: a move between file
+systems in progress, the tables that the import created, and an undo.
 """
 
 import json
@@ -52,17 +52,13 @@ class ImportJournal:
     dropping: Mapping[str, str] = field(default_factory=dict)
 
     def has_made(self, table: str, uuid: str) -> bool:
-        """Return whether the import created this table; a journal of an earlier version has only
-        its name.
-        """
+        """Return whether the import created this table; old journals have only names."""
         return self.tables_made.get(table) in (uuid, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportFolders:
-    """The folders of one import. `marker` is the file whose position is the state; empty if the
-    journal is the state.
-    """
+    """The folders of one import. The position of file `marker`, or of the journal, is the state."""
 
     data: Path
     migration: Path
@@ -71,7 +67,7 @@ class ImportFolders:
 
     @classmethod
     def tailpipe(cls, home: Path, workspace: str | None = None) -> "ImportFolders":
-        """Return the folders of a Tailpipe home; if no workspace is named, it is searched for."""
+        """Return the folders of a Tailpipe home; without `workspace`, find the only one."""
         home = home.expanduser().absolute()
         found = workspace if workspace is not None else _only_workspace(home)
         return cls(data=home / "data" / found, migration=home / "migration", workspace=found)
@@ -156,7 +152,7 @@ class ImportFolders:
 
     @property
     def root(self) -> Path:
-        """The folder of the leaves that are not imported yet."""
+        """The folder of leaves that are not imported yet."""
         return self.data if self.phase() is ImportPhase.READY else self.migrating
 
     @property
@@ -195,7 +191,8 @@ def _only_workspace(home: Path) -> str:
             return ""
         if len(found) > 1:
             raise InputError(
-                f"{folder} has several workspaces: {', '.join(found)}.", hint="Name one with --workspace, one by one."
+                f"{folder} has several workspaces: {', '.join(found)}.",
+                hint="Import them one by one, with --workspace.",
             )
         if found:
             return found[0]

@@ -1,6 +1,4 @@
-"""Import planning: determines every table, leaf, problem and size before anything is moved.
-Decisions only.
-"""
+"""Import planning: determines every table, leaf, problem and size, without side effects."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +31,7 @@ _START_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """Options of an import. `keys` are the folders' keys with their types; `table` takes all leaves
-    of a tree.
-    """
+    """Options of an import. `keys` are the folders' keys with types; `table` is for all leaves."""
 
     mode: Mode = Mode.AUTO
     schema: str = DEFAULT_SCHEMA
@@ -48,12 +44,12 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """The import into one table. `leaves` have only files to import; `blocked` maps leaves that are
-    not imported to the reason.
+    """The import into one table: `leaves` to import, and `blocked` leaves with the reasons.
 
-    `insert_reason` says why the leaves' rows must be inserted, if they must. `late` columns are
-    added once the leaf of `starts_with` is in the table. DuckLake keeps no bounds for a column that
-    is added to a table with files, and only then can files that lack it be adopted.
+    `leaves` have only files to import. `insert_reason` is why rows must be inserted, if they must.
+    `late` columns are added once the leaf of `starts_with` is in the table. DuckLake keeps no
+    bounds for a column that is added to a table with files, and only then can files that lack it be
+    adopted.
     """
 
     id: TableId
@@ -84,9 +80,7 @@ class TablePlan:
         return sum(self.rows.get(leaf.path, 0) for leaf in self.leaves)
 
     def mode_of(self, leaf: Leaf) -> Mode:
-        """Return how to import the leaf: it is adopted if its files are large, or if there is
-        nothing to coalesce them with.
-        """
+        """Return how to import the leaf: adopted if its files are large or cannot be coalesced."""
         if self.mode is not Mode.AUTO:
             return self.mode
         if leaf.keys != self.partition_by:
@@ -97,9 +91,7 @@ class TablePlan:
 
     @property
     def adopted(self) -> tuple[Leaf, ...]:
-        """The leaves to adopt; the others are rewritten, and so is any leaf that turns out not to
-        fit.
-        """
+        """Leaves to adopt; others are rewritten, and so are leaves that turn out not to fit."""
         return tuple(leaf for leaf in self.leaves if self.mode_of(leaf) is Mode.ADOPT)
 
     def without(self, leaves: Container[str]) -> "TablePlan":
@@ -111,9 +103,7 @@ class TablePlan:
         )
 
     def unit(self, root: Path, leaf: Leaf) -> Unit:
-        """Return the leaf as a unit of delivery; its id depends on its files, not on the tree's
-        folder.
-        """
+        """Return the leaf as a unit; its id depends on its files, not on the tree's folder."""
         return Unit(
             id=unit_id(self.id, leaf),
             source=leaf.path,
@@ -146,9 +136,7 @@ class LegacyPlan:
         return sum(len(table.leaves) for table in self.tables)
 
     def may_be_unreadable(self, leaf: str) -> bool:
-        """Return whether a leaf that is not imported has an unreadable file, or failed when it was
-        read.
-        """
+        """Return whether a leaf was left out for an unreadable file, or failed when it was read."""
         blocked = any(leaf in table.blocked for table in self.tables)
         return not blocked or any(each.leaf == leaf for each in self.bad)
 
@@ -172,7 +160,7 @@ class LegacyPlan:
         for view in self.views_without_data:
             yield f"The view {view} has no data."
         if self.leaves_moved:
-            yield f"{count_leaves(self.leaves_moved)} moved before a move was cut off: a run imports them too."
+            yield f"{count_leaves(self.leaves_moved)} moved before a move was interrupted: a run imports them too."
 
     def explain(self) -> Iterator[str]:
         """Yield the plan as sentences for the operator."""
@@ -225,7 +213,7 @@ class TreeFacts:
     """Input of the plan. `views` is None for a tree that no database describes.
 
     `above` are keys in the names of the folders that contain the tree. `moved` are leaves that an
-    interrupted move has already taken into `migrating/`. `encrypted` says whether the lake is.
+    interrupted move has already taken into `migrating/`. `encrypted` is whether the lake is.
     """
 
     phase: ImportPhase
@@ -270,9 +258,7 @@ def _without_data(views: Iterable[str], facts: TreeFacts) -> tuple[str, ...]:
 
 
 def unit_id(table: TableId, leaf: Leaf) -> str:
-    """Return the unit's id, which is stable: the same leaf with the same files always has the same
-    one.
-    """
+    """Return the unit's id; the same leaf with the same files always has the same id."""
     facts = [str(fact) for each in leaf.files for fact in (each.name, each.bytes, each.modified_ns)]
     return ids.unit_id(KIND, str(table), leaf.path, *facts)
 
@@ -280,7 +266,8 @@ def unit_id(table: TableId, leaf: Leaf) -> str:
 def inputs_of(root: Path, leaf: Leaf) -> tuple[Input, ...]:
     """Return the leaf's files as inputs."""
     own = {sql.fold(key) for key in leaf.keys}
-    # Keys of folders above the leaf's own, such as the table's, are not columns of its files.
+    # Keys of folders above the leaf's key folders, such as the table's, are not columns of its
+    # files.
     above = keys_of(root / leaf.path)
     return tuple(
         Input(
@@ -384,7 +371,7 @@ def _refusal(name: str, table: Table, options: ImportOptions) -> str | None:
 
 
 def _with_late_columns(planned: TablePlan, survey: Survey) -> TablePlan:
-    """Return the plan with those columns marked late that files to be adopted lack."""
+    """Return the plan with columns that files to be adopted lack marked as late."""
     adopted = planned.adopted
     keys = {sql.fold(key) for leaf in adopted[:1] for key in leaf.keys}
     plain = (column for column in planned.columns if column.default is None and column.nullable)
@@ -405,9 +392,7 @@ def _with_late_columns(planned: TablePlan, survey: Survey) -> TablePlan:
 
 
 def _expected(name: str, view: Sequence[Column], keys: Sequence[Column]) -> Iterator[Column]:
-    """Yield the view's columns in its order, keys with their own types, and the keys that it lacks
-    at the end.
-    """
+    """Yield the view's columns in order, with the keys' own types, then keys that it lacks."""
     by_name = {sql.fold(key.name): key for key in keys}
     for column in view:
         if sql.fold(column.name) == TABLE_KEY:
@@ -465,9 +450,7 @@ def _blocked(
 
 
 def _hidden(leaves: Sequence[Leaf], survey: Survey, above: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield leaves for which DuckDB would take a value from a folder above the tree, and import a
-    wrong one.
-    """
+    """Yield leaves for which DuckDB would read a wrong key value from a folder above the tree."""
     keys = {sql.fold(key): key for key in above}
     reason = "a folder above the tree is named {}=…, which would replace its own values: move the tree"
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""What to import: a Tailpipe home, or any tree of hive folders with its keys."""
+"""The source of an import: a Tailpipe home, or any tree of hive folders with its keys."""
 
 import re
 from dataclasses import dataclass
@@ -34,18 +34,22 @@ def find(
     """Return the source that the arguments name; InputError if they contradict each other."""
     if tree is None:
         if keys is not None or table is not None:
-            raise InputError("--keys and --table say how a --tree is read.", hint="Add --tree DIR, or leave them out.")
+            raise InputError(
+                "--keys and --table are valid only with --tree.", hint="Add --tree DIR, or leave them out."
+            )
         folders = ImportFolders.tailpipe(Path(home or TAILPIPE_HOME), workspace)
         return ImportSource(folders=folders, keys=TAILPIPE_KEYS, table=None)
     if home is not None or workspace is not None:
-        raise InputError("--tree is imported instead of a Tailpipe home.", hint="Leave --home and --workspace out.")
+        raise InputError(
+            "--tree cannot be combined with --home or --workspace.", hint="Leave --home and --workspace out."
+        )
     if keys is None:
         raise InputError(
             "A tree needs its keys.", hint="Name its folders from the top: --keys region,day:DATE, or `keys=`."
         )
     folders = ImportFolders.tree(Path(tree))
     if not folders.data.is_dir() and not folders.migration.is_dir():
-        raise InputError(f"There is no folder {folders.data}.", hint="Name the folder that holds the hive folders.")
+        raise InputError(f"There is no folder {folders.data}.", hint="Name the folder that contains the hive folders.")
     return ImportSource(folders=folders, keys=parse_keys(keys), table=_table_name(table or folders.data.name))
 
 

@@ -1,5 +1,4 @@
-"""Delivery of a plan's leaves: tables first, then leaves in batches, then each leaf into the
-backup.
+"""Executes a plan: creates tables, delivers leaves in batches, moves each into the backup.
 
 A leaf that fails stays in `migrating/`. If a commit is refused as a whole, it is retried in halves
 until the failing leaf is found.
@@ -46,9 +45,7 @@ class Run:
 
 
 class Importer:
-    """Executes a plan for leaves in `migrating/`; the deliverer is created only if there is work
-    for it.
-    """
+    """Executes a plan for leaves in `migrating/`; creates the deliverer only if it is needed."""
 
     def __init__(self, folders: ImportFolders, options: ImportOptions, make_deliverer: Callable[[], Deliverer]) -> None:
         self._folders = folders
@@ -78,9 +75,7 @@ class Importer:
             self._deliver(deliverer, run, {name: each for name, each in rest.items() if each[1]})
 
     def _make_tables(self, lake: Lake, tables: Sequence[TablePlan]) -> None:
-        """Create missing tables and columns in one commit; after a crash, `with_made_tables` finds
-        out which tables it created.
-        """
+        """Create missing tables and columns in one commit; see `with_made_tables` for crashes."""
         record_made_tables(self._folders, lake)
         changes: list[Change] = []
         for table in tables:
@@ -99,9 +94,7 @@ class Importer:
             record_made_tables(self._folders, lake)
 
     def _changed_since(self, lake: Lake, plan: TablePlan) -> Iterator[tuple[str, str]]:
-        """Yield leaves that were delivered, not moved, and changed since: their rows would be
-        imported twice.
-        """
+        """Yield leaves that changed after delivery, before they were moved: now in doubt."""
         table = lake.table(plan.id)
         with lake.ledger() as ledger:
             deliveries = [each for each in ledger.deliveries(producer_of(plan.id)) if each.table_uuid == table.uuid]
@@ -124,9 +117,7 @@ class Importer:
     def _deliver(
         self, deliverer: Deliverer, run: Run, work: Mapping[TableId, tuple[TablePlan, Sequence[Leaf]]]
     ) -> None:
-        """Deliver leaves of several tables; a refused commit is retried in halves until the failing
-        leaf is found.
-        """
+        """Deliver leaves of several tables; retry a refused commit in halves."""
         units = {table.id: self._units(table, leaves) for table, leaves in work.values()}
         plans = [
             deliverer.plan_units(list(units[table.id]), producer=producer_of(table.id), table=table.id, mode=table.mode)
@@ -173,9 +164,7 @@ class Importer:
         events.emit("legacy_leaf_imported", leaf=unit.source, unit=unit.id, bytes=unit.bytes)
 
     def _without_unreadable(self, run: Run, leaves: Sequence[Leaf], failed: Mapping[str, str]) -> dict[str, Leaf]:
-        """Return failed leaves without their unreadable files, by path, if the options allow
-        quarantine.
-        """
+        """Return failed leaves, by path, without unreadable files, if quarantine is allowed."""
         if not self._options.quarantine:
             return {}
         readable = {}
@@ -207,9 +196,7 @@ class Importer:
 
 
 def with_made_tables(journal: ImportJournal, lake: Lake) -> ImportJournal:
-    """Return the journal with the tables of a commit whose outcome it does not know; the lake knows
-    whether it landed.
-    """
+    """Return the journal with the tables of a commit of unknown outcome, if the lake has them."""
     if not journal.making:
         return journal
     with lake.snapshot() as connection:
@@ -219,9 +206,7 @@ def with_made_tables(journal: ImportJournal, lake: Lake) -> ImportJournal:
 
 
 def record_made_tables(folders: ImportFolders, lake: Lake) -> None:
-    """Record in the journal which tables the import created, if a commit was interrupted before
-    that.
-    """
+    """Record the tables that the import created, if a crash after a commit prevented it."""
     journal = folders.journal()
     if journal.making:
         known = with_made_tables(journal, lake)

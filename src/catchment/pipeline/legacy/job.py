@@ -1,5 +1,4 @@
-"""The legacy import: detect, plan, run, verify, undo. Every step can be stopped or killed, and
-repeated.
+"""The legacy import: detect, plan, run, verify, undo. Every step can be killed and repeated.
 
 detect ──▶ plan ──▶ prepare (the tree moves) ──▶ deliver leaves, moving each into the backup ──▶ finalize
                                                   │ killed: leaves that the ledger has are only moved
@@ -57,9 +56,7 @@ _UNDO_ATTEMPTS_MAX = 5
 
 
 class LegacyImport:
-    """One import of one tree into one lake. `deliverer` is called when work starts; it may create
-    the lake.
-    """
+    """One import of a tree into a lake. `deliverer` is called when work starts."""
 
     def __init__(
         self,
@@ -75,8 +72,7 @@ class LegacyImport:
         own_files: Sequence[Path] = (),
         begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`own_files` are the lake's files outside its data folder, which must not be in the tree
-        either.
+        """`own_files` are the lake's files outside its data folder; they must not be in the tree.
 
         `begun` is called when a run is about to change something.
         """
@@ -96,7 +92,7 @@ class LegacyImport:
         return self.folders.phase()
 
     def plan(self) -> LegacyPlan:
-        """Return what `run` would do now, without side effects."""
+        """Plan a run as of now, without side effects."""
         if self.is_running:
             raise self._already_running()
         phase = self.folders.phase()
@@ -120,9 +116,7 @@ class LegacyImport:
 
     @property
     def is_half_moved(self) -> bool:
-        """Whether moving the tree was started and not finished; a tree in two places cannot be
-        planned.
-        """
+        """Whether the tree's move was interrupted; a tree in two places cannot be planned."""
         return self.folders.phase() is ImportPhase.READY and self.folders.journal().preparing
 
     def _plan(self, phase: ImportPhase) -> LegacyPlan:
@@ -130,7 +124,7 @@ class LegacyImport:
         made = plan(self._tree_facts(phase), self.options)
         adopted = bytes_adopted(made.tables)
         needed = sum(table.bytes for table in made.tables) - adopted
-        # The device of the files when they are adopted, not their current one.
+        # Compared from `migrating/`, where the files are when they are adopted.
         if not files.same_device(self.folders.migrating, self._data_path):
             needed += adopted
         refusals = [*self._refuse_strays(made)]
@@ -151,9 +145,7 @@ class LegacyImport:
         )
 
     def _refuse_strays(self, planned: LegacyPlan) -> Iterator[str]:
-        """Yield why nothing is imported if nothing can be; strays may be the rest of an import in
-        progress.
-        """
+        """Yield why nothing can be imported, unless the strays belong to an import in progress."""
         strays = [each for each in planned.strays if each.parquet_files]
         is_rest = planned.phase is ImportPhase.IMPORTING and self._imported()
         if strays and not planned.seen and not planned.leaves_moved and not is_rest:
@@ -161,9 +153,7 @@ class LegacyImport:
             yield f"None of {plural(count, 'Parquet file')} can be imported: {strays[0].path}: {strays[0].reason}."
 
     def run(self, planned: LegacyPlan | None = None, *, stop: Stop = lambda: False) -> LegacyReport:
-        """Import everything that can be imported. `planned` is used unchanged if nothing has
-        happened since.
-        """
+        """Import everything that can be imported, by `planned` if nothing has changed since."""
         with self._lock():
             started_s = self._clock.monotonic_s()
             self._log_event("legacy_started", data=str(self.folders.data))
@@ -217,7 +207,7 @@ class LegacyImport:
         left = (
             self._read_tree(self.folders.root) if phase in (ImportPhase.READY, ImportPhase.IMPORTING) else _EMPTY_TREE
         )
-        # During an undo, the position of the database that tells tables from strays is unknown.
+        # During an undo, it is unknown where the database is that distinguishes tables from strays.
         imported = () if phase is ImportPhase.UNDOING else self._imported()
         last = self.last_report()
         return ImportStatus(
@@ -271,9 +261,7 @@ class LegacyImport:
         return Verification(leaves=leaves, rows=rows, mismatches=tuple(mismatches))
 
     def undo(self) -> tuple[str, ...]:
-        """Drop the imported tables and put the tree back, provided that the backup has all their
-        rows.
-        """
+        """Drop the imported tables and put the tree back, if the backup has all their rows."""
         with self._lock():
             lake = self._find_lake()
             if lake is not None:
@@ -296,16 +284,14 @@ class LegacyImport:
         """
         phase = self.folders.phase()
         if phase is ImportPhase.NOTHING or (phase is ImportPhase.READY and not self.folders.migrated.exists()):
-            raise InputError("There is no import to undo.", hint="`catchment legacy status` says what there is.")
+            raise InputError("There is no import to undo.", hint="`catchment legacy status` shows the import's state.")
         self._refuse_other_lake()
         if phase is not ImportPhase.UNDOING:
             self._refuse_undo(prove=prove)
         return tuple(sorted(self._own_tables()))
 
     def _own_tables(self) -> Iterator[str]:
-        """Yield the tables that the import created, except names that belong to another table by
-        now.
-        """
+        """Yield the tables that the import created, unless another table has the name by now."""
         journal, lake = self._journal(), self._find_lake()
         for name in journal.tables_made:
             table = None if lake is None else lake.find_table(TableId.parse(name))
@@ -346,15 +332,13 @@ class LegacyImport:
             )
 
     def _refuse_own_files(self) -> None:
-        """Refuse a tree that contains the lake, or is inside it: moving it would move the lake's
-        own files.
-        """
+        """Refuse a tree that contains the lake, or is inside it: it is going to be moved."""
         tree, lake, *others = (
             Path(files.real_path(str(each))) for each in (self.folders.data, self._data_path, *self._own_files)
         )
         if tree.is_relative_to(lake) or any(each.is_relative_to(tree) for each in (lake, *others)):
             raise InputError(
-                f"One of the lake's files and the tree in {self.folders.data} contains the other.",
+                f"The tree in {self.folders.data} contains the lake's files, or is inside them.",
                 hint="Give the lake another home with --lake-home or CATCHMENT_HOME.",
             )
 
@@ -366,7 +350,7 @@ class LegacyImport:
         lake_before = self.folders.journal().lake
         if lake_before and lake_before != self._lake_name and self.folders.phase() is not ImportPhase.READY:
             raise InputError(
-                f"This import goes into the lake with data in {lake_before}, not in {self._lake_name}.",
+                f"This import was started for the lake with data in {lake_before}, not in {self._lake_name}.",
                 hint="Name the same lake as before with --lake-home or CATCHMENT_HOME.",
             )
 
@@ -437,10 +421,8 @@ class LegacyImport:
         )
 
     def _read_tree(self, root: Path, views: Sequence[LegacyView] | None = None) -> Tree:
-        """Read the tree, with tables without a view as strays; `views` are read from `root` if not
-        given.
-        """
-        # A home may have its database beside the folders of its workspaces.
+        """Read the tree; tables without a view are strays. `views` default to those of `root`."""
+        # A home may have its database next to the folders of its workspaces.
         beside = bool(self.folders.marker) and not self.folders.workspace
         tree = walk(root, keys=[key.name for key in self.options.keys], table=self.options.table, workspaces=beside)
         if not self.folders.marker:
@@ -461,10 +443,10 @@ class LegacyImport:
         return journal if lake is None else with_made_tables(journal, lake)
 
     def _expected_leaves(self) -> dict[TableId, list[Found]]:
-        """Return everything that the lake should have, by table: this backup, earlier ones,
-        delivered leaves that were not moved.
+        """Return all leaves that the lake should have, by table.
 
-        A table that the import created and left without rows must be empty, so it is included.
+        They are in this backup, in earlier ones, or delivered and not moved yet. A table that the
+        import created and left without rows must be empty, so it is included.
         """
         journal = self._journal()
         proven: dict[TableId, list[Found]] = {TableId.parse(name): [] for name in journal.tables_made}

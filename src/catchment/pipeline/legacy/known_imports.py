@@ -1,6 +1,4 @@
-"""Imports known to a home: a small file for each import that was started, so that a status finds
-it.
-"""
+"""Imports known to a home: a small file for each started import, for the status."""
 
 import hashlib
 import json

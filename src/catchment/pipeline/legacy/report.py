@@ -21,9 +21,7 @@ class ImportedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafFailure:
-    """A leaf that stays in `migrating/`, with the reason; `unreadable` is set if a file of it may
-    be unreadable.
-    """
+    """A leaf that stays in `migrating/`, and why; `unreadable` if one of its files may be."""
 
     leaf: str
     reason: str
@@ -32,7 +30,7 @@ class LeafFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyReport:
-    """Result of a run, and what is left to do."""
+    """Result of a run, and the remaining leaves."""
 
     phase: ImportPhase
     tables: tuple[ImportedTable, ...]
@@ -93,9 +91,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportStatus:
-    """Status of an import. `files_left_out` are Parquet files of the backup that are in no leaf of
-    a table.
-    """
+    """Status of an import. `files_left_out` counts Parquet files of the backup outside any leaf."""
 
     phase: ImportPhase
     data: str

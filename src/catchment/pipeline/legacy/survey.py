@@ -1,6 +1,4 @@
-"""Reads every file's footer before anything moves: finds unreadable files, and the columns of the
-others.
-"""
+"""Reads every file's footer before anything moves: finds unreadable files, and columns."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +24,7 @@ class BadFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileShape:
-    """Files with the same columns, apart from keys in folders, with the leaves that contain them,
-    and their rows.
-    """
+    """Files with the same columns, apart from keys in folders: their leaves and rows."""
 
     columns: tuple[Column, ...]
     files: tuple[tuple[str, str], ...]

@@ -1,5 +1,4 @@
-"""Columns that a table needs so that every leaf can be imported unchanged, and leaves that
-conflict. Pure.
+"""Columns that a table needs to import every leaf unchanged, and conflicting leaves. Pure.
 
 The expected columns are those of the table if the lake has it, otherwise those of the view. Files
 may lack columns (they read as NULL), have additional ones (they are added), or have a type that
@@ -34,9 +33,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumns:
-    """The table's future columns, those of them that the lake lacks, and how each set of files
-    differs.
-    """
+    """The table's future columns, those that the lake lacks, and the drift of each set of files."""
 
     columns: tuple[Column, ...]
     added: tuple[Column, ...]
@@ -50,9 +47,7 @@ class TableColumns:
 def decide_columns(
     expected: Sequence[Column], shapes: Sequence[FileShape], *, keys: Iterable[str], table: Sequence[Column] | None
 ) -> TableColumns:
-    """Decide on the columns. `keys` are found in folders; `table` has an existing table's columns,
-    which are kept unchanged.
-    """
+    """Decide on the columns. `keys` are found in folders; `table` has fixed columns of the lake."""
     fixed = {sql.fold(key) for key in keys} | {sql.fold(column.name) for column in table or ()}
     columns = {sql.fold(column.name): column for column in (*(table or ()), *expected)}
     columns |= {sql.fold(column.name): column for column in table or ()}

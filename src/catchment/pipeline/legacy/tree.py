@@ -78,9 +78,7 @@ class Tree:
     strays: tuple[Stray, ...]
 
     def of(self, tables: Iterable[str]) -> "Tree":
-        """Return the tree with the leaves of these tables only; all others become strays, because
-        no view describes them.
-        """
+        """Return the tree with leaves of these tables only; others become strays."""
         known = frozenset(tables)
         unknown: defaultdict[str, list[LeafFile]] = defaultdict(list)
         for leaf in self.leaves:
@@ -104,11 +102,9 @@ class Tree:
 
 
 def walk(root: Path, *, keys: Sequence[str], table: str | None = None, workspaces: bool = False) -> Tree:
-    """Read the tree under `root`. With `table`, its folders start with the first key, otherwise
-    with the table's name.
+    """Read the tree under `root`. Its folders start with the table's name, unless `table` is given.
 
-    With `workspaces` they may also be one level deeper, in a folder that has no database of its
-    own.
+    With `workspaces` they may also be one level deeper, in a folder without its own database.
     """
     levels = tuple(keys) if table is not None else (TABLE_KEY, *keys)
     leaves: list[Leaf] = []
@@ -156,9 +152,7 @@ def _workspaces(root: Path) -> frozenset[str]:
 
 
 def _parquet(found: Sequence[LeafFile], *, compacts: bool) -> tuple[tuple[LeafFile, ...], str | None]:
-    """Return the files with a leaf's rows, and why that is in doubt, if it is; `compacts` is set
-    for Tailpipe's trees.
-    """
+    """Return a leaf's files, and why they are in doubt, if so; `compacts` for Tailpipe's trees."""
     names = [each.name.lower() for each in found]
     cut_off = compacts and any(name.endswith(COMPACTED) for name in names)
     is_done = cut_off and any(name.startswith(_SNAP) and name.endswith(SUFFIX) for name in names)
@@ -190,7 +184,7 @@ def _matches(parts: Sequence[str], levels: Sequence[str]) -> bool:
 def _decoded(parts: Iterable[str], levels: Iterable[str]) -> Iterator[str | None]:
     for part, key in zip(parts, levels, strict=True):
         value = part[len(key) + 1 :]
-        # DuckDB, which wrote these views and files, reads both as NULL.
+        # DuckDB, which wrote the views and files, reads both texts as NULL.
         yield None if value == NULL_VALUE or value.upper() == "NULL" else unquote(value)
 
 

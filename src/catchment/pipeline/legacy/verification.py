@@ -1,5 +1,4 @@
-"""Verification: for each leaf, the backup's rows, the ledger's record and the lake's rows with its
-keys are the same.
+"""Verification: compares each leaf's rows in the backup, the ledger's record and the lake.
 
 Rows are compared by number and by a digest that does not depend on their order. No result of the
 import itself is trusted: the backup and the lake are both read to the end.
@@ -37,9 +36,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A leaf and the folder that contains it; `must_be_recorded` if it is in this import's backup,
-    so that the ledger must have it.
-    """
+    """A leaf and its root folder; the ledger must have it if `must_be_recorded`."""
 
     root: Path
     leaf: Leaf
@@ -49,11 +46,10 @@ class Found:
 def check_table(
     lake: Lake, name: TableId, found: Sequence[Found], *, alone: bool = True
 ) -> tuple[int, int, list[Mismatch]]:
-    """Compare a table with its leaves. Return how many leaves and rows were compared, and every
-    mismatch.
+    """Compare a table with its leaves. Return the numbers of leaves and rows, and mismatches.
 
-    `alone` is whether the table has only imported rows. If it had rows before, each row of a leaf
-    must be there, as often as in the leaf; there may be others.
+    If `alone`, the table has only imported rows. Otherwise each row of a leaf must be in the table
+    as often as in the leaf, and there may be others.
     """
     table = lake.find_table(name)
     if table is None:
@@ -81,9 +77,7 @@ def check_table(
 
 
 def _source_sums(table: Table, found: Mapping[str, Found]) -> tuple[dict[str, Sum], dict[str, str]]:
-    """Return each leaf's rows as the lake should have them, read from its files, and the unreadable
-    leaves.
-    """
+    """Return each leaf's sum, read from its files, and the unreadable leaves with reasons."""
     parts = [
         UnitPart(unit_id=unit, input=source)
         for unit, each in found.items()
@@ -98,7 +92,7 @@ def _source_sums(table: Table, found: Mapping[str, Found]) -> tuple[dict[str, Su
                 digests = inputs.digests(connection, [group], table.columns)
             except duckdb.Error as error:
                 if len(group.parts) > 1:
-                    # One of them makes the query fail: reading each by itself shows which.
+                    # One part makes the query fail: reading them one by one shows which.
                     groups.extend(replace(group, parts=(part,)) for part in group.parts)
                 else:
                     unreadable[group.parts[0].unit_id] = " ".join(str(error).split())
