@@ -247,7 +247,7 @@ def test_dev_drops_rows_only_if_allowed(current: Project) -> None:
     current.write_models("class User(TableRow):\n    name: str\n")
     ended = current.schema("dev")
     assert ended.code == 2
-    assert "Stopped: No model has User.email: there are rows" in ended.out
+    assert "Stopped: No model has User.email: the data would be lost" in ended.out
     assert "--allow-drops" in ended.out
     assert current.rows("SELECT * FROM User") == [(1, "Ada", None)]
     assert current.schema("dev", "--allow-drops").code == 0

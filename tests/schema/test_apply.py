@@ -160,7 +160,9 @@ def test_foreign_keys_are_off_while_it_runs_and_hold_when_it_is_done(tmp_path: P
     here = scene("pending", tmp_path)
     here.migrate.apply("003.add_profile.sql")
     _fails(
-        here, "INSERT INTO profiles (owner) VALUES (77)", "leaves profiles with 1 row that refers to nothing in users"
+        here,
+        "INSERT INTO profiles (owner) VALUES (77)",
+        "leaves profiles with 1 row that refers to a missing row of users",
     )
 
 
@@ -174,8 +176,8 @@ def test_rows_that_referred_to_nothing_before_are_not_held_against_it(tmp_path: 
 def test_a_table_that_keeps_its_rows_must_have_them_all(tmp_path: Path) -> None:
     here = scene("steady", tmp_path)
     lost = KEEPS.format(condition=" WHERE id <> 2")
-    _fails(here, "DELETE FROM profiles;" + lost, "keeps the rows of users; there were 2, now 1")
-    _fails(here, "-- keeps-rows: nowhere\nSELECT 1", "keeps the rows of a table: no such table")
+    _fails(here, "DELETE FROM profiles;" + lost, "to keep the rows of users; there were 2, now 1")
+    _fails(here, "-- keeps-rows: nowhere\nSELECT 1", "to keep the rows of a table: no such table")
 
 
 def test_an_unsound_database_is_not_committed(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_column_comes_and_goes_and_filters_find_the_rows_from_before_it(here: 
     assert here.rows("SELECT id FROM users WHERE email IS NOT NULL") == [(3,)]
     assert here.rows("SELECT count(email), count(*) FROM users") == [(1, 3)]
     text = here.become(USERS)
-    assert "-- The values of users.email go with it." in text
+    assert "-- The values of users.email are deleted with it." in text
     assert here.rows("SELECT * FROM users ORDER BY id") == [(1, "Ada", 36), (2, "Grace", None), (3, "Edsger", 1)]
     # The name is free again, and nothing of the old values comes back.
     here.become(GROWN)
@@ -186,7 +186,7 @@ def test_a_table_is_renamed_or_dropped_as_chosen(here: LakeScene) -> None:
     assert here.settled()
     assert here.rows("SELECT count(*) FROM people") == [(2,)]
     text = here.become()
-    assert "-- The rows of people go with it." in text
+    assert "-- The rows of people are deleted with it." in text
     assert here.settled()
 
 
@@ -210,9 +210,9 @@ def test_a_type_is_widened_in_place_and_filters_find_old_rows(
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("VARCHAR", int, "a value may not survive it"),
-        ("VARCHAR", dict, "a value may not survive it"),
-        ("BIGINT", float, "a value may not survive it"),
+        ("VARCHAR", int, "a value may change"),
+        ("VARCHAR", dict, "a value may change"),
+        ("BIGINT", float, "a value may change"),
         ("JSON", str, "only widening type promotions are allowed"),
     ],
 )
@@ -292,7 +292,7 @@ def test_a_required_column_is_added_to_a_table_with_rows_and_to_one_without(here
 
 def test_a_required_column_without_a_default_is_left_to_the_developer_if_there_are_rows(plain: LakeScene) -> None:
     plain.models = [model("users", {"name": str, "age": int | None, "n": int})]
-    assert "n must not be NULL and has no default: rows that exist need a value." in plain.generate().read_text()
+    assert "n must not be NULL and has no default: existing rows need a value." in plain.generate().read_text()
 
 
 def test_a_column_that_files_are_split_by_is_left_to_the_developer(plain: LakeScene) -> None:
@@ -324,9 +324,9 @@ REFUSED = {
     "DROP TABLE IF EXISTS _catchment.deliveries": "which belongs to Catchment",
     "ALTER TABLE _catchment.deliveries ADD COLUMN x INTEGER": "which belongs to Catchment",
     "CREATE TABLE _catchment.x AS SELECT 1 AS a": "which belongs to Catchment",
-    "CREATE TABLE memory.main.x (a INTEGER)": "a script changes the tables of its own schema only",
-    "TRUNCATE other.t": "a script changes the tables of its own schema only",
-    "MERGE INTO other.t USING users ON (true) WHEN MATCHED THEN DELETE": "a script changes the tables of its own",
+    "CREATE TABLE memory.main.x (a INTEGER)": "a script may change only tables of its own schema",
+    "TRUNCATE other.t": "a script may change only tables of its own schema",
+    "MERGE INTO other.t USING users ON (true) WHEN MATCHED THEN DELETE": "a script may change only tables of its own",
     "CREATE TEMP TABLE x (a INTEGER)": "has CREATE TEMP",
     "CREATE VIEW v AS TABLE users": "has CREATE VIEW",
     "CREATE OR REPLACE VIEW v AS SELECT 1": "has CREATE OR",
@@ -340,7 +340,7 @@ REFUSED = {
     "CREATE INDEX i ON users (id)": "has CREATE INDEX",
     "SELEC 1": "syntax error",
     "INSERT INTO nowhere VALUES (1)": "does not exist",
-    "-- keeps-rows: users\nDELETE FROM users": "it keeps the rows of users; there were 2, now 0",
+    "-- keeps-rows: users\nDELETE FROM users": "claims to keep the rows of users; there were 2, now 0",
     "-- alone\nALTER TABLE users ALTER COLUMN name SET DATA TYPE JSON": "a value cannot be converted",
 }
 
@@ -510,7 +510,7 @@ def test_schemas_of_one_lake_are_migrated_each_by_itself(make: Any) -> None:
 
 
 def test_the_schema_of_the_ledger_is_not_migrated(plain: LakeScene) -> None:
-    with pytest.raises(InputError, match="is not migrated"):
+    with pytest.raises(InputError, match="cannot be migrated"):
         LakeScene(lake=plain.lake, folder=plain.folder, schema="_Catchment").check()
 
 

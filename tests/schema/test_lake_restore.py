@@ -78,7 +78,7 @@ def test_a_restore_warns_of_units_whose_rows_are_gone_and_of_those_that_could_co
         _deliver(lake, settings, sources)
         here.migrate.restore(backup.name)
         assert _warnings(heard) == [("events", 2, 20)]
-        assert heard[-2].facts["reason"].endswith("their rows are gone, and they count as delivered.")
+        assert heard[-2].facts["reason"].endswith("their rows are lost, but they count as delivered.")
         heard.clear()
         here.run("ALTER TABLE events DROP COLUMN kind")
         here.migrate.restore(backup.name)

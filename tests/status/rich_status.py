@@ -316,7 +316,7 @@ def _diverged_database() -> SchemaDatabase:
                 "+CREATE INDEX invoices_by_customer ON invoices (customer, due_at);\n",
             ),
         ),
-        next="restore the file, or delete it to have it written back as it was applied; then check again",
+        next="restore the file, or delete it, and check writes it back as it was applied",
     )
 
 

@@ -1,6 +1,4 @@
-"""Protocol for the storage of a control database, implemented for SQLite and PostgreSQL, and its
-values.
-"""
+"""Protocol for the storage of a control database, in SQLite or PostgreSQL, and its values."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -21,9 +19,7 @@ class Rows(Protocol):
 
 
 class ControlTransaction(Protocol):
-    """An open transaction. `?` is the placeholder for values in both engines, and must not be used
-    for anything else.
-    """
+    """An open transaction. `?` is the placeholder for values, and must not be used otherwise."""
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows: ...
 
@@ -50,9 +46,9 @@ class ControlStatus:
 class ControlEngine(Protocol):
     """Access to a control database. Safe to use from any thread.
 
-    Raises StateError for a database written by a newer program, one whose scripts are not those of
-    this program, and one that is not Catchment's. Raises ControlUnavailableError for conditions
-    that may be temporary.
+    Raises StateError for a database of a newer program, one with scripts that differ from this
+    program's, and one that is not Catchment's. Raises ControlUnavailableError for conditions that
+    may be temporary.
     """
 
     @property
@@ -70,7 +66,7 @@ class ControlEngine(Protocol):
         ...
 
     def examine(self) -> ControlStatus:
-        """Return the status of the database, without any effect."""
+        """Return the status of the database, without side effects."""
         ...
 
     def transaction(self) -> AbstractContextManager[ControlTransaction]:

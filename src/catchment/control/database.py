@@ -1,8 +1,7 @@
 """`ControlDatabase`: created or upgraded by the process that opens it.
 
-A program accepts a database that is older than itself and brings it up to date. It refuses a
-database written by a newer program, one whose scripts are not those that this program ships, and
-one that is not Catchment's.
+A program upgrades an older database. It refuses a database of a newer program, one with scripts
+that differ from this program's, and one that is not Catchment's.
 """
 
 from contextlib import AbstractContextManager
@@ -20,19 +19,15 @@ SCRIPTS_POSTGRES = Path(__file__).with_name("scripts_postgres")
 
 
 class ControlDatabase:
-    """The control database, up to date. Every transaction has its own connection, so any thread may
-    use it.
-    """
+    """The upgraded control database. Thread-safe: every transaction has its own connection."""
 
     def __init__(self, engine: ControlEngine) -> None:
-        """Use `open`, which verifies that the database is what this program needs."""
+        """Callers use `open`, which verifies and upgrades the database."""
         self._engine = engine
 
     @classmethod
     def open(cls, settings: Settings, *, clock: Clock | None = None) -> "ControlDatabase":
-        """Open the database that the settings name; create it if there is none, upgrade it if it is
-        older.
-        """
+        """Open the database that the settings name; create it if missing, upgrade it if older."""
         engine = _engine(settings, clock or SystemClock())
         applied = engine.upgrade()
         if applied:
@@ -41,9 +36,7 @@ class ControlDatabase:
 
     @staticmethod
     def examine(settings: Settings) -> ControlStatus:
-        """Return the status of the database, without any effect; refuse it if `open` would refuse
-        it.
-        """
+        """Return the status of the database, without side effects, or raise as `open` would."""
         return _engine(settings, SystemClock()).examine()
 
     @property

@@ -1,6 +1,4 @@
-"""Tables of the control database. A change here needs the next script in `scripts/`; a test
-enforces it.
-"""
+"""Tables of the control database. Each change needs a new script in `scripts/`, as tests check."""
 
 from datetime import datetime
 from typing import Any
@@ -21,8 +19,7 @@ class User(TableRow):
 
 
 class Shard(TableRow):
-    """A lake with tenants; names are unique. `address` is where its server listens, `home` is its
-    folder.
+    """A lake with tenants; names are unique. `address` is its server's, `home` its folder.
 
     `stats` is the shard's last report about itself, at `seen_at`.
     """
@@ -61,7 +58,7 @@ class Move(TableRow):
 
     `version` counts the changes of a row: an update names the version that was read, and fails if
     the row has another one. A finished move has `finished_at` and an `outcome`; a tenant has at
-    most one unfinished move. `token` is the move's own unique name.
+    most one unfinished move. `token` is the move's unique name.
     """
 
     __tablename__ = "moves"

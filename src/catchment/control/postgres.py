@@ -22,7 +22,7 @@ from catchment.schema.scripts import Script, read_folder
 SCHEMA = "catchment"
 # An arbitrary constant; the catalog of a lake in the same database uses another one.
 _WRITER_KEY = 0x43415443484E
-# A host that vanished is given up after about 20 s, whatever the network reports.
+# A lost host is detected after about 20 s, even if the network reports nothing.
 _CONNECT = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3}
 # A process that stalls in the middle of a transaction must not keep other processes from writing.
 _BOUNDS = (
@@ -101,9 +101,7 @@ class PostgresControl:
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection]:
-        """Open a connection in a transaction that ends with the context: committed, or rolled back
-        on an error.
-        """
+        """Open a connection in a transaction: committed at the end, or rolled back on an error."""
         try:
             with psycopg.connect(**self._options) as connection:
                 yield connection
@@ -115,15 +113,13 @@ class PostgresControl:
         return read_folder(self._scripts).scripts
 
     def _pending(self, session: ControlTransaction) -> tuple[Script, ...]:
-        """Return the scripts that are not applied, after verifying that the applied ones are
-        Catchment's.
-        """
+        """Return the pending scripts; StateError if applied ones are not this program's."""
         known = {script.number: script for script in self._known()}
         applied = self._applied(session)
         unknown = [record.filename for record in applied if record.number not in known]
         if unknown:
             raise StateError(
-                f"{self.place} was written by a newer Catchment: this one does not know {', '.join(unknown)}.",
+                f"{self.place} was written by a newer Catchment: this one does not have {', '.join(unknown)}.",
                 hint="Install that version again.",
                 unknown=unknown,
             )
@@ -162,7 +158,7 @@ class PostgresControl:
 
 
 class _PostgresSession:
-    """Accepts `?` as the placeholder, where psycopg has `%s`."""
+    """Accepts `?` as the placeholder, instead of psycopg's `%s`."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection

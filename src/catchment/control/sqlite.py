@@ -1,6 +1,4 @@
-"""The control database in a SQLite file, for the processes of one host. A backup is made before
-every script.
-"""
+"""The control database in a SQLite file, for one host. A backup is made before every script."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from catchment.foundation.clock import Clock
 from catchment.schema import CheckResult, Migrate, SqliteEngine, State
 from catchment.schema.sqlite_files import reading, writing
 
-# Every process that starts at the same time may apply any of the scripts before this one.
+# Other processes that start at the same time may apply scripts before this one does.
 _TURNS_MAX = 100
 _BUSY_MS = 5_000
 
@@ -24,7 +22,7 @@ class SqliteControl:
 
     def __init__(self, path: Path, *, scripts: Path, clock: Clock) -> None:
         self.path = path
-        # The scripts belong to the package: none is written back among them.
+        # The scripts belong to the package: `check` must not write files there.
         self._migrate = Migrate(
             SqliteEngine(path, scripts=scripts, clock=clock), MODELS, edits_scripts=False, clock=clock
         )
@@ -55,7 +53,7 @@ class SqliteControl:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        with _telling(), writing(self.path) as connection:
+        with _translating_errors(), writing(self.path) as connection:
             connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("BEGIN IMMEDIATE")
@@ -65,7 +63,7 @@ class SqliteControl:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        with _telling(), reading(self.path) as connection:
+        with _translating_errors(), reading(self.path) as connection:
             yield connection
 
     def _apply(self, filename: str) -> bool:
@@ -89,14 +87,14 @@ class SqliteControl:
             )
         if result.missing:
             raise StateError(
-                f"{path} was written by a newer Catchment: this one does not know {', '.join(result.missing)}.",
+                f"{path} was written by a newer Catchment: this one does not have {', '.join(result.missing)}.",
                 hint=f"Install that version again, or restore a backup from {path}.bak.",
                 unknown=result.missing,
             )
         if result.state in (State.ERROR, State.DIVERGED, State.DRIFT):
             raise StateError(
                 f"{path} is not what this Catchment expects ({result.state.name}): {'; '.join(_reasons(result))}.",
-                hint=f"Was it changed by hand, or by a version that was never released? Backups are in {path}.bak.",
+                hint=f"It was changed by hand, or by an unreleased version. Backups are in {path}.bak.",
                 state=result.state.value,
             )
         return result
@@ -108,7 +106,7 @@ def _reasons(result: CheckResult) -> list[str]:
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _translating_errors() -> Iterator[None]:
     try:
         yield
     except (LockTimeoutError, StorageFailedError) as error:

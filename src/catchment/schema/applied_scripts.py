@@ -33,7 +33,7 @@ def read(connection: sqlite3.Connection) -> tuple[AppliedScript, ...]:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
         raise InputError(
-            f"The table {TABLE} is not Catchment's: {error}.", hint="Was it created by another tool? Rename it."
+            f"The table {TABLE} is not Catchment's: {error}.", hint="If another tool created it, rename it."
         ) from error
     fields = ("number", "filename", "script", "started_at", "finished_at")
     return tuple(AppliedScript(**dict(zip(fields, row, strict=True))) for row in rows)

@@ -1,14 +1,13 @@
-"""Backups of a SQLite file: `mydb.sqlite.bak/pre_003.mydb.sqlite.bak`, made and restored by
-SQLite's backup API.
+"""Backups of a SQLite file, such as `mydb.sqlite.bak/pre_003.mydb.sqlite.bak`.
 
-A backup never replaces another one. If its name is taken, which happens when a script is applied
-again after a restore, it becomes `pre_003.2.mydb.sqlite.bak`; if the newest backup of that number
-has the same bytes, that one is used. The newest of each kind are kept, so that automatic backups do
-not push out those that were requested.
+They are made and restored by SQLite's backup API. A backup never replaces another one. If its name
+is taken, which happens when a script is applied again after a restore, it becomes
+`pre_003.2.mydb.sqlite.bak`; if the newest backup of that number has the same bytes, that one is
+used. The newest of each kind are kept, so that automatic backups do not displace requested ones.
 
 A restore writes into the database file itself, in one SQLite transaction: a process that has it
-open sees the old content or the new one, the journal of a killed restore leads back to the old
-content, and no old journal can end up beside a new file.
+open sees the old content or the new one, the journal of a killed restore rolls back to the old
+content, and no old journal can end up next to a new file.
 """
 
 import filecmp
@@ -58,9 +57,7 @@ class BackupName:
 
 
 class Backups:
-    """The backups beside a database file. The caller holds the database's lock to make or restore
-    one.
-    """
+    """The backups of a database file. Callers that make or restore one hold the database's lock."""
 
     def __init__(self, database: Path, *, keep: int = KEEP) -> None:
         self.folder = database.with_name(f"{database.name}.bak")
@@ -79,7 +76,7 @@ class Backups:
                 return path
         known = ", ".join(backup.name for backup in self.all()) or "none"
         raise BackupMissingError(
-            f"There is no backup {name} of {self._database}.", hint=f"There are: {known}.", name=name
+            f"There is no backup {name} of {self._database}.", hint=f"Backups: {known}.", name=name
         )
 
     def make(self, kind: BackupKind, number: int, *, write: Callable[[Path], None] | None = None) -> Backup:
@@ -106,12 +103,11 @@ class Backups:
         return _backup(self.folder / str(name), name)
 
     def quarantine(self, *, stamp: str) -> Path:
-        """Move a damaged database into the backup folder, with its journals; retention does not
-        apply to it.
-        """
+        """Move a damaged database and its journals into the backup folder; never pruned."""
         files.make_folder(self.folder)
         target = self.folder / f"damaged_{stamp}.{self._database.name}"
-        # The journals first: one left in place could be taken for the journal of the next database.
+        # The journals first: one left in place could be mistaken for the journal of the next
+        # database.
         for suffix in (*JOURNALS, "-shm", ""):
             path = self._database.with_name(self._database.name + suffix)
             if path.exists():
@@ -134,11 +130,10 @@ class Backups:
 
 
 def copy(source: Path, target: Path, *, is_frozen: bool = False, on_step: Callable[[], None] = lambda: None) -> None:
-    """Make `target` a copy of the database `source`, in one transaction; a missing source counts as
-    empty.
+    """Make `target` a copy of the database `source`, in one transaction.
 
-    `is_frozen` means that no process writes to the source. `on_step` is called whenever some pages
-    were copied.
+    A missing source counts as empty. If `is_frozen`, no process writes to the source. `on_step` is
+    called after every few pages.
     """
     refused = 0
 
@@ -159,7 +154,7 @@ def copy(source: Path, target: Path, *, is_frozen: bool = False, on_step: Callab
 
 
 def refuse_damaged(source: Path, *, is_frozen: bool = True) -> None:
-    """Verify that the file is a sound database."""
+    """Raise CorruptInputError if the file is not a sound database."""
     with reading(source, is_frozen=is_frozen) as connection:
         _refuse_damaged(source, connection)
 
@@ -171,8 +166,9 @@ def _refuse_damaged(source: Path, connection: sqlite3.Connection) -> None:
 
 
 def _make_room_for_pages(source: sqlite3.Connection, target: sqlite3.Connection) -> str | None:
-    """Leave WAL mode temporarily if the page sizes differ: SQLite cannot put pages of another size
-    into a WAL. Return the journal mode that was left.
+    """Leave WAL mode if the page sizes differ; return the journal mode to return to, or None.
+
+    SQLite cannot write pages of another size to a WAL.
     """
     mode: str = target.execute("PRAGMA journal_mode").fetchone()[0]
     sizes = [each.execute("PRAGMA page_size").fetchone()[0] for each in (source, target)]

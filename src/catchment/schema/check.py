@@ -1,5 +1,4 @@
-"""State of scripts, records and models: one value, derived from facts. Pure; `Migrate` edits the
-files.
+"""State of scripts, records and models: one value, derived from facts. Pure.
 
     ERROR ───── by hand ─────┐
     DIVERGED ── restore ─────┤
@@ -7,9 +6,9 @@ files.
     DRIFT ───── generate ────┤
     CURRENT                  ┘
 
-The first match is the state. A script and a record are paired by number; whether they are the same
-is decided by their text, so a file may be renamed. A deleted file is not a divergence: `check`
-writes it back.
+The first match is the state. `Migrate` edits the files. A script and a record are paired by number;
+whether they are the same is decided by their text, so a file may be renamed. A deleted file is not
+a divergence: `check` writes it back.
 """
 
 import difflib
@@ -24,7 +23,7 @@ from catchment.schema.scripts import Folder, Script, ScriptName, label, normalis
 
 
 class State(Enum):
-    """What there is to do; the most urgent state wins."""
+    """State of a database, by the next step; the most urgent one wins."""
 
     ERROR = "error"
     DIVERGED = "diverged"
@@ -35,7 +34,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Result of a check. The lists hold file names, by number; `errors` holds sentences."""
+    """Result of a check. The lists contain file names, by number; `errors` contains sentences."""
 
     pending: list[str]
     applied: list[str]
@@ -52,7 +51,7 @@ class CheckResult:
     """Applied scripts whose files were missing and have been written back."""
     has_reference: bool = False
     unmanaged: list[str] = field(default_factory=list)
-    """Tables in no model and created by no applied script, in a database where others create tables: left alone."""
+    """Tables in no model and created by no applied script, in a shared database: not touched."""
 
     @property
     def state(self) -> State:
@@ -73,11 +72,11 @@ class CheckResult:
         return self.state is State.PENDING
 
     def next_step(self) -> str:
-        """Return the next step, as half a sentence."""
+        """Return the next step, as a phrase."""
         return _next_step(self)
 
     def status(self) -> str:
-        """Return a summary for a person, like that of `git status`."""
+        """Return a summary for the operator, like that of `git status`."""
         return "\n".join(_status(self))
 
 
@@ -101,8 +100,8 @@ def examine(
 ) -> CheckResult:
     """Derive the result from the facts.
 
-    `reference` are the records of the database that a restore puts back, `unmanaged` the tables
-    that were not compared.
+    `reference` are the records of the reference database, `unmanaged` the tables that were not
+    compared.
     """
     records = {record.number: record for record in history}
     by_number: dict[int, list[Script]] = {}
@@ -132,9 +131,7 @@ def examine(
 
 
 def edits(folder: Folder, history: Iterable[AppliedScript], result: CheckResult) -> Iterator[Edit]:
-    """Return the edits that `check` makes in the folder: deleted scripts are written back, diverged
-    ones get a warning or lose it.
-    """
+    """Yield the edits of `check`: deleted scripts written back, warnings added or removed."""
     records = {record.number: record for record in history}
     for record in records.values():
         if _file_of(record) in result.missing:
@@ -163,9 +160,7 @@ def _applied_name(record: AppliedScript, by_number: dict[int, list[Script]]) -> 
 
 
 def _file_of(record: AppliedScript) -> str:
-    """Return the file to write a record back to. A name that is not a script name is not trusted:
-    it may lead elsewhere.
-    """
+    """Return the file to write a record back to; only a valid script name is used as it is."""
     name = ScriptName.parse(record.filename)
     return str(name if name and name.number == record.number else ScriptName(number=record.number, slug="restored"))
 
@@ -173,9 +168,7 @@ def _file_of(record: AppliedScript) -> str:
 def _renumbered(
     folder: Folder, records: dict[int, AppliedScript], by_number: dict[int, list[Script]]
 ) -> dict[str, int]:
-    """Return files whose number has not been applied and whose text was applied under a number that
-    has no file.
-    """
+    """Return files, with the number under which their text was applied, if that has no file."""
     gone = {_recorded(record): number for number, record in records.items() if number not in by_number}
     return {
         script.filename: gone[script.text]
@@ -185,9 +178,7 @@ def _renumbered(
 
 
 def _errors(folder: Folder, records: dict[int, AppliedScript], renumbered: dict[str, int]) -> Iterator[str]:
-    """Yield errors. Each starts with a word for what is wrong, then its subject; `_status` relies
-    on it.
-    """
+    """Yield errors. Each starts with a word for the fault, on which `_status` relies."""
     for filename in folder.misnamed:
         yield f"Wrong file name {filename}: scripts are named NNN.name.sql, such as 001.create_users.sql"
     for each in folder.unreadable:
@@ -208,11 +199,10 @@ def _errors(folder: Folder, records: dict[int, AppliedScript], renumbered: dict[
 
 
 def _conflicts(by_number: dict[int, list[Script]], reference: Iterable[AppliedScript]) -> Iterator[str]:
-    """Yield scripts whose number belongs to another script in the reference: two developers used
-    the same number.
+    """Yield scripts whose number belongs to another script in the reference.
 
-    Skipped while a script has diverged: then the reference is restored first, and its scripts are
-    compared by its records.
+    This happens if two developers use the same number. Skipped while a script has diverged: the
+    reference is restored first then.
     """
     for record in reference:
         for script in by_number.get(record.number, []):
@@ -243,7 +233,7 @@ def _difference(script: Script, record: AppliedScript) -> str:
 
 def _warning(script: Script, record: AppliedScript) -> list[str]:
     return [
-        f"This script is not what was applied as {record.filename}, and there is no reference database to restore.",
+        f"This script differs from the applied {record.filename}, and there is no reference database to restore.",
         f"Either restore the file, e.g. with `git checkout -- {script.filename}`,",
         "or delete it: the next check writes it back from the table _migrations, as it was applied.",
         "A schema change belongs in a new script. These lines are not part of this one; check removes them.",
@@ -286,11 +276,11 @@ def _next_step(result: CheckResult) -> str:
         case State.ERROR:
             return "rename or fix the files by hand, then check again"
         case State.DIVERGED if result.has_reference:
-            return "restore puts the reference database back; then check, and apply the pending scripts"
+            return "restore the reference database; then check, and apply the pending scripts"
         case State.DIVERGED:
-            return "restore the file, or delete it to have it written back as it was applied; then check again"
+            return "restore the file, or delete it, and check writes it back as it was applied"
         case State.PENDING:
-            return f"apply {result.pending[0]} next; rehearse shows what it does"
+            return f"apply {result.pending[0]} next; rehearse shows its effects"
         case State.DRIFT:
             return "generate writes a script for this"
         case State.CURRENT:

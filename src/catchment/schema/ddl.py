@@ -1,5 +1,4 @@
-"""The text of a CREATE TABLE statement: parsed into its parts, and edited only in those that
-differ.
+"""The text of a CREATE TABLE statement: parsed into parts, and edited only in those that differ.
 
 A table may have properties that models do not express: CHECK, COLLATE, UNIQUE, AUTOINCREMENT,
 STRICT, comments. So a statement is never regenerated from its parsed form. It is cut at the commas
@@ -65,12 +64,12 @@ class DdlToken:
 
     @property
     def word(self) -> str:
-        """The keyword that this token may be; a quoted name is not a keyword."""
+        """The token as a keyword; empty for a quoted name."""
         return self.text.upper() if self.kind in ("word", "sign") else ""
 
     @property
     def name(self) -> str:
-        """The name that this token may be, without its quotes."""
+        """The token as a name, without its quotes."""
         if self.kind == "quoted" or self.text.startswith("'"):
             return self.text[1:-1].replace(self.text[-1] * 2, self.text[-1])
         return self.text
@@ -86,18 +85,15 @@ def tokens(text: str) -> list[DdlToken]:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Return whether SQL text contains the name, as a word or in quotes. False positives are
-    possible, false negatives are not.
-    """
+    """Return whether SQL text contains the name, bare or in quotes; may be a false positive."""
     wanted = sql.fold(name)
     return any(sql.fold(token.name) == wanted for token in tokens(text) if token.kind not in ("number", "sign"))
 
 
 def quotes(text: str, name: str) -> bool:
-    """Return whether SQL text contains the name in double quotes, which SQLite reads as a text if
-    there is no such column.
+    """Return whether SQL text contains the name in double quotes.
 
-    After a dot, as in `old."name"`, it does not.
+    If there is no such column, SQLite reads it as a text, except after a dot, as in `old."name"`.
     """
     wanted = sql.fold(name)
     found = tokens(text)
@@ -138,9 +134,7 @@ def has_word(text: str, word: str) -> bool:
 def edited(
     text: str, *, name: str, edits: Sequence[ColumnEdit] = (), added: Sequence[str] = (), dropped: Sequence[str] = ()
 ) -> str:
-    """Return the statement `text` for a table called `name`, with columns changed, added (as
-    definitions) and dropped.
-    """
+    """Return a statement for a table called `name`, with columns changed, added and dropped."""
     head, pieces, tail = _cut(text, name)
     gone = {sql.fold(each) for each in dropped}
     wanted = {sql.fold(edit.column.name): edit for edit in edits}
@@ -244,7 +238,7 @@ def _edited_column(piece: str, edit: ColumnEdit) -> str:
 def _without(piece: str, clauses: Sequence[_Clause], *kinds: str) -> Iterator[tuple[int, int, str]]:
     for clause in clauses:
         if clause.kind in kinds:
-            # With the blanks before it; those may end a comment, which then needs its line end.
+            # Removed with the blanks before it; the line end stays, because it may end a comment.
             start = len(piece[: clause.start].rstrip(" \t"))
             yield start, clause.end, " " if piece[clause.end : clause.end + 1].strip() else ""
 
@@ -253,7 +247,7 @@ def _clauses(found: list[DdlToken]) -> tuple[int, list[_Clause]]:
     """Return where a column's type ends, and the constraints after it."""
     place = 1
     while place < len(found) and found[place].word not in _COLUMN_CONSTRAINTS:
-        place = _behind_parentheses(found, place) if found[place].text == "(" else place + 1
+        place = _after_parentheses(found, place) if found[place].text == "(" else place + 1
     type_end = found[place - 1].end
     clauses: list[_Clause] = []
     while place < len(found):
@@ -261,45 +255,46 @@ def _clauses(found: list[DdlToken]) -> tuple[int, list[_Clause]]:
         if found[place].word == "CONSTRAINT":
             place += 2
         kind = found[place].word if place < len(found) else ""
-        place = _behind_clause(found, place, kind)
+        place = _after_clause(found, place, kind)
         if place > len(found):
             raise InputError("It ends too early.")
         clauses.append(_Clause(kind=kind, start=found[start].start, end=found[place - 1].end))
     return type_end, clauses
 
 
-def _behind_clause(found: list[DdlToken], place: int, kind: str) -> int:
-    """Return the position after the constraint that starts at `place`, by
-    https://www.sqlite.org/syntax/column-constraint.html.
+def _after_clause(found: list[DdlToken], place: int, kind: str) -> int:
+    """Return the position after the constraint that starts at `place`.
+
+    See https://www.sqlite.org/syntax/column-constraint.html.
     """
     match kind:
         case "PRIMARY":
-            place = _behind_words(found, place + 2, "ASC", "DESC")
-            return _behind_words(found, _behind_conflict(found, place), "AUTOINCREMENT")
+            place = _after_words(found, place + 2, "ASC", "DESC")
+            return _after_words(found, _after_conflict(found, place), "AUTOINCREMENT")
         case "NOT":
-            return _behind_conflict(found, place + 2)
+            return _after_conflict(found, place + 2)
         case "NULL" | "UNIQUE":
-            return _behind_conflict(found, place + 1)
+            return _after_conflict(found, place + 1)
         case "CHECK":
-            return _behind_parentheses(found, place + 1)
+            return _after_parentheses(found, place + 1)
         case "COLLATE":
             return place + 2
         case "DEFAULT":
             if _word(found, place + 1) == "(":
-                return _behind_parentheses(found, place + 1)
-            return _behind_words(found, place + 1, "+", "-") + 1
+                return _after_parentheses(found, place + 1)
+            return _after_words(found, place + 1, "+", "-") + 1
         case "REFERENCES":
-            return _behind_reference(found, place)
+            return _after_reference(found, place)
         case "GENERATED" | "AS":
             place = place + 3 if kind == "GENERATED" else place + 1
-            return _behind_words(found, _behind_parentheses(found, place), "STORED", "VIRTUAL")
-    raise InputError(f"It contains {found[min(place, len(found) - 1)].text}, which is not understood there.")
+            return _after_words(found, _after_parentheses(found, place), "STORED", "VIRTUAL")
+    raise InputError(f"It contains {found[min(place, len(found) - 1)].text}, which is not supported there.")
 
 
-def _behind_reference(found: list[DdlToken], place: int) -> int:
+def _after_reference(found: list[DdlToken], place: int) -> int:
     place += 2
     if _word(found, place) == "(":
-        place = _behind_parentheses(found, place)
+        place = _after_parentheses(found, place)
     while True:
         word, following = _word(found, place), _word(found, place + 1)
         if word == "ON":
@@ -313,15 +308,15 @@ def _behind_reference(found: list[DdlToken], place: int) -> int:
             return place
 
 
-def _behind_conflict(found: list[DdlToken], place: int) -> int:
+def _after_conflict(found: list[DdlToken], place: int) -> int:
     return place + 3 if _word(found, place) == "ON" else place
 
 
-def _behind_words(found: list[DdlToken], place: int, *words: str) -> int:
+def _after_words(found: list[DdlToken], place: int, *words: str) -> int:
     return place + 1 if _word(found, place) in words else place
 
 
-def _behind_parentheses(found: list[DdlToken], place: int) -> int:
+def _after_parentheses(found: list[DdlToken], place: int) -> int:
     depth = 0
     for at in range(place, len(found)):
         depth += {"(": 1, ")": -1}.get(found[at].text, 0)

@@ -2,13 +2,12 @@
 
     ERROR ───── stop
     DIVERGED ── restore, if there is a reference; otherwise stop
-    PENDING ─── apply all; stop at a script that leaves something to decide
+    PENDING ─── apply all; stop at a script with an open decision
     DRIFT ───── generate; stop if that would drop rows, unless this is allowed
     CURRENT ─── done
 
 Deleting applied scripts means that they are to be written again: if there is a reference, it is
-restored first, once. Without one, `check` writes them back. Nothing is tried twice in the same
-situation.
+restored first, once. Without one, `check` writes them back. No step is repeated in the same state.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +23,7 @@ _LINES_MAX = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevelopmentStep:
-    """A step that was done: `act` is restore, apply or generate, `subject` the script, and `why`
-    half a sentence.
-    """
+    """A completed step: `act` is restore, apply or generate; `subject` is the script."""
 
     act: str
     subject: str
@@ -38,7 +35,7 @@ class DevelopmentStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Development:
-    """The steps that were done, the current state, and, if that is not CURRENT, why it stopped."""
+    """The completed steps, the current state, and, if that is not CURRENT, why it stopped."""
 
     steps: tuple[DevelopmentStep, ...]
     result: CheckResult
@@ -48,8 +45,7 @@ class Development:
 def develop(
     migrate: Migrate, *, allow_drops: bool = False, on_step: Callable[[DevelopmentStep], None] = lambda _: None
 ) -> Development:
-    """Restore, apply and generate until the database is current, or until that no longer changes
-    anything.
+    """Restore, apply and generate until the database is current or there is no further progress.
 
     Without `allow_drops`, no script is generated that drops a table or a column of a table with
     rows.
@@ -85,7 +81,7 @@ def _why_stop(result: CheckResult, seen: list[CheckResult]) -> str | None:
     if result.state is State.ERROR:
         return "The scripts must be fixed by hand."
     if result.state is State.DIVERGED and not result.has_reference:
-        return "A script differs from what was applied, and there is no reference to restore."
+        return "A script differs from the applied one, and there is no reference to restore."
     if result in seen:
         return f"No further progress: {result.next_step()} has been done."
     return None
@@ -96,14 +92,14 @@ def _why_not_drop(migrate: Migrate, result: CheckResult, *, allow_drops: bool) -
     if not dropped:
         return None
     way = "Pass `--allow-drops`, or generate a script and read it."
-    return f"No model has {_abridged(dropped)}: there are rows, which would be lost. {way}"
+    return f"No model has {_abridged(dropped)}: the data would be lost. {way}"
 
 
 def _advance(migrate: Migrate, result: CheckResult, note: _Note) -> str | None:
-    """Take the step that the state calls for; return the reason if it cannot continue."""
+    """Do the step for the state; return the reason if it is not possible."""
     match result.state:
         case State.DIVERGED:
-            _restore(migrate, note, f"{', '.join(result.divergent)} differs from what was applied")
+            _restore(migrate, note, f"{', '.join(result.divergent)} differs from the applied text")
         case State.PENDING:
             return _apply_all(migrate, result, note)
         case _:

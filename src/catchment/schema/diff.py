@@ -1,13 +1,13 @@
 """The difference between models and a database: a pure function of two structures.
 
-A model specifies columns, their types, whether they may be NULL, their defaults if it gives one,
-and relations. Anything it cannot specify is not a difference: the order of columns, computed
-columns beside its own, ON DELETE, keys of several columns, and a default if the model has none,
-because a hand-written ADD COLUMN … NOT NULL needs one.
+A model specifies columns, their types, whether they may be NULL, their defaults if it declares any,
+and relations. Anything that it cannot specify is not a difference: the order of columns, additional
+computed columns, ON DELETE, keys of several columns, and a default if the model has none, because a
+hand-written ADD COLUMN … NOT NULL needs one.
 
-A rename is guessed from the state before the script, when the new column holds nothing. For a
-column, the guess uses its type, its place, its name, and whether values of the old one fit the new
-one's type; for a table, the columns that both have by name and kind.
+A rename is guessed from the state before the script, when the new column does not exist yet. For a
+column, the guess uses its type, its position, its name, and whether values of the old column fit
+the new type; for a table, the columns that both have by name and kind.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from catchment.schema.ddl import Aspect
 from catchment.schema.sqlite_types import affinity, is_relation, meets, same_type
 from catchment.schema.structure import DeclaredColumn, DeclaredTable, Reference, Structure
 
-# Values of columns that are gone from the models, by table and column: also used to score a rename.
+# Values of columns that are not in the models any more, by table and column, to score a rename.
 Samples = Mapping[tuple[str, str], Collection[object]]
 
 _WEIGHTS = {"type": 0.4, "position": 0.2, "name": 0.2, "data": 0.2}
@@ -41,9 +41,7 @@ class ColumnChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameCandidate:
-    """`old` is gone from the models and `new` is not in the database: one may have become the
-    other. The best score is 1.
-    """
+    """A possible rename of `old`, only in the database, to `new`, only in the models; 1 is best."""
 
     old: str
     new: str
@@ -79,7 +77,7 @@ class ModelDiff:
         return not (self.missing or self.extra or self.tables)
 
     def describe(self) -> tuple[str, ...]:
-        """Return one line for each difference, for a person."""
+        """Return one line for each difference, for the operator."""
         lines = [f"{table.name}: the table is missing" for table in self.missing]
         lines += [f"{table.name}: the table is in no model" for table in self.extra]
         lines += [f"{each.old}: the table may have become {each.new}" for each in self.renames]
@@ -87,12 +85,12 @@ class ModelDiff:
             lines += [f"{table.table}.{column.name}: the column is missing" for column in table.added]
             lines += [f"{table.table}.{column.name}: the column is in no model" for column in table.dropped]
             lines += [f"{table.table}.{each.old}: the column may have become {each.new}" for each in table.renames]
-            lines += [f"{table.table}.{change.actual.name}: {_said(change)}" for change in table.changed]
+            lines += [f"{table.table}.{change.actual.name}: {_description(change)}" for change in table.changed]
         return tuple(lines)
 
 
 def diff(expected: Structure, actual: Structure, *, samples: Samples | None = None) -> ModelDiff:
-    """Return what the database lacks, what it has in addition, and what differs."""
+    """Return missing, additional and differing tables and columns of the database."""
     missing = tuple(table for table in expected.tables if actual.find(table.name) is None)
     extra = tuple(table for table in actual.tables if expected.find(table.name) is None)
     changes: list[TableDiff] = []
@@ -118,16 +116,14 @@ def differing(
     expected_reference: Reference | None = None,
     actual_reference: Reference | None = None,
 ) -> frozenset[Aspect]:
-    """Return the aspects in which a column differs from the model; references are those of this
-    column alone, resolved.
-    """
+    """Return the aspects in which a column differs from the model; references are resolved."""
     found = set()
     is_key = bool(expected.primary_key)
     if same_type(expected.type) != same_type(actual.type) if is_key else not meets(actual.type, expected.type):
         found.add(Aspect.TYPE)
     if actual.generated and not expected.generated:
         found.add(Aspect.GENERATED)
-    # An INTEGER PRIMARY KEY is never NULL, declared or not.
+    # An INTEGER PRIMARY KEY is never NULL, even if it is declared as nullable.
     if expected.nullable != actual.nullable and not expected.primary_key:
         found.add(Aspect.NULLABILITY)
     if expected.default is not None and same_default(expected.default) != same_default(actual.default):
@@ -140,9 +136,7 @@ def differing(
 
 
 def same_default(text: str | None) -> str:
-    """Return a default in the form used for comparison: no parentheses around it, one kind of
-    quotes, numbers by value.
-    """
+    """Return a default in comparable form: no outer parentheses, uniform quotes, plain numbers."""
     given = (text or "NULL").strip()
     while given.startswith("(") and _closes_last(given):
         given = given[1:-1].strip()
@@ -187,7 +181,7 @@ def _table_diff(
     samples: Samples,
 ) -> TableDiff:
     added = tuple(column for column in expected_table.columns if actual_table.find(column.name) is None)
-    # Columns that the owner computes from other columns are not in models, and stay.
+    # Computed columns cannot be in models, and stay.
     dropped = tuple(
         column for column in actual_table.columns if expected_table.find(column.name) is None and not column.generated
     )
@@ -217,9 +211,7 @@ def _table_diff(
 def reference_of(
     table: DeclaredTable, column: str, structure: Structure, *, like: Reference | None = None
 ) -> Reference | None:
-    """Return the foreign key of this column alone, with its target spelled out; if there are
-    several, the one like `like`.
-    """
+    """Return the foreign key of this column alone, resolved; of several, the one like `like`."""
     found: list[Reference] = []
     for reference in table.references:
         if len(reference.columns) == 1 and sql.fold(reference.columns[0]) == sql.fold(column):
@@ -235,9 +227,7 @@ def reference_of(
 
 
 def _counting(kept: Reference | None, wanted: Reference | None, column: DeclaredColumn) -> Reference | None:
-    """Return the reference if models can express it: one added by hand to a plain column is left
-    alone.
-    """
+    """Return the reference, or None if it was added by hand to a plain column of the model."""
     return kept if wanted is not None or is_relation(column.type) else None
 
 
@@ -271,7 +261,7 @@ def _best_first(pair: tuple[float, str, str]) -> tuple[float, str, str]:
 
 
 def _families(declared: str) -> frozenset[str]:
-    """Return the kinds of values that this type can hold, as far as a rename may keep them."""
+    """Return the kinds of values that this type can store, to compare columns for a rename."""
     if same_type(declared) in _TEXT_TYPES:
         return frozenset({"text"})
     match affinity(declared):
@@ -292,9 +282,7 @@ def _is_number(declared: str) -> bool:
 def _score(
     old: DeclaredColumn, new: DeclaredColumn, *, expected: DeclaredTable, actual: DeclaredTable, samples: Samples
 ) -> float:
-    """Score out of 1: the same type, the same place, similar names, and old values that fit the new
-    column's type.
-    """
+    """Score up to 1: same type and position, similar names, old values that fit the new type."""
     last = max(len(expected.columns), len(actual.columns)) - 1 or 1
     apart = abs(actual.columns.index(old) - expected.columns.index(new))
     alike = meets(old.type, new.type)
@@ -330,7 +318,7 @@ def _likeness(old: DeclaredTable, new: DeclaredTable) -> float:
     return round(len(shared) / len(names), 3) if names else 0.0
 
 
-def _said(change: ColumnChange) -> str:
+def _description(change: ColumnChange) -> str:
     """Describe the difference, the database's side first."""
     parts: list[str] = []
     for aspect in sorted(change.aspects):

@@ -1,6 +1,4 @@
-"""Run one script on SQLite, inside an open transaction: what it may do, what it did, and whether
-the result is sound.
-"""
+"""Runs one script on SQLite, inside an open transaction: restricts, records and verifies it."""
 
 import re
 import sqlite3
@@ -31,15 +29,15 @@ _PRAGMAS = frozenset(
         "quick_check",
     }
 )
-# These only report something if no value follows them. SQLite's full-text indexes query them at
-# every write.
+# These only report something if they have no value. SQLite's full-text indexes query them at every
+# write.
 _PRAGMAS_UNSET = frozenset({"page_size", "data_version"})
 _REFUSED: dict[int, str] = {
-    sqlite3.SQLITE_TRANSACTION: "begins or ends a transaction ({0}); Catchment runs a script in one of its own",
-    sqlite3.SQLITE_SAVEPOINT: "uses a savepoint; Catchment runs a script in a transaction of its own",
-    sqlite3.SQLITE_ATTACH: "attaches another database; a script changes its own only",
-    sqlite3.SQLITE_DETACH: "detaches a database; a script changes its own only",
-    sqlite3.SQLITE_PRAGMA: "has PRAGMA {0}; foreign keys and checks are Catchment's, and others may not be undone",
+    sqlite3.SQLITE_TRANSACTION: "begins or ends a transaction ({0}); Catchment runs a script in its own transaction",
+    sqlite3.SQLITE_SAVEPOINT: "uses a savepoint; Catchment runs a script in its own transaction",
+    sqlite3.SQLITE_ATTACH: "attaches another database; a script may change only its own",
+    sqlite3.SQLITE_DETACH: "detaches a database; a script may change only its own",
+    sqlite3.SQLITE_PRAGMA: "has PRAGMA {0}; only Catchment may change settings, because some are not rolled back",
 }
 _VERBS: dict[int, AccessKind] = {
     sqlite3.SQLITE_CREATE_TABLE: AccessKind.CREATE_TABLE,
@@ -77,10 +75,10 @@ _FLAWS_SAID = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Health:
-    """Problems of a database.
+    """Problems of a database: dangling references and other flaws.
 
-    Rows that refer to nothing, foreign keys that cannot be checked, triggers that fail, other
-    flaws.
+    In the order of the fields: numbers of rows with dangling references, foreign keys that cannot
+    be checked, failing triggers, and other flaws.
     """
 
     orphans: Counter[tuple[str, str]]
@@ -90,9 +88,7 @@ class _Health:
 
 
 def execute(connection: sqlite3.Connection, script: Script) -> tuple[TableAccess, ...]:
-    """Run every statement, and verify that rows and references are as the script promises; the
-    caller ends the transaction.
-    """
+    """Run every statement, then verify rows and references; the caller ends the transaction."""
     rows_before = _counts(connection, script)
     before = _health(connection)
     acts: list[TableAccess] = []
@@ -105,7 +101,7 @@ def execute(connection: sqlite3.Connection, script: Script) -> tuple[TableAccess
 
 
 class _Watch:
-    """Authorizer: SQLite calls it for everything that a statement would do, before it does it."""
+    """Authorizer: SQLite calls it for every action of a statement, before executing it."""
 
     def __init__(self, line: int) -> None:
         self.refusal: str | None = None
@@ -121,10 +117,10 @@ class _Watch:
         return sqlite3.SQLITE_OK
 
     def acts(self) -> list[TableAccess]:
-        """Return what the statement did, each act once; reads count if the statement inserts."""
+        """Return the statement's acts, each once; reads count only if the statement inserts."""
         inserts = any(act.verb is AccessKind.INSERT for act in self._acts)
         found = dict.fromkeys(self._acts + (self._reads if inserts else []))
-        # To SQLite, dropping a table also deletes its rows; here it is one act.
+        # SQLite reports dropping a table also as deleting its rows; here it is one act.
         dropped = {act.table for act in found if act.verb is AccessKind.DROP_TABLE}
         return [act for act in found if not (act.verb is AccessKind.DELETE and act.table in dropped)]
 
@@ -184,9 +180,7 @@ def _run(connection: sqlite3.Connection, script: Script, statement: ScriptStatem
 
 
 def _with_words(acts: list[TableAccess], statement: ScriptStatement) -> list[TableAccess]:
-    """Return the acts with what SQLite does not report: the new name of a table, and that rows are
-    replaced by others.
-    """
+    """Return the acts, with new names of tables and replaced rows, which SQLite does not report."""
     if not _TELLING.search(statement.text):
         return acts
     words = ddl.tokens(statement.text)
@@ -205,30 +199,29 @@ def _verify(connection: sqlite3.Connection, script: Script, *, rows_before: dict
     for table, now in _counts(connection, script).items():
         if now != rows_before[table]:
             raise ScriptError(
-                f"{script.filename} says that it keeps the rows of {table}; there were {rows_before[table]}, now {now}."
+                f"{script.filename} claims to keep the rows of {table}; there were {rows_before[table]}, now {now}."
             )
     after = _health(connection)
     for text in sorted(after.mismatches - before.mismatches):
         raise ScriptError(f"The foreign keys cannot be checked: {text}.")
     for (table, parent), count in (after.orphans - before.orphans).items():
         refer = "1 row that refers" if count == 1 else f"{count} rows that refer"
-        raise ScriptError(f"{script.filename} leaves {table} with {refer} to nothing in {parent}.")
+        raise ScriptError(f"{script.filename} leaves {table} with {refer} to a missing row of {parent}.")
     flaws = [*(after.flaws - before.flaws)][:_FLAWS_SAID]
     if flaws:
         raise ScriptError(f"{script.filename} is not committed, because the database is not sound: {'; '.join(flaws)}.")
     failing = [said for name, said in after.triggers.items() if name not in before.triggers][:_FLAWS_SAID]
     if failing:
         raise ScriptError(
-            f"{script.filename} leaves what fails whenever it fires: {'; '.join(failing)}. Drop it in the same script, "
-            "or create it again without what is gone."
+            f"{script.filename} leaves a trigger that always fails: {'; '.join(failing)}. Drop it in the same script, "
+            "or create it again without the missing objects."
         )
 
 
 def _health(connection: sqlite3.Connection) -> _Health:
-    """Return the current problems. Compared with before: a problem that already existed is no
-    reason to refuse a script.
+    """Return the current problems, to be compared: only new ones are a reason to refuse a script.
 
-    Rows that refer to nothing are counted, because a rebuild gives rows other numbers.
+    Rows with dangling references are counted, not listed, because a rebuild renumbers rows.
     """
     orphans: Counter[tuple[str, str]] = Counter()
     mismatches: set[str] = set()
@@ -240,7 +233,7 @@ def _health(connection: sqlite3.Connection) -> _Health:
         except sqlite3.OperationalError as error:
             if is_about_storage(error):
                 raise
-            # A foreign key that names columns which are not a key: SQLite can never check it.
+            # The foreign key refers to columns that are not a key: SQLite can never check it.
             mismatches.add(str(error))
     found = connection.execute(f"PRAGMA main.integrity_check({_FLAWS_MAX})")
     flaws = Counter(text for (text,) in found if text != "ok")
@@ -256,7 +249,7 @@ def _counts(connection: sqlite3.Connection, script: Script) -> dict[str, int]:
     except sqlite3.OperationalError as error:
         if is_about_storage(error):
             raise
-        raise ScriptError(f"{script.filename} says that it keeps the rows of a table: {error}.") from error
+        raise ScriptError(f"{script.filename} claims to keep the rows of a table: {error}.") from error
 
 
 def count_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> list[int]:

@@ -1,11 +1,10 @@
-"""The text of a migration: operations as a script that a person reads, edits where it asks for a
-choice, and applies.
+"""The text of a migration: operations as a script that a developer reads, edits and applies.
 
-A script holds statements and comments, and neither BEGIN, COMMIT nor PRAGMA: the process that
-applies it holds the transaction, has foreign keys off, and checks them before the commit. `--
-keeps-rows: <table>` in front of a rebuild says that the table must have as many rows after it as
-before. `-- undecided: <subject>` says that a choice is open, or that something must be written by
-hand; nothing below it runs before that.
+A script contains statements and comments, but no BEGIN, COMMIT or PRAGMA: the process that applies
+it opens the transaction, turns foreign keys off, and checks them before the commit. `-- keeps-rows:
+<table>` before a rebuild declares that the table must have as many rows after it as before. `--
+undecided: <subject>` marks an open choice, or a statement that must be written by hand; such a
+script is not applied.
 
 How a rebuild handles a column whose type changes: rows are copied as they are, and SQLite converts
 values that fit the new type ('12' becomes 12 in an INTEGER column). A value that it cannot convert
@@ -49,13 +48,13 @@ _HEADER = """\
 -- To merge it with earlier scripts that production has not run yet:
 --   1. rm those scripts and this one
 --   2. restore the database from its .ref
---   3. generate again: one script then holds all of it
+--   3. generate again: one script then has all changes
 --   4. apply that
 """
 
 
 def script_text(ops: Sequence[Op]) -> str:
-    """Return the script that does these operations."""
+    """Return a script with these operations."""
     return "\n".join([_HEADER, *(f"{_rendered(op)}\n" for op in ops)])
 
 
@@ -122,10 +121,13 @@ def _rendered(op: Op) -> str:
         case CreateTableOp():
             return _statement(ddl.create_sql(op.table))
         case DropTableOp():
-            notes = [f"The rows of {op.table} go with it.", *_left_behind(op.mentioned_by, op.table)]
+            notes = [f"The rows of {op.table} are deleted with it.", *_mention_notes(op.mentioned_by, op.table)]
             return _noted(notes, f"DROP TABLE {sql.identifier(op.table)}")
         case DropColumnOp():
-            notes = [f"The values of {op.table}.{op.column} go with it.", *_left_behind(op.mentioned_by, op.column)]
+            notes = [
+                f"The values of {op.table}.{op.column} are deleted with it.",
+                *_mention_notes(op.mentioned_by, op.column),
+            ]
             return _noted(notes, alter_sql(op))
         case AddColumnOp() | RenameColumnOp() | RenameTableOp():
             return _statement(alter_sql(op))
@@ -160,7 +162,7 @@ def _noted(notes: Sequence[str], statement: str) -> str:
     return "\n".join([*(_comment(note) for note in notes), _statement(statement)])
 
 
-def _left_behind(names: Sequence[str], what: str) -> list[str]:
+def _mention_notes(names: Sequence[str], what: str) -> list[str]:
     return [f"{name} mentions {what}: change or drop it first, or this may fail." for name in names]
 
 
@@ -174,7 +176,7 @@ def _altered(op: AlterColumnOp) -> str:
 
 def _by_hand(op: Manual) -> str:
     notes = [
-        f"{op.table} cannot be changed by a generated script. {op.reason} Write it here yourself:",
+        f"{op.table} cannot be changed by a generated script. {op.reason} Write the statements here:",
         *(f"  {line}" for line in op.wanted),
         *op.way,
     ]
@@ -185,8 +187,8 @@ def _chosen(op: Choice) -> str:
     lines = [
         UNDECIDED + _flat(op.subject),
         _comment(op.question),
-        "-- Nothing of this runs before you remove the `-- ` in front of the statements of an option, and the line",
-        "-- `undecided`. What is left to do after that is generated next. The likeliest option comes first.",
+        "-- None of this runs until you remove the `-- ` before the statements of one option, and the line",
+        "-- `undecided`. Remaining changes are generated next. The likeliest option comes first.",
     ]
     for number, option in enumerate(op.options, 1):
         lines += ["--", _comment(f"[{number}] {option.title}{_scored(option)}")]
@@ -200,7 +202,7 @@ def _scored(option: Option) -> str:
 
 
 def _rebuilt(op: RebuildTableOp) -> str:
-    """SQLite's own procedure: https://www.sqlite.org/lang_altertable.html#otheralter."""
+    """Follow SQLite's procedure: https://www.sqlite.org/lang_altertable.html#otheralter."""
     new = NEW_PREFIX + op.table
     parts = [KEEPS_ROWS + _flat(op.table), *(_comment(note) for note in _rebuild_notes(op))]
     parts += [_drop("TRIGGER", each) for each in op.dependents.triggers]
@@ -211,12 +213,12 @@ def _rebuilt(op: RebuildTableOp) -> str:
     values = ", ".join(source for _, source in op.copies)
     parts.append(f"INSERT INTO {sql.identifier(new)} ({columns})\nSELECT {values}\nFROM {sql.identifier(op.table)};")
     if op.numbers is not None:
-        parts += _numbered(op, op.numbers)
+        parts += _rowid_check(op, op.numbers)
     for guard in op.guards:
-        parts += _guarded(op, guard)
+        parts += _conversion_check(op, guard)
     if op.keeps_sequence:
         parts += [
-            "-- The highest id that was ever given out is kept, so that none is given out twice.",
+            "-- Keep the highest id that was ever assigned, so that none is assigned twice.",
             f"DELETE FROM sqlite_sequence WHERE name = {sql.literal(new)};",
             f"INSERT INTO sqlite_sequence (name, seq) SELECT {sql.literal(new)}, seq FROM sqlite_sequence "
             f"WHERE name = {sql.literal(op.table)};",
@@ -226,7 +228,7 @@ def _rebuilt(op: RebuildTableOp) -> str:
     made_again = (*op.dependents.indexes, *op.dependents.views, *op.dependents.triggers)
     parts += [_statement(each.sql) for each in made_again]
     if op.dropped and (op.dependents.views or op.dependents.triggers):
-        parts += _looked_at(op)
+        parts += _dependents_check(op)
     return "\n".join(parts)
 
 
@@ -240,8 +242,8 @@ def _rebuild_notes(op: RebuildTableOp) -> list[str]:
         )
         + "."
     ]
-    notes += [f"The values of {op.table}.{name} go." for name in op.dropped]
-    notes += [f"The index {name} goes with them." for name in op.lost_indexes]
+    notes += [f"The values of {op.table}.{name} are deleted." for name in op.dropped]
+    notes += [f"The index {name} is dropped with them." for name in op.lost_indexes]
     notes += [
         f"{name} must not be NULL and has no default: while the table has rows this fails, and changes nothing, until "
         "you write a value for it in place of NULL."
@@ -254,25 +256,25 @@ def _drop(kind: str, dependent: Dependent) -> str:
     return f"DROP {kind} {sql.identifier(dependent.name)};"
 
 
-def _numbered(op: RebuildTableOp, name: str) -> list[str]:
+def _rowid_check(op: RebuildTableOp, name: str) -> list[str]:
     complaint = sql.identifier(f"{op.table}.{name}: a row without a value would be given one")
     table = sql.identifier(_GUARD_TABLE)
     return [
-        _comment(f"Fails, and changes nothing, where {name} is NULL: SQLite would make up a number for it."),
+        _comment(f"Fails, and changes nothing, if {name} is NULL in some row: SQLite would assign a number to it."),
         f"CREATE TEMP TABLE {table} (unnamed INTEGER CONSTRAINT {complaint} CHECK (unnamed = 0));",
         f"INSERT INTO {table} SELECT count(*) FROM {sql.identifier(op.table)} WHERE {sql.identifier(name)} IS NULL;",
         f"DROP TABLE temp.{table};",
     ]
 
 
-def _guarded(op: RebuildTableOp, guard: Guard) -> list[str]:
+def _conversion_check(op: RebuildTableOp, guard: Guard) -> list[str]:
     column = sql.identifier(guard.column)
     paired = " AND ".join(f"now.{sql.identifier(name)} = was.{sql.identifier(name)}" for name in op.key)
     complaint = sql.identifier(f"{op.table}.{guard.column}: a value would not survive as {guard.type}")
     table = sql.identifier(_GUARD_TABLE)
     return [
         _comment(
-            f"Fails, and changes nothing, where a value of {guard.column} would not survive as {guard.type}: convert "
+            f"Fails, and changes nothing, if a value of {guard.column} would change as {guard.type}: convert "
             "it in the SELECT above, and remove this check. A word in a column of numbers is not converted: it stays."
         ),
         f"CREATE TEMP TABLE {table} (lost INTEGER CONSTRAINT {complaint} CHECK (lost = 0));",
@@ -285,10 +287,10 @@ def _guarded(op: RebuildTableOp, guard: Guard) -> list[str]:
     ]
 
 
-def _looked_at(op: RebuildTableOp) -> list[str]:
+def _dependents_check(op: RebuildTableOp) -> list[str]:
     column = sql.identifier(op.copies[0][0])
     return [
-        "-- Changes nothing, but fails where a view or a trigger still reads what was dropped. Where a trigger writes",
-        "-- it, the script is refused in the end.",
+        "-- Changes nothing, but fails if a view or a trigger still reads a dropped column. If a trigger writes one,",
+        "-- the script is refused at its end.",
         f"ALTER TABLE {sql.identifier(op.table)} RENAME COLUMN {column} TO {column};",
     ]

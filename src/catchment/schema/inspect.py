@@ -1,6 +1,4 @@
-"""Structure of a SQLite database, as SQLite itself reports it: no statement is parsed to learn what
-a table is.
-"""
+"""Structure of a SQLite database, as SQLite itself reports it, without parsing statements."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ MIGRATIONS_TABLE = "_migrations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependent:
-    """An index, a trigger or a view: its name, the table or view it belongs to, and the statement
-    that created it.
-    """
+    """An index, trigger or view: its name, its table or view, and the statement that created it."""
 
     name: str
     owner: str
@@ -38,9 +34,7 @@ class Dependents:
 
 
 def inspect(connection: sqlite3.Connection) -> Structure:
-    """Return the tables of the database. Views, virtual tables and their internal tables are not
-    part of a model.
-    """
+    """Return the tables of the database, without views, virtual tables and internal tables."""
     statements = {name: text for _, name, _, text in _schema(connection, "table")}
     names = [
         name
@@ -62,7 +56,7 @@ def inspect(connection: sqlite3.Connection) -> Structure:
 
 
 def dependents(connection: sqlite3.Connection, table: str) -> Dependents:
-    """Return what must be created again when the table is."""
+    """Return the objects that must be created again with the table."""
     key = sql.fold(table)
     views = _schema(connection, "view")
     names = {key}
@@ -113,7 +107,7 @@ def _columns(connection: sqlite3.Connection, table: str) -> tuple[DeclaredColumn
         'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?, ?) ORDER BY cid',
         (table, "main"),
     )
-    # A column with hidden = 2 or 3 is computed, and visible to all readers of the table.
+    # A column with hidden = 2 or 3 is computed, but visible.
     return tuple(
         DeclaredColumn(
             name=name,

@@ -7,17 +7,17 @@
 
 A backup of a lake is the number of a snapshot, not a copy: it costs nothing, and is lost when the
 snapshot expires, which maintenance causes after some days. Restoring it is refused then. A restore
-also discards what other processes wrote after the backup: it puts the schema's tables back, it does
-not undo a script.
+also discards rows that other processes wrote after the backup: it restores the schema's tables, and
+does not merely undo a script.
 
-Records are rows of `_catchment._migrations`, beside the ledger, each with its schema: the schemas
+Records are rows of `_catchment._migrations`, next to the ledger, each with its schema: the schemas
 of one lake are migrated independently. A script and its record are in one DuckLake transaction,
 under the lake's commit lock. As DuckLake has no keys, applying or restoring also writes a row of
 the ledger that always exists, on which two such transactions conflict even without the lock.
 
 DuckLake has no primary keys, no foreign keys and no indexes. See `lake_plan` for the changes it
-supports, `lake_restore` for what a restore does to a table, and `lake_execute` for what a script
-may do.
+supports, `lake_restore` for the effects of a restore on a table, and `lake_execute` for the
+restrictions of scripts.
 """
 
 import logging
@@ -65,7 +65,7 @@ T = TypeVar("T")
 _LOCK_TIMEOUT_S = 60.0
 _SAMPLE_ROWS = 200
 _REHEARSAL_ROWS_MAX = 1_000_000
-_UNDONE = "They were delivered after the restored snapshot: their rows are gone, and they count as delivered."
+_UNDONE = "They were delivered after the restored snapshot: their rows are lost, but they count as delivered."
 _AGAIN = "The table was created again: their rows are there, and files that still exist can be delivered again."
 
 
@@ -87,14 +87,14 @@ class LakeEngine:
         `scripts` is their folder if it is not in `folder`.
         """
         if sql.fold(schema) == LEDGER_SCHEMA:
-            raise InputError(f"{schema} is Catchment's own, and is not migrated.", hint="Choose another schema.")
+            raise InputError(f"{schema} belongs to Catchment, and cannot be migrated.", hint="Choose another schema.")
         self._lake = lake
         self._schema = schema
         self._scope = ScriptScope(lake=lake.name, schema=schema)
         self._file = folder / (name or f"{lake.name}.{schema}")
-        self._scripts = scripts or self._beside("migrations")
+        self._scripts = scripts or self._sibling("migrations")
         self._backups = Backups(self._file, keep=backups_keep)
-        self._lock = files.FileLock(self._beside("lock"), clock=lake.clock)
+        self._lock = files.FileLock(self._sibling("lock"), clock=lake.clock)
 
     @property
     def name(self) -> str:
@@ -106,14 +106,13 @@ class LakeEngine:
 
     @property
     def reference(self) -> Path:
-        """The file that names the snapshot which `restore` goes back to, if it exists."""
-        return self._beside("ref")
+        """The file that names the snapshot to which `restore` returns, if it exists."""
+        return self._sibling("ref")
 
     def mark_reference(self) -> int:
         """Make the lake's current snapshot the reference, and return its number.
 
-        The file is valid only for the same lake: a snapshot is not a copy that could be moved
-        elsewhere.
+        The file is valid for this lake only: a snapshot is not a copy.
         """
         with self.locked():
             with self._reading() as connection:
@@ -138,9 +137,7 @@ class LakeEngine:
             return Observed(structure=Structure(), history=())
 
     def managed(self, observed: Observed, expected: Structure) -> Structure:
-        """Exclude tables that deliveries, imports and clients created in the same schema: the
-        models must not drop them.
-        """
+        """Exclude tables of deliveries, imports and clients: migrations must not drop them."""
         ours = tables_made(record.script for record in observed.history)
         found = (t for t in observed.structure.tables if expected.find(t.name) or sql.fold(t.name) in ours)
         return Structure(tables=tuple(found))
@@ -195,8 +192,7 @@ class LakeEngine:
         return self.reference.exists()
 
     def restore(self, backup: str | None = None) -> None:
-        """Restore the columns and rows of every table of the schema at the snapshot, and the
-        records.
+        """Restore the schema's tables, with columns and rows, and the records at the snapshot.
 
         Raises BackupMissingError if the snapshot has expired. See `lake_restore` for the
         consequences for deliveries; an event warns of those that are affected.
@@ -212,10 +208,9 @@ class LakeEngine:
 
     @contextmanager
     def rehearsal(self) -> Iterator["LakeEngine"]:
-        """Yield a separate lake in a temporary folder, with the schema's tables, their layout and
-        the records.
+        """Yield a temporary lake with the schema's tables, their layout and the records.
 
-        It blocks no other process, as a transaction that is rolled back at the end would. It costs
+        Unlike a transaction that is rolled back at the end, it blocks no other process. It costs
         half a second, and about 1.5 s more for a million rows of three columns. Only a part of a
         large table is copied.
         """
@@ -231,7 +226,7 @@ class LakeEngine:
                 self._copy_to(trial, folder)
                 yield trial
 
-    def _beside(self, what: str) -> Path:
+    def _sibling(self, what: str) -> Path:
         return self._file.with_name(f"{self._file.name}.{what}")
 
     def _qualified(self, table: str) -> str:
@@ -249,7 +244,7 @@ class LakeEngine:
 
     @contextmanager
     def _writing(self, message: str) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Run one transaction of the lake, with the schema in use; its files on the disk are kept."""
+        """Run one transaction of the lake, with the schema in use."""
         started_s = self._lake.clock.monotonic_s()
         folder = files.local_path(self._lake.address.data_path) / self._schema
         with self._lake.write(into=folder) as connection:
@@ -277,7 +272,7 @@ class LakeEngine:
         at = "" if snapshot is None else f" AT (VERSION => {snapshot})"
         fields = ("number", "filename", "script", "started_at", "finished_at")
         rows = connection.execute(
-            # Compared as in the ledger, which gives the reason.
+            # Rows are compared for the reason that `Ledger` explains.
             f"SELECT {', '.join(fields)} FROM {table}{at} WHERE row(schema_name) = row(?) ORDER BY number",
             [self._schema],
         ).fetchall()
@@ -300,7 +295,7 @@ class LakeEngine:
         except CommitUnknownError as error:
             if any(record.number == script.number for record in self.observe().history):
                 return ()
-            raise ConflictError(f"{error.message} The script is not recorded: nothing of it landed.") from error
+            raise ConflictError(f"{error.message} The script is not recorded: it had no effect.") from error
 
     def _apply_once(self, script: Script) -> tuple[TableAccess, ...]:
         started_at = self._lake.clock.now().isoformat()
@@ -319,9 +314,7 @@ class LakeEngine:
         return acts
 
     def _fence(self, connection: duckdb.DuckDBPyConnection, script: Script) -> None:
-        """Require that the script is not applied yet; of two processes that do this at once, only
-        one can commit.
-        """
+        """Require that the script is not applied yet; of two concurrent processes, one commits."""
         Ledger(connection, self._lake.name).fence(self._lake.clock.now())
         connection.execute(sql.statement("catchment.schema", "lake_migrations_create", lake=self._lake.name))
         if any(record.number == script.number for record in self._history(connection)):
@@ -333,7 +326,7 @@ class LakeEngine:
         if not source.exists():
             raise BackupMissingError(
                 f"There is no reference {source} to restore.",
-                hint="`catchment schema backup lake --reference` makes one.",
+                hint="`catchment schema backup lake --reference` creates one.",
             )
         mark = SnapshotMark.read(source)
         with self._reading() as connection:
@@ -368,7 +361,7 @@ class LakeEngine:
             trial_cursor.execute(f"USE {sql.qualified(self._lake.name, self._schema)}")
             moment = self._moment(connection, lake_restore.newest(connection, self._lake.name))
             tables = {table.name: table for table in moment.tables()}
-            # Again, with values: they show which of several columns one may have become.
+            # Again, with values: they help to score possible renames.
             difference = diff(expected, actual, samples=self._samples(connection, difference))
             probe = lake_plan.LakeProbe(
                 refusal=lake_plan.refusal_in(trial_cursor),
@@ -392,9 +385,7 @@ class LakeEngine:
         return found
 
     def _copy_to(self, trial: "LakeEngine", folder: Path) -> None:
-        """Copy the tables and records of the reference, or of the lake if there is none, to the
-        trial.
-        """
+        """Copy tables and records of the reference, or else of the lake, to the trial."""
         try:
             mark = self._mark(self.reference) if self.has_reference() else None
             with self._reading() as connection:

@@ -1,14 +1,13 @@
-"""Runs one script on a lake, inside an open transaction: what it may do, what it did, and whether
-the result is valid.
+"""Runs one script on a lake, inside an open transaction: restricts, records and verifies it.
 
 DuckDB's own parser splits a script into statements and reports the kind of each: kinds that are not
 listed are refused. The target of a statement is read from its tokens, by the position at which the
-grammar has a name, and must be a table of the migrated schema. In any case nothing could leave the
-lake: a DuckDB transaction writes to one database only.
+grammar has a name, and must be a table of the migrated schema. A script cannot write outside the
+lake anyway: a DuckDB transaction writes to one database only.
 
 A script may drop a table with rows, but not create it again: to the ledger that would be another
-table, to which everything could be delivered once more. Generated scripts recreate tables that are
-empty where they were generated, but may have rows where they are applied.
+table, to which all units could be delivered again. Generated scripts recreate tables that were
+empty in the developer's lake, but may have rows in the lake to which they are applied.
 """
 
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ _ALLOWED = (
     StatementType.ALTER,
     StatementType.DROP,
 )
-_ELSEWHERE = "a script changes the tables of its own schema only"
+_ELSEWHERE = "a script may change only tables of its own schema"
 _REFUSED: dict[StatementType, str] = {
     StatementType.TRANSACTION: "begins or ends a transaction; Catchment runs a script in its own transaction",
     StatementType.ATTACH: f"attaches another database; {_ELSEWHERE}",
@@ -80,9 +79,7 @@ class ScriptScope:
 
 
 def execute(connection: duckdb.DuckDBPyConnection, script: Script, scope: ScriptScope) -> tuple[TableAccess, ...]:
-    """Run every statement, and check that the script kept the rows it promises to keep. The caller
-    ends the transaction.
-    """
+    """Run every statement, then verify the row counts to keep; the caller ends the transaction."""
     _refuse_tokens(script)
     statements = list(split(connection, script))
     before = inspect(connection, scope.lake, scope.schema)
@@ -106,16 +103,14 @@ def execute(connection: duckdb.DuckDBPyConnection, script: Script, scope: Script
     for table, now in _counts(connection, script, scope).items():
         if now != rows_before[table]:
             raise ScriptError(
-                f"{script.filename} says that it keeps the rows of {table}; there were {rows_before[table]}, now {now}."
+                f"{script.filename} claims to keep the rows of {table}; there were {rows_before[table]}, now {now}."
             )
     _read_retyped(connection, script, scope, before)
     return tuple(act for acts in acts_by_statement for act in acts)
 
 
 def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tuple[duckdb.Statement, ScriptStatement]]:
-    """Yield the statements of a script. Raises ScriptError for a statement of a kind that is
-    refused.
-    """
+    """Yield the statements of a script; ScriptError for a statement of a refused kind."""
     try:
         parsed = connection.extract_statements(script.text)
     except STATEMENT_ERRORS as error:
@@ -133,9 +128,7 @@ def split(connection: duckdb.DuckDBPyConnection, script: Script) -> Iterator[tup
 
 
 def _acts(statement: ScriptStatement, scope: ScriptScope, before: Structure, script: Script) -> Iterator[TableAccess]:
-    """Yield the effects of a statement, as far as its tokens show them. Raises ScriptError if it
-    must not change its target.
-    """
+    """Yield a statement's effects, read from its tokens; ScriptError if its target is forbidden."""
     found = tokens(statement.text)
     called = _called(found, scope)
     if called is not None:
@@ -162,7 +155,9 @@ def _refusal(found: list[DdlToken], word: str, names: list[str], scope: ScriptSc
     words = [token.word for token in found]
     head = words[: words.index("TABLE")] if "TABLE" in words else words
     if word in ("CREATE", "ALTER", "DROP", "COMMENT") and not set(head) <= {word, "OR", "REPLACE"}:
-        return f"has {' '.join(filter(None, words[:2]))}; a script of a lake changes tables only, and no temporary ones"
+        return (
+            f"has {' '.join(filter(None, words[:2]))}; a script of a lake may change only tables, and no temporary ones"
+        )
     if not names:
         return "changes an object that is not recognized"
     if len(names) > 1 and sql.fold(names[-2]) == LEDGER_SCHEMA:
@@ -171,9 +166,7 @@ def _refusal(found: list[DdlToken], word: str, names: list[str], scope: ScriptSc
 
 
 def _start_of_change(found: list[DdlToken]) -> int | None:
-    """Return the position of the keyword that makes the statement a change: at its start, or after
-    its WITH.
-    """
+    """Return the position of the keyword of the change: at the statement's start, or after WITH."""
     depth = 0
     for at, token in enumerate(found):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
@@ -182,7 +175,7 @@ def _start_of_change(found: list[DdlToken]) -> int | None:
         if depth == 0 and token.word in ("SELECT", "FROM", "VALUES"):
             return None
         if at == 0 and token.word == "COMMENT":
-            # DuckDB classifies COMMENT ON as an ALTER, which it is not by its grammar.
+            # DuckDB classifies COMMENT ON as an ALTER, although its grammar differs.
             return at
     return None
 
@@ -255,11 +248,10 @@ def _copies(statement: ScriptStatement, before: Structure, target: str) -> Itera
 def _recreated(
     before: Structure, statements: list[ScriptStatement], acts_by_statement: list[list[TableAccess]]
 ) -> dict[str, ScriptStatement]:
-    """Return tables that are dropped although their name exists in the end, with the statement that
-    drops each.
+    """Return dropped tables whose name exists in the end, with the statement that drops each.
 
-    Derived from the statements, following every name through renames: the catalog does not
-    distinguish tables before they are committed.
+    Names are followed through renames in the statements, because the catalog does not distinguish
+    tables before they are committed.
     """
     called: dict[str, str | None] = {sql.fold(table.name): table.name for table in before.tables}
     dropped: dict[str, ScriptStatement] = {}
@@ -278,9 +270,7 @@ def _recreated(
 
 
 def _called(found: list[DdlToken], scope: ScriptScope) -> str | None:
-    """Return a function of DuckLake that the statement reads from, or None: many of them change the
-    lake.
-    """
+    """Return a DuckLake function that the statement calls, or None; many change the lake."""
     for at, token in enumerate(found[:-1]):
         if found[at + 1].text != "(" or token.kind not in ("word", "quoted"):
             continue
@@ -301,13 +291,11 @@ def _counts(connection: duckdb.DuckDBPyConnection, script: Script, scope: Script
             for table in script.keeps_rows()
         }
     except STATEMENT_ERRORS as error:
-        raise ScriptError(f"{script.filename} says that it keeps the rows of a table: {_first_line(error)}") from error
+        raise ScriptError(f"{script.filename} claims to keep the rows of a table: {_first_line(error)}") from error
 
 
 def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, scope: ScriptScope, before: Structure) -> None:
-    """Read every column whose type has changed: DuckLake converts on reading, and a value may not
-    be convertible.
-    """
+    """Read every column whose type has changed: DuckLake converts on reading, which may fail."""
     for table in inspect(connection, scope.lake, scope.schema).tables:
         was = before.find(table.name)
         for column in table.columns if was else ():
@@ -328,7 +316,7 @@ def _read_retyped(connection: duckdb.DuckDBPyConnection, script: Script, scope: 
 def _refuse_tokens(script: Script) -> None:
     if has_token(script.text):
         raise ScriptError(
-            f"{script.filename} contains capitals in braces, such as {{DATA_PATH}}, which DuckLake would replace.",
+            f"{script.filename} contains a placeholder such as {{DATA_PATH}}, which DuckLake would replace.",
             filename=script.filename,
         )
 

@@ -1,7 +1,7 @@
 """Structure of a lake's schema as DuckLake reports it, and models in DuckLake's types.
 
 DuckLake has neither primary keys nor foreign keys: an `id` is a BIGINT that may not be NULL, and a
-relation is a BIGINT with the name of its field. Only the program can make sure that it refers to a
+relation is a BIGINT with the name of its field. Only the program can ensure that it refers to a
 row.
 
 A default is compared by its value: DuckLake stores `7` as `'7'` and `TRUE` as `CAST('t' AS
@@ -101,7 +101,7 @@ def _constant(expression: str, kind: str) -> str:
         try:
             row = memory.execute(f"SELECT CAST(CAST({expression} AS {kind}) AS VARCHAR)").fetchone()
         except (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError):
-            # The column was given a default by hand that it cannot store; it is left alone.
+            # The default was set by hand, and the column cannot store it; it stays unchanged.
             return expression
     return expression if row is None else sql.literal(row[0])
 

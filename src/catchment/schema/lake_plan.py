@@ -1,9 +1,8 @@
-"""Plans a migration of lake tables: changes that DuckLake makes in place, and instructions for the
-others.
+"""Plans a migration of lake tables: in-place changes, and instructions for other changes.
 
 DuckLake 1.5 can create, drop and rename tables and columns, add a column with a constant default,
 widen a type, set and drop a default, drop NOT NULL, and set NOT NULL if its statistics show that no
-row is NULL. Whether it would is tested in a transaction that is rolled back. It has no statistics
+row is NULL. The planner tests that in a transaction that is rolled back. DuckLake has no statistics
 of a table without rows, nor of a column in files that are older than the column: then the table is
 created again, or the column is written to all rows first.
 
@@ -40,15 +39,14 @@ from catchment.schema.structure import DeclaredColumn, DeclaredTable, Structure
 Trial = Callable[[str], str | None]
 
 _UPDATED = (
-    "All rows of {0} are rewritten: DuckLake makes a column NOT NULL only if it has statistics of every file.",
+    "All rows of {0} are rewritten: DuckLake can make a column NOT NULL only if it has statistics of every file.",
     "This fails if {0} has no rows.",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeProbe:
-    """What a plan queries of the lake: why it refuses a statement, if it does, and the number of
-    rows and NULLs.
+    """Queries of a plan to the lake: why it refuses a statement, and numbers of rows and NULLs.
 
     `layout` returns the statements that partition and sort a table of another name like this one.
     """
@@ -76,9 +74,7 @@ def plan(difference: ModelDiff, expected: Structure, actual: Structure, *, lake:
 
 
 def refusal_in(connection: duckdb.DuckDBPyConnection) -> Trial:
-    """Return a function that tries a statement. The connection must not be in a transaction, and is
-    in none afterwards.
-    """
+    """Return a function that tries a statement on a connection without an open transaction."""
 
     def try_statement(statement: str) -> str | None:
         connection.execute("BEGIN")
@@ -94,9 +90,7 @@ def refusal_in(connection: duckdb.DuckDBPyConnection) -> Trial:
 
 
 def _must_be_rebuilt(change: TableDiff, lake: LakeProbe) -> bool:
-    """Return whether a column must become NOT NULL in a table without rows: DuckLake allows that
-    only in a new table.
-    """
+    """Return whether a column becomes NOT NULL in an empty table, which needs a new table."""
     demands = any(not column.nullable for column in change.added) or any(map(_is_stricter, change.changed))
     blocked = any(Aspect.TYPE in each.aspects and not _is_wider(each) for each in change.changed)
     return demands and not blocked and lake.rows(change.table) == 0
@@ -121,9 +115,7 @@ def _rebuild(change: TableDiff, wanted: DeclaredTable, present: DeclaredTable, l
 
 
 def _as_wanted(column: DeclaredColumn, wanted: DeclaredTable) -> DeclaredColumn:
-    """Return the column as the model declares it; a default that the model does not declare is
-    kept.
-    """
+    """Return the column as in the model; a default that the model does not declare is kept."""
     model = wanted.find(column.name) or column
     return replace(model, name=column.name, default=model.default or column.default)
 
@@ -138,7 +130,7 @@ def _added(table: str, column: DeclaredColumn) -> list[Op]:
             f"UPDATE {sql.identifier(table)} SET {sql.identifier(column.name)} = …;",
             f"ALTER TABLE {sql.identifier(table)} ALTER COLUMN {sql.identifier(column.name)} SET NOT NULL;",
         )
-        reason = f"{column.name} must not be NULL and has no default: rows that exist need a value."
+        reason = f"{column.name} must not be NULL and has no default: existing rows need a value."
         return [_by_hand(table, reason, f"add {ddl.column_sql(column)}", way)]
     notes = tuple(note.format(table) for note in _UPDATED)
     return [
@@ -152,7 +144,9 @@ def _dropped(table: str, column: DeclaredColumn, lake: LakeProbe) -> Op:
     refusal = lake.refusal(alter_sql(drop))
     if refusal is None:
         return drop
-    return _by_hand(table, f"DuckLake says: {refusal}", f"drop {sql.identifier(column.name)}", (alter_sql(drop) + ";",))
+    return _by_hand(
+        table, f"DuckLake's error: {refusal}", f"drop {sql.identifier(column.name)}", (alter_sql(drop) + ";",)
+    )
 
 
 def _changed(table: str, change: ColumnChange, lake: LakeProbe) -> list[Op]:
@@ -174,7 +168,7 @@ def _changed(table: str, change: ColumnChange, lake: LakeProbe) -> list[Op]:
 def _retyped(table: str, change: ColumnChange, lake: LakeProbe) -> Op:
     wanted, name = change.expected.type, sql.identifier(change.actual.name)
     action = f"SET DATA TYPE {wanted}"
-    refusal = "a value may not survive it" if not _is_wider(change) else None
+    refusal = "a value may change" if not _is_wider(change) else None
     refusal = refusal or lake.refusal(f"ALTER TABLE {sql.identifier(table)} ALTER COLUMN {name} {action}")
     if refusal is None:
         return AlterColumnOp(table=table, column=change.actual.name, actions=(action,))
@@ -186,7 +180,7 @@ def _retyped(table: str, change: ColumnChange, lake: LakeProbe) -> Op:
         f"ALTER TABLE {target} DROP COLUMN {name};",
         f"ALTER TABLE {target} RENAME COLUMN {new} TO {name};",
     )
-    reason = f"DuckLake does not turn {change.actual.type} into {wanted} in place: {refusal.rstrip('.')}."
+    reason = f"DuckLake cannot change {change.actual.type} to {wanted} in place: {refusal.rstrip('.')}."
     return _by_hand(table, reason, f"change {ddl.column_sql(change.expected)}", way)
 
 
@@ -207,7 +201,7 @@ def _stricter(table: str, column: str, lake: LakeProbe) -> Op:
 
 
 def _by_hand(table: str, reason: str, wanted: str, way: tuple[str, ...]) -> Manual:
-    lines = ("One way; a statement that fails changes nothing:", *(f"  {line}" for line in way))
+    lines = ("One way to do it; a statement that fails changes nothing:", *(f"  {line}" for line in way))
     return Manual(table=table, reason=reason, wanted=(wanted,), way=lines)
 
 

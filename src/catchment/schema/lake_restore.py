@@ -8,13 +8,13 @@ Changes are kept to a minimum, because a table that is created again is another 
     anything else                    the table is created again with its partitioning and order, and replaces the other
 
 In the first three cases it remains the table that units were delivered to: rows delivered before
-the snapshot are not delivered again, and rows delivered after it are gone but count as delivered.
+the snapshot are not delivered again, and rows delivered after it are lost but count as delivered.
 The audit reports the missing rows. A table that is created again has no deliveries: the audit
 reports that the old one was dropped, and a file that was delivered to it and still exists is
-delivered again. Producers and their watermarks stay in any case, so that the queue sends nothing
+delivered again. Producers and their watermarks always stay, so that the queue delivers no row
 twice.
 
-Tables that the snapshot does not have are dropped. Views are left alone.
+Tables that the snapshot does not have are dropped. Views are not touched.
 
 The consequences for deliveries are returned, for the caller to report after the commit.
 """
@@ -37,9 +37,7 @@ from catchment.schema.ops import NEW_PREFIX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMark:
-    """A snapshot as named in a file; its time distinguishes it from another lake's snapshot of that
-    number.
-    """
+    """A snapshot as named in a file; its time distinguishes it from snapshots of other lakes."""
 
     snapshot: int
     taken_at: str
@@ -66,8 +64,8 @@ class SnapshotMark:
 class DivergedDeliveries:
     """Units on which the ledger and the table no longer agree, and the number of their rows.
 
-    Either their rows are gone and they count as delivered, or their rows are there and they do not
-    (`again`).
+    Either their rows are lost although they count as delivered, or, with `again`, their rows exist
+    although they do not.
     """
 
     table: str
@@ -86,7 +84,7 @@ class Moment:
     snapshot: int
 
     def tables(self) -> list[CatalogTable]:
-        """Return its tables at that time."""
+        """Return the schema's tables at that time."""
         return tables_at(self.connection, self.lake, self.schema, self.snapshot)
 
     def source(self, table: str) -> str:
@@ -124,7 +122,7 @@ def refuse_expired(connection: duckdb.DuckDBPyConnection, lake_name: str, mark: 
 
 
 def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
-    """Restore every table. The connection is in a transaction that has not changed any of them yet."""
+    """Restore every table, in a transaction that has not changed any of them yet."""
     wanted = then.tables()
     newest_id = newest(then.connection, then.lake).snapshot
     present = {table.name: table for table in replace(then, snapshot=newest_id).tables()}
@@ -132,8 +130,8 @@ def restore(then: Moment) -> tuple[DivergedDeliveries, ...]:
     rows = {table.name: count_rows(then.connection, then.source(table.name)) for table in wanted}
     actions_by_table = {table.name: _in_place(table, present.get(table.name)) for table in wanted}
     # The old rows are read before anything is changed: even at a snapshot, DuckLake omits rows that
-    # the transaction has deleted, and finds none in a table whose name it has given to another one.
-    # It raises no error.
+    # the transaction has deleted, and returns none of a table whose name it has given to another
+    # one, without an error.
     for table in wanted:
         if actions_by_table[table.name] is None:
             _recreate(then, table)
@@ -170,9 +168,7 @@ def layout(table: CatalogTable, name: str) -> tuple[str, ...]:
 
 
 def _diverged_deliveries(then: Moment, tables: dict[str, tuple[str, bool]]) -> Iterator[DivergedDeliveries]:
-    """Yield the affected units. `tables` maps a table's uuid to its name, and whether it was
-    created again.
-    """
+    """Yield affected units. `tables` has, by uuid, the name and whether the table was recreated."""
     text = sql.statement("catchment.schema", "lake_deliveries_around", lake=then.lake)
     found = then.connection.execute(text, {"snapshot": then.snapshot, "schema": then.schema}).fetchall()
     for uuid, is_since, units, rows in found:

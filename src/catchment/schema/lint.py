@@ -83,22 +83,18 @@ def _replacements(effect: Effect) -> Iterator[LintFinding]:
 
 
 def _deletions(effect: Effect) -> Iterator[LintFinding]:
-    """Yield deletions that removed no row of the copy, or were compensated: elsewhere they may
-    remove rows.
-    """
+    """Yield deletions without a visible effect on the copy: elsewhere they may remove rows."""
     for act in _acts(effect, AccessKind.DELETE):
         table = effect.before.find(act.table)
         if table is not None and effect.rows_after.get(table.name, 0) >= effect.rows_before.get(table.name, 0):
-            message = f"Rows of {table.name} may be deleted; on the copy it has no fewer afterwards."
+            message = f"Rows of {table.name} may be deleted; on the copy their number did not decrease."
             yield LintFinding(risk=Risk.DATA_LOSS, message=message, line=act.line)
 
 
 def _lost_columns(
     effect: Effect, before: DeclaredTable, after: DeclaredTable, history: "_TableHistory"
 ) -> Iterator[DeclaredColumn]:
-    """Yield columns that are gone and were not kept: neither renamed in place, nor copied into a
-    table that replaces it.
-    """
+    """Yield lost columns: neither renamed in place, nor copied into a replacement of the table."""
     dropped, copied = (
         {_key(act.column or "") for act in _acts(effect, verb) if _key(act.table) in history.keys}
         for verb in (AccessKind.DROP_COLUMN, AccessKind.COPY)

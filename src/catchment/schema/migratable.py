@@ -1,7 +1,7 @@
-"""What `Migrate` needs of a database: a protocol whose docstrings are the contract, and its values.
+"""The contract between `Migrate` and a database: a protocol, and its values.
 
-Everything about scripts, states and models is above it; everything about one kind of database is
-below.
+Callers of the protocol handle scripts, states and models; implementations handle one kind of
+database each.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,7 @@ from catchment.schema.structure import Structure
 
 
 class BackupKind(StrEnum):
-    """Why a backup was made: before a script, on request, or because a restore replaced the
-    content.
-    """
+    """Why a backup was made: before a script, on request, or before a restore."""
 
     PRE = "pre"
     MANUAL = "manual"
@@ -30,9 +28,7 @@ class BackupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A backup that can be restored by its name; `number` is that of the script it precedes, or of
-    the last applied one.
-    """
+    """A backup; `number` is that of the script that it precedes, or of the last applied one."""
 
     name: str
     kind: BackupKind
@@ -43,9 +39,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """State of a database at one moment: its tables, and the scripts that were applied to it and to
-    its reference.
-    """
+    """State of a database at one moment: its tables, its applied scripts, and its reference's."""
 
     structure: Structure
     history: tuple[AppliedScript, ...]
@@ -61,7 +55,7 @@ class Draft:
 
 
 class AccessKind(StrEnum):
-    """What a statement does to a table."""
+    """Kinds of effects of a statement on a table."""
 
     CREATE_TABLE = "create table"
     DROP_TABLE = "drop table"
@@ -78,8 +72,7 @@ class AccessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableAccess:
-    """One act of a script; `column` is set if it concerns one. A COPY reads a column to insert it
-    elsewhere.
+    """One effect of a script; `column` if it concerns one. A COPY reads it to insert it elsewhere.
 
     `to` is the new name of a renamed table, if it is known.
     """
@@ -92,7 +85,7 @@ class TableAccess:
 
 
 class Database(Protocol):
-    """A database that is migrated by numbered scripts, and keeps the record of them itself.
+    """A database that is migrated by numbered scripts and stores the record of applied ones.
 
     No method leaves a connection or a transaction open. If the database is busy, methods raise a
     `RetryableError` after a bounded number of attempts, and have changed nothing.
@@ -122,16 +115,15 @@ class Database(Protocol):
         ...
 
     def observe(self) -> Observed:
-        """Return structure and history, read at one moment. Creates no file and no table; a missing
-        one is empty.
+        """Return structure and history, as of one moment, without side effects.
 
-        Neither `_migrations` nor internal tables of the database are part of the structure.
+        A missing database is empty. Neither `_migrations` nor internal tables are part of the
+        structure.
         """
         ...
 
     def managed(self, observed: Observed, expected: Structure) -> Structure:
-        """Return the tables that are compared with the expected ones: those that a script may
-        change or drop.
+        """Return the tables that are compared with the expected ones and may be changed or dropped.
 
         These are all tables of a database that belongs to the models; otherwise those that a model
         names, or that an applied script created.
@@ -139,8 +131,7 @@ class Database(Protocol):
         ...
 
     def draft(self, expected: Structure) -> Draft | None:
-        """Return a script that leads from the current structure to the expected one, or None if
-        there is nothing to do.
+        """Return a script from the current structure to the expected one; None if they are equal.
 
         It keeps every row of tables that stay. Open decisions are written as commented options.
         Raises InputError for a change that this kind of database cannot make.
@@ -155,26 +146,24 @@ class Database(Protocol):
         """Exclude other appliers, in this process and in others, for the duration of the context.
 
         The lock is released when its holder dies. It saves work and gives better messages;
-        atomicity does not depend on it. Waiting is bounded: then a `LockTimeoutError` is raised. It
+        atomicity does not depend on it. Waiting is bounded, and ends with a `LockTimeoutError`. It
         is held while scripts are applied, written or edited, and while backups are made or
         restored; readers do not take it.
         """
         ...
 
     def apply(self, script: Script) -> tuple[TableAccess, ...]:
-        """Run the script and record it, in one transaction: after any failure or kill both are
-        there, or neither is.
+        """Run the script and record it, in one transaction.
 
-        Foreign keys are not enforced while it runs, and hold when it is committed. Raises
-        ScriptError for a script that would end the transaction, leave the database or touch the
-        record, that fails, breaks a foreign key, or does not keep the rows of a table that it
-        states it keeps. Returns the script's acts.
+        Foreign keys are not enforced while it runs, but checked before the commit. Returns the
+        script's effects. Raises ScriptError if the script fails, would end the transaction, access
+        another database or change the record, breaks a foreign key, or does not keep rows that it
+        declares to keep.
         """
         ...
 
     def backup(self, kind: BackupKind, number: int) -> Backup:
-        """Make a backup that survives a power cut, and remove the oldest of its kind beyond those
-        to keep.
+        """Make a durable backup, and remove the oldest of its kind beyond the number to keep.
 
         It never replaces another one. If the newest of this kind and number has the same content,
         that one is returned.
@@ -190,8 +179,7 @@ class Database(Protocol):
         ...
 
     def restore(self, backup: str | None = None) -> None:
-        """Restore the backup of that name, or the reference; the current content is kept as a
-        backup first.
+        """Restore the backup of that name, or the reference, after a backup of the current content.
 
         Atomic: a kill leaves the old content or the new one. Raises BackupMissingError if there is
         no such backup, and CorruptInputError if it is damaged; then nothing has changed.
@@ -199,10 +187,9 @@ class Database(Protocol):
         ...
 
     def rehearsal(self) -> "AbstractContextManager[Database]":
-        """Yield a copy on which scripts can be tried: of the reference, or of the database if there
-        is none.
+        """Yield a copy to try scripts on: of the reference, or of the database if there is none.
 
-        It is also a copy of the database if the reference is known to have every script already.
+        It is also a copy of the database if the reference is known to have all scripts.
 
         It has the same folder of scripts. It is removed with the context, and no change to it is
         visible elsewhere.
@@ -212,10 +199,9 @@ class Database(Protocol):
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """A database that is a file of its own: only such a database can be damaged, and replaced as a
-    whole by a backup.
+    """A database that is one file, which can be damaged, and replaced as a whole by a backup.
 
-    A lake is not one. Other processes deliver to it, and their commits must not be undone because a
+    A lake is not: other processes deliver to it, and their commits must not be undone because a
     script failed.
     """
 

@@ -39,7 +39,7 @@ class Preview:
 
     @property
     def undecided(self) -> list[str]:
-        """Subjects that the script leaves for a person to decide."""
+        """Open decisions of the script."""
         return undecided_in(self.text)
 
 
@@ -66,9 +66,7 @@ class Migrate:
         edits_scripts: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """With `edits_scripts` off, `check` leaves the folder alone: for scripts that are shipped
-        in a package.
-        """
+        """Without `edits_scripts`, `check` does not change the folder: for scripts in a package."""
         self._database = engine
         self._models = tuple(models)
         self._edits_scripts = edits_scripts
@@ -84,8 +82,7 @@ class Migrate:
         return self._facts(self._database).result
 
     def check(self) -> CheckResult:
-        """Return the state. The database is only read; the folder of scripts is repaired as far as
-        possible.
+        """Return the state, and repair the folder of scripts; the database is only read.
 
         A deleted script that was applied is written back from its record. A script that differs
         from its record gets a warning at its top if there is no reference to restore, and loses it
@@ -120,9 +117,7 @@ class Migrate:
         )
 
     def next_scripts(self, filename: str | None = None) -> list[str]:
-        """Return the pending scripts, or raise the refusal of `apply`, for `filename` if given. No
-        side effects.
-        """
+        """Return the pending scripts, or raise as `apply` would, for `filename` if given."""
         facts = self._facts(self._database)
         self._require("apply", facts.result)
         if filename is not None:
@@ -130,9 +125,7 @@ class Migrate:
         return facts.result.pending
 
     def generate(self) -> Path | None:
-        """Write the next script from the differences between models and database; return None if
-        there are none.
-        """
+        """Write the next script from differences between models and database, if there are any."""
         with self._database.locked():
             script = self._draft(self._repaired())
             if script is None:
@@ -143,10 +136,9 @@ class Migrate:
         return path
 
     def drops(self) -> tuple[str, ...]:
-        """Return tables and columns in no model that have rows, and that a script would drop
-        without asking. No side effects.
+        """Return tables and columns with rows that are in no model, and that a script would drop.
 
-        Candidates for a rename are not among them: a script asks about those.
+        Candidates for a rename are not included: a script leaves those open.
         """
         difference = self._facts(self._database).result.model_diff
         rows = self._database.row_counts()
@@ -158,23 +150,20 @@ class Migrate:
         return tuple(name for table, name in found if rows.get(table))
 
     def preview(self) -> Preview | None:
-        """Return what `generate` would write, or raise its refusal. No side effects."""
+        """Return the script that `generate` would write, or raise as it would."""
         return self._draft(self._facts(self._database))
 
     def restore(self, backup: str | None = None) -> None:
-        """Restore the reference, or any backup by its name, in any state; the current content is
-        kept as a backup.
+        """Restore the reference, or a backup by its name, after a backup of the current content.
 
-        Raises BackupMissingError if there is no such backup, or no reference.
+        Allowed in any state. Raises BackupMissingError if there is no such backup, or no reference.
         """
         with self._database.locked():
             self._database.restore(backup)
         events.emit("database_restored", database=self._database.name, backup=backup or "reference")
 
     def preview_restore(self, backup: str | None = None) -> Backup | None:
-        """Return what `restore` would restore, None for the reference, or raise its refusal. No
-        side effects.
-        """
+        """Return the backup that `restore` would use, None for the reference, or raise like it."""
         if backup is None and self._database.has_reference():
             return None
         # By its whole name, or by the part before the database's.
@@ -187,7 +176,7 @@ class Migrate:
         return found
 
     def backup(self) -> Backup:
-        """Make a backup now, whatever the state."""
+        """Make a backup now, in any state."""
         with self._database.locked():
             history = self._database.observe().history
             return self._database.backup(BackupKind.MANUAL, history[-1].number if history else 0)
@@ -199,11 +188,11 @@ class Migrate:
     def rehearse(self) -> Rehearsal:
         """Try all pending scripts on a copy of the reference.
 
-        The copy is of the database if there is no reference, or if that already has all of them.
+        It is a copy of the database if there is no reference, or if that already has all scripts.
         """
         with self._database.rehearsal() as trial:
             facts = self._facts(trial)
-            # The state that counts is that of the copy.
+            # Require the state of the copy, not that of the database.
             name = self._database.name
             copied = f"the copy on which {name} is rehearsed" if self._database.has_reference() else name
             self._require("rehearse", facts.result, of=copied)
@@ -272,8 +261,7 @@ class Migrate:
         return next(script for script in facts.folder.scripts if script.filename == following)
 
     def _recover(self, error: CatchmentError, backup: Backup) -> None:
-        """After a failure: restore the backup if the database is damaged, otherwise name the backup
-        in the hint.
+        """Restore the backup if the database is damaged, otherwise name it in the error's hint.
 
         Differences in a sound database were committed by other processes: the script itself was
         rolled back.

@@ -1,8 +1,8 @@
-"""Typed models of tables: the columns that a database should have, whatever engine stores it.
+"""Typed models of tables: the columns that a database should have, on any engine.
 
 A model is a class whose annotations are its columns. `fields_of` reads them independently of any
 dialect, and `sqlite_structure` translates them for SQLite: a relation to `User` is a column of type
-`User_ID`, and one to `Chart`, whose name SQLite would take for a text type, of type `Chart_ID
+`User_ID`, and one to `Chart`, whose name SQLite would read as a text type, of type `Chart_ID
 INTEGER`. This is a model for migrations, not an ORM: an instance is just a typed row. Annotations
 are resolved on use, so that models may name each other in any order.
 """
@@ -72,9 +72,7 @@ _DEFAULTS_OF: dict[FieldKind, tuple[type, ...]] = {
 
 @dataclass_transform(kw_only_default=True)
 class _Row:
-    """Behaviour of instances. A separate class, because type checkers see the fields of derived
-    classes only.
-    """
+    """Behaviour of instances. Separate: type checkers see only fields of derived classes."""
 
     def __init__(self, **values: Any) -> None:
         names = _annotations(type(self))
@@ -134,8 +132,9 @@ def table_name(model: type[TableRow]) -> str:
 
 
 def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) -> tuple[ModelField, ...]:
-    """Return the model's fields, `id` first; names in annotations are looked up `among` those
-    models, then in the module.
+    """Return the model's fields, `id` first.
+
+    Names in annotations are looked up `among` those models, then in the module.
     """
     known: dict[str, Any] = {each.__name__: each for each in (model, *among)}
     fields = [_field(model, name, _resolve(model, name, owner, known)) for name, owner in _annotations(model).items()]
@@ -148,9 +147,7 @@ def fields_of(model: type[TableRow], *, among: Iterable[type[TableRow]] = ()) ->
 
 
 def checked(models: Sequence[type[TableRow]]) -> tuple[tuple[type[TableRow], tuple[ModelField, ...]], ...]:
-    """Return each model with its fields. Raises InputError if the models contradict each other, in
-    any dialect.
-    """
+    """Return each model with its fields; InputError if the models contradict each other."""
     names: dict[str, type[TableRow]] = {}
     for model in models:
         other = names.setdefault(sql.fold(table_name(model)), model)
@@ -177,9 +174,7 @@ def sqlite_structure(models: Sequence[type[TableRow]]) -> Structure:
 
 
 def _annotations(model: type[_Row]) -> dict[str, type]:
-    """Return the names of the fields, `id` and inherited ones first, with the class whose
-    annotation counts.
-    """
+    """Return the field names, `id` and inherited ones first, with the class that annotates each."""
     found: dict[str, type] = {"id": TableRow}
     for base in reversed(model.__mro__):
         names = inspect.get_annotations(base)
@@ -235,7 +230,7 @@ def _check_default(model: type[TableRow], name: str, *, kind: FieldKind, nullabl
     if fits and isinstance(default, float):
         fits = math.isfinite(default)
     if fits and isinstance(default, str):
-        # Scripts are compared and run with one kind of line end, so the other would never arrive.
+        # Scripts are normalised to one kind of line end, so the other kind would be lost.
         fits = "\x00" not in default and "\r" not in default
     if fits and isinstance(default, list | dict):
         fits = _is_json(default)

@@ -1,11 +1,12 @@
 """Operations of a migration as values, and the plan that turns a difference into them. Pure.
 
-SQLite's ALTER TABLE does little. What it supports is planned as such, after a test on an empty
-table in memory. Otherwise the whole table is rebuilt from its own statement (`ddl.py`), and the new
+SQLite's ALTER TABLE supports few changes. Those are planned, after a test on an empty table in
+memory. Otherwise the whole table is rebuilt from its own statement (`ddl.py`), and the new
 statement is verified in memory to match the models before it becomes part of a plan. If that fails,
 the script has instructions for the developer.
 
-A plan that was not read neither deletes nor invents data: every possible rename becomes a `Choice`.
+A plan that no developer has read neither deletes nor invents data: every possible rename becomes a
+`Choice`.
 """
 
 import sqlite3
@@ -38,9 +39,7 @@ class CreateTableOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTableOp:
-    """Drop a table with its rows; `mentioned_by` would remain: views, and triggers, which `apply`
-    refuses.
-    """
+    """Drop a table with its rows; views and triggers in `mentioned_by` would break."""
 
     table: str
     mentioned_by: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ class RenameTableOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddColumnOp:
-    """Add a column that existing rows have a value for: NULL or a constant."""
+    """Add a column for which existing rows get a value: NULL or a constant."""
 
     table: str
     column: DeclaredColumn
@@ -65,9 +64,7 @@ class AddColumnOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropColumnOp:
-    """Drop a column with its values; SQLite refuses while one of `mentioned_by` reads it, `apply`
-    if it writes it.
-    """
+    """Drop a column with its values; views and triggers in `mentioned_by` would break."""
 
     table: str
     column: str
@@ -85,10 +82,9 @@ class RenameColumnOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterColumnOp:
-    """Change a column in place, which DuckLake supports and SQLite does not: `actions` are ALTER
-    COLUMN actions.
+    """Change a column in place by ALTER COLUMN `actions`, which only DuckLake supports.
 
-    `fill` is an expression that is written to all rows first.
+    The expression `fill` is written to all rows first.
     """
 
     table: str
@@ -108,12 +104,12 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildTableOp:
-    """Create a table under another name, copy its rows, and replace the old one by it.
+    """Create a table under another name, copy the rows, and replace the old table by it.
 
     `statement` creates the table called `_new_<table>`. `copies` are the filled columns, with their
     expressions. `unknown` are columns that need a value which is not known. `key` pairs an old row
-    with its new one, for the `guards`. `numbers` is a column that becomes the row's number: SQLite
-    would assign one to a NULL.
+    with its new one, for the `guards`. `numbers` is a column that becomes an alias of the rowid:
+    SQLite would assign a number to a NULL.
     """
 
     table: str
@@ -133,9 +129,7 @@ class RebuildTableOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manual:
-    """A change of a table that cannot be generated: the reason, the wanted result, and a way to do
-    it.
-    """
+    """A change of a table that cannot be generated: the reason, the result, and a way to do it."""
 
     table: str
     reason: str
@@ -145,7 +139,7 @@ class Manual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One of the ways to continue; `score` is set if it is a guess."""
+    """One option of a choice; `score` is set if it is a guess."""
 
     title: str
     ops: tuple["Op", ...]
@@ -154,11 +148,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A decision for the developer: nothing of it happens until an option is chosen. The best guess
-    is first.
+    """A decision for the developer, who chooses one of the options. The best guess is first.
 
-    The last option, that nothing was renamed, is complete. After any other, the rest is generated
-    next.
+    The last option, that nothing was renamed, is complete. After any other option, the remaining
+    changes are in the next generated script.
     """
 
     subject: str
@@ -189,8 +182,7 @@ def plan(
 ) -> tuple[Op, ...]:
     """Return the operations for SQLite, in order.
 
-    `dependents` are those of every table in `actual`: a rebuild must know them all, or it would
-    lose some.
+    `dependents` are those of every table in `actual`: a rebuild would lose missing ones.
     """
     return arranged(
         difference,
@@ -205,8 +197,7 @@ def arranged(
     plan_table: Callable[[TableDiff], list[Op]],
     mentioned_by: Callable[[str], tuple[str, ...]] = lambda _: (),
 ) -> tuple[Op, ...]:
-    """Return the operations in order: new tables before those that refer to them, dropped ones
-    last, then the choices.
+    """Return the operations in order: tables after those that they refer to, drops, then choices.
 
     `plan_table` returns the operations for a table that stays, if no column was renamed.
     """
@@ -247,7 +238,7 @@ def _listed(names: set[str]) -> str:
 
 
 def _referred_first(tables: Sequence[DeclaredTable]) -> list[DeclaredTable]:
-    """Return the tables after those they refer to, as far as there is such an order."""
+    """Return the tables, each after those that it refers to, as far as possible."""
     by_name = {sql.fold(table.name): table for table in tables}
     done: dict[str, DeclaredTable] = {}
     entered: set[str] = set()
@@ -272,7 +263,8 @@ def _table_ops(change: TableDiff, all_ops: list[Op]) -> list[Op]:
     if not change.renames:
         return all_ops
     open_names = {name for candidate in change.renames for name in (candidate.old, candidate.new)}
-    # An addition that is certainly not a rename need not wait, unless everything is one rebuild.
+    # An addition that is certainly not a rename does not depend on the choice, unless it is part of
+    # a rebuild.
     independent = [op for op in all_ops if isinstance(op, AddColumnOp) and op.column.name not in open_names]
     if not all(isinstance(op, AddColumnOp | DropColumnOp) for op in all_ops):
         independent = []
@@ -319,15 +311,13 @@ def _plan_table(change: TableDiff, expected: Structure, actual: Structure, depen
 
 
 def _refuse_quoted(change: TableDiff, dependents: Dependents) -> None:
-    """Raise InputError if a view or trigger has a dropped column in double quotes: SQLite would
-    treat it as a text.
-    """
+    """Raise InputError if a view or trigger has a dropped column in double quotes."""
     for column in change.dropped:
         for each in (*dependents.views, *dependents.triggers):
             if ddl.quotes(each.sql, column.name):
                 quoted = sql.identifier(column.name)
                 raise InputError(
-                    f"{each.name} has {quoted} in quotes, which SQLite treats as a text once the column is gone."
+                    f"{each.name} has {quoted} in quotes, which SQLite treats as a text once the column is dropped."
                 )
 
 
@@ -364,9 +354,7 @@ def needs_value(column: DeclaredColumn) -> bool:
 
 
 def _is_altered(table: DeclaredTable, dependents: Dependents, statements: Sequence[str]) -> bool:
-    """Return whether SQLite would do it; True too if it cannot be tried, since a failing ALTER
-    TABLE does no harm.
-    """
+    """Return whether SQLite supports it; also True if untestable: a failing ALTER does no harm."""
     with closing(sqlite3.connect(":memory:")) as memory:
         try:
             memory.execute(_statement_of(table))
@@ -401,7 +389,7 @@ def _rebuild(change: TableDiff, expected: Structure, actual: Structure, dependen
     )
     keyed = {sql.fold(name) for name in key}
     if guards and not key:
-        raise InputError("Its columns hide the numbers of its rows, which are needed to check a conversion.")
+        raise InputError("Its columns hide the rowid, which is needed to check a conversion.")
     if not _alias(verified) and any(sql.fold(guard.column) in keyed for guard in guards):
         raise InputError("The type of its primary key changes, which is needed to find rows.")
     kept = _kept_dependents(present, dependents, change)
@@ -429,7 +417,7 @@ def _new_statement(change: TableDiff, wanted: DeclaredTable, present: DeclaredTa
         for each in change.changed
     ]
     if any(column.primary_key for column in change.added) and any(column.primary_key for column in present.columns):
-        raise InputError("It has another primary key than `id`.")
+        raise InputError("Its primary key is not `id`.")
     return ddl.edited(
         _statement_of(present),
         name=NEW_PREFIX + present.name,
@@ -442,9 +430,7 @@ def _new_statement(change: TableDiff, wanted: DeclaredTable, present: DeclaredTa
 def _verified(
     statement: str, wanted: DeclaredTable, expected: Structure, actual: Structure, present: DeclaredTable
 ) -> DeclaredTable:
-    """Return the table that the statement creates. Raises InputError unless it matches the model
-    and lacks nothing.
-    """
+    """Return the table that the statement creates; InputError if it does not match the model."""
     with closing(sqlite3.connect(":memory:")) as memory:
         memory.execute(statement)
         made = replace(inspect(memory).tables[0], name=present.name)
@@ -463,20 +449,20 @@ def _is_converted(change: ColumnChange) -> bool:
 
 
 def _class(declared: str) -> str:
-    # For a stored value, the two are equivalent.
+    # Stored values of the two are equal.
     found = affinity(declared)
     return "NUMERIC" if found == "INTEGER" else found
 
 
 def _alias(table: DeclaredTable) -> str | None:
-    """Return the column that is the row's number, if there is one."""
+    """Return the column that is an alias of the rowid, if there is one."""
     keys = [column for column in table.columns if column.primary_key]
     is_alias = len(keys) == 1 and keys[0].type.upper() == "INTEGER" and not _is_without_rowid(table)
     return keys[0].name if is_alias else None
 
 
 def _new_alias(present: DeclaredTable, made: DeclaredTable) -> str | None:
-    """Return the column that becomes the row's number, and had other values, or NULL, before."""
+    """Return the column that becomes an alias of the rowid and was none before."""
     alias, before = _alias(made), _alias(present)
     is_old = before is not None and alias is not None and sql.fold(alias) == sql.fold(before)
     return None if alias is None or is_old or present.find(alias) is None else alias
@@ -488,9 +474,7 @@ def _is_without_rowid(table: DeclaredTable) -> bool:
 
 
 def _row_key(present: DeclaredTable, made: DeclaredTable) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """Return how old and new rows are paired, and the copy that keeps the rows' numbers if no
-    column has them.
-    """
+    """Return how old and new rows are paired, and the copy of the rowid if no column has it."""
     if _is_without_rowid(present):
         return tuple(column.name for column in present.columns if column.primary_key), []
     alias = _alias(made)
@@ -498,7 +482,7 @@ def _row_key(present: DeclaredTable, made: DeclaredTable) -> tuple[tuple[str, ..
     if alias is not None:
         is_new = present.find(alias) is None
         if is_new and rowid is None:
-            raise InputError("Its columns hide the numbers of its rows.")
+            raise InputError("Its columns hide the rowid.")
         return (alias,), [(alias, rowid or "")] if is_new else []
     return ((rowid,), [(rowid, rowid)]) if rowid is not None else ((), [])
 
@@ -506,8 +490,8 @@ def _row_key(present: DeclaredTable, made: DeclaredTable) -> tuple[tuple[str, ..
 def _kept_dependents(present: DeclaredTable, dependents: Dependents, change: TableDiff) -> Dependents:
     """Return the dependents without indexes of dropped columns.
 
-    If the table's own statement needs such a column, InputError is raised, since SQLite would not
-    refuse it: it treats a name in double quotes that is not a column as a text.
+    Raises InputError if the table's statement needs such a column. SQLite might accept that: it
+    treats a name in double quotes that is not a column as a text.
     """
     if not change.dropped:
         return dependents
@@ -526,9 +510,7 @@ def _kept_dependents(present: DeclaredTable, dependents: Dependents, change: Tab
 
 
 def _renamed(table: DeclaredTable, dependents: Dependents, names: Mapping[str, str]) -> list[str]:
-    """Return the statements of the table and its indexes with columns renamed by SQLite, which
-    resolves the names.
-    """
+    """Return the statements of the table and its indexes, with columns renamed by SQLite itself."""
     with closing(sqlite3.connect(":memory:")) as memory:
         for statement in (_statement_of(table), *(index.sql for index in dependents.indexes)):
             memory.execute(statement)
@@ -540,7 +522,7 @@ def _renamed(table: DeclaredTable, dependents: Dependents, names: Mapping[str, s
 
 def _sentence(error: Exception) -> str:
     text = str(error)
-    return text if text.endswith(".") else f"SQLite says: {text}."
+    return text if text.endswith(".") else f"SQLite's error: {text}."
 
 
 def _wanted(change: TableDiff, added: Sequence[AddColumnOp]) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
-"""A project's settings for its database: `[tool.catchment.schema]` in its `pyproject.toml`, and its
-models by name.
+"""A project's settings for its database, `[tool.catchment.schema]` in `pyproject.toml`.
 
     [tool.catchment.schema]
     db = "app.sqlite"             # or "lake", or "lake:SCHEMA"
     models = "app.models"         # or "app.models:MODELS", a list
-    scripts = "migrations"        # if they are not beside the database
+    scripts = "migrations"        # if they are not next to the database
     backups_keep = 10             # of each kind
 
 Paths are relative to the folder of the `pyproject.toml`.
@@ -62,11 +61,10 @@ def is_lake(db: str) -> bool:
 
 
 def load_models(name: str, *, path: Iterable[Path] = ()) -> list[type[TableRow]]:
-    """Return the models that `pkg.module` defines, or the list that `pkg.module:attribute` refers
-    to.
+    """Return the models that `pkg.module` defines, or the list `pkg.module:attribute`.
 
-    Modules are searched for in the folders of `path` first. Only classes count that a module
-    defines itself and whose name does not start with `_`.
+    Modules are searched in the folders of `path` first. Only classes that the module defines
+    itself, and whose names do not start with `_`, are models.
     """
     module_name, _, attribute = name.partition(":")
     module = _import(module_name, [str(each) for each in path])
@@ -109,7 +107,7 @@ def _import(name: str, path: list[str]) -> Any:
             raise _unusable(name, error) from error
         raise InputError(
             f"There is no module {error.name} to load models from.",
-            hint=f"It is searched for in {' and '.join(path) or 'the installed packages'}, and on Python's own path.",
+            hint=f"It was searched in {' and '.join(path) or 'the installed packages'}, and on Python's own path.",
         ) from error
     except Exception as error:
         # The module is the user's, and may fail in any way.
@@ -144,7 +142,7 @@ def _refuse_wrong(where: str, name: str, value: object, known: list[str]) -> Non
         near = difflib.get_close_matches(name, known, n=1)
         raise SettingsError(
             f"{where} sets {name!r}, which is not a setting.",
-            hint=f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}.",
+            hint=f"Did you mean {near[0]}?" if near else f"Settings: {', '.join(known)}.",
         )
     is_fine = type(value) is _KINDS[name] and (not isinstance(value, int) or value >= 1)
     if not is_fine:

@@ -14,7 +14,7 @@ from catchment.schema.scripts import Script
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Result of one script on the copy; a failed script has changed nothing, and `error` says why."""
+    """Result of one script on the copy; a failed script has changed nothing, and has an `error`."""
 
     filename: str
     seconds: float
@@ -46,16 +46,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """Results of the pending scripts, up to the first that failed; `after` is the copy's state at
-    the end.
-    """
+    """Results of pending scripts, up to the first failure; `after` is the copy's final state."""
 
     trials: tuple[Trial, ...] = field(default_factory=tuple)
     after: CheckResult | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether every script ran; findings do not count."""
+        """Whether every script succeeded; findings do not matter."""
         return all(trial.error is None for trial in self.trials)
 
     @property

@@ -27,9 +27,7 @@ _TABLE_MADE_OR_GONE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ScriptName:
-    """The name of a script's file: a number of three digits, more from 1000 on, and a short
-    description.
-    """
+    """The name of a script's file: a number of at least three digits, and a short description."""
 
     number: int
     slug: str
@@ -54,9 +52,7 @@ class ScriptStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script on the disk: `raw` is the file's text, `text` is the part that counts and is
-    recorded.
-    """
+    """A script on disk: `raw` is the file's text, `text` the recorded part, without a warning."""
 
     name: ScriptName
     raw: str
@@ -78,13 +74,11 @@ class Script:
         return tuple(_split(self.text))
 
     def keeps_rows(self) -> tuple[str, ...]:
-        """Return the tables that must keep their number of rows, from its `-- keeps-rows: <table>`
-        lines.
-        """
+        """Return the tables that must keep their number of rows, by its `-- keeps-rows:` lines."""
         return tuple(dict.fromkeys(_KEEPS_ROWS.findall(self.text)))
 
     def refuse_undecided(self) -> None:
-        """Raise ScriptError if it leaves something to decide."""
+        """Raise ScriptError if the script has an open decision."""
         subjects = undecided_in(self.text)
         if subjects:
             raise ScriptError(
@@ -104,9 +98,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """Contents of a folder of scripts: scripts by number, unreadable files, and files with a wrong
-    name.
-    """
+    """Contents of a folder: scripts by number, unreadable files, and files with a wrong name."""
 
     scripts: tuple[Script, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
@@ -114,14 +106,12 @@ class Folder:
 
     @property
     def numbers(self) -> list[int]:
-        """The number of every file that has one; a number that two files share occurs twice."""
+        """The numbers of all files that have one; a number of two files occurs twice."""
         return [each.name.number for each in self.scripts] + [each.name.number for each in self.unreadable]
 
 
 def tables_made(texts: Iterable[str]) -> frozenset[str]:
-    """Return the tables that scripts created, altered or renamed to, and have not dropped since;
-    names are folded.
-    """
+    """Return folded names of tables that scripts created, altered or renamed, and not dropped."""
     found: set[str] = set()
     for text in texts:
         for match in _TABLE_MADE_OR_GONE.finditer(_COMMENT.sub("", text)):
@@ -134,9 +124,7 @@ def tables_made(texts: Iterable[str]) -> frozenset[str]:
 
 
 def undecided_in(text: str) -> list[str]:
-    """Return the open decisions of a script: a generated one marks them by `-- undecided:
-    <subject>`.
-    """
+    """Return the open decisions of a script, which are lines `-- undecided: <subject>`."""
     return list(dict.fromkeys(_UNDECIDED.findall(text)))
 
 
@@ -146,9 +134,7 @@ def label(number: int) -> str:
 
 
 def normalised(text: str) -> str:
-    """Return the text without differences that editors and version control cause: line ends and the
-    byte order mark.
-    """
+    """Return the text with uniform line ends and without a byte order mark."""
     body = text.removeprefix(_BOM).replace("\r\n", "\n").rstrip("\n")
     return f"{body}\n" if body else ""
 
@@ -161,14 +147,12 @@ def without_warning(raw: str) -> str:
 
 
 def with_warning(raw: str, lines: list[str]) -> str:
-    """Return the text with these lines as its warning, instead of the one it may have."""
+    """Return the text with these lines as its warning, instead of an existing one."""
     return "".join(f"{WARNING} {line}".rstrip() + "\n" for line in lines) + without_warning(raw)
 
 
 def read_folder(path: Path) -> Folder:
-    """Read all files in the folder that end in `.sql`; other files are ignored, a missing folder is
-    empty.
-    """
+    """Read all `.sql` files in the folder; a missing folder is empty."""
     found: list[Script | Unreadable] = []
     misnamed: list[str] = []
     for filename in sorted(_sql_files(path)):
@@ -213,9 +197,7 @@ def _split(text: str) -> Iterator[ScriptStatement]:
 
 
 def _end_of_statement(text: str, start: int) -> int:
-    """Return where the statement that starts here ends: after the first semicolon that completes it
-    for SQLite.
-    """
+    """Return the end of the statement: after the first semicolon that completes it for SQLite."""
     semicolon = text.find(";", start)
     while semicolon >= 0:
         if sqlite3.complete_statement(text[start : semicolon + 1]):

@@ -50,9 +50,7 @@ class SqliteEngine:
         busy: Backoff = BUSY,
         clock: Clock | None = None,
     ) -> None:
-        """`scripts` is their folder if it is not beside the database; `backups_keep` applies to
-        each kind.
-        """
+        """`scripts` is by default next to the database; `backups_keep` applies to each kind."""
         self.path = Path(path)
         self._scripts = scripts or self.path.with_name(f"{self.path.name}.migrations")
         self._backups = Backups(self.path, keep=backups_keep)
@@ -72,13 +70,12 @@ class SqliteEngine:
 
     @property
     def reference(self) -> Path:
-        """The file that `restore` goes back to, if it exists."""
+        """The file that `restore` returns to, if it exists."""
         return self.path.with_name(f"{self.path.name}.ref")
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """A connection for the program's own queries, with foreign keys enforced; opened on first
-        use.
+        """A connection for the program's queries, with foreign keys enforced; opened on first use.
 
         `restore` closes it; the next use opens another one.
         """
@@ -195,9 +192,7 @@ class SqliteEngine:
             return ()
 
     def _is_behind(self, reference: Path) -> bool:
-        """Return whether there is a reference that lacks a script: otherwise there is nothing to
-        rehearse on it.
-        """
+        """Return whether there is a reference that lacks a script, to rehearse it there."""
         if not reference.exists():
             return False
         with reading(reference, is_frozen=True) as connection:
@@ -207,7 +202,7 @@ class SqliteEngine:
     def _apply_once(self, script: Script) -> tuple[TableAccess, ...]:
         started_at = self._clock.now().isoformat()
         files.make_folder(self.path.parent)
-        # Closing the connection rolls back what was not committed.
+        # Closing the connection rolls back uncommitted changes.
         with writing(self.path) as connection:
             connection.execute("BEGIN IMMEDIATE")
             acts = execute(connection, script)
@@ -241,7 +236,7 @@ def _draft(connection: sqlite3.Connection, expected: Structure) -> Draft | None:
     difference = diff(expected, actual)
     if difference.is_empty:
         return None
-    # Again, with values: they show which of several columns one may have become.
+    # Again, with values: they help to score possible renames.
     dependents = all_dependents(connection, actual)
     difference = diff(expected, actual, samples=_samples(connection, difference))
     ops = plan(difference, expected, actual, dependents=dependents)

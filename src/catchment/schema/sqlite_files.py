@@ -1,6 +1,4 @@
-"""Opens SQLite files: reading without side effects, writing in our own transactions, errors by what
-to do next.
-"""
+"""Opens SQLite files for reading without side effects, and for writing; translates errors."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -41,10 +39,9 @@ def retry_busy(operation: Callable[[], T], *, policy: Backoff, clock: Clock) -> 
 
 @contextmanager
 def reading(path: Path, *, is_frozen: bool = False) -> Iterator[sqlite3.Connection]:
-    """Yield a connection in a read transaction. A missing file reads as an empty database, and is
-    not created.
+    """Yield a connection in a read transaction; a missing file is empty, and not created.
 
-    A file that `is_frozen` is never written: then not even SQLite's own files are created beside
+    If `is_frozen`, no process writes the file, and not even SQLite's own files are created next to
     it.
     """
     with _translating_errors(path):
@@ -59,9 +56,7 @@ def reading(path: Path, *, is_frozen: bool = False) -> Iterator[sqlite3.Connecti
 
 @contextmanager
 def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection without a transaction that does not enforce foreign keys. Creates the
-    file.
-    """
+    """Yield a connection outside a transaction, without foreign keys. Creates the file."""
     with _translating_errors(path), closing(_connect(path, "mode=rwc")) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         yield connection
@@ -73,8 +68,8 @@ def is_about_storage(error: sqlite3.Error) -> bool:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    # No statement is cached: each is prepared, and so authorized, every time. Only we begin
-    # transactions.
+    # No statement is cached: each is prepared, and so authorized, every time. The sqlite3 module
+    # begins no transaction by itself.
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, timeout=_WAIT_S, cached_statements=0
     )

@@ -1,9 +1,9 @@
 """Declared types of SQLite columns: their affinity, and which of them are equivalent. Pure.
 
-SQLite accepts any words as a type, and decides by substrings of them. A column meets a model's type
-by the model's own spelling or by one of its `SYNONYMS`: common ones that SQLite treats alike and
-that mean the same to a reader. The `id` must be spelled INTEGER, because an INT PRIMARY KEY is not
-the row's number.
+SQLite accepts any words as a type, and derives an affinity from their substrings. A column's type
+matches a model's type if it has the same spelling or is one of its `SYNONYMS`: common types that
+SQLite treats alike and that mean the same to a reader. The `id` must be spelled INTEGER, because an
+INT PRIMARY KEY is not an alias of the rowid.
 """
 
 import re
@@ -24,8 +24,9 @@ _LENGTH = re.compile(r"\(\d+\)$")
 
 
 def affinity(declared: str) -> str:
-    """Return the affinity of a declared type:
-    https://www.sqlite.org/datatype3.html#determination_of_column_affinity.
+    """Return the affinity of a declared type.
+
+    See https://www.sqlite.org/datatype3.html#determination_of_column_affinity.
     """
     folded = sql.fold(declared)
     if "int" in folded:
@@ -43,7 +44,7 @@ def same_type(declared: str) -> str:
 
 
 def meets(actual: str, expected: str) -> bool:
-    """Return whether a column of type `actual` is what a model means by `expected`."""
+    """Return whether a column of type `actual` matches a model's type `expected`."""
     given, wanted = same_type(actual), same_type(expected)
     # SQLite ignores the length of a text.
     plain = _LENGTH.sub("", given) if wanted == "TEXT" else given
@@ -61,5 +62,5 @@ def relation_type(model: str) -> str:
 
 
 def is_relation(declared: str) -> bool:
-    """Return whether it is the type of a column that refers to a model."""
+    """Return whether this is the type of a column that refers to a model."""
     return _RELATION.fullmatch(declared) is not None

@@ -1,5 +1,4 @@
-"""Structure of a database: tables, columns, foreign keys. Plain values, the same for models and
-databases.
+"""Structure of a database or of models: tables, columns and foreign keys as plain values.
 
 Names are compared as in SQLite and DuckDB, ignoring the case of ASCII letters; `Structure.find` and
 `DeclaredTable.find` do so.
@@ -12,8 +11,7 @@ from catchment.foundation import sql
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredColumn:
-    """A column as the database declares it: `type` is the declared type, `default` the text of an
-    SQL expression.
+    """A column as declared; `default` is the text of an SQL expression.
 
     `primary_key` is its position in the primary key, from one, or 0 if it is not in it. A
     `generated` column is computed from others: it accepts no values.
@@ -40,9 +38,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredTable:
-    """A table. `ddl` is the statement that created it, if the database stores one; comparisons
-    ignore it.
-    """
+    """A table. `ddl` is the statement that created it, if stored; comparisons ignore it."""
 
     name: str
     columns: tuple[DeclaredColumn, ...]

@@ -1,9 +1,8 @@
-"""Triggers of a SQLite database that fail whenever they fire, because an object that they use does
-not exist.
+"""Triggers of a SQLite database that fail whenever they fire, because an object is missing.
 
 SQLite stores a trigger as text, and resolves it when a statement fires it. ALTER TABLE checks
-triggers, but not the columns that they write, and DROP TABLE checks none. So we have SQLite compile
-a write that fires each: EXPLAIN does that, and runs nothing.
+triggers, but not the columns that they write, and DROP TABLE checks none. So each is tested by
+EXPLAIN of a write that fires it: SQLite compiles the write, and runs nothing.
 """
 
 import re
@@ -38,8 +37,7 @@ class _Trigger:
 
 
 def failing(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return a description of every trigger that fails whenever it fires, by the trigger's folded
-    name.
+    """Return a description of every trigger that fails whenever it fires, by its folded name.
 
     Requires an open transaction, and changes nothing in it.
     """
@@ -60,7 +58,7 @@ def failing(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _triggers(connection: sqlite3.Connection) -> Iterator[_Trigger]:
-    # Those of temp end with the connection. A text with invalid bytes is good enough for a trial.
+    # Temporary triggers end with the connection. Invalid bytes in a text do not matter for a trial.
     rows = connection.execute(
         "SELECT name, tbl_name, CAST(sql AS BLOB) FROM main.sqlite_schema WHERE type = 'trigger' ORDER BY name"
     )
@@ -97,8 +95,8 @@ def _without(connection: sqlite3.Connection, triggers: list[_Trigger]) -> Iterat
 def _obstacle(connection: sqlite3.Connection, trigger: _Trigger) -> str | None:
     """Return why a write that fires the trigger cannot be compiled, or None if it can.
 
-    An empty text means that only the program itself could know. Missing functions and collations
-    are registered for the trial, so that later errors are found.
+    An empty text means that only the program itself can tell. Missing functions and collations are
+    registered for the trial, so that later errors are found.
     """
     registered: set[str] = set()
     with ExitStack() as stack:
@@ -111,7 +109,8 @@ def _obstacle(connection: sqlite3.Connection, trigger: _Trigger) -> str | None:
                 reason = str(error)
             else:
                 return None
-            # A registered one is a plain function: an error in it need not occur with the real one.
+            # The registered function is a plain one: an error in it need not occur with the real
+            # one.
             if _ONLY_THE_PROGRAM_CAN_TELL.fullmatch(reason) or any(f"{name}()" in reason for name in registered):
                 return ""
             absent = _ABSENT.fullmatch(reason)
@@ -145,8 +144,8 @@ def _registered(connection: sqlite3.Connection, kind: str, name: str) -> Iterato
         yield
     finally:
         if kind == "function":
-            # `create_function` cannot unregister one, and SQLite identifies them by name, of
-            # whatever kind they are.
+            # `create_function` cannot unregister a function; SQLite identifies functions of all
+            # kinds by name.
             connection.create_window_function(name, -1, None)
         else:
             connection.create_collation(name, None)
