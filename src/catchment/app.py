@@ -85,9 +85,7 @@ class App:
 
     @property
     def existing_lake(self) -> Lake:
-        """The lake, opened for reading; LakeMissingError if there is none. `Lake.open` prepares it
-        for writing.
-        """
+        """The lake, opened for reading; LakeMissingError if there is none."""
         return self._open(create=False)
 
     def _open(self, *, create: bool) -> Lake:
@@ -136,9 +134,7 @@ class App:
         return Deliverer(self._lake or self._make_lake(), self.runner, self.settings)
 
     def legacy_import(self, place: ImportFolders, options: ImportOptions) -> LegacyImport:
-        """Return an import of legacy Parquet; it creates the lake when it starts to deliver, and
-        Spark when it has work.
-        """
+        """Return an import of legacy Parquet, which creates the lake when it starts to deliver."""
         return LegacyImport(
             place,
             options,
@@ -159,7 +155,7 @@ class App:
         )
 
     def _own_files(self) -> tuple[Path, ...]:
-        """Files that the lake needs besides its data."""
+        """Return the home, and the catalog's file if it has one."""
         catalog = parse_catalog(self.settings.catalog_url.get_secret_value())
         return (self.settings.home, *(() if isinstance(catalog, PostgresCatalog) else (catalog.path,)))
 
@@ -204,7 +200,7 @@ class App:
 
     @property
     def runtime(self) -> QueueRuntime:
-        """The background flush, once started; stopped with the app."""
+        """The background flush; the caller starts it, and `close` stops it."""
         queue = self.queue
         with self._mutex:
             if self._runtime is None:

@@ -2,12 +2,12 @@
 
     CatchmentError
     ├── RetryableError            wait, then do the same again
-    │   ├── ConflictError         another transaction came first: redo the commit, keep the files
+    │   ├── ConflictError         another transaction committed first: redo the commit, keep the files
     │   │   └── EngineFailedError   DuckDB failed internally and was replaced: all its statements failed
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
     │   ├── ControlUnavailableError  the control database cannot be reached: the change may have been made
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
-    │   │   └── DiskFullError       no space left: nothing of the write was kept
+    │   │   └── DiskFullError       no space left: none of the write was kept
     │   ├── LockTimeoutError      another process holds the lock
     │   ├── BufferHeldError       another process has the queue's buffer open
     │   ├── BackpressureError     the buffer is full: nothing of this write was kept
@@ -16,7 +16,7 @@
     │   ├── NotReadyError         the step has to wait for something: nothing was changed
     │   ├── StaleRouteError       the tenant's primary has changed: look it up, and write there
     │   ├── ShardUnreachableError the shard's server does not answer
-    │   ├── SeqGapError           rows that do not follow the last one: ship from the receiver's position
+    │   ├── SeqGapError           rows do not follow the receiver's last row: send from its position
     │   ├── FlushFailedError      some buffered rows did not reach the lake; they are still buffered
     │   └── SparkFailedError      the cluster failed the job; nothing was committed
     ├── CommitUnknownError        the commit may have been applied: read the ledger, then decide
@@ -68,7 +68,7 @@ class CatchmentError(Exception):
     default_hint: ClassVar[str | None] = None
 
     def __init__(self, message: str | None = None, *, hint: str | None = None, **facts: Any) -> None:
-        """`hint` says what to do next; `facts` are the message's values, for logs and `--json`."""
+        """`hint` is the user's next step; `facts` are the message's values, for logs and JSON."""
         self.message = message or (type(self).__doc__ or "").partition("\n")[0]
         self.hint = hint or type(self).default_hint
         self.facts = facts

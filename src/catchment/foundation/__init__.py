@@ -1,3 +1,1 @@
-"""Foundation: time, files, identities, settings, events, crash points. Imports nothing above it but
-`errors`.
-"""
+"""Foundation: time, files, identities, settings, events, crash points. Imports only `errors`."""

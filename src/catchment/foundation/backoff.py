@@ -1,4 +1,4 @@
-"""Bounded retries: a pure function decides the wait, and the loop is ten lines."""
+"""Bounded retries with exponential backoff."""
 
 import random
 from collections.abc import Callable
@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """At most `attempts_max` attempts, waiting `first_ms`, then `factor` times longer each time, up
-    to `wait_ms_max`.
-    """
+    """At most `attempts_max` attempts; waits grow by `factor` from `first_ms` to `wait_ms_max`."""
 
     attempts_max: int
     first_ms: float
@@ -23,9 +21,7 @@ class Backoff:
     wait_ms_max: float = 5_000.0
 
     def wait_ms(self, attempt: int, luck: float) -> float:
-        """The wait after failed attempt number `attempt`, from 1; `luck` in [0, 1) spreads
-        competing processes.
-        """
+        """Return the wait after failed attempt `attempt`, from 1; `luck` in [0, 1) is jitter."""
         full = min(self.first_ms * self.factor ** (attempt - 1), self.wait_ms_max)
         return full * (0.5 + luck / 2)
 
@@ -37,9 +33,7 @@ def retry(
     clock: Clock,
     on: type[CatchmentError] | tuple[type[CatchmentError], ...] = RetryableError,
 ) -> T:
-    """Run `operation` until it succeeds or fails with another error; after the last attempt, raise
-    its error.
-    """
+    """Run `operation` until it succeeds, raises another error, or has no attempts left."""
     attempt = 1
     while True:
         try:

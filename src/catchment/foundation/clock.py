@@ -9,11 +9,11 @@ class Clock(Protocol):
     """Wall time for records, monotonic time for durations, and sleeping; tests pass a fake one."""
 
     def now(self) -> datetime:
-        """The current UTC time, timezone-aware."""
+        """Return the current UTC time, timezone-aware."""
         ...
 
     def monotonic_s(self) -> float:
-        """Monotonic seconds; only differences have a meaning."""
+        """Return monotonic seconds; only differences have a meaning."""
         ...
 
     def sleep(self, seconds: float) -> None:

@@ -1,5 +1,4 @@
-"""Catalogue of log events: every verb with its meaning and what to do, and the ids that log lines
-carry.
+"""Catalogue of log events: every verb with its meaning and remedy, and the ids in log lines.
 
 A verb is stable: its meaning never changes. Verbs of level DEBUG and INFO report progress and need
 no action.
@@ -13,7 +12,7 @@ INFO_OR_WARNING = "info or warning"
 
 # In the order in which they appear in a line.
 IDS: dict[str, str] = {
-    "request": "one call of a client: the `x-request-id` that it sent, or a generated one; errors carry it too",
+    "request": "one call of a client: the `x-request-id` that it sent, or a generated one; errors contain it too",
     "session": "a client's session, as `catchment status` shows it; it cannot be used to call the server",
     "user": "the user; for a command, the user on the machine",
     "tenant": "a tenant",
@@ -23,11 +22,11 @@ IDS: dict[str, str] = {
     "flush": "one flush of the queue, of several tables",
     "job": "one delivery into the lake; the folder of its files has the same name",
     "table": "a table, with its schema",
-    "unit": "one unit of delivery, as the ledger knows it",
+    "unit": "one unit of delivery, by its id in the ledger",
     "unit_ids": "the first few units; `units` is their number",
     "seqs": "sequence numbers of the table's rows in the queue, first and last",
     "segment": "one session's file of the queue",
-    "segments": "the first few of them",
+    "segments": "the first few segments",
     "letter_ids": "the first few dead letters",
     "leaf": "a leaf of a legacy tree",
     "database": "the database that a script is for",
@@ -39,7 +38,7 @@ AROUND = ("request", "session", "user", "tenant", "move", "phase", "flush", "job
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Meaning of a verb; `act` is what to do, empty if nothing."""
+    """Meaning of a verb; `act` is the operator's next step, empty if there is none."""
 
     level: str
     means: str
@@ -103,12 +102,12 @@ VERBS: dict[str, Verb] = {
     "engine_replaced": Verb(
         ERROR,
         "DuckDB failed with an internal error; its instance was replaced, and its running statements were rolled back.",
-        "Find the statement by the lines of the same request and avoid running it; it triggers a bug in DuckDB.",
+        "Find the statement by the lines of the same request, and avoid it: it triggers a bug in DuckDB.",
         ids=("request", "session", "user"),
     ),
     "wal_not_held": Verb(
         WARNING,
-        "The catalog's WAL is created and removed with every transaction: under load, some wait for a second.",
+        "The catalog's WAL is created and removed with every transaction: some wait for a second.",
         "Check the permissions of the catalog's folder.",
     ),
     "schema_erased": Verb(INFO, "The files of a schema's dropped tables were deleted."),
@@ -204,12 +203,12 @@ VERBS: dict[str, Verb] = {
     "segment_not_sealed": Verb(
         WARNING,
         "A file could not be sealed; it is tried again, and its session, if any, continues to write it.",
-        "Read the reason: is the disk full?",
+        "Read the reason; check whether the disk is full.",
         ids=("segment",),
     ),
     "segment_given_up": Verb(
         ERROR,
-        "A file whose disk failed cannot be opened again; its session continues in a new one, a sweep recovers this.",
+        "A file whose disk failed cannot be opened; its session continues in a new file, and a sweep recovers this.",
         "Read the reason, and look for the file in `catchment queue status`.",
         ids=("segment",),
     ),
@@ -223,7 +222,7 @@ VERBS: dict[str, Verb] = {
     "deliveries_parted": Verb(
         WARNING,
         "A restore removed rows that the ledger records as delivered, or brought back rows that it does not record.",
-        "Read the reason: it states what a replay would do.",
+        "Read the reason: it states the effect of delivering again.",
         ids=("database", "table"),
     ),
     "control_backed_up": Verb(INFO, "The control database was backed up before its upgrade.", ids=("database",)),
@@ -255,7 +254,7 @@ VERBS: dict[str, Verb] = {
     ),
     "gate_waiting": Verb(
         WARNING,
-        "A write barrier stays closed until the control database tells which shard is the primary.",
+        "A write barrier stays closed until the control database can be read to find the primary.",
         "Restore access to the control database.",
         ids=("tenant", "move"),
     ),

@@ -17,7 +17,7 @@ from catchment.foundation import log_lines
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A line lists the first few of many and their number.
+# A line lists the first few of many ids, and their number.
 NAMED_MAX = 5
 
 _log = logging.getLogger("catchment")
@@ -60,20 +60,18 @@ def emit(verb: str, /, *, level: int = logging.INFO, **facts: Any) -> None:
         facts = {**ids, **facts}
     event = Event(verb, facts)
     for listener in tuple(_listeners):
-        _tell(listener, event)
+        _notify(listener, event)
     if _log.isEnabledFor(level):
         _log.log(level, _Prose(verb, facts), extra={"action": verb, "facts": facts})
 
 
 def is_logged(level: int) -> bool:
-    """Whether the log takes that level; check it before emitting very frequent events."""
+    """Return whether that level is logged; check it before emitting very frequent events."""
     return _log.isEnabledFor(level)
 
 
 def context(**ids: Any) -> "_Context":
-    """Add ids to every event that this thread emits inside the block; facts of an event take
-    precedence.
-    """
+    """Add ids to every event that this thread emits inside the block; an event's facts override."""
     return _Context(ids)
 
 
@@ -102,7 +100,7 @@ def carried(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def first_few(ids: Sequence[str]) -> list[str]:
-    """Return the ids of many that a line lists."""
+    """Return the first few of many ids, for a log line."""
     return list(ids[:NAMED_MAX])
 
 
@@ -117,8 +115,8 @@ def listening(listener: Listener) -> Iterator[None]:
         _failed.discard(id(listener))
 
 
-def _tell(listener: Listener, event: Event) -> None:
-    """Call one listener. The emitter's work is done, so a failing listener must not fail it."""
+def _notify(listener: Listener, event: Event) -> None:
+    """Call one listener. A failing listener must not fail the emitter's work."""
     try:
         listener(event)
     except BaseException as error:
@@ -131,9 +129,7 @@ def _tell(listener: Listener, event: Event) -> None:
 
 
 def configure_logging(*, level: str, as_json: bool, colour: bool = False) -> None:
-    """Send the log to stderr, as JSON objects or as text. Warnings of libraries get the same
-    format.
-    """
+    """Send the log to stderr, as JSON objects or as text, with the records of libraries."""
     global _root_handler
     handler = logging.StreamHandler()
     handler.setFormatter(log_lines.JsonLines() if as_json else log_lines.HumanLines(colour=colour))

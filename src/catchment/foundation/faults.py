@@ -1,5 +1,4 @@
-"""Crash points: named places between two effects where a test can kill the process or fail the
-step.
+"""Crash points: named places between two effects where tests can kill or fail the process.
 
 `reach` does nothing unless a test has armed the point. Every name is declared here, and every
 declared name is both reached by the product and killed by the crash tests.
@@ -15,7 +14,7 @@ from catchment.errors import InvariantError
 
 
 class CrashPoint(NamedTuple):
-    """What is true when the point is reached, and what happens after a kill there."""
+    """A crash point: the state when it is reached, and the recovery after a kill there."""
 
     reached: str
     after_kill: str
@@ -95,7 +94,7 @@ POINTS: dict[str, CrashPoint] = {
         "nothing",
     ),
     "queue.between_aside": CrashPoint(
-        "a damaged buffer file has a second name; one of its original names is removed",
+        "a damaged buffer file is linked into quarantine; one of its original names is removed",
         "the next start quarantines the rest",
     ),
     "queue.before_seal": CrashPoint(

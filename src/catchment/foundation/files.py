@@ -1,5 +1,4 @@
-"""Files and folders: durable renames, links, and locks that the system releases when their process
-ends.
+"""Files and folders: durable renames, links, and locks that end with their process.
 
 No other module renames or syncs files.
 """
@@ -44,9 +43,7 @@ def real_path(path: str) -> str:
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
-    """Apply `real_path` to each; parents that many paths share are resolved once, which matters for
-    thousands of files.
-    """
+    """Apply `real_path` to each of many paths; shared parents are resolved once."""
     known: dict[str, str] = {}
 
     def real(path: str) -> str:
@@ -60,7 +57,7 @@ def real_paths(paths: Iterable[str]) -> list[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file name is valid UTF-8; others cannot be written into SQL or a report."""
+    """Return whether a file name is valid UTF-8; others cannot be part of SQL or a report."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -72,8 +69,8 @@ def sync_file(path: Path) -> None:
 def sync_files(paths: Sequence[Path]) -> dict[Path, StorageFailedError]:
     """Sync many files, several at once: concurrent syncs share one flush of the disk.
 
-    Return those that failed. After reporting a lost write once, the system lets the next sync of
-    the file succeed.
+    Returns the failures. They must not be retried: after reporting a lost write once, the system
+    lets the next sync of the file succeed.
     """
     failed: dict[Path, StorageFailedError] = {}
     if not paths:
@@ -139,7 +136,7 @@ def make_folder(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within a file system; the caller syncs the folders, once for many moves."""
+    """Rename within a file system; the caller syncs the folders afterwards."""
     with _failing(source):
         source.rename(target)
 
@@ -175,9 +172,7 @@ def content_hash(path: Path) -> str:
 
 
 def link_or_copy(source: Path, target: Path, *, is_synced: bool = False) -> bool:
-    """Give `source` a durable second name, or copy it if links are impossible; return True if
-    linked.
-    """
+    """Hard-link `source` as `target`, durably, or copy it; return True if linked."""
     with _failing(source):
         # Resolved first: a link to a symbolic link would break when the user's file is deleted.
         real = Path(os.path.realpath(source, strict=True))
@@ -248,7 +243,7 @@ def replace_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a log for people; not synced."""
+    """Append a line to a text log; not synced."""
     with _failing(path), path.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
@@ -261,7 +256,7 @@ def overwrite(path: Path, start: int, content: bytes) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Size of the file; 0 if it does not exist."""
+    """Return the size of the file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -269,12 +264,12 @@ def size_of(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Free space on the file system of `path`, which need not exist yet."""
+    """Return the free space on the file system of `path`, which need not exist yet."""
     return shutil.disk_usage(nearest(path)).free
 
 
 def same_device(one: Path, other: Path) -> bool:
-    """Whether two paths are, or will be, on one file system."""
+    """Return whether two paths are, or will be, on one file system."""
     return nearest(one).stat().st_dev == nearest(other).stat().st_dev
 
 
@@ -304,8 +299,9 @@ class SyncedFile:
                 done += os.pwrite(self._descriptor, content[done:] if done else content, start + done)
 
     def sync(self) -> None:
-        """Make the written content durable. After CommitUnknownError, only reading the file again
-        tells which writes were kept.
+        """Make the written content durable.
+
+        After CommitUnknownError, it is unknown which writes were kept until the file is read again.
         """
         try:
             os.fdatasync(self._descriptor)
@@ -387,8 +383,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class SharedFile:
-    """An open file with shared locks on single bytes, which also exclude other holders in this
-    process.
+    """An open file with shared locks on single bytes, which also exclude this process's own locks.
 
     Closing it ends all POSIX locks that this process has on the file.
     """
@@ -404,9 +399,7 @@ class SharedFile:
             return os.pread(self._descriptor, count, 0)
 
     def share(self, at: int) -> bool:
-        """Share one byte; False if another holder has it exclusively, or the storage has no such
-        locks.
-        """
+        """Lock one byte, shared; False if it is locked exclusively, or locks are not supported."""
         set_lock = getattr(fcntl, "F_OFD_SETLK", None)
         if set_lock is None:
             return False

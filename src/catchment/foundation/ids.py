@@ -85,6 +85,6 @@ def new_job_id(clock: Clock) -> str:
 
 
 def job_started_at(job_id: str) -> datetime | None:
-    """When the job with this id started, or None if the text is not a job id."""
+    """Return when the job with this id started, or None if the text is not a job id."""
     match = _JOB_ID.fullmatch(job_id)
     return datetime.fromtimestamp(int(match[1], 16) / 1000, UTC) if match else None

@@ -1,8 +1,8 @@
 """Formats of log lines: a JSON object for programs, and text for a terminal.
 
 Each is one line of bounded length. Passwords in other programs' texts, such as a driver's error,
-are replaced by stars if their form shows what they are; a password that looks like any other word
-is not recognised.
+are replaced by stars if their context shows that they are passwords; a password that looks like any
+other word is not recognised.
 """
 
 import json
@@ -17,8 +17,8 @@ from catchment.foundation.event_catalogue import IDS
 
 VALUE_LETTERS_MAX = 4_000
 _FACTS_MAX = 64
-# A word too many is better than a password too few. Every repetition is bounded or ends where the
-# next may begin, so the time is linear in the text.
+# Hiding a harmless word is better than showing a password. Every repetition is bounded or ends
+# where the next may begin, so the time is linear in the text.
 _NAME = r"(?:password|passwd|passphrase|secret|token|api_?key)\w{0,40}"
 # A quote inside is doubled or escaped; an unclosed one extends to the end.
 _SINGLE = r"\\{0,9}'(?:[^'\\]|\\.|'')*+'?[^\s,;&)}\]]*"
@@ -68,9 +68,7 @@ class JsonLines(logging.Formatter):
 
 
 class HumanLines(logging.Formatter):
-    """Text: time, level, verb, and facts as `name=value`; in `colour` for terminals that support
-    it.
-    """
+    """Text: time, level, verb, and facts as `name=value`; with `colour`, for terminals."""
 
     def __init__(self, *, colour: bool = False) -> None:
         super().__init__()
@@ -136,9 +134,7 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
-    """Return the facts, ids first; a library's record has a message, and its exception is part of
-    the same line.
-    """
+    """Return the facts, ids first; for a library's record, its message and exception."""
     given: Mapping[str, Any] = getattr(record, "facts", None) or {}
     if not hasattr(record, "facts"):
         given = {"message": record.getMessage()}
@@ -150,9 +146,7 @@ def _facts(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str,
 
 
 def _word(value: Any) -> str:
-    """Format a value for a terminal; anything but plain text is quoted, so that it cannot end the
-    line or change colours.
-    """
+    """Format a value for a terminal; anything but plain text is quoted, to keep the line intact."""
     if isinstance(value, list | tuple):
         return ",".join(_word(each) for each in value)
     if not isinstance(value, str):

@@ -15,9 +15,7 @@ _LOOKED_FOR = "pandas"
 
 
 class _Absent(MetaPathFinder):
-    """Reports at once that pandas is missing. None in `sys.modules` would be faster still but
-    misleads Cython.
-    """
+    """Reports at once that pandas is missing; None in `sys.modules` would mislead Cython."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
         if fullname == _LOOKED_FOR:
@@ -26,9 +24,7 @@ class _Absent(MetaPathFinder):
 
 
 def skip_pandas_probe() -> None:
-    """Skip the search if pandas is not installed; for Catchment's own processes, which install
-    nothing while they run.
-    """
+    """Skip the search if pandas is not installed; for processes that install nothing."""
     if any(isinstance(finder, _Absent) for finder in sys.meta_path):
         return
     if _LOOKED_FOR not in sys.modules and find_spec(_LOOKED_FOR) is None:

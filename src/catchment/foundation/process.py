@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-# States of a process that has ended, but that its parent has not collected.
+# States of a process that has ended, but was not reaped by its parent.
 _ENDED = ("Z", "X")
 
 
@@ -15,7 +15,7 @@ def cpu_count() -> int:
 def start_tick(pid: int) -> str | None:
     """Return when a process started, in ticks since boot; None if it does not run.
 
-    A zombie does not run: in a container, the first process may never collect it.
+    A zombie does not run: in a container, it may never be reaped.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

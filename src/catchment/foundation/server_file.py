@@ -54,9 +54,7 @@ def withdraw(settings: Settings) -> None:
 
 
 def find(settings: Settings) -> RunningServer | None:
-    """Return the server that runs on the home; None if there is none, or if it belongs to another
-    user.
-    """
+    """Return the server that runs on the home; None if there is none, or it is another user's."""
     try:
         found = RunningServer(**json.loads(_path(settings).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -1,5 +1,4 @@
-"""Settings: each declared once with its unit and one line of help, read from the environment and
-`catchment.toml`.
+"""Settings: declared once, with unit and help; read from the environment and `catchment.toml`.
 
 The environment overrides the file. No other module reads the environment or TOML files.
 """
@@ -33,7 +32,7 @@ HOURS_MAX = 1_000_000
 _LAKE_NAMES_TAKEN = ("main", "temp", "system", "memory", "pg_catalog", "information_schema")
 
 
-# Former settings, and what became of them.
+# Former settings, and their replacements.
 _REMOVED = {
     "deliver_adopt_bytes_min": "is a constant now, 16 MiB; `--mode adopt` and `--mode rewrite` override it",
     "lake_lock_timeout_seconds": "is a constant now, 120 s per attempt of lake_commit_attempts_max",
@@ -79,7 +78,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
     _reads_environment: ClassVar[bool] = True
 
-    home: Path = _setting(Path("catchment-data"), "Data folder, for everything without a path of its own.")
+    home: Path = _setting(Path("catchment-data"), "Data folder, for everything without its own path setting.")
     log_level: str = _setting("warning", "Minimum log level.", pattern="^(debug|info|warning|error)$")
     log_json: bool | None = _setting(
         None, "Log JSON, one object per line, instead of text; default: yes, unless stderr is a terminal."
@@ -127,7 +126,7 @@ class Settings(BaseSettings):
         None, "Name of this server as a shard; tenants are placed in shards.", pattern="^[a-z][a-z0-9-]{0,62}$"
     )
     shard_secret: SecretStr | None = _setting(
-        None, "Secret that shards and movers authenticate with; the same on all.", min_length=16
+        None, "Secret with which shards and movers authenticate; the same on all.", min_length=16
     )
     shard_ca: Path | None = _setting(
         None, "Certificates of the authority that issued the other shards' certificates; default: the system's."
@@ -159,10 +158,13 @@ class Settings(BaseSettings):
     queue_target_catalog: str | None = _setting(None, "Catalog that rows are flushed to: the lake's name.")
     queue_flush_chunk_rows: int = _setting(50_000, "Maximum number of rows in one slice of a table.", unit="rows", ge=1)
     queue_max_db_bytes: int = _setting(
-        0, "Maximum size of the buffer on disk, at which writes are pushed back; 0: no limit.", unit="bytes", ge=0
+        0,
+        "Maximum size of the buffer on disk, at which writes wait and are then refused; 0: no limit.",
+        unit="bytes",
+        ge=0,
     )
     queue_bypass: bool = _setting(
-        False, "At the buffer's size limit, write to the lake directly instead of pushing back."
+        False, "At the buffer's size limit, write to the lake directly instead of refusing writes."
     )
     queue_full_wait_seconds: float = _setting(
         5, "At the buffer's size limit, how long a write waits for a flush to free space.", unit="seconds", ge=0
@@ -222,7 +224,7 @@ class Settings(BaseSettings):
     )
     server_result_bytes_max: int = _setting(
         256 * MIB,
-        "Maximum size of a result that is kept for a client which sends another request before it has read the result.",
+        "Maximum size of a result that is kept for a client that sends another request before reading it.",
         unit="bytes",
         ge=MIB,
     )
@@ -269,7 +271,7 @@ class Settings(BaseSettings):
             bare = [number for number, (_, is_pair, _) in enumerate(pairs, 1) if not is_pair]
             if bare:
                 # Not quoted: it may be the rest of a secret that contains a comma.
-                raise ValueError(f"spark_conf takes comma-separated `key=value` pairs, and pair {bare[0]} has no `=`")
+                raise ValueError(f"spark_conf must be comma-separated `key=value` pairs, and pair {bare[0]} has no `=`")
             values["spark_conf"] = {key.strip(): value.strip() for key, _, value in pairs}
         return values
 
@@ -277,7 +279,7 @@ class Settings(BaseSettings):
     def _check_together(self) -> "Settings":
         foreign = [key for key in self.spark_conf if not key.startswith("spark.")]
         if foreign:
-            raise ValueError(f"spark_conf takes only `spark.*` keys, not {', '.join(foreign)}")
+            raise ValueError(f"spark_conf must have only `spark.*` keys, not {', '.join(foreign)}")
         if self.lake_name.lower() in _LAKE_NAMES_TAKEN:
             raise ValueError(f"lake_name must not be {self.lake_name!r}, which DuckDB reserves")
         if self.queue_target_catalog not in (None, self.lake_name):
@@ -287,7 +289,7 @@ class Settings(BaseSettings):
         if self.lake_snapshot_keep_hours * 3600 < 10 * self.lake_transaction_seconds_max:
             raise ValueError(
                 "lake_snapshot_keep_hours must be at least ten times lake_transaction_seconds_max: "
-                "expiring the snapshot a transaction started from hides its conflicts"
+                "a transaction whose first snapshot has expired cannot detect conflicts"
             )
         return self
 
@@ -310,7 +312,7 @@ class Settings(BaseSettings):
     def web_port(self) -> int | None:
         """The port of the web server, or its default; None if it is off."""
         if self.server_web_port is None:
-            # A second server on the machine gets a free port without a second setting.
+            # A second server on the machine, with another port, gets any free web port by default.
             return WEB_PORT if self.server_port == SERVER_PORT else 0
         return None if self.server_web_port == "off" else self.server_web_port
 
@@ -333,11 +335,11 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # The other sources are never used, and searching them takes as long as all the rest.
+        # Other sources are not used; searching them would double the time.
         return (init_settings, env_settings) if cls._reads_environment else (init_settings,)
 
 
-class _Written(Settings):
+class _FileSettings(Settings):
     """Settings from a file alone."""
 
     _reads_environment: ClassVar[bool] = False
@@ -356,7 +358,7 @@ class SettingInfo:
 
 
 def declared() -> tuple[SettingInfo, ...]:
-    """All settings, in the order of their declaration."""
+    """Return all settings, in the order of their declaration."""
     return tuple(
         SettingInfo(
             name=name,
@@ -371,9 +373,7 @@ def declared() -> tuple[SettingInfo, ...]:
 
 
 def load_settings(home: Path | None = None, **given: Any) -> Settings:
-    """Read the settings. `home` and the `given` values, from the command line, override the
-    environment.
-    """
+    """Read the settings; `home` and `given` values override the environment."""
     _refuse_unknown_variables()
     for name in given:
         if name not in Settings.model_fields:
@@ -396,11 +396,9 @@ def _problems(error: ValidationError) -> str:
 
 
 def settings_of(home: Path) -> Settings:
-    """Read the settings of another home from its file alone; this process's environment does not
-    apply to it.
-    """
+    """Read another home's settings from its file alone, without this process's environment."""
     try:
-        return _Written(**{**_read_file(home / FILE_NAME), "home": home})
+        return _FileSettings(**{**_read_file(home / FILE_NAME), "home": home})
     except ValidationError as error:
         raise SettingsError(
             f"Wrong settings in {home / FILE_NAME}: {_problems(error)}.",
@@ -409,24 +407,22 @@ def settings_of(home: Path) -> Settings:
 
 
 def java_home() -> str | None:
-    """The user's JAVA_HOME."""
+    """Return the user's JAVA_HOME."""
     return os.environ.get("JAVA_HOME") or None
 
 
 def spark_gateway_given() -> bool:
-    """Whether this program runs inside a JVM of Spark, as under `spark-submit`."""
+    """Return whether this program runs inside a JVM of Spark, as under `spark-submit`."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def spark_submit_arguments() -> str:
-    """The user's arguments for starting Spark's JVM, as PySpark reads them."""
+    """Return the user's arguments for starting Spark's JVM, as PySpark reads them."""
     return os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
 
 
 def default_variable(name: str, value: str) -> None:
-    """Set a variable for this process and its children, unless the user has; for libraries that
-    have no other interface.
-    """
+    """Set a variable for libraries in this process and its children, unless the user has set it."""
     os.environ.setdefault(name, value)
 
 
@@ -476,7 +472,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     for name in values:
         if name == "home":
             raise SettingsError(
-                f"{path} sets 'home', but the file is itself in the home.",
+                f"{path} sets 'home', but the file is in the home itself.",
                 hint="CATCHMENT_HOME sets the home, or --home does.",
             )
         if name in _REMOVED:

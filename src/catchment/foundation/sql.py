@@ -1,4 +1,4 @@
-"""SQL quoting: the one way in which names and values become SQL text."""
+"""SQL quoting: the only way to put names and values into SQL text."""
 
 import re
 import string
@@ -71,9 +71,7 @@ def options(values: Mapping[str, Value]) -> str:
 
 
 def statement(package: str, name: str, **names: str) -> str:
-    """Load `<package>/sql/<name>.sql` and replace each `{key}` by the quoted identifier given for
-    it.
-    """
+    """Load `<package>/sql/<name>.sql` with each `{key}` replaced by its quoted identifier."""
     # In one pass, so that a name that looks like a placeholder is kept.
     return re.sub(r"\{(\w+)\}", lambda found: identifier(names[found[1]]), _resource(package, name))
 

@@ -43,9 +43,7 @@ class ModelTable:
 
 @dataclass(slots=True)
 class ModelDisk:
-    """Durable state of a model buffer: pass it to another buffer to reopen it, or a new one to wipe
-    it.
-    """
+    """Durable state of a model buffer: another buffer with the same disk reopens it."""
 
     generation: str = field(default_factory=lambda: secrets.token_hex(8))
     tables: dict[TableId, ModelTable] = field(default_factory=dict)
@@ -201,9 +199,7 @@ class ModelBuffer:
         """Do nothing: the disk stays as it is."""
 
     def _start_generation(self, table: TableId, before: ModelTable) -> None:
-        """Keep the rows of a dropped table under another name, because its own now belongs to a new
-        table.
-        """
+        """Keep the rows of a dropped table under another name: a new table has taken its own."""
         former = TableId(table.schema, f"{table.name}@{types.table_of(before.columns)}")
         self.disk.formers[former] = self.producer(table)
         self.disk.generations[table] = self.disk.generations.get(table, 0) + 1

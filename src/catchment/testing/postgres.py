@@ -8,9 +8,7 @@ from pathlib import Path
 
 
 class EmbeddedPostgres:
-    """A server in a temporary folder, reached through a socket in it; `close` stops it and removes
-    the folder.
-    """
+    """A server in a temporary folder, reached by a socket; `close` stops it and removes both."""
 
     def __init__(self) -> None:
         # As root, the server runs as another user, who must be able to enter the folder.
