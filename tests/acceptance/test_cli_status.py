@@ -82,6 +82,8 @@ def test_trouble_and_moves_are_shown_and_no_line_is_wider_than_the_terminal(
 ) -> None:
     facts = rich_status(NOW).to_json()
     monkeypatch.setattr(Catchment, "status", lambda *_: facts)
+    # Its handler would outlive the test, with a stream that is closed.
+    monkeypatch.setattr("catchment.foundation.events.configure_logging", lambda **_: None)
     monkeypatch.setenv("COLUMNS", str(columns))
     command.status(home=tmp_path / "home")
     lines = capsys.readouterr().out.splitlines()

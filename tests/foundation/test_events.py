@@ -25,6 +25,11 @@ def _restored_logger() -> Iterator[None]:
     logger, root = logging.getLogger("catchment"), logging.getLogger()
     before, at_the_root = (logger.handlers[:], logger.level, logger.propagate), root.handlers[:]
     installed = events._root_handler
+    # A command that ran in this process may have left a handler whose stream is closed.
+    if installed is not None:
+        root.removeHandler(installed)
+    logger.handlers.clear()
+    events._root_handler = None
     yield
     # Together: otherwise a handler of an earlier test stays at the root for good, its stream
     # closed.

@@ -35,7 +35,7 @@ def test_an_index_of_a_column_called_as_its_table_goes_and_the_others_stay(tmp_p
         CREATE UNIQUE INDEX by_title ON note (title); CREATE INDEX by_note ON note (note);
         CREATE INDEX in_note ON note (title) WHERE "note" IS NOT NULL; CREATE INDEX of_note ON note (lower(note));"""
     here = database_with(tmp_path, statements, NOTE)
-    assert "The index in_note goes" in become_current(here)
+    assert "The index in_note is dropped with them." in become_current(here)
     assert here.rows("SELECT name FROM sqlite_schema WHERE type = 'index'") == [("by_title",)]
 
 

@@ -292,7 +292,7 @@ def _pending_database() -> SchemaDatabase:
                 "ALTER TABLE orders DROP COLUMN flags;\n",
             ),
         ),
-        next="apply 018.payments_get_settled_at.sql next; rehearse shows what it does",
+        next="apply 018.payments_get_settled_at.sql next; rehearse shows its effects",
     )
 
 

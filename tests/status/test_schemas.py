@@ -86,7 +86,7 @@ def test_a_project_shows_its_pending_scripts_and_what_differs(app: App, folder: 
         ScriptFacts(script="001.people.sql", kind="pending", summary="People have names.", statements=1, text=FIRST),
     )
     assert found.differences == ("people: the table is missing",)
-    assert found.next == "apply 001.people.sql next; rehearse shows what it does"
+    assert found.next == "apply 001.people.sql next; rehearse shows its effects"
 
 
 def test_a_project_that_drifted_shows_what_differs_and_then_nothing(app: App, folder: Path) -> None:
