@@ -25,11 +25,6 @@ def _restored_logger() -> Iterator[None]:
     logger, root = logging.getLogger("catchment"), logging.getLogger()
     before, at_the_root = (logger.handlers[:], logger.level, logger.propagate), root.handlers[:]
     installed = events._root_handler
-    # A command that ran in this process may have left a handler whose stream is closed.
-    if installed is not None:
-        root.removeHandler(installed)
-    logger.handlers.clear()
-    events._root_handler = None
     yield
     # Together: otherwise a handler of an earlier test stays at the root for good, its stream
     # closed.
@@ -437,7 +432,10 @@ def test_prose_is_rendered_only_for_the_prose_format(monkeypatch: pytest.MonkeyP
 
 
 def test_a_program_that_embeds_us_reads_verb_and_facts_in_its_own_log(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("catchment").propagate = True
+    logger = logging.getLogger("catchment")
+    logger.propagate = True
+    # pytest adds its own handler here too if a test before this one ended the propagation.
+    logger.handlers.clear()
     with caplog.at_level(logging.INFO, logger="catchment"):
         events.emit("delivered", rows=7)
     assert [record.getMessage() for record in caplog.records] == ["delivered  rows=7"]

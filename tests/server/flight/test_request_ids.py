@@ -131,6 +131,8 @@ def test_only_internal_failures_are_logged_as_warnings(
     error: Exception, level: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("catchment"), "propagate", True)
+    # pytest adds its own handler here too if a test before this one ended the propagation.
+    monkeypatch.setattr(logging.getLogger("catchment"), "handlers", [])
     with caplog.at_level(logging.DEBUG, logger="catchment"):
         _fail(Context(), error)
     (record,) = caplog.records
