@@ -7,7 +7,7 @@ from collections import defaultdict
 from functools import reduce
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -17,9 +17,6 @@ from pyspark.sql import functions as f
 import catchment
 from catchment import Catchment
 from catchment.errors import NotSupportedError
-
-if TYPE_CHECKING:
-    from catchment.lake.snapshot_schema import SnapshotField, SnapshotFile
 
 ITEMS = "shop.items"
 
@@ -37,7 +34,7 @@ def read_table(c: Catchment, table: str) -> DataFrame:
     return reduce(DataFrame.unionAll, parts)
 
 
-def names_in(file: "SnapshotFile") -> dict[int, str]:
+def names_in(file: Any) -> dict[int, str]:
     """Return the columns' names in the file, by field id, which a rename does not change."""
     if file.deletes or file.is_partial:
         raise NotSupportedError(f"{file.path} has rows that are deleted, or of later snapshots: read it with DuckDB.")
@@ -48,13 +45,13 @@ def names_in(file: "SnapshotFile") -> dict[int, str]:
     return {int(field.metadata[b"PARQUET:field_id"]): field.name for field in pq.read_schema(file.path)}
 
 
-def column(field: "SnapshotField", name: str | None) -> Column:
+def column(field: Any, name: str | None) -> Column:
     """Return a column of the file, or its initial value if the file is older than the column."""
     found = f.lit(field.initial) if name is None else f.col(f"`{name}`")
     return found.cast(spark_type(field)).alias(field.name)
 
 
-def spark_type(field: "SnapshotField") -> str:
+def spark_type(field: Any) -> str:
     """Return Spark's name of the column's type."""
     words = {"BIGINT": "bigint", "INTEGER": "int", "VARCHAR": "string", "DOUBLE": "double", "DATE": "date"}
     return words[field.type or ""]

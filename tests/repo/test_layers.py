@@ -7,7 +7,7 @@ from enum import Enum
 from importlib import import_module
 
 import catchment
-from tests.repo.source_tree import Module, imports, modules
+from tests.repo.source_tree import ROOT, Module, imports, modules
 
 # From the top down; packages on one line do not import each other.
 LAYERS: tuple[frozenset[str], ...] = (
@@ -148,6 +148,16 @@ def test_the_command_line_uses_the_front_door_errors_and_values_only() -> None:
         if _is_in(module.name, ("cli",)) and not _is_in(module.name, ("cli.demo",))
         for source, name in _imported_at_run_time(module.tree)
         if source != "catchment" and not _is_in(source, FOR_COMMANDS) and not _is_value(source, name)
+    ]
+    assert astray == []
+
+
+def test_examples_use_the_front_door_only() -> None:
+    astray = [
+        f"{path.relative_to(ROOT)} imports {name} from {source}"
+        for path in (ROOT / "examples").glob("*/*.py")
+        for source, name in _imported_at_run_time(ast.parse(path.read_text(encoding="utf-8")))
+        if source not in ("catchment", "catchment.errors")
     ]
     assert astray == []
 
