@@ -88,6 +88,9 @@ def test_a_tree_is_imported_by_one_call(tmp_path: Path) -> None:
     tree = tmp_path / "sales"
     duckdb.sql("SELECT i % 2 AS day, i AS n FROM range(10) r(i)").write_parquet(str(tree), partition_by=["day"])
     with catchment.open(tmp_path / "home") as c:
+        with pytest.raises(InputError, match="'foo' is not one of"):
+            c.legacy.job(tree=tree, keys="day:INTEGER", mode="foo")
+        assert c.legacy.job(tree=tree, keys="day:INTEGER", mode="insert").options.mode is catchment.Mode.INSERT
         report = c.legacy.run(tree=tree, keys="day:INTEGER")
         assert (report.ok, report.rows) == (True, 10)
         assert c.legacy.job(tree=tree, keys="day:INTEGER").verify().ok

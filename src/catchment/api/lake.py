@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from catchment.api.choices import one_of
 from catchment.app import App
 from catchment.errors import InputError, TableMissingError
 from catchment.foundation.ids import ProducerId, TableId
@@ -17,8 +17,6 @@ from catchment.lake.commit import CreateTable, refuse_ledger
 from catchment.lake.snapshot_schema import SnapshotTable, schema_at
 from catchment.pipeline import DeliveryReport, Mode, ParquetFiles, Plan, Retirement, target_table
 from catchment.pipeline.parquet_source import find_files, hive_keys
-
-Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class LakeApi:
@@ -74,8 +72,8 @@ class LakeApi:
             self._app,
             TableId.of(table),
             find_files([str(paths)] if isinstance(paths, str | Path) else [str(path) for path in paths]),
-            mode=_one_of(Mode, mode),
-            retire=_one_of(Retirement, retire),
+            mode=one_of(Mode, mode),
+            retire=one_of(Retirement, retire),
             create=create,
             partition_by=tuple(partition_by),
         )
@@ -206,10 +204,3 @@ class FileDelivery:
                 hint="Name files, or folders that contain some.",
             )
         return target_table.draft(ParquetFiles(self.files, self.table), self._partition_by)
-
-
-def _one_of(kind: type[Choice], value: Choice | str) -> Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InputError(f"{value!r} is not one of {', '.join(kind)}.") from None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from catchment.api.choices import one_of
 from catchment.app import App
 from catchment.pipeline import Mode
 from catchment.pipeline.legacy import import_source
@@ -21,7 +22,7 @@ class ImportArguments(TypedDict, total=False):
     keys: with `tree`, the folders' keys from the top, such as `region,day:DATE`.
     table: with `tree`, the table's name; default the folder's name.
     schema: schema of the lake that gets the tables; default `main`.
-    mode: one of `catchment.Mode`; default AUTO, which chooses for each leaf.
+    mode: `auto`, which chooses for each leaf, `adopt`, `rewrite` or `insert`.
     partition_by: columns to partition new tables by; default the keys.
     quarantine: move unreadable files to the backup and import the rest of their leaf.
     digests: read adopted files to the end and record their digests; default True.
@@ -33,7 +34,7 @@ class ImportArguments(TypedDict, total=False):
     keys: str | None
     table: str | None
     schema: str
-    mode: Mode
+    mode: Mode | str
     partition_by: tuple[str, ...] | None
     quarantine: bool
     digests: bool
@@ -58,6 +59,7 @@ class LegacyApi:
         given: dict[str, Any] = dict(arguments)
         named = ("home", "workspace", "tree", "keys", "table")
         source = import_source.find(**{name: given.pop(name, None) for name in named})
+        given["mode"] = one_of(Mode, given.get("mode", Mode.AUTO))
         options = ImportOptions(keys=source.keys, table=source.table, **given)
         return self._app.legacy_import(source.folders, options)
 

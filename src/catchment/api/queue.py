@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -9,6 +10,7 @@ from catchment.app import App
 from catchment.errors import BufferHeldError, InputError
 from catchment.foundation import sql
 from catchment.foundation.ids import TableId
+from catchment.foundation.settings import Settings
 from catchment.lake import DeadLetter
 from catchment.queue import (
     DqCoordinator,
@@ -105,7 +107,7 @@ class QueueApi:
 
     def status(self) -> QueueStatus:
         """Return the buffered rows by table, due flushes, failures and quarantined files."""
-        return self.find_status() or queue_audit.without_buffer(self._app.settings, self._app.clock.now())
+        return self.find_status() or _without_buffer(self._app.settings, self._app.clock.now())
 
     def find_status(self) -> QueueStatus | None:
         """Return the status, or None if there is no buffer yet."""
@@ -185,3 +187,17 @@ class QueueApi:
     def drop_dead_letters(self, ids: Sequence[str]) -> int:
         """Delete refused rows and return how many. They cannot be recovered."""
         return dead_letter_actions.drop(self._app.existing_lake, ids)
+
+
+def _without_buffer(settings: Settings, now: datetime) -> QueueStatus:
+    """Return the status of a queue that has no buffer yet."""
+    return QueueStatus(
+        layout=settings.queue_layout,
+        root=str(settings.queue_path),
+        generation="",
+        bytes=0,
+        bytes_max=settings.queue_max_db_bytes,
+        tables=(),
+        quarantined=buffer_factory.quarantined(settings),
+        at=now,
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from catchment.errors import BufferHeldError
 from catchment.foundation.ids import ProducerId, TableId
@@ -11,7 +10,7 @@ from catchment.lake import AuditReport, Lake
 from catchment.lake.audit import AuditFinding
 from catchment.queue import buffer_factory
 from catchment.queue.buffer import KIND, QuarantinedFile, TableState
-from catchment.queue.coordinator import DqCoordinator, QueueStatus
+from catchment.queue.coordinator import DqCoordinator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +46,6 @@ def audit(lake: Lake, find_queue: Callable[[], DqCoordinator | None], settings: 
     # Last, because opening the buffer may have quarantined a file.
     found = buffer_factory.quarantined(settings)
     return QueueAudit(report=report, buffered=None if states is None else waiting, quarantined=found)
-
-
-def without_buffer(settings: Settings, now: datetime) -> QueueStatus:
-    """Return the status of a queue that has no buffer yet."""
-    return QueueStatus(
-        layout=settings.queue_layout,
-        root=str(settings.queue_path),
-        generation="",
-        bytes=0,
-        bytes_max=settings.queue_max_db_bytes,
-        tables=(),
-        quarantined=buffer_factory.quarantined(settings),
-        at=now,
-    )
 
 
 def _of_queue(report: AuditReport, remarks: Sequence[str]) -> AuditReport:

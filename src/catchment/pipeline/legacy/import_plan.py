@@ -160,7 +160,8 @@ class LegacyPlan:
         for view in self.views_without_data:
             yield f"The view {view} has no data."
         if self.leaves_moved:
-            yield f"{count_leaves(self.leaves_moved)} moved before a move was interrupted: a run imports them too."
+            moved = plural(self.leaves_moved, "leaf", "leaves")
+            yield f"{moved} moved before a move was interrupted: a run imports them too."
 
     def explain(self) -> Iterator[str]:
         """Yield the plan as sentences for the operator."""
@@ -168,22 +169,17 @@ class LegacyPlan:
         files = sum(table.files for table in self.tables)
         rows = sum(table.row_count for table in self.tables)
         yield (
-            f"{count_leaves(self.leaves)} with {plural(files, 'file')}, "
+            f"{plural(self.leaves, 'leaf', 'leaves')} with {plural(files, 'file')}, "
             f"{plural(rows, 'row')} and {size:,.1f} MB, into {plural(len(self.tables), 'table')}."
         )
         for table in self.tables:
             yield from _explain_table(table)
         if self.empty:
-            yield f"{count_leaves(len(self.empty))} without a Parquet file, kept in the backup."
+            yield f"{plural(len(self.empty), 'leaf', 'leaves')} without a Parquet file, kept in the backup."
         yield (
             f"Disk: {self.disk_needed_bytes / 1e6:,.1f} MB needed, {self.disk_free_bytes / 1e6:,.1f} MB free. "
             f"About {self.seconds:,.0f} s."
         )
-
-
-def count_leaves(number: int) -> str:
-    """Return a number of leaves as text."""
-    return f"{number:,} {'leaf' if number == 1 else 'leaves'}"
 
 
 def _explain_table(table: TablePlan) -> Iterator[str]:
@@ -193,7 +189,8 @@ def _explain_table(table: TablePlan) -> Iterator[str]:
     how = f"{adopted:,} to be adopted, {len(table.leaves) - adopted:,} to be rewritten."
     if table.mode is Mode.INSERT:
         how = f"{len(table.leaves):,} to be inserted, because {table.insert_reason}."
-    yield f"{table.id} {state}{by}: {count_leaves(len(table.leaves))}, {plural(table.row_count, 'row')}; {how}"
+    leaves = plural(len(table.leaves), "leaf", "leaves")
+    yield f"{table.id} {state}{by}: {leaves}, {plural(table.row_count, 'row')}; {how}"
     if table.exists and table.added:
         yield f"  added: {', '.join(f'{column.name} {column.type}' for column in table.added)}"
     for finding in table.findings:

@@ -33,6 +33,7 @@ from catchment.foundation.files import FileLock
 from catchment.foundation.ids import ProducerId, TableId
 from catchment.foundation.meters import Meters
 from catchment.foundation.settings import Settings
+from catchment.foundation.text import plural
 from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue.buffer import KIND, Ack, BufferedRows, FlushPayload, QuarantinedFile, Staged, TableState
@@ -222,8 +223,7 @@ class SessionsBuffer:
         others = len(self._active.of_others())
         if not others:
             return ()
-        count = f"{others:,} file{'' if others == 1 else 's'}"
-        return (f"{count} being written by other processes, whose rows are not counted.",)
+        return (f"{plural(others, 'file')} being written by other processes, whose rows are not counted.",)
 
     def size_bytes(self) -> int:
         return self._folders.bytes(SegmentState.ACTIVE) + self._folders.bytes(SegmentState.SEALED)
