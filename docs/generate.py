@@ -39,8 +39,8 @@ from catchment.queue.policy import RETRY_SECONDS_MAX
 from catchment.queue.queue_audit import QueueAudit
 from catchment.queue.stranded import Stranded
 from catchment.schema import CheckResult, Development, Migrate
-from catchment.server.sql_forms import FORMS, Form
-from catchment.server.users import Users
+from catchment.server.access.users import Users
+from catchment.server.sql.sql_forms import FORMS, Form
 from catchment.status.background import AGE_SECONDS_MAX
 from catchment.status.keys import KEYS
 from catchment.tenants.migration import GATE_SECONDS_MAX

@@ -9,7 +9,7 @@ import pytest
 from catchment import Catchment
 from catchment.cli import status as command
 from catchment.foundation.settings import Settings
-from catchment.server.users import Users
+from catchment.server.access.users import Users
 from catchment.server.values import Role
 from tests.acceptance.shell import Shell
 from tests.status.rich_status import rich_status

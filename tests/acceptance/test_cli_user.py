@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from catchment.server.users import Users, is_password
+from catchment.server.access.users import Users, is_password
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from tests.acceptance.shell import COMMAND, Ended, Shell

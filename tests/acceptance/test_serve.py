@@ -25,7 +25,7 @@ from catchment.control.models import MODELS
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.schema import Migrate, SqliteEngine, State
-from catchment.server.users import Users
+from catchment.server.access.users import Users
 from catchment.server.values import Role
 from tests import sample_events
 from tests.acceptance.shell import COMMAND, Ended, Shell

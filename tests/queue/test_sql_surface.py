@@ -17,9 +17,9 @@ from catchment.app import App
 from catchment.errors import CatchmentError
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings, load_settings
-from catchment.server import metadata
-from catchment.server.registry import SessionRegistry
-from catchment.server.sessions import Session
+from catchment.server.flight import metadata
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
 from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 from tests.conftest import MakeSettings

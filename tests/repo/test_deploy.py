@@ -26,8 +26,8 @@ from dockerfile_parse import DockerfileParser  # type: ignore[import-untyped]
 
 from catchment.errors import EXIT_NEEDS_YOU, SettingsError
 from catchment.foundation.settings import PREFIX, QUEUE_PREFIX, SERVER_PORT, WEB_PORT, Settings, declared, load_settings
-from catchment.server.auth import require_safe
-from catchment.server.users import Users
+from catchment.server.access.auth import require_safe
+from catchment.server.access.users import Users
 from catchment.server.values import Role
 from catchment.testing import FakeClock
 from tests.repo.source_tree import ROOT

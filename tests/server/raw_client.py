@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
-from catchment.server import messages, wire
+from catchment.server.encoding import messages, wire
 from catchment.server.flight_server import FlightServer
 from catchment.testing import InlineRunner
 from tests.waiting import PATIENCE_S

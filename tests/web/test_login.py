@@ -7,8 +7,8 @@ import pytest
 
 from catchment.errors import NotLoggedInError
 from catchment.foundation.settings import Settings
-from catchment.server.auth import Authenticator
-from catchment.server.users import Users
+from catchment.server.access.auth import Authenticator
+from catchment.server.access.users import Users
 from catchment.server.values import Role
 from catchment.server.web_auth import WebAuth
 from catchment.testing import FakeClock

@@ -11,9 +11,9 @@ import pytest
 from catchment.errors import MachineError
 from catchment.foundation import events, server_file
 from catchment.foundation.settings import Settings
+from catchment.server.access.users import Users
 from catchment.server.flight_server import FlightServer
 from catchment.server.status_client import fetch_status
-from catchment.server.users import Users
 from catchment.server.values import Role
 from catchment.status import StatusReader, readings
 from catchment.status.background import SLOW

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from catchment.doctor import Check
     from catchment.foundation.settings import Settings
     from catchment.lake import AuditReport
+    from catchment.server.access.users import Users
     from catchment.server.flight_server import FlightServer
-    from catchment.server.users import Users
     from catchment.tenants.service import TenantService
 
 
@@ -127,7 +127,7 @@ class Catchment:
     @cached_property
     def users(self) -> "Users":
         """The users of the server."""
-        from catchment.server.users import Users
+        from catchment.server.access.users import Users
 
         return Users.from_settings(self.settings)
 

@@ -8,8 +8,8 @@ from catchment.foundation import server_file, sql
 from catchment.foundation.ids import TableId
 from catchment.queue import FlushReport, QueueStatus
 from catchment.queue.stranded import Stranded
-from catchment.server import queue_results
 from catchment.server.local_client import LocalClient
+from catchment.server.sessions import queue_results
 
 
 def status(app: App, held: BufferHeldError) -> QueueStatus:

@@ -9,7 +9,7 @@ import typer
 from catchment.cli.context import AsJson, Home, command
 from catchment.cli.output import Output
 from catchment.errors import InputError
-from catchment.server.users import PASSWORD_BYTES_MAX, ServerUser
+from catchment.server.access.users import PASSWORD_BYTES_MAX, ServerUser
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 

@@ -21,13 +21,13 @@ from catchment.errors import MachineError, RetryableError
 from catchment.foundation import events, server_file
 from catchment.foundation.settings import Settings
 from catchment.server import memory, web_auth
-from catchment.server.auth import Authenticator, is_loopback, require_safe
-from catchment.server.flight import FlightService
-from catchment.server.registry import SessionRegistry
+from catchment.server.access.auth import Authenticator, is_loopback, require_safe
+from catchment.server.access.tls import Certificate, certificate_of
+from catchment.server.access.users import Users
+from catchment.server.flight.flight_service import FlightService
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.shards.tenancy import Tenancy
 from catchment.server.statement_log import StatementLog
-from catchment.server.tenancy import Tenancy
-from catchment.server.tls import Certificate, certificate_of
-from catchment.server.users import Users
 from catchment.status import StatusReader
 from catchment.tenants.model import ShardId
 from catchment.web.dead_letter_pages import LakeDeadLetterService

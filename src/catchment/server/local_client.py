@@ -17,8 +17,8 @@ from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.server_file import RunningServer
 from catchment.foundation.settings import Settings
-from catchment.server import messages, wire
-from catchment.server.users import LOCAL
+from catchment.server.access.users import LOCAL
+from catchment.server.encoding import messages, wire
 from catchment.tenants.transport.reported_errors import reported_error
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"

@@ -10,7 +10,7 @@ from typing import Any
 
 from catchment.errors import StateError
 from catchment.foundation.server_file import RunningServer
-from catchment.server.users import LOCAL
+from catchment.server.access.users import LOCAL
 
 _TIMEOUT_S = 30.0
 

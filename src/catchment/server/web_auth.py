@@ -1,9 +1,9 @@
 """The web server's access to the server: authentication, and the list of sessions."""
 
 from catchment.foundation.settings import Settings
-from catchment.server.auth import Authenticator
-from catchment.server.registry import SessionRegistry
-from catchment.server.sessions import Session
+from catchment.server.access.auth import Authenticator
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
 from catchment.server.statement_log import StatementLog, shown_session
 from catchment.status.model import SessionFacts, Sessions
 from catchment.web.login_sessions import Identity

@@ -10,9 +10,9 @@ import pytest
 
 from catchment.errors import CatchmentError, CorruptInputError, NotLoggedInError, SettingsError
 from catchment.foundation.settings import Settings
-from catchment.server import auth
-from catchment.server.auth import Authenticator, Failures, is_loopback, parse_basic, require_safe
-from catchment.server.users import Users, is_password
+from catchment.server.access import auth
+from catchment.server.access.auth import Authenticator, Failures, is_loopback, parse_basic, require_safe
+from catchment.server.access.users import Users, is_password
 from catchment.server.values import Principal, Role
 from catchment.testing import FakeClock
 
@@ -78,7 +78,7 @@ def test_an_unknown_user_costs_a_verification_like_a_known_one(
         verified.append(password_hash.rpartition("$")[0].rpartition("$")[0])
         return is_password(password_hash, password)
 
-    monkeypatch.setattr("catchment.server.auth.is_password", watched)
+    monkeypatch.setattr("catchment.server.access.auth.is_password", watched)
     for name in ("ada", "eve"):
         _refused(partial(door.login, name, "a wrong one", HOST))
     assert len(verified) == 2
@@ -89,7 +89,7 @@ def test_after_a_few_failures_a_user_waits_and_is_not_verified(
     door: Authenticator, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fail(door)
-    monkeypatch.setattr("catchment.server.auth.is_password", lambda *_: pytest.fail("verified"))
+    monkeypatch.setattr("catchment.server.access.auth.is_password", lambda *_: pytest.fail("verified"))
     assert _refused(lambda: door.login("ada", PASSWORD, HOST)) == "Too many failed log-ins; try again in 1 s."
     assert clock.slept_s == []
 
@@ -137,7 +137,7 @@ def test_guesses_that_come_together_are_not_all_verified(door: Authenticator, mo
         verified.append(password)
         return is_password(password_hash, password)
 
-    monkeypatch.setattr("catchment.server.auth.is_password", watched)
+    monkeypatch.setattr("catchment.server.access.auth.is_password", watched)
     guesses = [threading.Thread(target=lambda: _refused(lambda: door.login("ada", "guess", HOST))) for _ in range(40)]
     for guess in guesses:
         guess.start()

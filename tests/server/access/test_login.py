@@ -14,8 +14,8 @@ from adbc_driver_flightsql import DatabaseOptions
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
+from catchment.server.access.users import Users
 from catchment.server.flight_server import FlightServer
-from catchment.server.users import Users
 from catchment.server.values import Role
 from tests.server.raw_client import Client, refused, server, sessions
 

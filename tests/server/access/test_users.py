@@ -11,7 +11,7 @@ from argon2 import PasswordHasher
 
 from catchment.errors import CorruptInputError, InputError, StateError
 from catchment.foundation.settings import Settings
-from catchment.server.users import Users, is_password, unmatchable_hash
+from catchment.server.access.users import Users, is_password, unmatchable_hash
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from catchment.testing import FakeClock
@@ -24,7 +24,7 @@ ADDER = """
 import sys
 from pathlib import Path
 from catchment.server.values import Role
-from catchment.server.users import Users
+from catchment.server.access.users import Users
 print("there", flush=True)
 sys.stdin.readline()
 for number in range(10):

@@ -10,7 +10,7 @@ import pytest
 
 from catchment.foundation import events
 from catchment.foundation.events import Event
-from catchment.server.calls import CallLimits, Calls
+from catchment.server.flight.calls import CallLimits, Calls
 from tests.server.flight.test_request_ids import AbortedError, Context
 
 

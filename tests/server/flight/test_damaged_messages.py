@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
-from catchment.server import messages
-from catchment.server.actions import ACTIONS
+from catchment.server.encoding import messages
+from catchment.server.flight.actions import ACTIONS
 from tests.server.raw_client import SERVICE, Client, descriptor, ingest
 from tests.server.sql import sandbox_statements
 from tests.waiting import PATIENCE_S

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pytest
 
-from catchment.server import decoded_size
+from catchment.server.encoding import decoded_size
 from tests.server.flight import expanding_arrays as scenes
 from tests.server.flight.expanding_arrays import MESSAGE_BYTES_MAX, UNFOLDED_BYTES_MIN, bombs
 

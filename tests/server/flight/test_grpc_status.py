@@ -8,7 +8,7 @@ import pytest
 from catchment import errors
 from catchment.errors import CatchmentError
 from catchment.foundation import events
-from catchment.server import grpc_status
+from catchment.server.flight import grpc_status
 
 Code = grpc.StatusCode
 

@@ -8,7 +8,8 @@ import pytest
 
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import MIB, Settings
-from catchment.server import messages, sessions, wire
+from catchment.server.encoding import messages, wire
+from catchment.server.sessions import session as sessions
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 
 OVER = grpc.StatusCode.RESOURCE_EXHAUSTED

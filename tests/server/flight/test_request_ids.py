@@ -13,7 +13,7 @@ from catchment.errors import InputError, LimitError
 from catchment.flight_protocol.request_ids import REQUEST_HEADER, request_id, request_id_headers
 from catchment.foundation import events
 from catchment.foundation.events import Event
-from catchment.server.calls import CallLimits, Calls
+from catchment.server.flight.calls import CallLimits, Calls
 
 GIVEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 

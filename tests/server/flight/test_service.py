@@ -14,9 +14,9 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import MIB, Settings
-from catchment.server import messages, wire
+from catchment.server.encoding import messages, wire
 from catchment.server.flight_server import FlightServer
-from catchment.server.sessions import Session
+from catchment.server.sessions.session import Session
 from tests.repo.source_tree import ROOT
 from tests.server.raw_client import (
     ENDLESS,

@@ -12,8 +12,8 @@ import pytest
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
-from catchment.server import watchdog
-from catchment.server.calls import STREAMS_PER_SESSION_MAX
+from catchment.server.flight import watchdog
+from catchment.server.flight.calls import STREAMS_PER_SESSION_MAX
 from catchment.server.flight_server import FlightServer
 from catchment.server.values import Call
 from tests.server.raw_client import Client, ingest, put_messages, refused, server

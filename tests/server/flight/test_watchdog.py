@@ -7,9 +7,9 @@ import pytest
 
 from catchment.errors import TimedOutError
 from catchment.foundation.clock import SystemClock
-from catchment.server import watchdog
+from catchment.server.flight import watchdog
+from catchment.server.flight.watchdog import Watchdog
 from catchment.server.values import Call
-from catchment.server.watchdog import Watchdog
 
 PATIENCE_S = 30.0
 LONG_S = 3_600.0

@@ -9,7 +9,7 @@ import pytest
 
 from catchment.errors import InputError, LimitError
 from catchment.flight_protocol import flight_pb2 as flight
-from catchment.server import wire
+from catchment.server.encoding import wire
 
 LIMITS = wire.Limits(batch_rows=1_000, message_bytes=1 << 20, kept_bytes=1 << 22)
 ROWS = pa.table({"id": [1, 2, None], "name": ["a", None, "ä" * 5], "tags": [["x"], [], None]})

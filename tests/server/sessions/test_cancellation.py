@@ -11,8 +11,8 @@ import pytest
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
+from catchment.server.access.users import Users
 from catchment.server.flight_server import FlightServer
-from catchment.server.users import Users
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
 from tests.server.raw_client import ENDLESS, SERVICE, Client, descriptor, refused, server, sessions

@@ -16,15 +16,15 @@ from catchment.app import App
 from catchment.errors import CancelledError, ConflictError, InputError, LimitError, NotLoggedInError, StateError
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.server import capture, statements
-from catchment.server import registry as registries
-from catchment.server.connections import Connection, TableResult
-from catchment.server.registry import SessionRegistry
-from catchment.server.sessions import Session
-from catchment.server.transactions import Transaction
-from catchment.server.users import ANONYMOUS
+from catchment.server.access.users import ANONYMOUS
+from catchment.server.flight.watchdog import Watchdog
+from catchment.server.sessions import capture, statements
+from catchment.server.sessions import registry as registries
+from catchment.server.sessions.connections import Connection, TableResult
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
+from catchment.server.sessions.transactions import Transaction
 from catchment.server.values import Call, Principal, Role, StatementOutcome
-from catchment.server.watchdog import Watchdog
 
 FOUNDER = Principal("founder", Role.ADMIN)
 NOBODY = Principal(ANONYMOUS, Role.ADMIN)

@@ -16,10 +16,10 @@ from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import faults
 from catchment.foundation.settings import Settings
+from catchment.server.access.users import Users
 from catchment.server.flight_server import FlightServer
-from catchment.server.forward import Rewindable, may_change, texts
-from catchment.server.statement_plan import plan
-from catchment.server.users import Users
+from catchment.server.shards.forward import Rewindable, may_change, texts
+from catchment.server.sql.statement_plan import plan
 from catchment.tenants.model import ShardId
 from catchment.tenants.shard_api import ShardRole as HomeRole
 from catchment.testing import InlineRunner

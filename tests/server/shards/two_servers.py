@@ -14,10 +14,10 @@ from catchment.control import ControlDatabase
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.settings import Settings
 from catchment.pipeline.tenant_history import ShardBackfill
-from catchment.server import tenancy
+from catchment.server.access.users import Users
 from catchment.server.flight_server import FlightServer
-from catchment.server.tenancy import Tenancy
-from catchment.server.users import Users
+from catchment.server.shards import tenancy
+from catchment.server.shards.tenancy import Tenancy
 from catchment.server.values import Role
 from catchment.tenants.control_store import ControlStore
 from catchment.tenants.migration import TenantMigration

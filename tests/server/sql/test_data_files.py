@@ -12,8 +12,8 @@ import pytest
 from catchment.app import App
 from catchment.errors import CatchmentError, InputError, NotAllowedError, NotSupportedError, StateError
 from catchment.foundation.settings import Settings
-from catchment.server.registry import SessionRegistry
-from catchment.server.sessions import Session
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
 from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 from tests.server.sql import data_file_statements

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchment.server import functions
+from catchment.server.sql import functions
 
 REVIEWED = Path(__file__).with_name("tenant_functions.txt")
 

@@ -23,12 +23,12 @@ from catchment.errors import (
     StateError,
 )
 from catchment.foundation.settings import Settings
-from catchment.server import catalog_lists
-from catchment.server.auth import Authenticator
-from catchment.server.registry import SessionRegistry
-from catchment.server.session_lookup import SessionLookup
-from catchment.server.sessions import Session
-from catchment.server.users import Users
+from catchment.server.access.auth import Authenticator
+from catchment.server.access.users import Users
+from catchment.server.flight.session_lookup import SessionLookup
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
+from catchment.server.sql import catalog_lists
 from catchment.server.values import Call, IfExists, IngestTarget, Principal, Role
 from tests.server.sql import sandbox_statements
 from tests.server.sql.sandbox_statements import SECRET

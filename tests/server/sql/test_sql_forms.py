@@ -10,9 +10,9 @@ import pytest
 from catchment.app import App
 from catchment.errors import CatchmentError, StateError
 from catchment.foundation.settings import Settings
-from catchment.server.registry import SessionRegistry
-from catchment.server.sessions import Session
-from catchment.server.sql_forms import FORMS, Form
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
+from catchment.server.sql.sql_forms import FORMS, Form
 from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 

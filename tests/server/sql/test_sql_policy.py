@@ -6,10 +6,10 @@ import duckdb
 import pytest
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
-from catchment.server import sql_tokens
-from catchment.server.session_settings import require_harmless_path
-from catchment.server.sql_policy import Permission, StatementKind, authorize
-from catchment.server.syntax import parse
+from catchment.server.sql import sql_tokens
+from catchment.server.sql.session_settings import require_harmless_path
+from catchment.server.sql.sql_policy import Permission, StatementKind, authorize
+from catchment.server.sql.syntax import parse
 from catchment.server.values import Principal, Role
 
 

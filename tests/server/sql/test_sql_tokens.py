@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchment.errors import InputError
-from catchment.server import sql_tokens
+from catchment.server.sql import sql_tokens
 
 
 def words(text: str) -> list[str]:

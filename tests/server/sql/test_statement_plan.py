@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
 from catchment.foundation.ids import TableId
-from catchment.server.sql_policy import authorize
-from catchment.server.statement_plan import Bulk, Capture, CreateThroughQueue, FreshRead, Plain, QueueCommand, plan
+from catchment.server.sql.sql_policy import authorize
+from catchment.server.sql.statement_plan import Bulk, Capture, CreateThroughQueue, FreshRead, Plain, QueueCommand, plan
 from catchment.server.values import Principal, Role
 from tests.server.sql import sandbox_statements
 

@@ -20,14 +20,15 @@ from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as commands
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.server import functions, metadata
-from catchment.server.actions import Actions
-from catchment.server.auth import Authenticator
-from catchment.server.peers import PeerSession
-from catchment.server.registry import SessionRegistry
-from catchment.server.session_lookup import SessionLookup
-from catchment.server.sessions import Session
-from catchment.server.users import Users
+from catchment.server.access.auth import Authenticator
+from catchment.server.access.users import Users
+from catchment.server.flight import metadata
+from catchment.server.flight.actions import Actions
+from catchment.server.flight.session_lookup import SessionLookup
+from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.sessions.session import Session
+from catchment.server.shards.peers import PeerSession
+from catchment.server.sql import functions
 from catchment.server.values import Call, IfExists, IngestTarget, Principal, Role
 from catchment.tenants.model import ShardInfo, TenantId
 from catchment.tenants.records import Residents

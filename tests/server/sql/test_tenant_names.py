@@ -5,9 +5,9 @@ import pytest
 
 from catchment.errors import InputError, NotAllowedError, TableMissingError
 from catchment.foundation.ids import TableId
-from catchment.server import tenant_isolation
-from catchment.server.sql_tokens import read
-from catchment.server.tenant_isolation import TenantScope
+from catchment.server.sql import tenant_isolation
+from catchment.server.sql.sql_tokens import read
+from catchment.server.sql.tenant_isolation import TenantScope
 from catchment.tenants.model import TenantId
 
 ISLAND = TenantScope(TenantId(7), "lake")

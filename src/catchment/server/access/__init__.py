@@ -1,0 +1,1 @@
+"""Access: users, passwords, roles, tokens of a login, and TLS."""

@@ -1,0 +1,1 @@
+"""The Flight SQL surface: calls, their limits and statuses, actions and metadata."""

@@ -1,0 +1,1 @@
+"""Sessions: the state of each client, and the execution of its statements."""

@@ -1,0 +1,55 @@
+"""Queries of buffered rows: `catchment_fresh`, and the session's own rows in `duckling_queue`."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from catchment.errors import NotSupportedError
+from catchment.server.sessions.connections import parameter_row, require_row
+from catchment.server.sql.statement_plan import FRESH, QUEUE, FreshRead
+from catchment.server.values import Call, StatementOutcome
+
+if TYPE_CHECKING:
+    from catchment.server.sessions.statements import Statements
+
+
+def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table | None) -> StatementOutcome:
+    """Run a query over lake and buffer on a separate connection, which sees their current state."""
+    session, engine = statements.session, statements.session.engine
+    if any(step.own) and not (session.queue is not None and session.queue.buffer.separates_sessions):
+        raise NotSupportedError(
+            f"{QUEUE} is write-only: it accepts only INSERT INTO and CREATE TABLE {QUEUE}.<table>.",
+            hint=f"Read the table itself, or {FRESH}.<table> to include the buffered rows.",
+        )
+    # The policy sees the statement as the client wrote it; the inserted subqueries are trusted.
+    with session.autocommit_connection() as connection:
+        statement, permission = statements.authorized(step, connection)
+    require_row(bound)
+    if bound is not None and bound.num_rows > 1:
+        raise NotSupportedError("A fresh read accepts one row of parameters.")
+    with ExitStack() as cleanup:
+        cleanup.enter_context(session.reading_lake(permission.touched))
+        spelled = {table: statements.spelled(table) for table in step.tables}
+        places = dict.fromkeys((spelled[table], own) for table, own in zip(step.tables, step.own, strict=True))
+        origin = engine.lake.origin()
+        fresh = cleanup.enter_context(
+            statements.queue().fresh(
+                *(table for table, is_own in places if not is_own),
+                own=[table for table, is_own in places if is_own],
+                session=session.queue_name,
+            )
+        )
+        connection = engine.wrap(fresh.connection, origin)
+        if session.scope is not None:
+            connection.run(session.scope.set_path, call)
+        text = step.with_sources(lambda table, is_own: (fresh.own if is_own else fresh.queries)[spelled[table]])
+        keep_open = cleanup.pop_all()
+        try:
+            result = connection.stream(
+                text, call, None if bound is None else parameter_row(statement, bound, 0), on_close=keep_open.close
+            )
+        except BaseException:
+            keep_open.close()
+            raise
+        return StatementOutcome(None, result)

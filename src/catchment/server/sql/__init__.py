@@ -1,0 +1,1 @@
+"""Clients' SQL: parsed, authorized, limited to a tenant, and planned as steps, before it runs."""
