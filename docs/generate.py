@@ -25,6 +25,7 @@ from catchment.foundation import faults
 from catchment.foundation.event_catalogue import AROUND, IDS, VERBS
 from catchment.foundation.settings import FILE_NAME, Settings, declared
 from catchment.lake import AuditReport, DeadLetter, LakeLimits, MaintenanceReport
+from catchment.lake.lake import COMMIT_ATTEMPTS_MAX
 from catchment.lake.snapshot_schema import SnapshotTable
 from catchment.pipeline import DeliveryReport
 from catchment.pipeline.legacy.job import LegacyImport
@@ -287,6 +288,7 @@ def retries_page() -> str:
     """Return the page about retries."""
     defaults = {each.name: f"{each.default} {each.unit}".rstrip() + f" (`{each.variable}`)" for each in declared()}
     constants = {
+        "commit_attempts": f"{COMMIT_ATTEMPTS_MAX} tries",
         "replica_wait": f"{WAITS.replica_s:g} seconds",
         "flush_retry": f"{RETRY_SECONDS_MAX} seconds",
         "gate": f"{GATE_SECONDS_MAX:g} seconds (`--gate-seconds`)",

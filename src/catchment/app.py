@@ -143,7 +143,7 @@ class App:
                 self.lake,
                 self.runner,
                 self.settings,
-                units_per_commit_max=min(UNITS_PER_COMMIT_MAX, self.settings.deliver_units_per_commit_max),
+                units_per_commit_max=UNITS_PER_COMMIT_MAX,
                 bytes_per_commit_max=BYTES_PER_COMMIT_MAX,
             ),
             parallelism=self.runner.parallelism,

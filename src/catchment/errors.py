@@ -204,7 +204,7 @@ class TimedOutError(CancelledError):
 class StalledError(TimedOutError):
     """The client neither read nor sent anything for too long; the call was ended."""
 
-    default_hint = "Read results as they arrive; a call waits at most CATCHMENT_SERVER_STALL_SECONDS_MAX."
+    default_hint = "Read results as they arrive; a call waits at most 60 s for its client."
 
 
 class StoppedError(CatchmentError):

@@ -19,6 +19,13 @@ _PATIENCE_S = 300.0
 KEPT = ("PATH", "JAVA_HOME", "PYTHONPATH", "CATCHMENT_LAKE_THREADS_MAX", "CATCHMENT_SPARK_MASTER")
 
 
+def command_with(constants: Mapping[str, float] | None = None) -> list[str | Path]:
+    """How to start the command, with these values for constants; see `patched_command`."""
+    if constants is None:
+        return [COMMAND]
+    return [sys.executable, "-m", "tests.acceptance.patched_command", json.dumps(constants)]
+
+
 @dataclass(frozen=True)
 class Ended:
     """A command that has ended."""
@@ -38,11 +45,16 @@ class Shell:
     """A user's shell: a folder to be in, and an environment that says nothing about Catchment."""
 
     folder: Path
+    # Values for constants, see `patched_command`; a cold start has none.
+    constants: Mapping[str, float] | None = None
 
     def run(self, *arguments: str | Path | bytes, home: Path | None = None, **environment: str) -> Ended:
         where = () if home is None else ("--home", home)
         ended = warm.run(
-            [COMMAND, *arguments, *where], cwd=self.folder, env=self._environment(environment), timeout=_PATIENCE_S
+            [*command_with(self.constants), *arguments, *where],
+            cwd=self.folder,
+            env=self._environment(environment),
+            timeout=_PATIENCE_S,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
@@ -63,7 +75,7 @@ class Shell:
     def start(self, *arguments: str | Path, terminal: int = warm.PIPE, **environment: str) -> warm.Process:
         """A running command in its own process group, with `terminal` as its stdin and stdout."""
         return warm.Process(
-            [COMMAND, *arguments],
+            [*command_with(self.constants), *arguments],
             cwd=self.folder,
             env=self._environment(environment),
             stdin=terminal,

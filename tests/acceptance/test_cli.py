@@ -81,11 +81,11 @@ def _parquet(folder: Path, count: int, *, start: int = 0) -> list[Path]:
 def _lake_of_small_files(folder: Path, count: int) -> Path:
     """A home whose lake has as many deliveries, commits and files as asked for; made without Spark."""
     home = folder / "small"
-    settings = Settings(home=home, deliver_units_per_commit_max=1)
+    settings = Settings(home=home)
     source = ParquetFiles(_parquet(folder, count), EVENTS)
     with Lake.from_settings(settings) as lake:
         lake.commit(Commit(message="create", changes=(CreateTable(table=EVENTS, columns=source.columns()),)))
-        assert Deliverer(lake, InlineRunner(), settings).run(source).delivered == count
+        assert Deliverer(lake, InlineRunner(), settings, units_per_commit_max=1).run(source).delivered == count
     return home
 
 

@@ -4,7 +4,7 @@ import os
 import pty
 import shutil
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,9 @@ class Trouble:
 def trouble(shell: Shell) -> Trouble:
     legacy = _legacy(shell, shell.folder / "trouble", TRAIL, odd=UNREADABLE)
     before = snapshot_tree(legacy.made.data)
-    process = shell.start("legacy", "run", "--yes", "--json", *legacy.where, CATCHMENT_DELIVER_UNITS_PER_COMMIT_MAX="1")
+    # A commit for each unit, so that there is a middle to be stopped in.
+    one_by_one = replace(shell, constants={"catchment.app.UNITS_PER_COMMIT_MAX": 1})
+    process = one_by_one.start("legacy", "run", "--yes", "--json", *legacy.where)
     _read_until(process, "The tree has moved to")
     os.kill(process.pid, signal.SIGSTOP)
     commands = {"second": legacy.run("run", "--yes", "--json"), "status beside": legacy.run("status", "--json")}

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from catchment.schema import Migrate, SqliteEngine, State
 from catchment.server.access.users import Users
 from catchment.server.values import Role
 from tests import sample_events
-from tests.acceptance.shell import COMMAND, Ended, Shell
+from tests.acceptance.shell import COMMAND, Ended, Shell, command_with
 from tests.shortcuts import warm
 from tests.waiting import BEAT_S
 
@@ -102,7 +102,9 @@ Serve = Callable[..., Served]
 
 
 @contextmanager
-def _serving(home: Path, *arguments: str, **environment: str) -> Iterator[Served]:
+def _serving(
+    home: Path, *arguments: str, constants: Mapping[str, float] | None = None, **environment: str
+) -> Iterator[Served]:
     home.mkdir(parents=True, exist_ok=True)
     log = home / "serve.err"
     kept = {
@@ -110,7 +112,7 @@ def _serving(home: Path, *arguments: str, **environment: str) -> Iterator[Served
     }
     with log.open("w") as err:
         process = warm.Process(
-            [COMMAND, "serve", "--port", "0", *arguments, "--home", home],
+            [*command_with(constants), "serve", "--port", "0", *arguments, "--home", home],
             env={**kept, "HOME": str(home), "COLUMNS": "200", "CATCHMENT_LOG_JSON": "false", **environment},
             stdout=warm.PIPE,
             stderr=err,
@@ -133,8 +135,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts servers on one home; they end with the test."""
     with ExitStack() as running:
 
-        def start(*arguments: str, **environment: str) -> Served:
-            return running.enter_context(_serving(tmp_path / "home", *arguments, **environment))
+        def start(*arguments: str, constants: Mapping[str, float] | None = None, **environment: str) -> Served:
+            return running.enter_context(_serving(tmp_path / "home", *arguments, constants=constants, **environment))
 
         yield start
 
@@ -270,7 +272,7 @@ def test_an_older_control_database_is_backed_up_and_upgraded_at_the_start(serve:
 
 def test_a_lake_that_is_away_is_a_warning(serve: Serve) -> None:
     away = "postgres:host=127.0.0.1 port=1 dbname=lake connect_timeout=1"
-    served = serve(CATCHMENT_LAKE_CATALOG=away, CATCHMENT_LAKE_COMMIT_ATTEMPTS_MAX="1")
+    served = serve(constants={"catchment.lake.lake.COMMIT_ATTEMPTS_MAX": 1}, CATCHMENT_LAKE_CATALOG=away)
     assert "The lake cannot be reached" in served.said
     assert served.execute("SELECT 42") == [(42,)]
     assert served.end() == 0

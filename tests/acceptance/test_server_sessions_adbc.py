@@ -26,13 +26,13 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that has little patience, and a file for each session."""
     with serving(
         tmp_path_factory.mktemp("strict"),
+        {"catchment.server.encoding.wire.RESULT_BYTES_MAX": MIB},
         DUCKLING_QUEUE_LAYOUT="sessions",
         DUCKLING_QUEUE_FLUSH_INTERVAL_SECONDS="86400",
         CATCHMENT_SERVER_SESSIONS_MAX=str(SESSIONS_MAX),
         CATCHMENT_SERVER_SESSION_IDLE_SECONDS="5",
         CATCHMENT_SERVER_TRANSACTION_IDLE_SECONDS="1",
         CATCHMENT_SERVER_STATEMENT_SECONDS_MAX="2",
-        CATCHMENT_SERVER_RESULT_BYTES_MAX=str(MIB),
     ) as running:
         yield running
 

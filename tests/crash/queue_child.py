@@ -3,9 +3,9 @@
     python -m tests.crash.queue_child {write|flush|granted|paused|discard} SETTINGS TABLE POINT NTH
 
 `write`: two clients write, each in a session of its own; once both have rows acknowledged,
-everything is flushed while they go on, and the process kills itself when it comes to the point for
-the NTH time. `paused` stops there instead, and waits to be killed. Both say on stdout what was
-acknowledged, after it was: `ack CLIENT FIRST LAST`.
+everything is flushed while they go on, with a commit for each unit, and the process kills itself
+when it comes to the point for the NTH time. `paused` stops there instead, and waits to be killed.
+Both say on stdout what was acknowledged, after it was: `ack CLIENT FIRST LAST`.
 
 `flush` and `granted`: for every line on stdin everything that is sealed is flushed; the answer is
 how many rows this process brought to the lake. With `granted`, every process gets every lease, and
@@ -31,6 +31,8 @@ from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.lake import lake as lake_module
+from catchment.pipeline import deliver
 from catchment.queue import DqCoordinator
 from catchment.queue.sessions.leases import Lease
 from catchment.queue.sessions.sessions_buffer import SessionsBuffer
@@ -131,12 +133,16 @@ class Clients:
 def main(act: str, values: str, table: str, point: str, nth: str) -> None:
     settings = Settings(**json.loads(values))
     if act in ("flush", "granted"):
+        # Several of these processes commit at once.
+        lake_module.COMMIT_ATTEMPTS_MAX = 100
         _serve(settings, point if act == "granted" else None)
     elif act == "discard":
         faults.arm(point, faults.kill)
         with open_queue(settings) as queue, queue.stranded(TableId.parse(table)) as rows:
             rows.discard()
     else:
+        if act == "write":
+            deliver.UNITS_PER_COMMIT_MAX = 1
         _write_and_flush(settings, TableId.parse(table), point, int(nth), pause=act == "paused")
 
 

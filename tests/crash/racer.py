@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
+from catchment.lake import lake as lake_module
 from catchment.lake.locks import CommitLock
 from catchment.pipeline import Deliverer, ParquetFiles
 from catchment.testing import InlineRunner
@@ -19,7 +20,9 @@ from tests.sample_events import EVENTS
 
 
 def main(home: str, catalog: str, lock: str, *paths: str) -> None:
-    settings = Settings(home=Path(home), lake_catalog=SecretStr(catalog), lake_commit_attempts_max=100)
+    settings = Settings(home=Path(home), lake_catalog=SecretStr(catalog))
+    # Without the lock, many commits conflict.
+    lake_module.COMMIT_ATTEMPTS_MAX = 100
     lake = Lake.from_settings(settings)
     if lock == "unlocked":
         lake = Lake(lake.address, limits=lake.limits, commit_lock=CommitLock())

@@ -144,7 +144,7 @@ def _kill(scene: Scene, point: str, nth: int = 1) -> Killed:
     """Run the child until it is killed at the point; anything else it does is a failure."""
     # Several units, and a commit for each, so that there is a middle to be killed in. The
     # next process cuts its slices at other positions.
-    many = scene.settings.model_copy(update={"queue_flush_chunk_rows": 20, "deliver_units_per_commit_max": 1})
+    many = scene.settings.model_copy(update={"queue_flush_chunk_rows": 20})
     child = command("write", many, point, table=scene.table, nth=nth)
     ended = warm.run(child, cwd=ROOT, timeout=60)
     lines = ended.stdout.splitlines()

@@ -77,7 +77,7 @@ def _child(arguments: list[str]) -> Iterator[Child]:
 
 def _settings(make_settings: MakeSettings, layout: str, leases: str = "files") -> Settings:
     """A queue with its table; leases in PostgreSQL do not need the lake to be there too."""
-    settings = make_settings("sqlite", queue_layout=layout, lake_commit_attempts_max=100)
+    settings = make_settings("sqlite", queue_layout=layout)
     if leases == "postgres":
         url = make_settings("postgres").catalog_url
         settings = settings.model_copy(update={"queue_lease_postgres": SecretStr(url.get_secret_value())})

@@ -53,9 +53,9 @@ def test_the_default_home_is_a_folder_in_the_current_one(tmp_path: Path) -> None
 
 
 def test_the_file_wins_over_the_default(home: Path) -> None:
-    _write(home, 'log_level = "debug"\nlake_commit_attempts_max = 3\nlog_json = true')
+    _write(home, 'log_level = "debug"\nlake_threads_max = 3\nlog_json = true')
     found = load_settings(home)
-    assert (found.log_level, found.lake_commit_attempts_max, found.log_json) == ("debug", 3, True)
+    assert (found.log_level, found.lake_threads_max, found.log_json) == ("debug", 3, True)
 
 
 def test_the_environment_wins_over_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,12 +169,11 @@ def test_a_wrong_value_in_the_environment_is_named(name: str, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("lake_commit_attempts_max", 0),
-        ("lake_commit_attempts_max", 1001),
+        ("lake_threads_max", 1025),
         ("lake_transaction_seconds_max", 0),
         ("lake_target_file_bytes", 1024),
         ("lake_threads_max", -1),
-        ("deliver_units_per_commit_max", 0),
+        ("queue_flush_chunk_rows", 0),
         ("queue_max_db_bytes", -1),
         ("deliver_task_memory_mb", 1),
         ("spark_driver_memory_mb", 1),

@@ -276,9 +276,9 @@ def test_large_outputs_are_cut_near_the_target_size(lake: Lake, make_settings: M
 
 
 def test_units_go_in_batches_of_a_bounded_size(lake: Lake, make_settings: MakeSettings, tmp_path: Path) -> None:
-    settings = make_settings("duckdb", deliver_units_per_commit_max=3)
     create_table(lake)
-    deliverer(lake, settings).run(source_of(event_files(tmp_path / "in", 8)))
+    work = Deliverer(lake, InlineRunner(), make_settings("duckdb"), units_per_commit_max=3)
+    work.run(source_of(event_files(tmp_path / "in", 8)))
     with lake.ledger() as ledger:
         assert len({each.snapshot_id for each in ledger.deliveries()}) == 3
     assert_exactly_once(lake, 8)

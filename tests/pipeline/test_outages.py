@@ -6,6 +6,7 @@ import pytest
 
 from catchment.errors import CommitUnknownError, ConflictError, FencedError, LakeUnavailableError
 from catchment.foundation import faults
+from catchment.lake import lake as lake_module
 from catchment.pipeline import Deliverer, ParquetFiles, Retirement
 from catchment.testing import EmbeddedPostgres, InlineRunner
 from tests.conftest import MakeSettings
@@ -27,9 +28,10 @@ def test_a_commit_whose_connection_breaks_is_redone_once_the_ledger_was_asked(
 
 
 def test_a_broken_connection_during_commit_is_not_called_a_conflict(
-    make_settings: MakeSettings, postgres: EmbeddedPostgres, tmp_path: Path
+    make_settings: MakeSettings, postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings("postgres", lake_commit_attempts_max=1)
+    monkeypatch.setattr(lake_module, "COMMIT_ATTEMPTS_MAX", 1)
+    settings = make_settings("postgres")
     conninfo = settings.catalog_url.get_secret_value().removeprefix("postgres:")
     with new_lake(settings, events=True) as lake:
         files = event_files(tmp_path / "in", 1)
@@ -73,8 +75,11 @@ def test_conflicts_are_redone_and_the_files_kept(catalog: str, make_settings: Ma
         assert_exactly_once(lake, 4)
 
 
-def test_a_delivery_gives_up_after_a_bounded_number_of_conflicts(make_settings: MakeSettings, tmp_path: Path) -> None:
-    settings = make_settings("duckdb", lake_commit_attempts_max=3)
+def test_a_delivery_gives_up_after_a_bounded_number_of_conflicts(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_module, "COMMIT_ATTEMPTS_MAX", 3)
+    settings = make_settings("duckdb")
     reached: list[int] = []
 
     def fail() -> None:

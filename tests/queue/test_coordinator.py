@@ -18,7 +18,7 @@ from catchment.foundation import events, faults
 from catchment.foundation.events import Event
 from catchment.foundation.ids import TableId
 from catchment.pipeline.flush import FlushPipeline
-from catchment.queue import policy
+from catchment.queue import coordinator, policy
 from catchment.queue.buffer import TableFlush
 from catchment.queue.policy import Trigger
 from catchment.queue.queue_writer import DIRECT
@@ -323,8 +323,15 @@ def test_chosen_rows_that_another_process_delivers_first_are_not_delivered_again
     assert_delivered(queue, range(9))
 
 
+@pytest.fixture
+def no_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write at the cap does not have the buffer flushed first."""
+    monkeypatch.setattr(coordinator, "FULL_WAIT_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("no_wait_for_room")
 def test_at_the_cap_writes_are_pushed_back_whole_and_there_is_room_after_a_flush(make_queue: MakeQueue) -> None:
-    queue = make_queue(queue_max_db_bytes=3_000_000, queue_full_wait_seconds=0)
+    queue = make_queue(queue_max_db_bytes=3_000_000)
     taken: list[int] = []
 
     with pytest.raises(BackpressureError) as pushed_back:
@@ -342,7 +349,7 @@ def test_at_the_cap_writes_are_pushed_back_whole_and_there_is_room_after_a_flush
 
 
 def test_at_the_cap_a_write_first_has_what_is_there_flushed(make_queue: MakeQueue) -> None:
-    queue = make_queue(queue_max_db_bytes=3_000_000, queue_full_wait_seconds=5)
+    queue = make_queue(queue_max_db_bytes=3_000_000)
     for start in range(0, 1_000, 50):
         assert queue.coordinator.enqueue(EVENTS, _wide_rows(start, 50)).source != DIRECT
     assert queue.lake_rows()
@@ -351,8 +358,9 @@ def test_at_the_cap_a_write_first_has_what_is_there_flushed(make_queue: MakeQueu
     assert_audited(queue)
 
 
+@pytest.mark.usefixtures("no_wait_for_room")
 def test_at_the_cap_rows_may_go_past_the_queue(make_queue: MakeQueue) -> None:
-    queue = make_queue(queue_max_db_bytes=1, queue_full_wait_seconds=0, queue_bypass=True)
+    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True)
     heard: list[Event] = []
     with events.listening(heard.append):
         ack = queue.write(range(5))
@@ -362,8 +370,9 @@ def test_at_the_cap_rows_may_go_past_the_queue(make_queue: MakeQueue) -> None:
     assert queue.lake_rows() == once_each(range(5))
 
 
+@pytest.mark.usefixtures("no_wait_for_room")
 def test_rows_that_go_past_the_queue_are_brought_into_the_tables_columns_too(make_queue: MakeQueue) -> None:
-    queue = make_queue(queue_max_db_bytes=1, queue_full_wait_seconds=0, queue_bypass=True)
+    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True)
     queue.sql("ALTER TABLE events ADD COLUMN note VARCHAR DEFAULT 'none'")
     queue.coordinator.enqueue(EVENTS, pa.table({"KIND": ["k1"], "Id": pa.array([1], pa.int32())}))
     assert queue.lake_rows() == {(1, "k1", "none"): 1}

@@ -16,6 +16,7 @@ from catchment.foundation import faults
 from catchment.foundation.clock import SystemClock
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
+from catchment.pipeline import deliver
 from catchment.queue import Buffer, DqCoordinator, FlushPayload, QueueRuntime, TableFlush, open_buffer
 from catchment.queue.buffer import Progress
 from catchment.queue.policy import RETRY_SECONDS_MAX, Trigger
@@ -148,9 +149,10 @@ def test_an_orphan_is_sealed_with_the_rows_that_are_only_in_its_wal(make_setting
 
 @pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_a_force_flush_drains_all_slices_and_segments_and_ends_though_writers_go_on(
-    layout: str, make_settings: MakeSettings
+    layout: str, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings("sqlite", queue_layout=layout, queue_flush_chunk_rows=10, deliver_units_per_commit_max=3)
+    monkeypatch.setattr(deliver, "UNITS_PER_COMMIT_MAX", 3)
+    settings = make_settings("sqlite", queue_layout=layout, queue_flush_chunk_rows=10)
     with new_queue(settings) as queue:
         for number in range(9):
             queue.enqueue(EVENTS, event_rows(range(number * 11, number * 11 + 11)), session=f"session {number}")

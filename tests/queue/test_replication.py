@@ -11,6 +11,7 @@ from catchment.errors import BackpressureError, NotSupportedError, SeqGapError, 
 from catchment.foundation import faults
 from catchment.foundation.ids import TableId
 from catchment.lake.types import Column
+from catchment.queue import coordinator
 from catchment.queue.replication import LogRows
 from tests.conftest import MakeSettings
 from tests.queue.queues import (
@@ -43,6 +44,12 @@ def copy(make_settings: MakeSettings) -> Iterator[QueueScene]:
     """A second queue, on a lake of its own."""
     with closing(QueueScene("shared", make_settings("sqlite", queue_layout="shared"))) as scene:
         yield scene
+
+
+@pytest.fixture
+def no_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write at the cap does not have the buffer flushed first."""
+    monkeypatch.setattr(coordinator, "FULL_WAIT_SECONDS", 0)
 
 
 def _shipped(first: int, last: int, table: TableId = T7) -> LogRows:
@@ -241,8 +248,9 @@ def _t7(queue: QueueScene) -> dict[TableId, int]:
     return dict(queue.coordinator.replication.log.positions("t7"))
 
 
+@pytest.mark.usefixtures("no_wait_for_room")
 def test_a_full_buffer_refuses_rows_of_a_retained_schema_and_others_bypass_it(make_queue: MakeQueue) -> None:
-    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
+    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True)
     create_table(queue.lake, T7)
     queue.write(range(5), T7)
     queue.coordinator.replication.retain_log("t7")
@@ -255,8 +263,9 @@ def test_a_full_buffer_refuses_rows_of_a_retained_schema_and_others_bypass_it(ma
     assert queue.lake_rows(T7) == queue.lake_rows() == once_each(range(5))
 
 
+@pytest.mark.usefixtures("no_wait_for_room")
 def test_holding_a_schema_waits_for_writes_that_bypass_the_buffer(make_queue: MakeQueue) -> None:
-    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True, queue_full_wait_seconds=0)
+    queue = make_queue(queue_max_db_bytes=1, queue_bypass=True)
     seen: list[int] = []
     is_held = threading.Event()
 

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import adbc_driver_flightsql.dbapi as flight
 
 from catchment.foundation.settings import Settings
-from tests.acceptance.shell import COMMAND, KEPT
+from tests.acceptance.shell import KEPT, command_with
 from tests.shortcuts import warm
 from tests.waiting import PATIENCE_S
 
@@ -19,8 +19,10 @@ from tests.waiting import PATIENCE_S
 class ServerProcess:
     """`catchment serve` on one home: started, stopped, killed, and restarted on its port."""
 
-    def __init__(self, home: Path, **environment: str) -> None:
+    def __init__(self, home: Path, constants: Mapping[str, float] | None = None, /, **environment: str) -> None:
+        """`constants` are given other values in its process, see `patched_command`."""
         self.home = home
+        self._constants = constants
         self.port = 0
         self._environment = environment
         self._process: warm.Process | None = None
@@ -51,7 +53,7 @@ class ServerProcess:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         with (self.home / "serve.err").open("a") as err:
             process = self._process = warm.Process(
-                [COMMAND, "serve", "--port", str(self.port), "--home", self.home],
+                [*command_with(self._constants), "serve", "--port", str(self.port), "--home", self.home],
                 env={**kept, "HOME": str(self.home), "COLUMNS": "200", **self._environment},
                 stdout=warm.PIPE,
                 stderr=err,
@@ -109,9 +111,9 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(home: Path, **environment: str) -> Iterator[ServerProcess]:
+def serving(home: Path, constants: Mapping[str, float] | None = None, /, **environment: str) -> Iterator[ServerProcess]:
     """A server that is killed at the end: a clean stop would start Spark to flush leftover rows."""
-    server = ServerProcess(home, **environment)
+    server = ServerProcess(home, constants, **environment)
     try:
         server.start()
         yield server

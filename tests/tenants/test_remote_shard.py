@@ -14,6 +14,7 @@ from catchment.errors import CatchmentError, InputError, ShardUnreachableError
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.foundation.settings import MIB, Settings
 from catchment.tenants.shard import WAITS
+from catchment.tenants.transport import remote_shard
 from catchment.tenants.transport import shard_messages as wire
 from catchment.tenants.transport.remote_shard import RemoteShard
 from tests.tenants.two_shards import T7, A, events
@@ -60,8 +61,8 @@ def suppressed(action: Callable[[], object]) -> None:
 
 
 def test_a_write_to_another_shard_is_waited_for_as_long_as_it_may_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(queue_full_wait_seconds=11)
-    shard = RemoteShard(A, "grpc://127.0.0.1:1", settings)
+    monkeypatch.setattr(remote_shard, "FULL_WAIT_SECONDS", 11)
+    shard = RemoteShard(A, "grpc://127.0.0.1:1", Settings())
     waits: list[float] = []
 
     def answer(_action: bytes, *, metadata: object, timeout: float) -> bytes:

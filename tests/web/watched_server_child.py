@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from catchment.foundation.settings import load_settings
+from catchment.server import statement_log
 from catchment.server.flight_server import FlightServer
 from catchment.status import background
 from catchment.testing import InlineRunner
@@ -22,9 +23,9 @@ def main() -> None:
         Path(home),
         server_port=0,
         server_web_port=web_port,
-        # Every statement is a slow one.
-        server_slow_statement_seconds=0,
     )
+    # Every statement is a slow one.
+    statement_log.SLOW_SECONDS = 0
     # Every answer is of this moment.
     background.AGE_SECONDS_MAX = 0
     server = FlightServer(settings)

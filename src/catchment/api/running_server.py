@@ -43,4 +43,4 @@ def _server(app: App, held: BufferHeldError) -> LocalClient:
     found = server_file.find(app.settings)
     if found is None:
         raise held
-    return LocalClient(found, app.settings)
+    return LocalClient(found)

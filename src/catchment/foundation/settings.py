@@ -35,11 +35,18 @@ _LAKE_NAMES_TAKEN = ("main", "temp", "system", "memory", "pg_catalog", "informat
 # Former settings, and their replacements.
 _REMOVED = {
     "deliver_adopt_bytes_min": "is a constant now, 16 MiB; `--mode adopt` and `--mode rewrite` override it",
-    "lake_lock_timeout_seconds": "is a constant now, 120 s per attempt of lake_commit_attempts_max",
+    "deliver_units_per_commit_max": "is a constant now, 5,000; 2,500 in a legacy import",
+    "lake_commit_attempts_max": "is a constant now, 20",
+    "lake_lock_timeout_seconds": "is a constant now, 120 s per attempt to commit",
     "queue_checkpoint_bytes": "is a constant now, 512 MiB",
+    "queue_full_wait_seconds": "is a constant now, 5 s",
     "queue_retry_seconds_max": "is a constant now, 300 s",
     "server_batch_rows_max": "is a constant now, 1,000,000 rows",
+    "server_message_bytes_max": "is a constant now, 64 MiB",
     "server_prepared_max": "is a constant now, 1,000 per session",
+    "server_result_bytes_max": "is a constant now, 256 MiB",
+    "server_slow_statement_seconds": "is a constant now, 1 s",
+    "server_stall_seconds_max": "is a constant now, 60 s",
     "server_statement_bytes_max": "is a constant now, 1 MiB",
     "shard_report_seconds": "is a constant now, 5 s",
     "spark_restart_seconds_max": "is a constant now, 60 s",
@@ -92,9 +99,6 @@ class Settings(BaseSettings):
     lake_data_path: str | None = _setting(None, "Folder of the lake's Parquet files; default: `data` in the home.")
     lake_name: str = _setting("lake", "Name under which DuckDB attaches the lake.", pattern="^[A-Za-z][A-Za-z0-9_]*$")
     lake_target_file_bytes: int = _setting(128 * MIB, "Target size of Parquet files.", unit="bytes", ge=MIB)
-    lake_commit_attempts_max: int = _setting(
-        20, "Attempts to commit against conflicting writers.", unit="tries", ge=1, le=1000
-    )
     lake_transaction_seconds_max: float = _setting(
         600, "Maximum duration of a write transaction; a longer one is rolled back and repeated.", unit="seconds", gt=0
     )
@@ -132,7 +136,6 @@ class Settings(BaseSettings):
         None, "Certificates of the authority that issued the other shards' certificates; default: the system's."
     )
 
-    deliver_units_per_commit_max: int = _setting(5_000, "Maximum number of units per commit.", unit="units", ge=1)
     deliver_task_memory_mb: int = _setting(
         1024, "DuckDB memory limit of one Spark task; it spills beyond that.", unit="MiB", ge=64
     )
@@ -165,9 +168,6 @@ class Settings(BaseSettings):
     )
     queue_bypass: bool = _setting(
         False, "At the buffer's size limit, write to the lake directly instead of refusing writes."
-    )
-    queue_full_wait_seconds: float = _setting(
-        5, "At the buffer's size limit, how long a write waits for a flush to free space.", unit="seconds", ge=0
     )
     queue_auto_create_tables: bool = _setting(False, "Create a missing table from the first rows written to it.")
     queue_schema_check_seconds: float = _setting(
@@ -206,25 +206,12 @@ class Settings(BaseSettings):
         60, "Idle time after which a transaction is rolled back.", unit="seconds", gt=0
     )
     server_statement_seconds_max: float = _setting(300, "Statement timeout.", unit="seconds", gt=0)
-    server_stall_seconds_max: float = _setting(
-        60, "How long a call waits for its client to read or send the next message.", unit="seconds", gt=0
-    )
-    server_slow_statement_seconds: float = _setting(
-        1, "Duration above which a statement is listed as slow in the status, up to 50 of them.", unit="seconds", ge=0
-    )
     server_statements_max: int = _setting(
         32, "Maximum number of concurrent statements: this many reads, and as many others.", unit="statements", ge=1
     )
-    server_message_bytes_max: int = _setting(64 * MIB, "Maximum size of a message.", unit="bytes", ge=MIB)
     server_write_bytes_max: int = _setting(
         1024 * MIB,
         "Maximum size of one write to the queue, or of all writes to it in one transaction.",
-        unit="bytes",
-        ge=MIB,
-    )
-    server_result_bytes_max: int = _setting(
-        256 * MIB,
-        "Maximum size of a result that is kept for a client that sends another request before reading it.",
         unit="bytes",
         ge=MIB,
     )

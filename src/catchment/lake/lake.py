@@ -61,13 +61,15 @@ _CONNECTION: dict[str, sql.Value] = {
 # committing that many files.
 _FILES_ALONE_MIN = 100
 _SHAPES_MAX = 1_000
+# With the waits between them 13 to 27 s: longer than a catalog's database usually takes to restart.
+# Conflicts are rare, because writers take turns at the commit lock.
+COMMIT_ATTEMPTS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeLimits:
-    """Limits of writes to a lake: attempts, waits, file size, threads."""
+    """Limits of writes to a lake: waits, file size, threads."""
 
-    commit_attempts_max: int = 20
     # Longer than a merge of files usually takes; a wait that fails counts as one attempt to commit.
     lock_timeout_s: float = 120
     transaction_s_max: float = 600
@@ -139,7 +141,6 @@ class Lake:
             name=settings.lake_name,
         )
         limits = LakeLimits(
-            commit_attempts_max=settings.lake_commit_attempts_max,
             transaction_s_max=settings.lake_transaction_seconds_max,
             target_file_bytes=settings.lake_target_file_bytes,
             threads_max=settings.lake_threads_max,
@@ -426,7 +427,7 @@ class Lake:
 
     def redo(self) -> Backoff:
         """Return the backoff for conflicting commits."""
-        return Backoff(attempts_max=self.limits.commit_attempts_max, first_ms=20, wait_ms_max=2_000)
+        return Backoff(attempts_max=COMMIT_ATTEMPTS_MAX, first_ms=20, wait_ms_max=2_000)
 
     def _hold(self, wal: OpenWal) -> None:
         try:

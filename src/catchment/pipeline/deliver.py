@@ -23,6 +23,10 @@ from catchment.pipeline.plan import ADOPT_BYTES_MIN, Bounds, Plan, Unit, plan
 from catchment.pipeline.runner import Runner
 from catchment.pipeline.work import Mode, UnitFailure
 
+# Limits the files that one transaction registers and the work that a failed commit loses; large
+# enough that the fixed cost of a commit does not matter.
+UNITS_PER_COMMIT_MAX = 5_000
+
 Retire = Callable[[Unit], None]
 
 
@@ -95,7 +99,7 @@ class Deliverer:
         self.bounds = Bounds(
             file_bytes=settings.lake_target_file_bytes,
             adopt_bytes_min=ADOPT_BYTES_MIN,
-            units_per_commit_max=units_per_commit_max or settings.deliver_units_per_commit_max,
+            units_per_commit_max=units_per_commit_max or UNITS_PER_COMMIT_MAX,
             parallelism=runner.parallelism,
             file_bytes_min=file_bytes_min,
             bytes_per_commit_max=bytes_per_commit_max,

@@ -51,6 +51,10 @@ from catchment.queue.replicated_queue import ReplicatedQueue
 from catchment.queue.stranded import StrandedRows
 from catchment.queue.table_schemas import TableSchemas
 
+# How long a write waits for room in a full buffer: a few flushes of a lake that works, and shorter
+# than clients usually wait for an answer. Writers to another shard add it to their own timeout.
+FULL_WAIT_SECONDS = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
@@ -374,7 +378,7 @@ class DqCoordinator:
 
     def _make_room(self, size: int) -> bool:
         """Flush, or wait for flushes under way, until there is room or the time is up."""
-        give_up_s = self._clock.monotonic_s() + self._settings.queue_full_wait_seconds
+        give_up_s = self._clock.monotonic_s() + FULL_WAIT_SECONDS
         while (left_s := give_up_s - self._clock.monotonic_s()) > 0:
             now = self._clock.now()
             full = [state.table for state in self.buffer.tables() if state.rows]

@@ -18,6 +18,7 @@ import grpc
 from catchment.app import App
 from catchment.control import ControlDatabase
 from catchment.errors import MachineError, RetryableError
+from catchment.flight_protocol import message_sizes
 from catchment.foundation import events, server_file
 from catchment.foundation.settings import Settings
 from catchment.server import memory, web_auth
@@ -191,9 +192,7 @@ class FlightServer:
 
 
 def _statement_log(app: App) -> StatementLog:
-    settings = app.settings
-    slow_seconds, log_sql = settings.server_slow_statement_seconds, settings.log_sql
-    return StatementLog(app.meters, slow_seconds=slow_seconds, clock=app.clock, log_sql=log_sql)
+    return StatementLog(app.meters, clock=app.clock, log_sql=app.settings.log_sql)
 
 
 def _grpc_server(service: FlightService, settings: Settings) -> grpc.Server:
@@ -201,7 +200,7 @@ def _grpc_server(service: FlightService, settings: Settings) -> grpc.Server:
     # cancellations and closing. Further calls wait, up to a limit.
     threads = settings.server_sessions_max + 2 * settings.server_statements_max + _THREADS_SPARE
     options = (
-        ("grpc.max_receive_message_length", settings.server_message_bytes_max),
+        ("grpc.max_receive_message_length", message_sizes.MESSAGE_BYTES_MAX),
         # Two servers on one port would each get some of the calls.
         ("grpc.so_reuseport", 0),
         # Detects clients that are gone without having disconnected.

@@ -15,8 +15,8 @@ import pyarrow as pa
 from catchment.errors import BufferHeldError
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol import message_sizes
 from catchment.foundation.server_file import RunningServer
-from catchment.foundation.settings import Settings
 from catchment.server.access.users import LOCAL
 from catchment.server.encoding import messages, wire
 from catchment.tenants.transport.reported_errors import reported_error
@@ -30,12 +30,12 @@ _OPTIONS = (("grpc.enable_http_proxy", 0),)
 class LocalClient:
     """A session on the server of a home."""
 
-    def __init__(self, server: RunningServer, settings: Settings) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self._server = server
         self._limits = wire.Limits(
             batch_rows=wire.BATCH_ROWS_MAX,
-            message_bytes=settings.server_message_bytes_max,
-            kept_bytes=settings.server_result_bytes_max,
+            message_bytes=message_sizes.MESSAGE_BYTES_MAX,
+            kept_bytes=wire.RESULT_BYTES_MAX,
         )
         login = base64.b64encode(f"{LOCAL}:{server.token}".encode()).decode()
         self._authorization = f"Basic {login}"

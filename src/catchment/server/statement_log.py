@@ -14,6 +14,8 @@ from catchment.server.values import Principal
 from catchment.status.model import StatementStatus
 
 SLOW_MAX = 50
+# Far above what a statement on a few files takes, so that the list shows what deserves a look.
+SLOW_SECONDS = 1.0
 TEXT_CHARACTERS_MAX = 2_000
 _SESSION_CHARACTERS = 6
 
@@ -21,11 +23,13 @@ _SESSION_CHARACTERS = 6
 class StatementLog:
     """The statements of a server, running and finished. Thread-safe."""
 
-    def __init__(self, meters: Meters, *, slow_seconds: float, clock: Clock, log_sql: bool = False) -> None:
+    def __init__(
+        self, meters: Meters, *, clock: Clock, slow_seconds: float | None = None, log_sql: bool = False
+    ) -> None:
         """`log_sql` is whether the log may contain the text of statements."""
         self._log_sql = log_sql
         self._meters = meters
-        self._slow_seconds = slow_seconds
+        self.slow_seconds = SLOW_SECONDS if slow_seconds is None else slow_seconds
         self._clock = clock
         self._numbers = count()
         # Written without a lock: each statement has its own key.
@@ -53,7 +57,7 @@ class StatementLog:
         elif events.is_logged(logging.DEBUG):
             said = {"sql": statement.text} if self._log_sql else {}
             events.emit("statement_finished", level=logging.DEBUG, seconds=round(seconds, 4), **said)
-        if seconds >= self._slow_seconds:
+        if seconds >= self.slow_seconds:
             with self._mutex:
                 self._slow.appendleft(self._shown(statement, seconds))
 

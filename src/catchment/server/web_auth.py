@@ -38,7 +38,7 @@ def sessions(registry: SessionRegistry, log: StatementLog, settings: Settings) -
         sessions_total=len(found),
         sessions_max=settings.server_sessions_max,
         statements_running=len(running),
-        slow_seconds=settings.server_slow_statement_seconds,
+        slow_seconds=log.slow_seconds,
         sessions=tuple(_session(each, now_s) for each in found[:SESSIONS_SHOWN_MAX]),
         running=running,
         slow=log.slow(),

@@ -8,11 +8,9 @@ import os
 import random
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,6 +24,8 @@ from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.server.encoding import messages
 from catchment.server.flight.actions import ACTIONS
+from tests.acceptance.shell import command_with
+from tests.repo.source_tree import ROOT
 from tests.server.raw_client import SERVICE, Client, descriptor, ingest
 from tests.server.sql import sandbox_statements
 from tests.waiting import PATIENCE_S
@@ -62,9 +62,9 @@ SETTINGS = {
     "CATCHMENT_LAKE_THREADS_MAX": "1",
     "CATCHMENT_SERVER_MEMORY_MB": "512",
     "CATCHMENT_SERVER_SESSIONS_MAX": "500",
-    "CATCHMENT_SERVER_MESSAGE_BYTES_MAX": str(4 << 20),
     "CATCHMENT_SERVER_STATEMENT_SECONDS_MAX": "20",
 }
+CONSTANTS = {"catchment.flight_protocol.message_sizes.MESSAGE_BYTES_MAX": 4 << 20}
 campaign = settings(
     deadline=None,
     database=None,
@@ -107,7 +107,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     home = tmp_path_factory.mktemp("fuzz")
     log = (home.parent / f"{home.name}.log").open("w")
     process = subprocess.Popen(
-        [Path(sys.executable).parent / "catchment", "serve", "--home", str(home), "--port", "0"],
+        [*command_with(CONSTANTS), "serve", "--home", str(home), "--port", "0"],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol import message_sizes
 from catchment.foundation.settings import MIB, Settings
 from catchment.server.encoding import messages, wire
 from catchment.server.sessions import session as sessions
@@ -25,15 +26,15 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], C
         server_port=0,
         server_sessions_max=4,
         server_statements_max=1,
-        server_message_bytes_max=MIB,
         server_write_bytes_max=MIB,
-        server_result_bytes_max=MIB,
         server_memory_mb=64,
     )
     clients: list[Client] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_sizes, "MESSAGE_BYTES_MAX", MIB)
         patch.setattr(messages, "STATEMENT_BYTES_MAX", 1024)
         patch.setattr(wire, "BATCH_ROWS_MAX", 100)
+        patch.setattr(wire, "RESULT_BYTES_MAX", MIB)
         patch.setattr(sessions, "PREPARED_MAX", 3)
         with server(settings) as running:
 

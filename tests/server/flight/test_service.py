@@ -13,6 +13,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol import message_sizes
 from catchment.foundation.settings import MIB, Settings
 from catchment.server.encoding import messages, wire
 from catchment.server.flight_server import FlightServer
@@ -40,8 +41,9 @@ ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", None]})
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlightServer]:
     home = tmp_path_factory.mktemp("flight")
-    settings = Settings(home=home, server_port=0, server_statements_max=4, server_message_bytes_max=MIB)
+    settings = Settings(home=home, server_port=0, server_statements_max=4)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_sizes, "MESSAGE_BYTES_MAX", MIB)
         patch.setattr(wire, "BATCH_ROWS_MAX", 10_000)
         patch.setattr(messages, "STATEMENT_BYTES_MAX", 2_000)
         with server(settings) as found:

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, InputError, LimitError
+from catchment.foundation.settings import MIB
 from catchment.server.encoding import decoded_size, ipc
 
 # Clients refuse larger messages than they expect: Grafana's limit is 4 MiB, that of ADBC's driver
 # 16 MiB.
-MESSAGE_BYTES = 2 * 1024 * 1024
+MESSAGE_BYTES = 2 * MIB
 # Rows in one batch of an upload. A column of Arrow's null type has rows and no bytes.
 BATCH_ROWS_MAX = 1_000_000
+# A result that is kept in memory: the rest of one that was not read before its session's next
+# statement, the rows of a write, or those that another server sends. It bounds what one session
+# takes from the process, beside DuckDB's own memory.
+RESULT_BYTES_MAX = 256 * MIB
 
 _CONTINUATION = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8

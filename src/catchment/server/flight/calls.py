@@ -28,6 +28,10 @@ _WAIT_S = 1.0
 # How often a call that waits for a slot checks whether it was cancelled.
 _POLL_S = 0.2
 STREAMS_PER_SESSION_MAX = 8
+# How long a call waits for its client to read or send the next message: long enough for a client
+# that processes each batch before it asks for the next one, and a client that has stopped frees its
+# place within it. The hint of StalledError states the number.
+STALL_SECONDS_MAX = 60
 Code = grpc.StatusCode
 # Codes that are, or may be, the server's fault; all others concern the client's statement.
 _SERVER_FAULTS = (Code.INTERNAL, Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED, Code.UNKNOWN)
@@ -47,7 +51,6 @@ class CallLimits:
     statements_max: int
     seconds_max: float
     streams_max: int = 100
-    stall_seconds_max: float = 60
 
 
 class Calls:
@@ -106,7 +109,7 @@ class Calls:
         A slot is held while a message is built, not while the client reads it; reading has a
         separate time limit.
         """
-        with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
+        with self._watchdog.pacing(call, context.cancel, STALL_SECONDS_MAX) as pace:
             while True:
                 with self._read_slot(call):
                     message = next(messages, None)
@@ -124,7 +127,7 @@ class Calls:
         after. Reading once more waits for that report, so that a partial upload is never mistaken
         for a complete one.
         """
-        with self._watchdog.pacing(call, context.cancel, self._limits.stall_seconds_max) as pace:
+        with self._watchdog.pacing(call, context.cancel, STALL_SECONDS_MAX) as pace:
             try:
                 while True:
                     pace.begin()

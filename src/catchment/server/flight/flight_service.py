@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from catchment.errors import CatchmentError, InputError, NotSupportedError
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol import message_sizes
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server.access.auth import Authenticator
@@ -52,7 +53,6 @@ class FlightService(grpc.GenericRpcHandler):
         self._settings = settings
         self._log = log or StatementLog(
             registry.engine.app.meters,
-            slow_seconds=settings.server_slow_statement_seconds,
             clock=registry.engine.clock,
             log_sql=settings.log_sql,
         )
@@ -62,7 +62,6 @@ class FlightService(grpc.GenericRpcHandler):
                 statements_max=settings.server_statements_max,
                 seconds_max=settings.server_statement_seconds_max,
                 streams_max=settings.server_sessions_max,
-                stall_seconds_max=settings.server_stall_seconds_max,
             ),
             clock=clock,
             log_sql=settings.log_sql,
@@ -70,7 +69,7 @@ class FlightService(grpc.GenericRpcHandler):
         self._actions = Actions(self._lookup, settings, shard)
         self._limits = wire.Limits(
             batch_rows=wire.BATCH_ROWS_MAX,
-            message_bytes=settings.server_message_bytes_max,
+            message_bytes=message_sizes.MESSAGE_BYTES_MAX,
             kept_bytes=settings.server_write_bytes_max,
         )
         self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {

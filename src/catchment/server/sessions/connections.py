@@ -16,6 +16,7 @@ from catchment.errors import CancelledError, EngineFailedError, InputError, Limi
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.instance import Origin
 from catchment.lake.types import Column
+from catchment.server.encoding import wire
 from catchment.server.values import Call
 
 # Errors that DuckDB raises if a table's lake is unavailable, or was so when the connection was
@@ -76,7 +77,6 @@ class Connection:
         raw: duckdb.DuckDBPyConnection,
         *,
         origin: Origin,
-        result_bytes_max: int,
         require_lake: Callable[[], None],
     ) -> None:
         """`raw` is DuckDB's own connection. `require_lake` is called if a name or a file is not
@@ -91,7 +91,6 @@ class Connection:
         # DuckDB then continues the transaction, which may contain half of the statement's changes.
         self.has_failed = False
         self.lock = threading.RLock()
-        self._result_bytes_max = result_bytes_max
         self._live: LiveResult | None = None
         # The temporary tables through which rows for the queue pass, by target; a rollback drops
         # those made in its transaction.
@@ -142,7 +141,7 @@ class Connection:
             return
         with call.interruptible(self.interrupt):
             live, self._live = self._live, None
-            live.park(self._result_bytes_max)
+            live.park(wire.RESULT_BYTES_MAX)
         call.refuse_stopped()
 
     def abandon(self, reason: str) -> None:

@@ -158,7 +158,6 @@ class Engine:
         connection = Connection(
             raw,
             origin=origin,
-            result_bytes_max=self.settings.server_result_bytes_max,
             require_lake=require_lake or self.require_lake,
         )
         with self._connections_mutex:

@@ -24,6 +24,7 @@ from catchment.foundation import sql
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.queue import DqCoordinator, incoming
 from catchment.queue.incoming import size_of
+from catchment.server.encoding import wire
 from catchment.server.sessions import (
     buffered_reads,
     capture,
@@ -432,7 +433,7 @@ class Statements:
                 result = connection.stream(step.text, call, row)
                 result.and_then(held.pop_all().close)
             return StatementOutcome(None, result)
-        limit, parts, size = self.session.engine.settings.server_result_bytes_max, [], 0
+        limit, parts, size = wire.RESULT_BYTES_MAX, [], 0
         with self.session.reading_lake(permission.touched):
             for at in range(bound.num_rows):
                 parts.append(connection.table(step.text, call, parameter_row(statement, bound, at)))
@@ -499,7 +500,7 @@ class Statements:
 
         `on_partial` is called if only some of the rows succeeded.
         """
-        limit = self.session.engine.settings.server_result_bytes_max
+        limit = wire.RESULT_BYTES_MAX
         parts: list[pa.Table] = []
         try:
             for part in self._each(step, connection, call, bound):

@@ -29,6 +29,7 @@ from catchment.errors import (
 )
 from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.flight_protocol import message_sizes
 from catchment.flight_protocol.headers import AUTHORIZATION, ON_BEHALF
 from catchment.flight_protocol.request_ids import request_id_headers
 from catchment.foundation.clock import Clock
@@ -112,8 +113,8 @@ class PeerSession:
         self._seconds_max = settings.server_statement_seconds_max
         self._limits = wire.Limits(
             batch_rows=wire.BATCH_ROWS_MAX,
-            message_bytes=settings.server_message_bytes_max,
-            kept_bytes=settings.server_result_bytes_max,
+            message_bytes=message_sizes.MESSAGE_BYTES_MAX,
+            kept_bytes=wire.RESULT_BYTES_MAX,
         )
         self._login = shard_login(settings)
         self._behalf = (ON_BEHALF, f"{principal.role.name.lower()} {principal.tenant}")

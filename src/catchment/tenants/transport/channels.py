@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from catchment.flight_protocol import message_sizes
 from catchment.flight_protocol.headers import AUTHORIZATION, SHARD
 from catchment.foundation.settings import Settings
 
@@ -21,7 +22,7 @@ _OPTIONS = (
 def open_channel(location: str, settings: Settings) -> grpc.Channel:
     """Open a connection to a shard's server; it is established on first use."""
     parts = urlsplit(location)
-    options = (*_OPTIONS, ("grpc.max_receive_message_length", settings.server_message_bytes_max))
+    options = (*_OPTIONS, ("grpc.max_receive_message_length", message_sizes.MESSAGE_BYTES_MAX))
     if parts.scheme != "grpc+tls":
         return grpc.insecure_channel(parts.netloc, options)
     roots = settings.shard_ca

@@ -14,6 +14,7 @@ from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.lake.erase import Erased
 from catchment.queue.buffer import Ack
+from catchment.queue.coordinator import FULL_WAIT_SECONDS
 from catchment.queue.replication import LogRows
 from catchment.tenants.model import Positions, ShardId, TenantId
 from catchment.tenants.shard import WAITS
@@ -37,7 +38,7 @@ class RemoteShard:
         self._login = shard_login(settings)
         # A write may wait for the write barrier, for room in the queue, and for the replica. A
         # caller that gives up earlier does not know the outcome.
-        self._write_s = _CALL_S + sum((WAITS.gate_s, settings.queue_full_wait_seconds, WAITS.replica_s))
+        self._write_s = _CALL_S + sum((WAITS.gate_s, FULL_WAIT_SECONDS, WAITS.replica_s))
         self._channel = open_channel(location, settings)
         self._act: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(_DO_ACTION)
 
