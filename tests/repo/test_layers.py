@@ -29,12 +29,25 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"foundation", "errors"}),
 )
 
+# The rooms of the server, from the top down.
+SERVER_ROOMS: tuple[frozenset[str], ...] = (
+    # Composes the others; beside it, clients of a running server.
+    frozenset({"flight_server", "local_client", "status_client"}),
+    frozenset({"web_auth"}),
+    frozenset({"flight"}),
+    frozenset({"sessions"}),
+    frozenset({"shards"}),
+    frozenset({"sql"}),
+    frozenset({"access", "encoding", "statement_log"}),
+    frozenset({"values", "memory"}),
+)
+
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline", "api.front_door"),
     "py4j": ("pipeline",),
     "pyarrow.flight": (),
     "grpc": ("server", "tenants.transport"),
-    "argon2": ("server.users",),
+    "argon2": ("server.access.users",),
     "prometheus_client": ("web.metrics",),
     "starlette": ("web",),
     "jinja2": ("web.pages",),
@@ -100,6 +113,21 @@ def test_a_module_imports_only_from_its_own_package_and_from_layers_below() -> N
         for module in _named(modules())
         for imported in imports(module)
         if imported.startswith("catchment.") and not _may_import(module.name, imported.removeprefix("catchment."))
+    ]
+    assert upwards == []
+
+
+def test_a_room_of_the_server_imports_only_from_rooms_below() -> None:
+    levels = {room: level for level, rooms in enumerate(SERVER_ROOMS) for room in rooms}
+    prefix = "catchment.server."
+    upwards = [
+        f"{module.name} imports {imported}, which is not below it"
+        for module in _named(modules())
+        if module.name.startswith("server.") and module.name != "server.__init__"
+        for imported in imports(module)
+        if imported.startswith(prefix)
+        for own, other in [(module.name.split(".")[1], imported.removeprefix(prefix).partition(".")[0])]
+        if own != other and levels[own] >= levels[other]
     ]
     assert upwards == []
 

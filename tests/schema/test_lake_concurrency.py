@@ -23,7 +23,8 @@ class _Nobody(CommitLock):
     """A lock that excludes no other process."""
 
     @contextmanager
-    def held(self, timeout_s: float) -> Iterator[None]:
+    def held(self, timeout_s: float, purpose: str = "") -> Iterator[None]:
+        del timeout_s, purpose
         yield
 
 

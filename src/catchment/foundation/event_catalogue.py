@@ -59,6 +59,11 @@ VERBS: dict[str, Verb] = {
     "session_opened": Verb(INFO, "A client opened a session.", ids=("session", "user")),
     "session_closed": Verb(INFO, "A session was closed.", ids=("session", "user")),
     "session_expired": Verb(INFO, "A session was idle for too long and was closed.", ids=("session", "user")),
+    "transaction_expired": Verb(
+        INFO,
+        "A client's transaction was rolled back: it was idle or open for too long, or DuckDB failed (`reason`).",
+        ids=("session", "user"),
+    ),
     "session_sweep_failed": Verb(ERROR, "Idle sessions could not be closed.", "Read the reason; it is tried again."),
     "statement_finished": Verb(DEBUG, "A statement ran.", ids=("request", "session", "user")),
     "statement_failed": Verb(

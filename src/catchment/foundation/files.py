@@ -11,7 +11,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -324,8 +324,11 @@ class FileLock:
         self._clock = clock
 
     @contextmanager
-    def held(self, *, timeout_s: float) -> Iterator[None]:
-        """Hold the lock inside the context; LockTimeoutError after `timeout_s`."""
+    def held(self, *, timeout_s: float, note: str = "") -> Iterator[None]:
+        """Hold the lock inside the context; LockTimeoutError after `timeout_s`.
+
+        While it is held, the file contains the `note`, for processes that wait.
+        """
         descriptor = self._open()
         try:
             give_up_at = self._clock.monotonic_s() + timeout_s
@@ -333,9 +336,22 @@ class FileLock:
                 if self._clock.monotonic_s() >= give_up_at:
                     raise LockTimeoutError(f"{self.path} has been locked for {timeout_s:g} s.", path=str(self.path))
                 self._clock.sleep(_LOCK_POLL_S)
-            yield
+            if note:
+                _replace_text(descriptor, note)
+            try:
+                yield
+            finally:
+                if note:
+                    _replace_text(descriptor, "")
         finally:
             os.close(descriptor)
+
+    def note(self) -> str:
+        """Return the note of the lock's holder; empty if it left none."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ""
 
     def take(self) -> "HeldLock | None":
         """Return the lock, or None if another process holds it."""
@@ -372,6 +388,13 @@ class HeldLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _replace_text(descriptor: int, text: str) -> None:
+    # On a full disk, the lock works without its note.
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
 
 
 def _try_lock(descriptor: int) -> bool:

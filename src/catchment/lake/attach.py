@@ -78,6 +78,15 @@ class LakeAddress:
     data_path: str
     name: str = "lake"
 
+    @property
+    def detects_conflicts(self) -> bool:
+        """Whether a transaction can commit after others have, unless their changes conflict.
+
+        With a SQLite catalog it cannot: SQLite refuses the write of a transaction that has read an
+        older state, so a writer must keep others from committing from its first write on.
+        """
+        return not isinstance(self.catalog, SqliteCatalog)
+
 
 def parse_catalog(url: str) -> Catalog:
     """Read `sqlite:PATH`, `duckdb:PATH` or `postgres:CONNINFO`."""

@@ -367,14 +367,14 @@ class Lake:
             faults.reach("deliver.before_commit")
 
     @contextmanager
-    def write(self, *, into: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    def write(self, *, into: Path | None = None, purpose: str = "a commit") -> Iterator[duckdb.DuckDBPyConnection]:
         """Run a write transaction under the commit lock; it is rolled back if the block raises.
 
         `into` is the folder that DuckLake itself writes files to inside the block. DuckLake does
         not sync them, so they are synced before the commit: after a power cut, a catalog must not
-        list lost files.
+        list lost files. Writers that wait for the lock see the `purpose`.
         """
-        with self.exclusive(), self._transaction(into=[] if into is None else [into]) as connection:
+        with self.exclusive(purpose=purpose), self._transaction(into=[] if into is None else [into]) as connection:
             yield connection
 
     @contextmanager
@@ -415,9 +415,12 @@ class Lake:
                 instance.close()
 
     @contextmanager
-    def exclusive(self, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold the commit lock, for write transactions on a connection of `cursor()`."""
-        with self._commit_lock.held(self.limits.lock_timeout_s if timeout_s is None else timeout_s):
+    def exclusive(self, timeout_s: float | None = None, *, purpose: str = "a commit") -> Iterator[None]:
+        """Hold the commit lock, for write transactions on a connection of `cursor()`.
+
+        LockTimeoutError names its holder; `purpose` is what others see while it is held here.
+        """
+        with self._commit_lock.held(self.limits.lock_timeout_s if timeout_s is None else timeout_s, purpose):
             yield
 
     def commit_on(self, connection: duckdb.DuckDBPyConnection, origin: Origin) -> None:

@@ -5,14 +5,17 @@ during a write. It does not make deliveries exactly-once: the ledger's fence doe
 without any lock.
 """
 
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import assert_never
 
 from catchment.errors import LockTimeoutError
-from catchment.foundation.clock import Clock
+from catchment.foundation.clock import Clock, SystemClock
 from catchment.foundation.files import FileLock
 from catchment.lake.attach import Catalog, DuckDbCatalog, PostgresCatalog, SqliteCatalog
 
@@ -22,40 +25,63 @@ def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
     match catalog:
         case DuckDbCatalog():
             # No other process can have the file open.
-            return CommitLock()
+            return CommitLock(clock=clock)
         case SqliteCatalog(path=path):
             return SharedFileLock(path.with_name(path.name + ".lock"), clock=clock)
         case PostgresCatalog(conninfo=conninfo):
             # Imported here, because it imports the PostgreSQL client.
             from catchment.lake.advisory import AdvisoryLock
 
-            return AdvisoryLock(conninfo)
+            return AdvisoryLock(conninfo, clock=clock)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """The holder of the commit lock, as waiting writers see it."""
+
+    purpose: str
+    since: datetime
+
+    def __str__(self) -> str:
+        return f"{self.purpose} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class CommitLock:
     """Excludes other threads of this process; subclasses exclude other processes too.
 
-    The lock is released if its holder dies.
+    The lock is released if its holder dies. While it is held, waiting writers can see the holder:
+    what it does, in which process, and since when.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or SystemClock()
         self._mutex = threading.Lock()
+        # The thread that has the mutex may still wait for another process.
+        self._holder: LockHolder | None = None
 
     @contextmanager
-    def held(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock, waiting at most `timeout_s` for each of its parts."""
+    def held(self, timeout_s: float, purpose: str = "a commit") -> Iterator[None]:
+        """Hold the lock, waiting at most `timeout_s` for each of its parts.
+
+        LockTimeoutError names the holder. `purpose` is shown to waiting writers of any tenant, so
+        it contains no names of users or tables.
+        """
         if not self._mutex.acquire(timeout=timeout_s):
-            raise LockTimeoutError(f"Another thread has been writing to the lake for {timeout_s:g} s.")
+            raise held_by(str(self._holder or "a process for which another writer of this one waits"))
         try:
-            with self._across_processes(timeout_s):
+            holder = LockHolder(f"{purpose} in process {os.getpid()}", self._clock.now())
+            with self._across_processes(timeout_s, holder):
+                self._holder = holder
                 yield
         finally:
+            self._holder = None
             self._mutex.release()
 
     @contextmanager
-    def _across_processes(self, timeout_s: float) -> Iterator[None]:
+    def _across_processes(self, timeout_s: float, holder: LockHolder) -> Iterator[None]:
+        del timeout_s, holder
         yield
 
     def close(self) -> None:
@@ -66,10 +92,23 @@ class SharedFileLock(CommitLock):
     """Excludes the other processes of this host, by a file next to the catalog."""
 
     def __init__(self, path: Path, *, clock: Clock) -> None:
-        super().__init__()
+        super().__init__(clock=clock)
         self._file = FileLock(path, clock=clock)
 
     @contextmanager
-    def _across_processes(self, timeout_s: float) -> Iterator[None]:
-        with self._file.held(timeout_s=timeout_s):
+    def _across_processes(self, timeout_s: float, holder: LockHolder) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._file.held(timeout_s=timeout_s, note=str(holder)))
+            except LockTimeoutError as error:
+                raise held_by(self._file.note() or "another process", path=error.facts["path"]) from None
             yield
+
+
+def held_by(holder: str, **facts: str) -> LockTimeoutError:
+    """Return the error of a writer that waited for the holder in vain."""
+    return LockTimeoutError(
+        f"The lake's commit lock is held by {holder}.",
+        hint="Try again when it has finished; it is released if that process or session ends.",
+        **facts,
+    )

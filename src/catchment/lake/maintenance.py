@@ -26,6 +26,7 @@ from catchment.lake.tables import LEDGER_SCHEMA, PACKAGE, Table
 
 _MERGED_FILES_PER_COMMIT_MAX = 8
 _BETWEEN_MERGES_S = 0.05
+_PURPOSE = "maintenance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ class _ActualRun(_DryRun):
         return merged
 
     def _merge_some(self, table: Table) -> int:
-        with self._lake.write(into=files.local_path(table.folder)) as connection:
+        with self._lake.write(into=files.local_path(table.folder), purpose=_PURPOSE) as connection:
             rows = connection.execute(
                 "SELECT files_processed "
                 "FROM ducklake_merge_adjacent_files(?, ?, schema => ?, max_compacted_files => ?)",
@@ -170,7 +171,7 @@ class _ActualRun(_DryRun):
         # The ledger is excluded from compaction, except inside this transaction, under the commit
         # lock, so that dead versions of its rows do not pile up in the catalog.
         call = f"CALL {sql.identifier(self._lake.name)}.set_option"
-        with self._lake.write() as connection:
+        with self._lake.write(purpose=_PURPOSE) as connection:
             connection.execute(f"{call}('auto_compact', true, schema => {sql.literal(LEDGER_SCHEMA)})")
             flushed = 0
             for name in ("producers", "deliveries"):
@@ -183,11 +184,11 @@ class _ActualRun(_DryRun):
         return flushed
 
     def expire(self, before: datetime) -> int:
-        with self._lake.write() as connection:
+        with self._lake.write(purpose=_PURPOSE) as connection:
             return len(_call(connection, "ducklake_expire_snapshots", self._lake.name, before, dry_run=False))
 
     def clean(self, before: datetime) -> int:
-        with self._lake.write() as connection:
+        with self._lake.write(purpose=_PURPOSE) as connection:
             return len(_call(connection, "ducklake_cleanup_old_files", self._lake.name, before, dry_run=False))
 
     def orphans(self, before: datetime) -> int:

@@ -247,7 +247,7 @@ class LakeEngine:
         """Run one transaction of the lake, with the schema in use."""
         started_s = self._lake.clock.monotonic_s()
         folder = files.local_path(self._lake.address.data_path) / self._schema
-        with self._lake.write(into=folder) as connection:
+        with self._lake.write(into=folder, purpose="a schema change") as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(self._lake.name, self._schema)}")
             connection.execute(f"USE {sql.qualified(self._lake.name, self._schema)}")
             yield connection

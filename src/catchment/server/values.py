@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from catchment.errors import CancelledError, StalledError, TimedOutError
+from catchment.errors import CancelledError, StalledError, StateError, TimedOutError
 from catchment.tenants.model import TenantId
 
 
@@ -65,6 +65,26 @@ class Result(Protocol):
 
     def close(self) -> None:
         """Discard unread rows. May be called repeatedly."""
+
+
+class TableResult:
+    """A result whose rows are in memory."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.schema: pa.Schema = table.schema
+        self._table: pa.Table | None = table
+
+    def batches(self, call: "Call") -> Iterator[pa.RecordBatch]:
+        """Yield the rows. Can be called once."""
+        del call
+        if self._table is None:
+            raise StateError("This result has already been read.")
+        table, self._table = self._table, None
+        yield from table.to_batches()
+
+    def close(self) -> None:
+        """Discard the rows."""
+        self._table = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from catchment.server.access.users import ANONYMOUS
 from catchment.server.flight.watchdog import Watchdog
 from catchment.server.sessions import capture, statements
 from catchment.server.sessions import registry as registries
-from catchment.server.sessions.connections import Connection, TableResult
+from catchment.server.sessions.connections import Connection
 from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
 from catchment.server.sessions.transactions import Transaction
-from catchment.server.values import Call, Principal, Role, StatementOutcome
+from catchment.server.values import Call, Principal, Role, StatementOutcome, TableResult
 
 FOUNDER = Principal("founder", Role.ADMIN)
 NOBODY = Principal(ANONYMOUS, Role.ADMIN)

@@ -19,10 +19,9 @@ from catchment.foundation.settings import Settings
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server.encoding import wire
 from catchment.server.flight import sql_info, type_info
-from catchment.server.sessions.connections import TableResult
 from catchment.server.sessions.session import Session
 from catchment.server.sql.statement_plan import QUEUE
-from catchment.server.values import Call, Result
+from catchment.server.values import Call, Result, TableResult
 
 COMMANDS = (
     commands.CommandGetCatalogs,
@@ -39,7 +38,7 @@ COMMANDS = (
 _QUEUED = "QUEUE"
 TABLE_TYPES = ("TABLE", "VIEW", _QUEUED)
 
-_PACKAGE = "catchment.server"
+_PACKAGE = "catchment.server.flight"
 _METADATA = "ARROW:FLIGHT:SQL:"
 _SEARCHABLE = {"IS_AUTO_INCREMENT": "0", "IS_CASE_SENSITIVE": "1", "IS_READ_ONLY": "0", "IS_SEARCHABLE": "1"}
 

@@ -124,7 +124,7 @@ class Registrar:
             changes=tuple(stream.change for stream in streams),
             info={"jobs": [stream.job_id for stream in streams], "rows": rows},
         )
-        with exclusive(self._lake, streams[0].call):
+        with exclusive(self._lake, streams[0].call, "an ingest"):
             for stream in streams:
                 stream.call.refuse_stopped()
             self._lake.commit(commit, is_locked=True)

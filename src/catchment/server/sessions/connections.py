@@ -324,23 +324,3 @@ class LiveResult:
             self._reader = None
             self._connection.forget(self)
         self._cleanup.close()
-
-
-class TableResult:
-    """A result whose rows are in memory."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.schema: pa.Schema = table.schema
-        self._table: pa.Table | None = table
-
-    def batches(self, call: Call) -> Iterator[pa.RecordBatch]:
-        """Yield the rows. Can be called once."""
-        del call
-        if self._table is None:
-            raise StateError("This result has already been read.")
-        table, self._table = self._table, None
-        yield from table.to_batches()
-
-    def close(self) -> None:
-        """Discard the rows."""
-        self._table = None

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Protocol
 from weakref import WeakSet
 
 import duckdb
@@ -23,39 +22,9 @@ from catchment.queue import DqCoordinator
 from catchment.server.sessions.bulk import FileWriter, Registrar
 from catchment.server.sessions.connections import Connection
 from catchment.server.sessions.touched_tenants import Views
-from catchment.server.shards.peers import PeerSession
+from catchment.server.shards.routing import TenantRouting
 from catchment.server.sql.tenant_isolation import TenantScope
-from catchment.server.values import Principal
-from catchment.tenants.model import ShardInfo, TenantId
-from catchment.tenants.records import Residents
-
-
-class TenantRouting(Protocol):
-    """Routes tenants' calls if tenants are spread over several shards. Thread-safe."""
-
-    def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
-        """Write rows to the tenant's queue, on its primary; return their number once durable."""
-
-    def reading(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Hold while a result is read; another thread may release it. StaleRouteError if the
-        primary is elsewhere.
-        """
-
-    def changing(self, tenant: TenantId) -> AbstractContextManager[None]:
-        """Hold while the tenant's tables here change; StaleRouteError if its primary is elsewhere."""
-
-    def residents(self) -> Residents:
-        """Return the schemas of the shard's tenants, and of those whose primary is elsewhere."""
-
-    def owner(self, schema: str) -> TenantId | None:
-        """Return the tenant whose tables are in the schema; None if it belongs to no tenant."""
-
-    def remote_primary(self, tenant: TenantId, *, refresh: bool = False) -> ShardInfo | None:
-        """Return the shard of the tenant's primary, None if it is this one; `refresh` skips caches."""
-
-    def peer(self, shard: ShardInfo, principal: Principal) -> PeerSession:
-        """Return a session of a tenant's user on another shard's server."""
-        ...
+from catchment.tenants.model import TenantId
 
 
 class Engine:

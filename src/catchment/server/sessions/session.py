@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from catchment.errors import CatchmentError, EngineFailedError, LimitError, StateError
 from catchment.flight_protocol.headers import SHARD
+from catchment.foundation import events
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
@@ -30,7 +31,8 @@ from catchment.server.sessions.engine import Engine
 from catchment.server.sessions.prepared import PreparedStatement
 from catchment.server.sessions.running_calls import RunningCalls
 from catchment.server.sessions.statements import Statements
-from catchment.server.sessions.transactions import RolledBackTransactions, Transaction
+from catchment.server.sessions.transactions import Expiry, RolledBackTransactions, Transaction
+from catchment.server.sessions.waiting_results import WaitingResults
 from catchment.server.shards import forward
 from catchment.server.shards.forward import Forwarding, Rewindable
 from catchment.server.shards.peers import PeerSession
@@ -78,7 +80,7 @@ class Session:
         self._prepared: dict[bytes, PreparedStatement] = {}
         # Statements that were prepared by SQL, by name.
         self.named_statements: dict[str, str] = {}
-        self._waiting: dict[bytes, StatementOutcome] = {}
+        self._waiting = WaitingResults(_RESULTS_MAX)
         self.calls = RunningCalls()
         self._forwarding: Forwarding | None = None
         self._used = 0
@@ -262,6 +264,7 @@ class Session:
             handle or self._new_handle(),
             connection,
             self._engine.lake,
+            owner=self.shown_id,
             bytes_max=self._engine.settings.server_write_bytes_max,
             now_s=self._engine.clock.monotonic_s(),
             changing=self.changing_lake,
@@ -289,10 +292,13 @@ class Session:
                 return
             if ended is None or ended.is_ending:
                 raise self._expired.reason(transaction)
+            is_overlong = commit and ended.is_overlong(self._engine.clock.monotonic_s())
             # It stays registered until it has ended: nothing else may run on its connection before.
             ended.is_ending = True
         with self._redacted_errors():
-            self._finish(ended, commit=commit, call=call or Call())
+            self._finish(ended, commit=commit and not is_overlong, call=call or Call())
+        if is_overlong:
+            raise Expiry.OVERLONG.error()
 
     def _finish(self, ended: Transaction, *, commit: bool, call: Call) -> None:
         """End a transaction that no other caller can end any more."""
@@ -338,32 +344,16 @@ class Session:
     def keep(self, outcome: StatementOutcome) -> bytes:
         """Keep a result until it is read."""
         handle = self._new_handle()
-        with self._mutex:
-            # A client that runs many queries and reads no result keeps the newest ones.
-            oldest = list(self._waiting)[: max(0, len(self._waiting) + 1 - _RESULTS_MAX)]
-            forgotten = [self._waiting.pop(each) for each in oldest]
-            self._waiting[handle] = outcome
-        for each in forgotten:
-            each.result.close()
+        self._waiting.keep(handle, outcome)
         return handle
 
     def take(self, handle: bytes) -> StatementOutcome:
         """Return the result that waits under the handle, once."""
-        with self._mutex:
-            found = self._waiting.pop(handle, None)
-        if found is None:
-            raise StateError("The result does not exist, or has already been read.", hint="Run the statement again.")
-        return found
+        return self._waiting.take(handle)
 
     def cancel(self, handle: bytes) -> bool:
         """Cancel the operation of the handle; False if there is none."""
-        if self.calls.cancel(handle):
-            return True
-        with self._mutex:
-            found = self._waiting.pop(handle, None)
-        if found is not None:
-            found.result.close()
-        return found is not None
+        return self.calls.cancel(handle) or self._waiting.discard(handle)
 
     @contextmanager
     def metadata(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -461,9 +451,15 @@ class Session:
             found = self._transactions.get(transaction)
             if found is None or found.is_ending:
                 raise self._expired.reason(transaction)
-            found.touched_s = self._engine.clock.monotonic_s()
-            found.is_used = True
-            return found
+            now_s = self._engine.clock.monotonic_s()
+            if not found.is_overlong(now_s):
+                found.use(now_s)
+                return found
+            self._expire(found, Expiry.OVERLONG)
+            # The error below reports it.
+            self._by_sql = None if self._by_sql == transaction else self._by_sql
+        self._finish_expired(found)
+        raise self._expired.reason(transaction)
 
     def current(self, transaction: bytes | None) -> bytes | None:
         """Return the transaction for a statement that was prepared in one: that one, or the one
@@ -505,10 +501,10 @@ class Session:
                     self._open(call, transaction)
 
     @property
-    def has_written(self) -> bool:
-        """Whether one of its transactions has written to the lake, and so holds the commit lock."""
+    def holds_lock(self) -> bool:
+        """Whether one of its transactions keeps others from committing to the lake."""
         with self._mutex:
-            return any(each.has_written for each in self._transactions.values())
+            return any(each.holds_lock for each in self._transactions.values())
 
     def mark_state(self) -> None:
         """Record that a statement left state in the session's connection."""
@@ -545,28 +541,30 @@ class Session:
     # Expiry and close.
 
     def expire_transactions(self, before_s: float) -> int:
-        """Roll back transactions that have been idle since `before_s`, and those whose DuckDB
-        instance failed internally.
-
-        A transaction in which no statement ran may stay open.
-        """
+        """Roll back transactions that have been idle since `before_s`, open for too long, or lost."""
+        now_s = self._engine.clock.monotonic_s()
         with self._mutex:
-            found = [each for each in self._transactions.values() if not each.is_ending]
-            lost = [each for each in found if each.connection.origin.is_lost and each.connection.lock_or_interrupt()]
-            idle = [] if self._used else [each for each in found if each.is_used and each.touched_s < before_s]
-            over = list(dict.fromkeys((*lost, *idle)))
-            for each in over:
-                # At this very moment: a statement that arrives now finds that it has ended.
-                each.is_ending = True
-                self._expired.add(each)
-        for each in over:
+            idle_before_s = None if self._used else before_s
+            found = [(each, each.lock_if_due(now_s, idle_before_s)) for each in self._transactions.values()]
+            over = [(each, expiry) for each, expiry in found if expiry is not None]
+            for each, expiry in over:
+                self._expire(each, expiry)
+        for each, _ in over:
             try:
-                with suppress(CatchmentError):
-                    self._finish(each, commit=False, call=Call())
+                self._finish_expired(each)
             finally:
-                if each in lost:
-                    each.connection.lock.release()
+                each.connection.lock.release()
         return len(over)
+
+    def _expire(self, transaction: Transaction, expiry: Expiry) -> None:
+        """Mark a transaction as ended, under the mutex: a statement that arrives now is refused."""
+        transaction.is_ending = True
+        self._expired.add(transaction.handle, expiry)
+        events.emit("transaction_expired", session=self.shown_id, user=self.principal.name, reason=expiry.value)
+
+    def _finish_expired(self, transaction: Transaction) -> None:
+        with suppress(CatchmentError):
+            self._finish(transaction, commit=False, call=Call())
 
     def release(self) -> None:
         """Close the session's sessions on other servers: its client may never return."""
@@ -582,7 +580,7 @@ class Session:
                 return
             self._is_over = self._is_closed = True
             self.calls.cancel_all()
-            waiting, self._waiting = self._waiting, {}
+            waiting = self._waiting.take_all()
             open_ones = list(self._transactions)
             self._prepared.clear()
         with ExitStack() as cleanup:
@@ -591,7 +589,7 @@ class Session:
             if self._own is not None:
                 cleanup.callback(self._own.close)
             cleanup.callback(self.release)
-            for outcome in waiting.values():
+            for outcome in waiting:
                 cleanup.callback(outcome.result.close)
             for handle in open_ones:
                 cleanup.callback(self._roll_back, handle)

@@ -33,7 +33,7 @@ from catchment.server.sessions import (
     touched_tenants,
     unstorable_types,
 )
-from catchment.server.sessions.connections import Connection, TableResult, parameter_row, require_row
+from catchment.server.sessions.connections import Connection, parameter_row, require_row
 from catchment.server.sessions.transactions import Transaction, exclusive
 from catchment.server.sql import literals
 from catchment.server.sql import sql_tokens as scanner
@@ -55,7 +55,7 @@ from catchment.server.sql.statement_plan import (
     RescueCommand,
     Step,
 )
-from catchment.server.values import Call, Role, StatementOutcome
+from catchment.server.values import Call, Role, StatementOutcome, TableResult
 from catchment.tenants.model import TenantId
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Statements:
         self._require_operator()
         queue = self.queue()
         if command is QueueCommand.FLUSH:
-            if self.session.has_written:
+            if self.session.holds_lock:
                 raise StateError("The flush would wait for this session's own transaction.", hint="COMMIT first.")
             return StatementOutcome(None, TableResult(queue_results.flushed(queue.force_flush_all())))
         return StatementOutcome(None, TableResult(queue_results.status(queue.status())))
@@ -472,7 +472,7 @@ class Statements:
         lake, engine = self.session.lake, self.session.engine
         if not engine.is_current(connection):
             raise LakeUnavailableError("The lake is unavailable.")
-        with exclusive(lake, call):
+        with exclusive(lake, call, f"a statement of session {self.session.shown_id}"):
             if not engine.is_current(connection):
                 raise ConflictError("The lake was opened again while the statement waited.", hint="Run it again.")
             connection.run("BEGIN", call)

@@ -1,12 +1,13 @@
-"""A client's transaction: its connection, the lake's commit lock from its first write on, and rows
-for the queue.
+"""A client's transaction: its connection, its changes of the lake, and its rows for the queue.
 
 Rows for the queue are kept until COMMIT. The lake commits first: if that fails, nothing is
-enqueued.
+enqueued. The lake's commit lock is held for the COMMIT alone, because DuckLake detects conflicts;
+with a SQLite catalog, from the first write on.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from enum import Enum
 from itertools import groupby
 
 import duckdb
@@ -40,21 +41,44 @@ _ABORTED = "TransactionContext Error: Current transaction is aborted (please ROL
 
 
 @contextmanager
-def exclusive(lake: Lake, call: Call) -> Iterator[None]:
+def exclusive(lake: Lake, call: Call, purpose: str) -> Iterator[None]:
     """Hold the lake's commit lock; a stopped call no longer waits for it."""
     end_s = lake.clock.monotonic_s() + lake.limits.lock_timeout_s
     with ExitStack() as held:
         while True:
             call.refuse_stopped()
             try:
-                held.enter_context(lake.exclusive(_POLL_S))
+                held.enter_context(lake.exclusive(_POLL_S, purpose=purpose))
                 break
-            except LockTimeoutError:
+            except LockTimeoutError as error:
                 if lake.clock.monotonic_s() >= end_s:
-                    raise LockTimeoutError(
-                        f"The lake's commit lock was held by other writers for {lake.limits.lock_timeout_s:g} s."
-                    ) from None
+                    error.message += f" The statement waited for {lake.limits.lock_timeout_s:g} s."
+                    raise
         yield
+
+
+class Expiry(Enum):
+    """Why the server rolled a transaction back on its own."""
+
+    LOST = "lost"
+    IDLE = "idle"
+    OVERLONG = "overlong"
+
+    def error(self) -> CatchmentError:
+        """Return the error for a client that still uses the transaction."""
+        match self:
+            case Expiry.LOST:
+                return EngineFailedError()
+            case Expiry.IDLE:
+                return StateError(
+                    "The transaction was rolled back for idling.",
+                    hint="Begin it again. CATCHMENT_SERVER_TRANSACTION_IDLE_SECONDS is the limit.",
+                )
+            case Expiry.OVERLONG:
+                return StateError(
+                    "The transaction was rolled back, because it was open for too long.",
+                    hint="Use shorter ones. CATCHMENT_LAKE_TRANSACTION_SECONDS_MAX is the limit.",
+                )
 
 
 def no_such_transaction() -> StateError:
@@ -67,24 +91,25 @@ class RolledBackTransactions:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._lost: dict[bytes, bool] = {}
+        self._expired: dict[bytes, Expiry] = {}
 
-    def add(self, transaction: "Transaction") -> None:
+    def add(self, handle: bytes, expiry: Expiry) -> None:
         """Remember a transaction."""
-        self._lost[transaction.handle] = transaction.connection.origin.is_lost
-        while len(self._lost) > self._count_max:
-            del self._lost[next(iter(self._lost))]
+        self._expired[handle] = expiry
+        while len(self._expired) > self._count_max:
+            del self._expired[next(iter(self._expired))]
 
     def __contains__(self, handle: bytes) -> bool:
-        return handle in self._lost
+        return handle in self._expired
 
     def forget(self, handle: bytes) -> None:
         """Forget a transaction, because the client knows of its end."""
-        self._lost.pop(handle, None)
+        self._expired.pop(handle, None)
 
     def reason(self, handle: bytes) -> CatchmentError:
         """Return the error for a transaction that has ended or never existed."""
-        return EngineFailedError() if self._lost.get(handle) else no_such_transaction()
+        expiry = self._expired.get(handle)
+        return no_such_transaction() if expiry is None else expiry.error()
 
 
 class Transaction:
@@ -96,17 +121,21 @@ class Transaction:
         connection: Connection,
         lake: Lake,
         *,
+        owner: str,
         bytes_max: int,
         now_s: float,
         changing: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`changing` is held from the first change of the lake to the end."""
+        """`owner` is the session, as others may see it. `changing` is held from the first change of
+        the lake to the end.
+        """
         self.handle = handle
         self.connection = connection
         self.touched_s = now_s
-        # Whether a statement has run in it: clients with autocommit off always have one open.
-        self.is_used = False
+        # When its first statement began: clients with autocommit off always have one open.
+        self.used_since_s: float | None = None
         self.is_ending = False
+        self._purpose = f"a transaction of session {owner}"
         self._lake = lake
         self._bytes_max = bytes_max
         self._changing = changing
@@ -126,20 +155,54 @@ class Transaction:
         """Whether there is anything to commit."""
         return self.has_written or bool(self._kept)
 
+    @property
+    def holds_lock(self) -> bool:
+        """Whether it keeps others from committing until it ends."""
+        return self.has_written and not self._lake.address.detects_conflicts
+
+    def use(self, now_s: float) -> None:
+        """Record that a statement begins."""
+        self.touched_s = now_s
+        if self.used_since_s is None:
+            self.used_since_s = now_s
+
+    def lock_if_due(self, now_s: float, idle_before_s: float | None) -> Expiry | None:
+        """Return why it must be rolled back, and take its connection's lock; None if it may go on.
+
+        One in which no statement ran may stay open. The running statement of an overlong one may
+        finish, because it has its own time limit; on a lost instance it is interrupted.
+        """
+        if self.is_ending:
+            return None
+        if self.connection.origin.is_lost:
+            return Expiry.LOST if self.connection.lock_or_interrupt() else None
+        if self.is_overlong(now_s):
+            expiry = Expiry.OVERLONG
+        elif self.used_since_s is not None and idle_before_s is not None and self.touched_s < idle_before_s:
+            expiry = Expiry.IDLE
+        else:
+            return None
+        return expiry if self.connection.lock.acquire(blocking=False) else None
+
+    def is_overlong(self, now_s: float) -> bool:
+        """Whether it has been open for longer than a transaction may be, however busy it is."""
+        return self.used_since_s is not None and now_s - self.used_since_s > self._lake.limits.transaction_s_max
+
     def begin(self, call: Call) -> None:
         """Begin the transaction."""
         self.connection.has_failed = False
         self.connection.run("BEGIN", call)
 
     def prepare_write(self, call: Call) -> None:
-        """Acquire the commit lock, so that nothing else changes the lake until the end."""
+        """Prepare for the first change; without conflict detection, keep others from committing."""
         self.refuse_failed()
         if not self.has_written:
             self._refuse_old()
             with ExitStack() as held:
                 held.enter_context(self._changing())
-                held.enter_context(exclusive(self._lake, call))
-                self._refuse_old()
+                if not self._lake.address.detects_conflicts:
+                    held.enter_context(exclusive(self._lake, call, self._purpose))
+                    self._refuse_old()
                 self._lock = held.pop_all()
             self._shapes = {table: self._shape(table, call) for table in self._kept}
             self.has_written = True
@@ -184,7 +247,8 @@ class Transaction:
                 before = cursor.execute(_SHAPE, self._place(table)).fetchall()
             if self._shape(table, call) != before:
                 raise StateError(
-                    f"The transaction has created or changed {table}, which the queue does not see before COMMIT.",
+                    f"The transaction has created or changed {table}, which the queue does not see before COMMIT, "
+                    "or others have changed it since the transaction began.",
                     hint="COMMIT first, or write directly to the table.",
                 )
 
@@ -210,7 +274,11 @@ class Transaction:
                     hint="COMMIT between the two, or write directly to the table.",
                 )
         try:
-            self._lake.commit_on(self.connection.raw, self.connection.origin)
+            needs_lock = self.has_written and not self.holds_lock
+            with exclusive(self._lake, call, self._purpose) if needs_lock else nullcontext():
+                if self.has_written:
+                    self._refuse_old()
+                self._lake.commit_on(self.connection.raw, self.connection.origin)
         finally:
             self._lock.close()
         self._enqueue(enqueue)

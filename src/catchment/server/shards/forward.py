@@ -14,8 +14,8 @@ import pyarrow as pa
 from catchment.errors import NotReadyError, ShardUnreachableError, StaleRouteError, StateError
 from catchment.foundation.backoff import Backoff
 from catchment.foundation.clock import Clock
-from catchment.server.sessions.engine import TenantRouting
 from catchment.server.shards.peers import PeerSession
+from catchment.server.shards.routing import TenantRouting
 from catchment.server.sql import sql_tokens
 from catchment.server.sql.statement_plan import Capture, CreateThroughQueue, NamedStatement, Plain, Step
 from catchment.server.values import Call, Principal

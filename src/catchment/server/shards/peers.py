@@ -35,8 +35,7 @@ from catchment.flight_protocol.request_ids import request_id_headers
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server.encoding import messages, wire
-from catchment.server.sessions.connections import TableResult
-from catchment.server.values import Call, IfExists, IngestTarget, Principal, StatementOutcome
+from catchment.server.values import Call, IfExists, IngestTarget, Principal, StatementOutcome, TableResult
 from catchment.tenants.model import ShardInfo
 from catchment.tenants.transport.channels import open_channel, shard_login, was_never_sent
 from catchment.tenants.transport.reported_errors import reported_failure
