@@ -312,7 +312,8 @@ def _running(served: Served) -> Iterator[warm.Process]:
             # With a pause: who asks without one keeps the client from the slot.
             pause = threading.Event()
             while not _is_busy(served):
-                assert client.poll() is None
+                if client.poll() is not None:
+                    pytest.fail(client.communicate()[1])
                 pause.wait(BEAT_S)
             yield client
         finally:

@@ -122,9 +122,9 @@ def test_statements_at_the_same_time_are_bounded(client: Client, connect: Callab
     running = client.asking(sql.CommandStatementQuery(query=ENDLESS))
 
     def ask_until_refused() -> None:
-        # The endless one may not have begun yet.
+        # The endless one may not have begun yet. Results are not read: that would wait for a slot.
         for _ in range(1_000):
-            other.query("SELECT 1")
+            other.asking(sql.CommandStatementQuery(query="SELECT 1")).result()
 
     assert "1 statements are running" in refused(OVER, ask_until_refused)
     running.cancel()
