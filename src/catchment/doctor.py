@@ -14,7 +14,7 @@ from catchment.foundation import files
 from catchment.foundation.settings import Settings
 from catchment.foundation.text import plural
 from catchment.lake import Lake, extensions, parse_catalog
-from catchment.lake.attach import PostgresCatalog
+from catchment.lake.attach import DuckDbCatalog, PostgresCatalog
 from catchment.pipeline import SparkRunner
 from catchment.pipeline.java import archive_path, find_java
 
@@ -103,6 +103,8 @@ def _lake(settings: Settings) -> str:
     try:
         lake.open(create=False)
         found = f"{plural(len(lake.tables()), 'table')} at {lake.address.catalog}"
+        if isinstance(catalog, DuckDbCatalog):
+            found += "; it admits one process, so a server runs clients' SQL itself, and a crash of DuckDB ends it"
         return found if lake.has_ledger else f"{found}; no ledger yet: the first command that writes adds one"
     except LakeMissingError:
         places = [] if isinstance(catalog, PostgresCatalog) else [catalog.path.parent]

@@ -38,6 +38,7 @@ SERVER_ROOMS: tuple[frozenset[str], ...] = (
     frozenset({"sessions"}),
     frozenset({"shards"}),
     frozenset({"sql"}),
+    frozenset({"engine"}),
     frozenset({"access", "encoding", "statement_log"}),
     frozenset({"values", "memory"}),
 )

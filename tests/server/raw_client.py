@@ -163,6 +163,13 @@ def sessions(running: FlightServer) -> int:
     return len(running._sessions.sessions())
 
 
+def is_running(running: FlightServer, text: str) -> bool:
+    """Whether a statement that begins so is running."""
+    assert running._status is not None
+    part = running._status.status().sessions.value
+    return part is not None and any(text[:20] in each.text for each in part.running)
+
+
 def descriptor(command: Message) -> flight.FlightDescriptor:
     return flight.FlightDescriptor(type=flight.FlightDescriptor.CMD, cmd=messages.pack(command))
 

@@ -8,6 +8,7 @@ from catchment.status import Health, Status, StatusPart
 from catchment.status.model import (
     Audit,
     Delivered,
+    EngineStatus,
     FinishedMove,
     Flush,
     Import,
@@ -140,6 +141,7 @@ _SESSIONS = Sessions(
     sessions=(SessionFacts(session="secret-id", user="secret-ann", role="admin", tenant=None, idle_s=1.0, busy=False),),
     running=(_STATEMENT,),
     slow=(_STATEMENT,),
+    engines=(EngineStatus(name="engine 1", pid=42, bytes=110_000_000, replaced=1, last_end="signal 9 (SIGKILL)"),),
 )
 
 

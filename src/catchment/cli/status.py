@@ -124,6 +124,11 @@ def _describe_sessions(sessions: Facts) -> str:
         f"{sessions['sessions_total']} of {sessions['sessions_max']}, "
         f"{plural(sessions['statements_running'], 'statement')} running, "
         f"{plural(len(sessions['slow']), 'slow statement')} recorded"
+        + "".join(
+            f"; {each['name']} was replaced {plural(each['replaced'], 'time')}, last because of {each['last_end']}"
+            for each in sessions["engines"]
+            if each["replaced"]
+        )
     )
 
 

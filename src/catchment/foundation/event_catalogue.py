@@ -106,7 +106,7 @@ VERBS: dict[str, Verb] = {
     ),
     "engine_replaced": Verb(
         ERROR,
-        "DuckDB failed with an internal error; its instance was replaced, and its running statements were rolled back.",
+        "An engine process ended, or DuckDB failed internally; it was replaced, and its running statements failed.",
         "Find the statement by the lines of the same request, and avoid it: it triggers a bug in DuckDB.",
         ids=("request", "session", "user"),
     ),

@@ -215,9 +215,16 @@ class Settings(BaseSettings):
         unit="bytes",
         ge=MIB,
     )
+    server_engines: int = _setting(
+        1,
+        "Processes that run clients' SQL; sessions are spread over them. With a `duckdb:` catalog, the server runs it.",
+        unit="processes",
+        ge=1,
+        le=16,
+    )
     server_memory_mb: int = _setting(
         0,
-        "DuckDB memory limit of the server; it spills to the home beyond that; 0: DuckDB's default.",
+        "DuckDB memory limit of each engine process; it spills to the home beyond that; 0: DuckDB's default.",
         unit="MiB",
         ge=0,
     )

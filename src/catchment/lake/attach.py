@@ -17,6 +17,12 @@ from catchment.lake import extensions, tables
 
 ATTACH_BACKOFF = Backoff(attempts_max=8, first_ms=50, wait_ms_max=2_000)
 _SQLITE_BUSY_TIMEOUT_MS = 5_000
+# DuckLake's own retries inside COMMIT: of conflicts on the catalog's keys, not on the ledger.
+CONNECTION_SETTINGS: dict[str, sql.Value] = {
+    "ducklake_max_retry_count": 20,
+    "ducklake_retry_wait_ms": 50,
+    "ducklake_retry_backoff": 1.3,
+}
 
 
 @dataclass(frozen=True, slots=True)

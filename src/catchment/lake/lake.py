@@ -17,6 +17,7 @@ from catchment.errors import (
     CatchmentError,
     CommitUnknownError,
     ConflictError,
+    EngineFailedError,
     InvariantError,
     LakeMissingError,
     LakeUnavailableError,
@@ -31,6 +32,7 @@ from catchment.foundation.settings import MIB, Settings
 from catchment.lake import commit as commits
 from catchment.lake import failures, options, tables
 from catchment.lake.attach import (
+    CONNECTION_SETTINGS,
     DuckDbCatalog,
     LakeAddress,
     PostgresCatalog,
@@ -51,12 +53,6 @@ from catchment.lake.tables import LEDGER_SCHEMA, Table
 
 T = TypeVar("T")
 
-# DuckLake's own retries inside COMMIT: of conflicts on the catalog's keys, not on the ledger.
-_CONNECTION: dict[str, sql.Value] = {
-    "ducklake_max_retry_count": 20,
-    "ducklake_retry_wait_ms": 50,
-    "ducklake_retry_backoff": 1.3,
-}
 # From this many files on, a transaction gets its own instance: opening one takes as long as
 # committing that many files.
 _FILES_ALONE_MIN = 100
@@ -457,7 +453,7 @@ class Lake:
         connection = open_connection(
             self.address,
             clock=self.clock,
-            settings=_CONNECTION,
+            settings=CONNECTION_SETTINGS,
             threads=threads or self.limits.threads_max or None,
             create=create and not self._is_foreign,
         )
@@ -574,6 +570,8 @@ class Lake:
         except duckdb.Error as error:
             self._discard(error, origin, alone=alone)
             raise failures.during_commit(error, self.address) from None
+        except EngineFailedError as error:
+            raise CommitUnknownError(f"COMMIT failed: {error.message}") from None
         finally:
             self.commits = next(self._counter)
 
@@ -588,7 +586,7 @@ class Lake:
         """Replace the instance after a failed COMMIT if needed; if `alone`, it is closed anyway."""
         origin.note(error)
         if not alone and not origin.is_lost and failures.spoils_instance(error, self.address):
-            self._instance.give_up()
+            origin.instance.give_up()
 
     def _refuse_overlong(self, started_s: float) -> None:
         elapsed_s = self.clock.monotonic_s() - started_s

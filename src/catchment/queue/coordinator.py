@@ -44,7 +44,7 @@ from catchment.queue.buffer import (
     merged,
 )
 from catchment.queue.flush_locks import FLUSH_WAIT_S_MAX, FlushLocks
-from catchment.queue.fresh_reads import Fresh, fresh
+from catchment.queue.fresh_reads import Fresh, Snapshot, fresh
 from catchment.queue.policy import FlushFailure, Policy, Trigger
 from catchment.queue.queue_writer import QueueWriter
 from catchment.queue.replicated_queue import ReplicatedQueue
@@ -228,12 +228,14 @@ class DqCoordinator:
         through: Mapping[TableId, int] | None = None,
         own: Sequence[TableId] = (),
         session: str | None = None,
+        snapshot: Snapshot | None = None,
     ) -> AbstractContextManager[Fresh]:
         """Read tables with their buffered rows, each row once; with `through`, up to that number.
 
-        Of the tables in `own`, read only the rows that the session has in the buffer.
+        Of the tables in `own`, read only the rows that the session has in the buffer. `snapshot`
+        opens a connection to the lake for the read; by default, the lake's own.
         """
-        return fresh(self.lake, self.buffer, tables, through, own=own, session=session)
+        return fresh(self.lake, self.buffer, tables, through, own=own, session=session, snapshot=snapshot)
 
     def columns(self, table: TableId, *, session: str = "default", ask: bool = False) -> tuple[Column, ...]:
         """Return the columns that rows are accepted with; with `ask`, as the lake has them now."""

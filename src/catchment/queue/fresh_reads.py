@@ -5,8 +5,8 @@ read in the same snapshot as the table, tells which buffered rows the lake has b
 is seen twice.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -20,6 +20,9 @@ from catchment.lake import Lake, Table, reshape, types
 from catchment.lake.ledger import Ledger
 from catchment.queue import incoming
 from catchment.queue.buffer import SEQ, Buffer, BufferedRows
+
+# Opens a connection that sees one snapshot of the lake.
+Snapshot = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ def fresh(
     *,
     own: Sequence[TableId] = (),
     session: str | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Iterator[Fresh]:
     """Read tables with their buffered rows; for `own`, only the session's buffered rows.
 
@@ -64,7 +68,7 @@ def fresh(
         complete = {table: buffer.complete_through(table) for table in tables}
         buffered = {table: _buffered_rows(buffer, names[table]) for table in tables}
         own_buffered = {table: _buffered_rows(buffer, names[table], session) for table in own}
-        with lake.snapshot() as connection, ExitStack() as cleanup:
+        with (snapshot or lake.snapshot)() as connection, ExitStack() as cleanup:
             targets = {table: lake.table_in(connection, table) for table in names}
             under = {
                 table: names[table] | {name for name, uuids in bound.items() if target.uuid in uuids}

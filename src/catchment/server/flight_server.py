@@ -82,7 +82,7 @@ class FlightServer:
             tenancy = self._tenancy()
             if tenancy is not None:
                 opened.callback(tenancy.close)
-                sessions.engine.tenants = tenancy
+                sessions.backend.tenants = tenancy
             shard = None if tenancy is None else tenancy.shard
             log = _statement_log(app)
             service = FlightService(sessions, self.authenticator, settings, shard=shard, clock=app.clock, log=log)
@@ -100,6 +100,8 @@ class FlightServer:
             opened.callback(server_file.withdraw, settings)
             if settings.queue_enable:
                 app.runtime.start()
+            if sessions.backend.engines is not None:
+                sessions.backend.engines.start()
             if tenancy is not None:
                 # Before the first call: a write barrier that was closed is still closed.
                 tenancy.start()

@@ -33,7 +33,7 @@ class WebAuth:
 
 def sessions(registry: SessionRegistry, log: StatementLog, settings: Settings) -> Sessions:
     """Return the sessions, and the running and slow statements."""
-    found, now_s, running = registry.sessions(), registry.engine.clock.monotonic_s(), log.now()
+    found, now_s, running = registry.sessions(), registry.backend.clock.monotonic_s(), log.now()
     return Sessions(
         sessions_total=len(found),
         sessions_max=settings.server_sessions_max,
@@ -42,6 +42,7 @@ def sessions(registry: SessionRegistry, log: StatementLog, settings: Settings) -
         sessions=tuple(_session(each, now_s) for each in found[:SESSIONS_SHOWN_MAX]),
         running=running,
         slow=log.slow(),
+        engines=() if registry.backend.engines is None else registry.backend.engines.status(),
     )
 
 

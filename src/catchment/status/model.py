@@ -316,8 +316,19 @@ class StatementStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """An engine: the process that runs clients' SQL; `last_end` is why the former one ended."""
+
+    name: str
+    pid: int | None
+    bytes: int
+    replaced: int
+    last_end: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sessions:
-    """Open sessions, running statements and slow statements, newest first."""
+    """Open sessions, running statements, slow statements, newest first, and engines."""
 
     sessions_total: int
     sessions_max: int
@@ -326,6 +337,7 @@ class Sessions:
     sessions: tuple[SessionFacts, ...]
     running: tuple[StatementStatus, ...]
     slow: tuple[StatementStatus, ...]
+    engines: tuple[EngineStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

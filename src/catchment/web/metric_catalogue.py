@@ -439,10 +439,19 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         name="catchment_engines_replaced_total",
         kind="counter",
-        help="DuckDB instances that failed internally and were replaced.",
-        read="With each, all sessions lost their open transactions and temporary tables.",
+        help="Engine processes that ended, and DuckDB instances that failed internally, and were replaced.",
+        read="With each, its sessions lost their open transactions and temporary tables; acks went on.",
         act="The event `engine_replaced` has the reason and the request; do not run that statement again.",
         samples=metered("engines_replaced"),
+    ),
+    MetricInfo(
+        name="catchment_engine_bytes",
+        kind="gauge",
+        labels=("engine",),
+        help="Memory that an engine process occupies.",
+        read="DuckDB's limit is CATCHMENT_SERVER_MEMORY_MB; the operating system's is a quarter and 2 GiB higher.",
+        act="Lower CATCHMENT_SERVER_MEMORY_MB if the machine needs it for other processes.",
+        samples=several(lambda status: status.sessions, lambda found: [((e.name,), e.bytes) for e in found.engines]),
     ),
     MetricInfo(
         name="catchment_logins_failed_total",

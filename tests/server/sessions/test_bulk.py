@@ -61,7 +61,7 @@ def client(connect: Connect) -> Client:
 @pytest.fixture
 def lake(running: FlightServer) -> Lake:
     assert running._sessions is not None
-    return running._sessions.engine.lake
+    return running._sessions.backend.lake
 
 
 def _files(lake: Lake, table: str) -> list[Path]:
@@ -231,7 +231,7 @@ class Line:
 
     def __init__(self, running: FlightServer, connect: Connect) -> None:
         assert running._sessions is not None
-        self._commits = running._sessions.engine.registrar._commits
+        self._commits = running._sessions.backend.registrar._commits
         self._connect = connect
         self._streams: list[tuple[Any, Paused]] = []
 

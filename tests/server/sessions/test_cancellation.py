@@ -15,7 +15,7 @@ from catchment.server.access.users import Users
 from catchment.server.flight_server import FlightServer
 from catchment.server.values import Role
 from catchment.tenants.model import TenantId
-from tests.server.raw_client import ENDLESS, SERVICE, Client, descriptor, refused, server, sessions
+from tests.server.raw_client import ENDLESS, SERVICE, Client, descriptor, is_running, refused, server, sessions
 from tests.waiting import PATIENCE_S, wait_until
 
 Code = grpc.StatusCode
@@ -99,12 +99,6 @@ def test_statements_of_a_removed_user_are_cancelled(
     refused(Code.CANCELLED, call.result)
     wait_until(lambda: sessions(running) == 1, "the session is over")
     assert bob.query("SELECT 42 AS x") == [{"x": 42}]
-
-
-def is_running(running: FlightServer, text: str) -> bool:
-    assert running._status is not None
-    part = running._status.status().sessions.value
-    return part is not None and any(text[:20] in each.text for each in part.running)
 
 
 def test_unchanged_users_stay_logged_in(users: Users, connect: Callable[[str], Client]) -> None:

@@ -98,7 +98,7 @@ def test_no_statement_that_goes_well_asks_whether_the_lake_is_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[None] = []
-    monkeypatch.setattr("catchment.server.sessions.engine.Engine.require_lake", lambda _: asked.append(None))
+    monkeypatch.setattr("catchment.server.sessions.backend.Backend.require_lake", lambda _: asked.append(None))
     with place.client() as client:
         client.query(QUERY)
         client.update("INSERT INTO events VALUES (3)")

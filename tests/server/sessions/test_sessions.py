@@ -433,10 +433,10 @@ def test_the_queue_accepts_the_values_of_a_widened_column(session: Session, tabl
 
 
 def test_a_call_whose_connection_is_closed_at_its_deadline_affects_no_other_call(registry: SessionRegistry) -> None:
-    clock = registry.engine.clock
+    clock = registry.backend.clock
     watchdog = Watchdog(clock)
     try:
-        connection = registry.engine.connect()
+        connection = registry.backend.connect(registry.backend.engine())
         call = Call(deadline_s=clock.monotonic_s())
         stopped = threading.Event()
         with call.interruptible(connection.interrupt):
@@ -566,7 +566,7 @@ def test_an_insert_into_the_queue_fails_if_the_table_is_changed_while_it_runs(
 
     def run_and_alter(*given: Any, **named: Any) -> pa.Table:
         rows = before(*given, **named)
-        with registry.engine.lake.write() as connection:
+        with registry.backend.lake.write() as connection:
             for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
                 connection.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
         return rows

@@ -39,7 +39,7 @@ def sessions(
         run(first, "CREATE TABLE t (a INTEGER)")
         run(first, "INSERT INTO t VALUES (0)")
         if clock is not None:
-            registry.engine.clock = clock
+            registry.backend.clock = clock
         try:
             yield registry, first, second
         finally:

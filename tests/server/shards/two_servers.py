@@ -86,8 +86,8 @@ class Place:
     def tenancy(self, shard: ShardId) -> Tenancy:
         registry = self.servers[shard]._sessions
         assert registry is not None
-        assert isinstance(registry.engine.tenants, Tenancy)
-        return registry.engine.tenants
+        assert isinstance(registry.backend.tenants, Tenancy)
+        return registry.backend.tenants
 
     def move(self, source: ShardId = A, target: ShardId = B) -> None:
         """Move the tenant, to the end: the source has collected it."""

@@ -83,11 +83,11 @@ class Place:
     def traces(self) -> tuple[object, ...]:
         """Possible effects of a statement: files, and a new version of the lake."""
         found = tuple(sorted(str(path) for root in (self.outside, self.data) for path in root.rglob("*")))
-        return (found, self.registry.engine.lake.newest_snapshot())
+        return (found, self.registry.backend.lake.newest_snapshot())
 
     def shared(self) -> list[tuple[object, ...]]:
         """What sessions would share beside the lake."""
-        with self.registry.engine.lake.snapshot() as connection:
+        with self.registry.backend.lake.snapshot() as connection:
             return connection.execute(
                 "SELECT table_name FROM duckdb_tables() WHERE database_name IN ('memory', 'system') "
                 "UNION ALL SELECT function_name FROM duckdb_functions() WHERE NOT internal "
@@ -147,7 +147,7 @@ def test_a_way_out_is_refused_and_leaves_no_trace(place: Place, clients: dict[Ro
 
 
 def test_the_sandbox_holds_without_the_sql_policy(place: Place) -> None:
-    with place.registry.engine.lake.cursor() as connection:
+    with place.registry.backend.lake.cursor() as connection:
         for text in (
             "FROM read_text('{outside}/secret.csv')",
             "FROM '{outside}/secret.csv'",

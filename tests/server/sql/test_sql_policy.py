@@ -2,21 +2,18 @@
 
 from contextlib import suppress
 
-import duckdb
 import pytest
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
-from catchment.server.sql import sql_tokens
+from catchment.server.engine.parsing import LocalParser
 from catchment.server.sql.session_settings import require_harmless_path
 from catchment.server.sql.sql_policy import Permission, StatementKind, authorize
-from catchment.server.sql.syntax import parse
+from catchment.server.sql.syntax import SqlReading, parse
 from catchment.server.values import Principal, Role
 
 
 def judged(text: str, role: Role = Role.ADMIN) -> Permission:
-    return authorize(
-        duckdb.extract_statements(text)[-1], text, sql_tokens.read(text.encode()), Principal("somebody", role)
-    )
+    return authorize(SqlReading.of(text, LocalParser()), Principal("somebody", role))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
 from catchment.foundation.ids import TableId
+from catchment.server.engine.parsing import LocalParser
 from catchment.server.sql.sql_policy import authorize
 from catchment.server.sql.statement_plan import Bulk, Capture, CreateThroughQueue, FreshRead, Plain, QueueCommand, plan
+from catchment.server.sql.syntax import SqlReading
 from catchment.server.values import Principal, Role
 from tests.server.sql import sandbox_statements
 
@@ -312,7 +314,7 @@ def examine(text: str) -> None:
         if isinstance(step, Plain | FreshRead):
             statements = duckdb.extract_statements(step.text)
             assert statements
-            authorize(statements[-1], step.text, step.tokens, SOMEBODY)
+            authorize(SqlReading(statements[-1].type, step.text, step.tokens, LocalParser()), SOMEBODY)
 
 
 @settings(deadline=10_000, max_examples=200)

@@ -52,7 +52,7 @@ class Place:
 
     def traces(self) -> tuple[object, ...]:
         """Possible effects of a statement: a new version of the lake, and rows in the queue."""
-        engine = self.registry.engine
+        engine = self.registry.backend
         assert engine.queue is not None
         queued = [(state.table, state.rows) for state in engine.queue.buffer.tables() if state.table.schema != "t7"]
         return (engine.lake.newest_snapshot(), queued)
@@ -180,7 +180,7 @@ def test_a_tenants_own_sql_works(place: Place) -> None:
             run(user, text)
         except (CatchmentError, duckdb.Error) as error:
             pytest.fail(f"{text}: {error}")
-    made = {table for table in place.registry.engine.lake.tables() if table.name.startswith(("placed", "Quoted"))}
+    made = {table for table in place.registry.backend.lake.tables() if table.name.startswith(("placed", "Quoted"))}
     assert made == {TableId("t7", name) for name in ("Quoted one", "placed", "placed_too")}
 
 
@@ -283,7 +283,7 @@ def test_an_ingest_without_a_schema_goes_to_the_tenants(
     target = IngestTarget(catalog=catalog, schema=schema, table=name, create=True, if_exists=IfExists.APPEND)
     assert client.ingest(target, pa.table({"a": [1]}).to_reader(), Call()) == 1
     assert run(client, f'FROM catchment_fresh."{name}"').to_pylist() == [{"a": 1}]
-    assert TableId("t7", name) in place.registry.engine.lake.tables()
+    assert TableId("t7", name) in place.registry.backend.lake.tables()
 
 
 def test_metadata_shows_the_tenants_schema_only(place: Place, client: Session) -> None:
@@ -378,7 +378,7 @@ def test_a_new_tenants_user_sees_no_tables(place: Place) -> None:
     run(user, "CREATE TABLE first AS SELECT 1 AS a")
     run(user, "INSERT INTO duckling_queue.first VALUES (2)")
     assert run(user, "SELECT sum(a) AS a FROM catchment_fresh.first").to_pylist() == [{"a": 3}]
-    assert TableId("t11", "first") in place.registry.engine.lake.tables()
+    assert TableId("t11", "first") in place.registry.backend.lake.tables()
 
 
 def test_a_reader_of_a_tenant_changes_nothing(place: Place) -> None:
@@ -410,7 +410,7 @@ class Desk:
     is_moving: bool = False
 
     def write(self, tenant: TenantId, table: TableId, rows: pa.Table, session: str) -> int:
-        queue = self.place.registry.engine.queue
+        queue = self.place.registry.backend.queue
         assert queue is not None
         taken = queue.enqueue(table, rows, session=session).rows
         self.written[str(tenant), table] += taken
@@ -452,9 +452,9 @@ class Desk:
 @pytest.fixture
 def desk(place: Place) -> Iterator[Desk]:
     desk = Desk(place)
-    place.registry.engine.tenants = desk
+    place.registry.backend.tenants = desk
     yield desk
-    place.registry.engine.tenants = None
+    place.registry.backend.tenants = None
 
 
 EVENTS = ("t7", TableId("t7", "events"))

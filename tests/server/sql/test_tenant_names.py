@@ -5,8 +5,10 @@ import pytest
 
 from catchment.errors import InputError, NotAllowedError, TableMissingError
 from catchment.foundation.ids import TableId
+from catchment.server.engine.parsing import LocalParser
 from catchment.server.sql import tenant_isolation
 from catchment.server.sql.sql_tokens import read
+from catchment.server.sql.syntax import SqlReading
 from catchment.server.sql.tenant_isolation import TenantScope
 from catchment.tenants.model import TenantId
 
@@ -14,9 +16,7 @@ ISLAND = TenantScope(TenantId(7), "lake")
 
 
 def examine(text: str, island: TenantScope = ISLAND) -> None:
-    with duckdb.connect() as connection:
-        (statement,) = connection.extract_statements(text)
-    island.examine(statement.type, text, read(text.encode()))
+    island.examine(SqlReading.of(text, LocalParser()))
 
 
 @pytest.mark.parametrize("parts", [("x",), ("t7", "x"), ("T7", "x"), ("Lake", "t7", "x"), ("temp", "main", "x")])

@@ -286,7 +286,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type without dictionaries, at any depth; the same object if there are none."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
-    if not pa.types.is_nested(kind) or not _has_dictionary(kind):
+    if not pa.types.is_nested(kind) or not has_dictionary(kind):
         return kind
     fields = [_plain_field(kind.field(index)) for index in range(kind.num_fields)]
     if pa.types.is_struct(kind):
@@ -302,9 +302,10 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _has_dictionary(kind: pa.DataType) -> bool:
+def has_dictionary(kind: pa.DataType) -> bool:
+    """Return whether a type, which is not a dictionary, contains one."""
     children = (kind.field(index).type for index in range(kind.num_fields))
-    return any(pa.types.is_dictionary(child) or _has_dictionary(child) for child in children)
+    return any(pa.types.is_dictionary(child) or has_dictionary(child) for child in children)
 
 
 def _require_text(fields: Iterable[pa.Field]) -> None:

@@ -71,7 +71,7 @@ class Actions:
         request = messages.body(sql.ActionCreatePreparedStatementRequest, body)
         statement = call.text = messages.text_in(request)
         with self._lookup.session(context, request.transaction_id) as session:
-            prepared = session.prepare(statement, transaction=messages.transaction_in(request))
+            prepared = session.prepare(statement, transaction=messages.transaction_in(request), call=call)
             result = sql.ActionCreatePreparedStatementResult(
                 prepared_statement_handle=prepared.handle,
                 # No schema at all, rather than an empty one, tells old clients that there are no

@@ -52,8 +52,8 @@ class FlightService(grpc.GenericRpcHandler):
         """`shard` is the tenants' part of this server, if it has one; `log` records statements."""
         self._settings = settings
         self._log = log or StatementLog(
-            registry.engine.app.meters,
-            clock=registry.engine.clock,
+            registry.backend.app.meters,
+            clock=registry.backend.clock,
             log_sql=settings.log_sql,
         )
         self._lookup = SessionLookup(registry, authenticator)

@@ -253,7 +253,7 @@ def _own(session: Session) -> str | None:
 
 def _moved_schemas(session: Session) -> frozenset[str]:
     """Return the schemas of tenants whose primary is another shard; their tables are not listed."""
-    routing = session.engine.tenants
+    routing = session.backend.tenants
     return frozenset() if routing is None or session.scope is not None else routing.residents().away
 
 

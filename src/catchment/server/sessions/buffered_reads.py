@@ -1,22 +1,26 @@
 """Queries of buffered rows: `catchment_fresh`, and the session's own rows in `duckling_queue`."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+import duckdb
 import pyarrow as pa
 
 from catchment.errors import NotSupportedError
+from catchment.lake.instance import Origin
 from catchment.server.sessions.connections import parameter_row, require_row
 from catchment.server.sql.statement_plan import FRESH, QUEUE, FreshRead
 from catchment.server.values import Call, StatementOutcome
 
 if TYPE_CHECKING:
+    from catchment.server.sessions.session import Session
     from catchment.server.sessions.statements import Statements
 
 
 def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table | None) -> StatementOutcome:
     """Run a query over lake and buffer on a separate connection, which sees their current state."""
-    session, engine = statements.session, statements.session.engine
+    session, backend = statements.session, statements.session.backend
     if any(step.own) and not (session.queue is not None and session.queue.buffer.separates_sessions):
         raise NotSupportedError(
             f"{QUEUE} is write-only: it accepts only INSERT INTO and CREATE TABLE {QUEUE}.<table>.",
@@ -32,15 +36,16 @@ def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table 
         cleanup.enter_context(session.reading_lake(permission.touched))
         spelled = {table: statements.spelled(table) for table in step.tables}
         places = dict.fromkeys((spelled[table], own) for table, own in zip(step.tables, step.own, strict=True))
-        origin = engine.lake.origin()
+        origins: list[Origin] = []
         fresh = cleanup.enter_context(
             statements.queue().fresh(
                 *(table for table, is_own in places if not is_own),
                 own=[table for table, is_own in places if is_own],
                 session=session.queue_name,
+                snapshot=lambda: _snapshot(session, origins),
             )
         )
-        connection = engine.wrap(fresh.connection, origin)
+        connection = backend.wrap(fresh.connection, origins[-1], session.engine)
         if session.scope is not None:
             connection.run(session.scope.set_path, call)
         text = step.with_sources(lambda table, is_own: (fresh.own if is_own else fresh.queries)[spelled[table]])
@@ -53,3 +58,10 @@ def read(statements: "Statements", step: FreshRead, call: Call, bound: pa.Table 
             keep_open.close()
             raise
         return StatementOutcome(None, result)
+
+
+@contextmanager
+def _snapshot(session: "Session", origins: list[Origin]) -> Iterator[duckdb.DuckDBPyConnection]:
+    with session.backend.snapshot(session.engine) as (connection, origin):
+        origins.append(origin)
+        yield connection

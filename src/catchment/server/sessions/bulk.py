@@ -154,7 +154,7 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
             faults.reach("ingest.after_write")
             if outputs:
                 written = BulkFiles(table=table, folder=folder, outputs=outputs, job_id=job.job_id, call=call)
-                session.engine.registrar.register(written)
+                session.backend.registrar.register(written)
         except (CommitUnknownError, InvariantError):
             # The files may already be registered: the thread that commits for several streams may
             # not have reported back yet.
@@ -168,12 +168,12 @@ def deliver(session: "Session", table: Table, rows: pa.RecordBatchReader, call: 
 
 def _write(session: "Session", table: Table, rows: pa.RecordBatchReader, folder: Path, call: Call) -> list[OutputFile]:
     files.make_folder(folder)
-    engine = session.engine
-    origin = engine.files.instance.origin()
-    with closing(engine.files.instance.cursor()) as raw:
-        connection = engine.wrap(raw, origin)
-        # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
-        with connection.registered(_ROWS, rows.__arrow_c_stream__(), call), connection.interruptible(call):
+    backend = session.backend
+    writer = backend.file_writer(session.engine)
+    origin = writer.origin()
+    with closing(writer.cursor()) as raw:
+        connection = backend.wrap(raw, origin, session.engine)
+        with connection.registered(_ROWS, rows, call), connection.interruptible(call):
             columns = sql.identifiers(column.name for column in table.columns)
             outputs = copy(
                 raw,

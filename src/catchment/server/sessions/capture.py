@@ -18,14 +18,12 @@ from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue import DqCoordinator, incoming
 from catchment.server.sessions.connections import Connection, by_position_or_name, python_values
-from catchment.server.sql import sql_tokens as scanner
 from catchment.server.sql.literals import WHOLE_NUMBERS
-from catchment.server.sql.sql_tokens import Token
 from catchment.server.sql.statement_plan import BOUND, Bulk, Capture
 from catchment.server.values import Call
 
 # Returns if a statement is allowed, raises if not.
-Authorize = Callable[[duckdb.Statement, str, tuple[Token, ...]], object]
+Authorize = Callable[[str], object]
 # The target's name in DuckDB's messages.
 _SHAPE_PREFIX = "duckling_queue."
 
@@ -113,7 +111,7 @@ def _insert(
 ) -> pa.Table:
     shape = _shape(step.table, columns, connection, call)
     is_bulk = bound is not None and step.bulk is not None and step.bulk.parameters == bound.num_columns
-    _check(step.into(shape, bulk=is_bulk), connection, authorize)
+    authorize(step.into(shape, bulk=is_bulk))
     text = step.into(shape, bulk=is_bulk, returning=_lossless(columns))
     if not in_transaction:
         connection.run("BEGIN", call)
@@ -132,7 +130,7 @@ def _run(text: str, connection: Connection, call: Call, bound: pa.Table | None, 
     if is_bulk:
         with connection.registered(BOUND, numbered(bound), call):
             return connection.table(text, call)
-    names = connection.raw.extract_statements(text)[-1].named_parameters
+    names = connection.parser.statements(text)[-1].named_parameters
     rows = [by_position_or_name(names, bound.column_names, row) for row in rows_of(bound)]
     return pa.concat_tables([connection.table(text, call, row) for row in rows])
 
@@ -173,7 +171,7 @@ def selected(
     `bound` is one row of parameters.
     """
     text = f"SELECT * FROM ({source}\n)"
-    _check(text, connection, authorize)
+    authorize(text)
     columns = described(f"DESCRIBE {text}", connection, call, bound)
     places = [f"column_{at}" for at in range(len(columns))]
     chosen = ", ".join(_lossless_as(place, column) for place, column in zip(places, columns, strict=True))
@@ -188,10 +186,6 @@ def described(text: str, connection: Connection, call: Call, bound: pa.Table | N
     found = _run(text, connection, call, bound, is_bulk=False)
     kinds = zip(found.column("column_name").to_pylist(), found.column("column_type").to_pylist(), strict=True)
     return tuple(Column(name=name, type=types.normal(kind)) for name, kind in kinds)
-
-
-def _check(text: str, connection: Connection, authorize: Authorize) -> None:
-    authorize(connection.raw.extract_statements(text)[-1], text, scanner.read(text.encode()))
 
 
 def numbered(rows: pa.Table) -> pa.Table:

@@ -17,6 +17,8 @@ from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.instance import Origin
 from catchment.lake.types import Column
 from catchment.server.encoding import wire
+from catchment.server.engine.parsing import ParsedStatement, Parser
+from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.server.values import Call
 
 # Errors that DuckDB raises if a table's lake is unavailable, or was so when the connection was
@@ -29,7 +31,6 @@ _BINDING_CATALOG = "Binder Error: Catalog "
 # DuckDB's vectors have 2,048 rows; the wire splits batches by bytes.
 _BATCH_ROWS = 32 * 2_048
 
-Statement = str | duckdb.Statement
 Parameters = Sequence[object] | dict[str, object]
 
 
@@ -46,7 +47,7 @@ def require_row(bound: pa.Table | None) -> None:
         raise InputError("No row of parameters is bound.")
 
 
-def parameter_row(statement: duckdb.Statement, bound: pa.Table, at: int) -> Parameters:
+def parameter_row(statement: ParsedStatement, bound: pa.Table, at: int) -> Parameters:
     """Return one bound row, by position or by name, as the statement's parameters require."""
     values = [python_values(column.slice(at, 1))[0] for column in bound.columns]
     return by_position_or_name(statement.named_parameters, bound.column_names, values)
@@ -77,14 +78,23 @@ class Connection:
         raw: duckdb.DuckDBPyConnection,
         *,
         origin: Origin,
+        parser: Parser,
         require_lake: Callable[[], None],
+        on_success: Callable[[str | None], None] | None = None,
     ) -> None:
-        """`raw` is DuckDB's own connection. `require_lake` is called if a name or a file is not
-        found; it raises LakeUnavailableError if the lake is the cause.
+        """`raw` is DuckDB's own connection, or one in an engine process.
+
+        `require_lake` is called if a name or a file is not found; it raises LakeUnavailableError if
+        the lake is the cause. `on_success` is called with the client's text when it has run to its
+        end.
         """
         self._require_lake = require_lake
+        self._on_success = on_success
         self.raw = raw
+        found: object = raw
+        self._remote = found if isinstance(found, RemoteConnection) else None
         self.origin = origin
+        self.parser = parser
         # Whether it has state that a new connection would lack: USE, variables, temporary tables.
         self.has_state = False
         # Whether a statement failed while it ran. On an instance that errors do not invalidate,
@@ -98,13 +108,13 @@ class Connection:
         # The schemas in which unqualified names are looked up.
         self.search_path: tuple[str, ...] = (DEFAULT_SCHEMA,)
 
-    def run(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
+    def run(self, statement: str, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
         """Run a statement to its first row. The caller holds the lock."""
         self.park_result(call)
         with self.interruptible(call):
             return self.raw.execute(statement, parameters) if parameters else self.raw.execute(statement)
 
-    def table(self, statement: Statement, call: Call, parameters: Parameters | None = None) -> pa.Table:
+    def table(self, statement: str, call: Call, parameters: Parameters | None = None) -> pa.Table:
         """Run a statement and return its whole result. The caller holds the lock."""
         self.park_result(call)
         with self.interruptible(call):
@@ -113,7 +123,7 @@ class Connection:
 
     def stream(
         self,
-        statement: Statement,
+        statement: str,
         call: Call,
         parameters: Parameters | None = None,
         *,
@@ -126,10 +136,12 @@ class Connection:
             return self._live
 
     @contextmanager
-    def registered(self, name: str, rows: object, call: Call) -> Iterator[None]:
+    def registered(self, name: str, rows: pa.Table | pa.RecordBatchReader, call: Call) -> Iterator[None]:
         """Register rows as a temporary view while the block runs. The caller holds the lock."""
         self.park_result(call)
-        self.raw.register(name, rows)
+        is_local_stream = self._remote is None and isinstance(rows, pa.RecordBatchReader)
+        # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
+        self.raw.register(name, rows.__arrow_c_stream__() if is_local_stream else rows)
         try:
             yield
         finally:
@@ -149,6 +161,11 @@ class Connection:
         if self._live is not None:
             live, self._live = self._live, None
             live.give_up(StateError(reason))
+
+    def succeed(self) -> None:
+        """Record that the client's statement has run to its end."""
+        if self._remote is not None and self._on_success is not None:
+            self._on_success(self._remote.statement)
 
     def forget(self, live: "LiveResult") -> None:
         """Forget the result, because it has ended."""
@@ -173,6 +190,9 @@ class Connection:
         """Roll back the connection's transaction, if it has one. The caller holds the lock."""
         try:
             self.raw.execute("ROLLBACK")
+        except EngineFailedError:
+            # It was rolled back with its engine.
+            return
         except duckdb.Error as error:
             # DuckDB fails if there is nothing to roll back.
             self.origin.note(error)
@@ -207,6 +227,8 @@ class Connection:
     @contextmanager
     def interruptible(self, call: Call) -> Iterator[None]:
         """Run a statement that is interrupted if the call stops. The caller holds the lock."""
+        if self._remote is not None:
+            self._remote.statement = call.text
         with call.interruptible(self.interrupt):
             try:
                 yield
@@ -271,8 +293,12 @@ class LiveResult:
                 try:
                     return self._reader.read_next_batch()
                 except StopIteration:
+                    self._connection.succeed()
                     self._end()
                     return None
+                except EngineFailedError:
+                    self._end()
+                    raise
                 except (duckdb.Error, pa.ArrowException, OSError) as error:
                     self._end()
                     self._connection.has_failed = True
@@ -301,6 +327,8 @@ class LiveResult:
                     )
                     break
                 self._parked.append(batch)
+        except EngineFailedError as error:
+            self._failure = error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             self._connection.has_failed = True
             self._connection.origin.note(error)

@@ -67,7 +67,7 @@ def _ingest(
     if QUEUE in (sql.fold(target.catalog or ""), sql.fold(target.schema or "")):
         _refuse_replacing(target)
         table = statements.spelled(TableId(schema, target.table))
-        gathered = _gathered(rows, session.engine.settings.server_write_bytes_max)
+        gathered = _gathered(rows, session.backend.settings.server_write_bytes_max)
         if target.create and queue_ddl.prepare(statements, target, table, gathered, call, joined):
             queue_ddl.enqueue(statements, table, gathered, joined)
             return int(gathered.num_rows)
@@ -193,8 +193,7 @@ def _write(
         raise AlreadyExistsError(f"The table {target.table} already exists.")
     if not exists and not target.create:
         raise TableMissingError(f"There is no table {target.table}.")
-    # A bare capsule: DuckDB reads a RecordBatchReader object by a slower path.
-    with connection.registered(_ROWS, rows.__arrow_c_stream__(), call):
+    with connection.registered(_ROWS, rows, call):
         source = f"FROM {sql.qualified('temp', 'main', _ROWS)}"
         if exists and target.if_exists is IfExists.APPEND:
             try:

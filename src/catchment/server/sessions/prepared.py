@@ -64,7 +64,9 @@ class PreparedStatement:
         self._bound: pa.Table | None = None
 
     @classmethod
-    def of(cls, session: "Session", handle: bytes, text: str, transaction: bytes | None) -> "PreparedStatement":
+    def of(
+        cls, session: "Session", handle: bytes, text: str, transaction: bytes | None, call: Call
+    ) -> "PreparedStatement":
         """Inspect a text: its result columns, its parameters, and whether it changes anything."""
         steps = session.plan(text)
         if len(steps) > 1:
@@ -73,9 +75,9 @@ class PreparedStatement:
             is_update = not _gives_rows(session, steps[-1], transaction)
             schema = none = pa.schema([])
             if not is_update and _only_read(session, steps[:-1], transaction):
-                schema, _, _ = _facts(session, steps[-1], transaction)
+                schema, _, _ = _facts(session, steps[-1], transaction, call)
             return cls(session, handle, text, transaction, schema=schema, parameters=none, is_update=is_update)
-        schema, parameters, is_update = _facts(session, steps[0], transaction)
+        schema, parameters, is_update = _facts(session, steps[0], transaction, call)
         return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
 
     @classmethod
@@ -111,7 +113,7 @@ class PreparedStatement:
         )
 
 
-def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
+def _facts(session: "Session", step: Step, transaction: bytes | None, call: Call) -> tuple[pa.Schema, pa.Schema, bool]:
     """Return the schema, the parameters, and whether it is an update."""
     none = pa.schema([])
     match step:
@@ -120,20 +122,19 @@ def _facts(session: "Session", step: Step, transaction: bytes | None) -> tuple[p
         case QueueCommand.STATUS:
             return queue_results.STATUS, none, False
         case NamedStatement(verb="execute"):
-            schema, _, is_update = _facts(session, Statements(session).stored(step), transaction)
+            schema, _, is_update = _facts(session, Statements(session).stored(step), transaction, call)
             return schema, none, is_update
         case NamedStatement():
             return none, none, True
         case Capture():
             return none, _captured_parameters(session, step), True
         case CreateThroughQueue():
-            with session.autocommit_connection() as connection:
-                made = connection.raw.extract_statements(step.named("catchment_target"))[-1]
+            made = session.parser.statements(step.named("catchment_target"))[-1]
             return none, _unknown(len(made.named_parameters)), True
         case FreshRead():
-            return _fresh_facts(session, step)
+            return _fresh_facts(session, step, call)
         case Plain():
-            return _plain_facts(session, step, transaction)
+            return _plain_facts(session, step, transaction, call)
     raise StateError("There is no such statement.")
 
 
@@ -152,7 +153,9 @@ def _only_read(session: "Session", steps: tuple[Step, ...], transaction: bytes |
     return all(not isinstance(step, NamedStatement) and _gives_rows(session, step, transaction) for step in steps)
 
 
-def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> tuple[pa.Schema, pa.Schema, bool]:
+def _plain_facts(
+    session: "Session", step: Plain, transaction: bytes | None, call: Call
+) -> tuple[pa.Schema, pa.Schema, bool]:
     statements = Statements(session)
     with statements.connection(session.find(transaction)) as connection:
         statement, permission = statements.authorized(step, connection)
@@ -160,33 +163,33 @@ def _plain_facts(session: "Session", step: Plain, transaction: bytes | None) -> 
         count = len(names)
         if permission.kind is not StatementKind.READ:
             schema = _COUNT if step.returns else pa.schema([])
-            return schema, _parameters(step.text, connection, count), not step.returns
+            return schema, _parameters(step.text, connection, count, call), not step.returns
         schema = _result_schema(
             statements.readable(step, permission).text,
             connection,
             by_position_or_name(names, sorted(names), [None] * count),
+            call,
         )
-        return schema, _parameters(step.text, connection, count), False
+        return schema, _parameters(step.text, connection, count, call), False
 
 
-def _result_schema(text: str, connection: Connection, parameters: Parameters) -> pa.Schema:
+def _result_schema(text: str, connection: Connection, parameters: Parameters, call: Call) -> pa.Schema:
     """Return the columns of a query's result without running it."""
     body = text.rstrip().rstrip(";")
     try:
-        empty = connection.table(f"SELECT * FROM ({body}\n) LIMIT 0", Call(), parameters)
+        empty = connection.table(f"SELECT * FROM ({body}\n) LIMIT 0", call, parameters)
     except duckdb.Error:
         # Not every statement that returns rows can be put in parentheses; SHOW and EXPLAIN cannot.
-        live = connection.stream(text, Call(), parameters)
+        live = connection.stream(text, call, parameters)
         live.close()
         return live.schema
     return empty.schema
 
 
-def _fresh_facts(session: "Session", step: FreshRead) -> tuple[pa.Schema, pa.Schema, bool]:
-    with session.autocommit_connection() as connection:
-        names = connection.raw.extract_statements(step.text)[-1].named_parameters
+def _fresh_facts(session: "Session", step: FreshRead, call: Call) -> tuple[pa.Schema, pa.Schema, bool]:
+    names = session.parser.statements(step.text)[-1].named_parameters
     nothing = pa.table({name: pa.nulls(1) for name in names}) if names else None
-    outcome = Statements(session).run(step, Call(), None, nothing)
+    outcome = Statements(session).run(step, call, None, nothing)
     outcome.result.close()
     return outcome.result.schema, _unknown(len(names)), False
 
@@ -194,8 +197,7 @@ def _fresh_facts(session: "Session", step: FreshRead) -> tuple[pa.Schema, pa.Sch
 def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
     if not {"?", "$"}.intersection(step.before + step.after):
         return pa.schema([])
-    with session.autocommit_connection() as connection:
-        statement = connection.raw.extract_statements(step.into("catchment_target"))[-1]
+    statement = session.parser.statements(step.into("catchment_target"))[-1]
     count = len(statement.named_parameters)
     queue = session.queue
     if not count or queue is None or step.bulk is None or step.bulk.plain_columns is None:
@@ -220,14 +222,14 @@ def _unknown(count: int) -> pa.Schema:
     return pa.schema([pa.field(str(at + 1), pa.string()) for at in range(count)])
 
 
-def _parameters(text: str, connection: Connection, count: int) -> pa.Schema:
+def _parameters(text: str, connection: Connection, count: int, call: Call) -> pa.Schema:
     """Return the types that DuckDB assigns to parameters, as far as its plan shows them."""
     if not count:
         return pa.schema([])
     found: dict[str, str] = {}
     # A plan that is nested too deeply shows no types either.
     with suppress(duckdb.Error, RecursionError):
-        plan_of = connection.table("SELECT json_serialize_plan(?, optimize := false) AS plan", Call(), [text])
+        plan_of = connection.table("SELECT json_serialize_plan(?, optimize := false) AS plan", call, [text])
         for node in nodes(json.loads(plan_of.column(0)[0].as_py())):
             if node.get("type") == "VALUE_PARAMETER":
                 found[str(node["identifier"])] = _type_name(node["return_type"])

@@ -19,6 +19,7 @@ from catchment.server.sessions import capture
 from catchment.server.sessions.connections import Connection, require_row
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.sql.statement_plan import CreateThroughQueue
+from catchment.server.sql.syntax import SqlReading
 from catchment.server.values import Call, IfExists, IngestTarget, Role
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _query_rows(
     rows, columns = capture.selected(
         step.source or "",
         connection,
-        lambda statement, text, tokens: statements.permission_for(statement, text, tokens, connection),
+        lambda text: statements.permission_for(SqlReading.of(text, statements.session.parser), connection),
         call,
         bound,
     )
@@ -143,7 +144,7 @@ def _query_rows(
 
 
 def _require_allowed(statements: "Statements", table: TableId) -> None:
-    if not statements.session.engine.settings.queue_auto_create_tables:
+    if not statements.session.backend.settings.queue_auto_create_tables:
         raise NotAllowedError(
             f"The queue does not create tables on this server, and the lake has no table {table}.",
             hint="CREATE TABLE in the lake itself, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",

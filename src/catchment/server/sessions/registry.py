@@ -13,7 +13,7 @@ from catchment.errors import CatchmentError, LimitError, NotLoggedInError, State
 from catchment.foundation import events
 from catchment.server import memory
 from catchment.server.access.users import ANONYMOUS
-from catchment.server.sessions.engine import Engine
+from catchment.server.sessions.backend import Backend
 from catchment.server.sessions.session import Session
 from catchment.server.values import Principal
 
@@ -30,7 +30,7 @@ class SessionRegistry:
 
     def __init__(self, app: App, *, admits: Callable[[Principal], bool] = lambda _: True) -> None:
         """`admits` returns whether a logged-in user may continue; sessions of other users end."""
-        self.engine = Engine(app)
+        self.backend = Backend(app)
         self._admits = admits
         self._settings = app.settings
         self._mutex = threading.Lock()
@@ -45,7 +45,7 @@ class SessionRegistry:
 
     def open(self, principal: Principal) -> Session:
         """Open a new session."""
-        session = Session(secrets.token_hex(8), principal, self.engine)
+        session = Session(secrets.token_hex(8), principal, self.backend)
         with self._mutex:
             forgotten = self._admit(session, secrets.token_urlsafe(32))
         self._announce(session, forgotten)
@@ -58,7 +58,7 @@ class SessionRegistry:
         time.
         """
         digest = _digest(token)
-        session = Session(secrets.token_hex(8), principal, self.engine)
+        session = Session(secrets.token_hex(8), principal, self.backend)
         session.is_kept = session.is_replaceable = True
         session.is_logged_in = False
         with self._mutex:
@@ -179,14 +179,15 @@ class SessionRegistry:
             return tuple(self._by_id.values())
 
     def close_all(self) -> None:
-        """End all sessions and accept no new ones."""
+        """End all sessions and the engine processes, and accept no new sessions."""
         self._stopping.set()
         # The sweeper waits for this event.
-        self.engine.lake.failed.set()
+        self.backend.lake.failed.set()
         self._sweeper.join()
         for session in self.sessions():
             with suppress(CatchmentError):
                 self.close(session)
+        self.backend.close()
 
     def sweep(self) -> bool:
         """End sessions and transactions that idled too long, and the remains of DuckDB instances
@@ -195,11 +196,11 @@ class SessionRegistry:
         Returns False if statements still run on such an instance: they are interrupted, and the
         caller should sweep again soon.
         """
-        now_s = self.engine.clock.monotonic_s()
+        now_s = self.backend.clock.monotonic_s()
         sessions = self.sessions()
         for session in sessions:
             session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
-        is_done = self.engine.close_lost()
+        is_done = self.backend.close_lost()
         for session in sessions:
             if not self._admits(session.principal):
                 self._evict(session)
@@ -213,7 +214,7 @@ class SessionRegistry:
         return is_done
 
     def _sweep(self) -> None:
-        rounds, is_done, failed = 0, True, self.engine.lake.failed
+        rounds, is_done, failed = 0, True, self.backend.lake.failed
         while True:
             failed.wait(_SWEEP_S if is_done else _SWEEP_AGAIN_S)
             failed.clear()

@@ -20,21 +20,23 @@ import duckdb
 import pyarrow as pa
 
 from catchment.errors import CatchmentError, EngineFailedError, LimitError, StateError
-from catchment.flight_protocol.headers import SHARD
 from catchment.foundation import events
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
 from catchment.queue import DqCoordinator
+from catchment.server.engine.parsing import LocalParser, Parser
 from catchment.server.sessions import ingest
+from catchment.server.sessions.backend import Backend
 from catchment.server.sessions.connections import Connection
-from catchment.server.sessions.engine import Engine
+from catchment.server.sessions.dispatch import Dispatcher
+from catchment.server.sessions.kept_settings import KeptSettings
 from catchment.server.sessions.prepared import PreparedStatement
 from catchment.server.sessions.running_calls import RunningCalls
 from catchment.server.sessions.statements import Statements
 from catchment.server.sessions.transactions import Expiry, RolledBackTransactions, Transaction
 from catchment.server.sessions.waiting_results import WaitingResults
 from catchment.server.shards import forward
-from catchment.server.shards.forward import Forwarding, Rewindable
+from catchment.server.shards.forward import Rewindable
 from catchment.server.shards.peers import PeerSession
 from catchment.server.sql.statement_plan import NamedStatement, Plain, Step, plan
 from catchment.server.sql.tenant_isolation import hide_internal_tables
@@ -57,20 +59,23 @@ class Session:
     A caller that needs both locks takes a connection's lock first and the session's second.
     """
 
-    def __init__(self, session_id: str, principal: Principal, engine: Engine) -> None:
+    def __init__(self, session_id: str, principal: Principal, backend: Backend) -> None:
         self.id = session_id
         # Enough to tell it from others in displays, too little to call with.
         self.shown_id = shown_session(session_id)
         self.principal = principal
-        self.scope = engine.scope(principal.tenant)
-        self.touched_s = engine.clock.monotonic_s()
+        self.scope = backend.scope(principal.tenant)
+        self.touched_s = backend.clock.monotonic_s()
         # Whether the client knows its token; if so, the session outlives the call that opened it.
         self.is_kept = False
         # Whether its client would get another session under the same token, without noticing.
         self.is_replaceable = False
         # Whether its client has identified itself.
         self.is_logged_in = True
-        self._engine = engine
+        self._backend = backend
+        # The engine process that runs its statements; None if this process does.
+        self.engine = backend.engine()
+        self.parser: Parser = LocalParser() if self.engine is None else self.engine.parser
         self._mutex = threading.RLock()
         self._own: Connection | None = None
         self._transactions: dict[bytes, Transaction] = {}
@@ -82,9 +87,10 @@ class Session:
         self.named_statements: dict[str, str] = {}
         self._waiting = WaitingResults(_RESULTS_MAX)
         self.calls = RunningCalls()
-        self._forwarding: Forwarding | None = None
+        self._dispatcher = Dispatcher(backend, principal)
         self._used = 0
         self._has_state = False
+        self.settings = KeptSettings()
         # Whether it accepts no more calls, and whether its resources are released.
         self._is_over = False
         self._is_closed = False
@@ -101,7 +107,7 @@ class Session:
         """Mark the end of a call's use."""
         with self._mutex:
             self._used -= 1
-            self.touched_s = self._engine.clock.monotonic_s()
+            self.touched_s = self._backend.clock.monotonic_s()
 
     @property
     def is_used(self) -> bool:
@@ -137,12 +143,13 @@ class Session:
 
         With `is_update`, the caller reads only the number of changed rows.
         """
+        self._backend.refuse_suspect(text)
         with self._redacted_errors():
             steps = self.plan(text)
         if parameters is not None and len(steps) > 1:
             raise StateError("Parameters can be used only with a single statement.")
         outcome: StatementOutcome | None = None
-        is_split = len(steps) > 1 and self._forwards() is not None
+        is_split = len(steps) > 1 and self._dispatcher.forwarding() is not None
         texts = forward.texts(text) if is_split else (text,) * len(steps)
         for own, step in zip(texts, steps, strict=True):
             if outcome is not None:
@@ -169,11 +176,11 @@ class Session:
             with self._redacted_errors():
                 return Statements(self).run(step, call, transaction, parameters)
 
-        forwarding = self._forwards()
-        if forwarding is None or transaction is not None or self._by_sql is not None:
+        self._refuse_closed()
+        if transaction is not None or self._by_sql is not None:
             return here()
         if forward.begins(step):
-            return forwarding.begin(here, call)
+            return self._dispatcher.begin(here, call)
 
         def there(peer: PeerSession) -> StatementOutcome:
             may_change = forward.may_change(step)
@@ -182,43 +189,30 @@ class Session:
                 self.mark_state()
             return peer.execute(text, call, parameters=parameters, is_update=is_update, may_change=may_change)
 
-        return forwarding.run(here, there, call)
+        return self._dispatcher.run(here, there, call)
 
     def at_primary(self, here: Callable[[], T], there: Callable[[PeerSession], T], call: Call) -> T:
         """Run one operation or the other, depending on where the session's tenant has its primary."""
-        forwarding = self._forwards()
-        return here() if forwarding is None else forwarding.run(here, there, call)
+        self._refuse_closed()
+        return self._dispatcher.run(here, there, call)
 
-    def _forwards(self) -> Forwarding | None:
-        """Return the forwarding to the tenant's primary; None if the session has no tenant, or was
-        forwarded itself.
-        """
-        routing, tenant = self._engine.tenants, self.principal.tenant
-        if routing is None or tenant is None or self.principal.name == SHARD:
-            return None
-        with self._mutex:
-            self._refuse_closed()
-            if self._forwarding is None:
-                self._forwarding = Forwarding(routing, tenant, self.principal, self._engine.clock)
-            return self._forwarding
-
-    def prepare(self, text: str, *, transaction: bytes | None = None) -> PreparedStatement:
+    def prepare(self, text: str, *, transaction: bytes | None = None, call: Call | None = None) -> PreparedStatement:
         """Inspect a statement, to run it later."""
+        self._backend.refuse_suspect(text)
         with self._mutex:
             if len(self._prepared) >= PREPARED_MAX:
                 raise LimitError(
                     f"The session already has {len(self._prepared):,} prepared statements.", hint="Close some."
                 )
-        handle = self._new_handle()
+        handle, call = self._new_handle(), call or Call()
 
         def here() -> PreparedStatement:
             with self.reading_lake(), self._redacted_errors():
-                return PreparedStatement.of(self, handle, text, transaction)
+                return PreparedStatement.of(self, handle, text, transaction, call)
 
         if transaction is not None or self._by_sql is not None:
             prepared = here()
         else:
-            call = Call()
             prepared = self.at_primary(
                 here, lambda peer: PreparedStatement.known(self, handle, text, peer.prepare(text, call)), call
             )
@@ -241,9 +235,9 @@ class Session:
 
     def begin(self, call: Call | None = None) -> bytes:
         """Open a transaction; for a tenant, only on its primary."""
-        call = call or Call()
-        forwarding = self._forwards()
-        return self._open(call) if forwarding is None else forwarding.begin(lambda: self._open(call), call)
+        self._refuse_closed()
+        given = call or Call()
+        return self._dispatcher.begin(lambda: self._open(given), given)
 
     def _open(self, call: Call, handle: bytes | None = None) -> bytes:
         with self.reading_lake():
@@ -251,7 +245,7 @@ class Session:
             with own.lock:
                 if self._is_free(own):
                     return self._begin(own, call, handle)
-            other = self._engine.connect(self.scope)
+            other = self._backend.connect(self.engine, self.scope)
         with other.lock:
             try:
                 return self._begin(other, call, handle)
@@ -263,11 +257,13 @@ class Session:
         opened = Transaction(
             handle or self._new_handle(),
             connection,
-            self._engine.lake,
+            self._backend.lake,
             owner=self.shown_id,
-            bytes_max=self._engine.settings.server_write_bytes_max,
-            now_s=self._engine.clock.monotonic_s(),
+            bytes_max=self._backend.settings.server_write_bytes_max,
+            now_s=self._backend.clock.monotonic_s(),
             changing=self.changing_lake,
+            is_current=self._backend.is_current,
+            committed=lambda: self._backend.snapshot(self.engine),
         )
         with self._mutex:
             if len(self._transactions) >= _TRANSACTIONS_MAX:
@@ -292,7 +288,7 @@ class Session:
                 return
             if ended is None or ended.is_ending:
                 raise self._expired.reason(transaction)
-            is_overlong = commit and ended.is_overlong(self._engine.clock.monotonic_s())
+            is_overlong = commit and ended.is_overlong(self._backend.clock.monotonic_s())
             # It stays registered until it has ended: nothing else may run on its connection before.
             ended.is_ending = True
         with self._redacted_errors():
@@ -331,11 +327,11 @@ class Session:
             with self.reading_lake(), self._redacted_errors():
                 return ingest.ingest(self, target, given, call, transaction)
 
-        forwarding = self._forwards()
-        if forwarding is None or transaction is not None or self._transactions:
+        self._refuse_closed()
+        if self._dispatcher.forwarding() is None or transaction is not None or self._transactions:
             return here(rows)
         again = Rewindable(rows)
-        return forwarding.run(
+        return self._dispatcher.run(
             lambda: again.read(here),
             lambda peer: again.read(lambda given: peer.ingest(target, given, call)),
             call,
@@ -358,25 +354,25 @@ class Session:
     @contextmanager
     def metadata(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Return a connection for catalog queries, with the lake as its default catalog."""
-        with self._engine.lake.snapshot() as connection:
+        with self._backend.snapshot(self.engine) as (connection, _):
             yield connection
 
     # Called by other parts of the server.
 
     @property
-    def engine(self) -> Engine:
-        """The engine that the sessions share."""
-        return self._engine
+    def backend(self) -> Backend:
+        """The state that all sessions share."""
+        return self._backend
 
     @property
     def lake(self) -> Lake:
         """The lake."""
-        return self._engine.lake
+        return self._backend.lake
 
     @property
     def queue(self) -> DqCoordinator | None:
         """The queue, unless it is disabled."""
-        return self._engine.queue
+        return self._backend.queue
 
     @property
     def queue_name(self) -> str:
@@ -389,17 +385,17 @@ class Session:
 
     def enqueue(self, table: TableId, rows: pa.Table) -> None:
         """Pass rows to the queue; every write of this session to the queue uses this method."""
-        self._engine.enqueue(self.principal.tenant, table, rows, session=self.queue_name)
+        self._backend.enqueue(self.principal.tenant, table, rows, session=self.queue_name)
 
     def reading_lake(self, touched: Collection[TenantId] = ()) -> AbstractContextManager[None]:
         """Hold while rows of the lake are read; for a user without a tenant, those of the tenants
         `touched`.
         """
-        return self._engine.touching(touched) if touched else self._engine.reading(self.principal.tenant)
+        return self._backend.touching(touched) if touched else self._backend.reading(self.principal.tenant)
 
     def changing_lake(self) -> AbstractContextManager[None]:
         """Hold while the lake is changed."""
-        return self._engine.changing(self.principal.tenant)
+        return self._backend.changing(self.principal.tenant)
 
     def _redacted_errors(self) -> AbstractContextManager[None]:
         """Remove names from errors that the session's user may not see."""
@@ -410,9 +406,10 @@ class Session:
         with self._mutex:
             self._refuse_closed()
             own = self._own
-            if own is not None and (self._engine.is_current(own) or self._is_in_transaction(own)):
+            if own is not None and (self._backend.is_current(own) or self._is_in_transaction(own)):
                 return own
-        made = self._engine.connect(self.scope)
+        made = self._backend.connect(self.engine, self.scope)
+        self.settings.apply(made)
         with self._mutex:
             is_first = self._own is own and not self._is_closed
             if is_first:
@@ -423,8 +420,9 @@ class Session:
             unused.close()
             if unused.has_state:
                 raise EngineFailedError(
-                    "The session's connection was replaced: its temporary tables, its variables and USE are gone.",
-                    hint="Set them again; other statements are not affected.",
+                    "The session's connection was replaced: its temporary tables, views and macros, and its variables "
+                    "are gone.",
+                    hint="Create them again. Its settings and prepared statements are as they were.",
                 )
         self._refuse_closed()
         if found is None:
@@ -451,7 +449,7 @@ class Session:
             found = self._transactions.get(transaction)
             if found is None or found.is_ending:
                 raise self._expired.reason(transaction)
-            now_s = self._engine.clock.monotonic_s()
+            now_s = self._backend.clock.monotonic_s()
             if not found.is_overlong(now_s):
                 found.use(now_s)
                 return found
@@ -520,7 +518,7 @@ class Session:
             if self._is_free(own):
                 yield own
                 return
-        other = self._engine.connect(self.scope)
+        other = self._backend.connect(self.engine, self.scope)
         with other.lock:
             try:
                 yield other
@@ -542,7 +540,7 @@ class Session:
 
     def expire_transactions(self, before_s: float) -> int:
         """Roll back transactions that have been idle since `before_s`, open for too long, or lost."""
-        now_s = self._engine.clock.monotonic_s()
+        now_s = self._backend.clock.monotonic_s()
         with self._mutex:
             idle_before_s = None if self._used else before_s
             found = [(each, each.lock_if_due(now_s, idle_before_s)) for each in self._transactions.values()]
@@ -568,10 +566,7 @@ class Session:
 
     def release(self) -> None:
         """Close the session's sessions on other servers: its client may never return."""
-        with self._mutex:
-            forwarding, self._forwarding = self._forwarding, None
-        if forwarding is not None:
-            forwarding.close()
+        self._dispatcher.release()
 
     def close(self) -> None:
         """End the session: roll back its transactions, and release its buffered rows for delivery."""

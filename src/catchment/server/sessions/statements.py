@@ -25,6 +25,7 @@ from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.queue import DqCoordinator, incoming
 from catchment.queue.incoming import size_of
 from catchment.server.encoding import wire
+from catchment.server.engine.parsing import ParsedStatement
 from catchment.server.sessions import (
     buffered_reads,
     capture,
@@ -38,9 +39,8 @@ from catchment.server.sessions.transactions import Transaction, exclusive
 from catchment.server.sql import literals
 from catchment.server.sql import sql_tokens as scanner
 from catchment.server.sql.catalog_lists import Reader, limit_lists
-from catchment.server.sql.session_settings import is_path, require_harmless_path, session_statement
+from catchment.server.sql.session_settings import is_path, require_harmless_path, session_statement, setting_name
 from catchment.server.sql.sql_policy import Permission, StatementKind, authorize
-from catchment.server.sql.sql_tokens import Token
 from catchment.server.sql.statement_plan import (
     BOUND,
     FRESH,
@@ -55,6 +55,7 @@ from catchment.server.sql.statement_plan import (
     RescueCommand,
     Step,
 )
+from catchment.server.sql.syntax import SqlReading
 from catchment.server.values import Call, Role, StatementOutcome, TableResult
 from catchment.tenants.model import TenantId
 
@@ -175,7 +176,7 @@ class Statements:
                     step,
                     queue,
                     connection,
-                    lambda statement, text, tokens: self.permission_for(statement, text, tokens, connection),
+                    lambda text: self.permission_for(SqlReading.of(text, self.session.parser), connection),
                     call,
                     bound=bound,
                     in_transaction=transaction is not None,
@@ -219,7 +220,7 @@ class Statements:
 
     def require_small(self, rows: pa.Table) -> None:
         """Refuse rows that are too large for one write to the queue."""
-        limit, size = self.session.engine.settings.server_write_bytes_max, size_of(rows)
+        limit, size = self.session.backend.settings.server_write_bytes_max, size_of(rows)
         if size > limit:
             raise LimitError(
                 f"The rows have {size:,} bytes, but the maximum for one write to the queue is {limit:,}.",
@@ -320,12 +321,18 @@ class Statements:
         scope = self.session.scope
         if scope is not None and scope.allows_search_path(step.text, step.tokens):
             return
-        connection.has_state = True
-        own = session_statement(step.text, step.tokens)
-        if own is None and step.tokens[0].text == "reset" and is_path(step.tokens):
-            own = f"USE {sql.identifier(self.session.lake.name)}"
+        own, name = session_statement(step.text, step.tokens), "search_path"
+        if own is not None:
+            name = setting_name(step.tokens)
+        elif is_path(step.tokens):
+            own = f"USE {sql.identifier(self.session.lake.name)}" if step.tokens[0].text == "reset" else step.text
+        else:
+            # A variable: its value is in the connection only.
+            connection.has_state = True
         connection.run(own or step.text, call)
         if scope is not None:
+            if own is not None:
+                self.session.settings.keep(name, own, connection)
             return
         path = connection.table("SELECT current_setting('search_path')", call).column(0)[0].as_py()
         try:
@@ -335,14 +342,15 @@ class Statements:
             connection.search_path = (DEFAULT_SCHEMA,)
             raise
         connection.search_path = tuple(sql.fold(each.rpartition(".")[2].strip('" ')) for each in path.split(","))
+        if own is not None:
+            self.session.settings.keep(name, own, connection)
 
-    def authorized(self, step: Plain | FreshRead, connection: Connection) -> tuple[duckdb.Statement, Permission]:
+    def authorized(self, step: Plain | FreshRead, connection: Connection) -> tuple[ParsedStatement, Permission]:
         """Return the statement as DuckDB parses it, and its permission."""
-        statement = connection.raw.extract_statements(step.text)[-1]
+        statement = self.session.parser.statements(step.text)[-1]
+        reading = SqlReading(statement.type, step.text, step.tokens, self.session.parser)
         fresh = _READ_ELSEWHERE if isinstance(step, FreshRead) else None
-        permission = self.permission_for(
-            statement, step.text, step.tokens, connection, fresh=fresh, lists_limited=isinstance(step, Plain)
-        )
+        permission = self.permission_for(reading, connection, fresh=fresh, lists_limited=isinstance(step, Plain))
         self._require_macros(permission.macros, connection)
         return statement, permission
 
@@ -364,9 +372,7 @@ class Statements:
 
     def permission_for(
         self,
-        statement: duckdb.Statement,
-        text: str,
-        tokens: tuple[Token, ...],
+        reading: SqlReading,
         connection: Connection,
         *,
         fresh: frozenset[str] | None = None,
@@ -378,33 +384,31 @@ class Statements:
         here. With `lists_limited`, the statement runs as `readable` returns it, and its macros are
         looked up.
         """
-        permission = authorize(statement, text, tokens, self.session.principal)
+        permission = authorize(reading, self.session.principal)
         sees_all = self.session.scope is None and self.session.principal.role >= Role.ADMIN
         if not lists_limited and ((permission.lists and not sees_all) or permission.macros):
             raise NotAllowedError("Catalog lists and table macros can be read only by separate queries.")
         if self.session.scope is not None:
-            self.session.scope.examine(statement.type, text, tokens, fresh=fresh)
-        elif touched := self._touched(statement, text, tokens, connection):
+            self.session.scope.examine(reading, fresh=fresh)
+        elif touched := self._touched(reading, connection):
             with self.session.reading_lake(touched):
                 return replace(permission, touched=touched)
         return permission
 
     def owner(self, schema: str) -> frozenset[TenantId]:
         """Return the tenant that owns the schema; empty for a tenant's user, or if none owns it."""
-        routing = self.session.engine.tenants
+        routing = self.session.backend.tenants
         if routing is None or self.session.scope is not None:
             return frozenset()
         return touched_tenants.owner(routing.residents(), schema)
 
-    def _touched(
-        self, statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], connection: Connection
-    ) -> frozenset[TenantId]:
+    def _touched(self, reading: SqlReading, connection: Connection) -> frozenset[TenantId]:
         """Return the tenants whose tables a statement names; none for a tenant's user."""
-        engine = self.session.engine
-        if engine.tenants is None or self.session.scope is not None:
+        backend = self.session.backend
+        if backend.tenants is None or self.session.scope is not None:
             return frozenset()
-        found = engine.tenants.residents()
-        return touched_tenants.touched(found, engine.views, statement.type, text, tokens, connection)
+        found = backend.tenants.residents()
+        return touched_tenants.touched(found, backend.views, reading, connection)
 
     def readable(self, step: Plain, permission: Permission) -> Plain:
         """Return the query as this session may run it, with catalog lists limited."""
@@ -414,12 +418,12 @@ class Statements:
         if not permission.lists:
             return step
         reader = Reader(self.session.lake.name, None if scope is None else scope.schema)
-        return replace(step, text=limit_lists(step.text, step.tokens, reader))
+        return replace(step, text=limit_lists(step.text, step.tokens, reader, self.session.parser))
 
     def _read(
         self,
         step: Plain,
-        statement: duckdb.Statement,
+        statement: ParsedStatement,
         permission: Permission,
         connection: Connection,
         call: Call,
@@ -456,9 +460,12 @@ class Statements:
         if transaction is not None:
             transaction.prepare_write(call)
             transaction.touched |= permission.touched
-            return self._changed(step, permission, connection, call, bound, on_partial=transaction.fail)
-        with self.session.reading_lake(permission.touched), self.autocommit_write(connection, call):
-            return self._changed(step, permission, connection, call, bound)
+            outcome = self._changed(step, permission, connection, call, bound, on_partial=transaction.fail)
+        else:
+            with self.session.reading_lake(permission.touched), self.autocommit_write(connection, call):
+                outcome = self._changed(step, permission, connection, call, bound)
+        connection.succeed()
+        return outcome
 
     @contextmanager
     def autocommit_write(self, connection: Connection, call: Call) -> Iterator[None]:
@@ -469,11 +476,11 @@ class Statements:
     @contextmanager
     def write_transaction(self, connection: Connection, call: Call) -> Iterator[None]:
         """Open a write transaction under the lake's commit lock."""
-        lake, engine = self.session.lake, self.session.engine
-        if not engine.is_current(connection):
+        lake, backend = self.session.lake, self.session.backend
+        if not backend.is_current(connection):
             raise LakeUnavailableError("The lake is unavailable.")
         with exclusive(lake, call, f"a statement of session {self.session.shown_id}"):
-            if not engine.is_current(connection):
+            if not backend.is_current(connection):
                 raise ConflictError("The lake was opened again while the statement waited.", hint="Run it again.")
             connection.run("BEGIN", call)
             try:
@@ -527,7 +534,7 @@ class Statements:
             with connection.registered(BOUND, capture.numbered(bound), call):
                 yield connection.table(step.bulk.text, call)
         else:
-            statement = connection.raw.extract_statements(step.text)[-1]
+            statement = connection.parser.statements(step.text)[-1]
             # Convert all rows before any is run: one that has no value in Python must fail before
             # the first.
             for row in [parameter_row(statement, bound, at) for at in range(bound.num_rows)]:
@@ -546,7 +553,7 @@ class Statements:
                 try:
                     yield transaction.connection
                 finally:
-                    transaction.touched_s = self.session.engine.clock.monotonic_s()
+                    transaction.touched_s = self.session.backend.clock.monotonic_s()
 
 
 def _outcome(result: pa.Table, permission: Permission, step: Plain) -> StatementOutcome:

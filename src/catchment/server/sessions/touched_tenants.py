@@ -6,7 +6,7 @@ distinguish them. So the names in a statement, and those in the views that it na
 among the schemas that the shard has on record.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,6 @@ from catchment.errors import InputError
 from catchment.foundation import sql
 from catchment.foundation.clock import Clock
 from catchment.foundation.ids import DEFAULT_SCHEMA
-from catchment.lake import Lake
 from catchment.server.sessions.connections import Connection
 from catchment.server.sql import sql_tokens as scanner
 from catchment.server.sql.functions import DUCKLAKE, LAKE_FUNCTIONS, TABLE_READERS
@@ -25,7 +24,7 @@ from catchment.server.sql.functions import known as known_functions
 from catchment.server.sql.sql_policy import names_only_its_target, tables_of
 from catchment.server.sql.sql_tokens import Token
 from catchment.server.sql.statement_plan import FRESH, QUEUE
-from catchment.server.sql.syntax import explained, macro_of, named, parse, query_tree
+from catchment.server.sql.syntax import SqlReading, macro_of, named, parse, query_tree
 from catchment.server.sql.tenant_isolation import names_by_tokens
 from catchment.server.values import Call
 from catchment.tenants.model import DEFAULT_TENANT, TenantId
@@ -58,9 +57,10 @@ class Views:
     may create some.
     """
 
-    def __init__(self, lake: Lake, clock: Clock) -> None:
-        self.lake = lake.name
-        self._lake = lake
+    def __init__(self, lake: str, clock: Clock, *, is_current: Callable[[Connection], bool]) -> None:
+        """`is_current` returns whether a connection sees the lake as it is now."""
+        self.lake = lake
+        self._is_current = is_current
         self._clock = clock
         self._known: tuple[Residents, float, dict[Name, str]] | None = None
 
@@ -79,7 +79,7 @@ class Views:
             place = (_place(view), sql.fold(view["view_name"]))
             # A macro may have several definitions, and the name of a view.
             views[place] = f"{views.get(place, '')} {view['sql']} ;"
-        if connection.origin == self._lake.origin():
+        if self._is_current(connection):
             # Otherwise the connection may be older than the lake's availability, and see none of
             # its views.
             lakes = {place: text for place, text in views.items() if place[0] != _TEMP}
@@ -91,23 +91,21 @@ def _place(view: Mapping[str, Any]) -> str:
     return _TEMP if view["database_name"] == _TEMP else sql.fold(str(view["schema_name"]))
 
 
-def touched(
-    residents: Residents, views: Views, kind: StatementType, text: str, words: tuple[Token, ...], connection: Connection
-) -> frozenset[TenantId]:
+def touched(residents: Residents, views: Views, reading: SqlReading, connection: Connection) -> frozenset[TenantId]:
     """Return the tenants whose tables are named by the statement, or by views in it.
 
     The caller holds the connection's lock.
     """
     known = residents.known
     is_near = not known.isdisjoint(connection.search_path) or any(
-        word.text in known or word.text in _BY_STRING for word in words if word.is_name
+        word.text in known or word.text in _BY_STRING for word in reading.tokens if word.is_name
     )
     # Only a view can lead to a schema that the statement does not name, which matters only for a
     # tenant whose primary is elsewhere.
-    if kind == StatementType.TRANSACTION or not (is_near or residents.away):
+    if reading.kind == StatementType.TRANSACTION or not (is_near or residents.away):
         return frozenset()
-    compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _names
-    names = compute(kind, text, words)
+    compute = _cached if len(reading.text) <= _CACHED_CHARACTERS_MAX else _names
+    names = compute(reading)
     seen = views.of(residents, connection) if names and residents.away else {}
     schemas = _schemas(names, views.lake, connection.search_path, seen)
     return frozenset(_tenant(schema) for schema in schemas & known)
@@ -165,28 +163,28 @@ def _called(words: tuple[Token, ...]) -> Iterator[Name]:
 
 
 @lru_cache(maxsize=_CACHED_MAX)
-def _cached(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
-    return _names(kind, text, words)
+def _cached(reading: SqlReading) -> frozenset[Name]:
+    return _names(reading)
 
 
-def _names(kind: StatementType, text: str, words: tuple[Token, ...]) -> frozenset[Name]:
+def _names(reading: SqlReading) -> frozenset[Name]:
     """Return the names of tables and schemas in the statement; a schema has an empty last part."""
+    kind, words = reading.kind, reading.tokens
     if kind == StatementType.EXPLAIN:
-        about = explained(text, words)
-        return _names(about.kind, about.text, about.tokens)
+        return _names(reading.explained()[0])
     if kind in (StatementType.CALL, StatementType.VACUUM):
         # The SQL policy allows only those that name no table.
         return frozenset()
-    macro = macro_of(kind, words)
+    macro = macro_of(reading)
     if macro is not None:
-        return frozenset({macro.name, *_names(StatementType.SELECT, *macro.query(text))})
+        return frozenset({macro.name, *_names(macro.query(reading))})
     if kind == StatementType.SELECT:
-        tree = query_tree(text, words)
+        tree = query_tree(reading)
         if tree is not None:
             return frozenset(_in_tree(tree))
     found = {*names_by_tokens(words), *_schema_names(words)}
     if kind != StatementType.SET and not names_only_its_target(kind, words):
-        found.update(_in_sqlglot_tree(text))
+        found.update(_in_sqlglot_tree(reading.text))
     return frozenset(found)
 
 

@@ -23,6 +23,7 @@ from catchment.errors import (
 )
 from catchment.foundation.ids import TableId
 from catchment.lake import Lake
+from catchment.lake.instance import Origin
 from catchment.server.encoding import decoded_size
 from catchment.server.sessions.connections import Connection
 from catchment.server.values import Call
@@ -125,9 +126,12 @@ class Transaction:
         bytes_max: int,
         now_s: float,
         changing: Callable[[], AbstractContextManager[None]],
+        is_current: Callable[[Connection], bool],
+        committed: Callable[[], AbstractContextManager[tuple[duckdb.DuckDBPyConnection, Origin]]],
     ) -> None:
         """`owner` is the session, as others may see it. `changing` is held from the first change of
-        the lake to the end.
+        the lake to the end. `is_current` returns whether a connection can still commit. `committed`
+        opens a connection that sees the lake without the transaction.
         """
         self.handle = handle
         self.connection = connection
@@ -139,6 +143,8 @@ class Transaction:
         self._lake = lake
         self._bytes_max = bytes_max
         self._changing = changing
+        self._is_current = is_current
+        self._committed = committed
         self._lock = ExitStack()
         self.has_written = False
         # Tenants whose tables a user without a tenant has changed in it: they must have their
@@ -208,7 +214,7 @@ class Transaction:
             self.has_written = True
 
     def _refuse_old(self) -> None:
-        if self.connection.origin != self._lake.origin():
+        if not self._is_current(self.connection):
             raise ConflictError("The lake was reopened after the transaction began.", hint="Roll back and retry.")
 
     def refuse_ended(self) -> None:
@@ -243,7 +249,7 @@ class Transaction:
     def refuse_changed(self, table: TableId, call: Call) -> None:
         """Refuse rows for a table that the transaction changed: the queue sees committed columns."""
         if self.has_written:
-            with self._lake.cursor() as cursor:
+            with self._committed() as (cursor, _):
                 before = cursor.execute(_SHAPE, self._place(table)).fetchall()
             if self._shape(table, call) != before:
                 raise StateError(

@@ -16,6 +16,7 @@ from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.foundation import sql
 from catchment.lake import extensions
 from catchment.lake.tables import LEDGER_SCHEMA, metadata_of
+from catchment.server.engine.parsing import LocalParser, Parser
 from catchment.server.sql import functions
 from catchment.server.sql.sql_tokens import Token, read
 from catchment.server.sql.syntax import called_of, duckdb_tree, explained, name_at, nodes, show_parts, table_parts
@@ -65,19 +66,20 @@ def is_list(parts: tuple[str, ...]) -> bool:
     return _view(parts) is not None
 
 
-def limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
+def limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader, parser: Parser) -> str:
     """Return the query with every list in it limited to the rows that the reader may see."""
-    compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _limit_lists
-    return compute(text, tokens, reader)
+    if len(text) > _CACHED_CHARACTERS_MAX:
+        return _limit_lists(text, tokens, reader, parser)
+    return _cached(text, tokens, reader, parser)
 
 
 @lru_cache(maxsize=_CACHED_MAX)
-def _cached(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
-    return _limit_lists(text, tokens, reader)
+def _cached(text: str, tokens: tuple[Token, ...], reader: Reader, parser: Parser) -> str:
+    return _limit_lists(text, tokens, reader, parser)
 
 
-def _limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader) -> str:
-    tree = duckdb_tree(explained(text, tokens).text)
+def _limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader, parser: Parser) -> str:
+    tree = duckdb_tree(explained(text, tokens).text, parser)
     if tree is None or any(_view((str(each["key"]),)) for node in nodes(tree) for each in _ctes(node)):
         raise NotSupportedError("Catalog lists can be read only by plain queries.", hint="PIVOT … ON … IN (…)")
     source, pieces = text.encode(), []
@@ -228,7 +230,8 @@ def _view(parts: tuple[str, ...]) -> tuple[str, str] | None:
 @lru_cache(maxsize=_CACHED_MAX)
 def _definition(view: tuple[str, str], reader: Reader) -> str:
     text = _definitions()[view]
-    return _limit_lists(text, read(text.encode()), reader)
+    # DuckDB's own text.
+    return _limit_lists(text, read(text.encode()), reader, LocalParser())
 
 
 @cache

@@ -75,6 +75,11 @@ def session_statement(text: str, tokens: tuple[Token, ...]) -> str | None:
     return f"SET SESSION {name} = {source[value[0].start :].decode()}"
 
 
+def setting_name(tokens: tuple[Token, ...]) -> str:
+    """Return the name of the setting that a SET or RESET changes."""
+    return sql.fold(_setting(tokens)[0].text)
+
+
 def _setting(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
     """Return the setting after SET or RESET, without its scope; TIME ZONE by its setting's name."""
     rest = tokens[1:]

@@ -14,7 +14,6 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
-import duckdb
 from duckdb import StatementType
 from sqlglot import exp
 
@@ -27,9 +26,8 @@ from catchment.server.sql.functions import TABLE_FUNCTIONS
 from catchment.server.sql.sql_tokens import Token, calls
 from catchment.server.sql.syntax import (
     Called,
-    Explained,
     Macro,
-    explained,
+    SqlReading,
     function_name,
     macro_of,
     name_at,
@@ -121,13 +119,13 @@ _TRANSACTIONS = {
 }
 
 
-def authorize(statement: duckdb.Statement, text: str, tokens: tuple[Token, ...], principal: Principal) -> Permission:
+def authorize(reading: SqlReading, principal: Principal) -> Permission:
     """Return the statement's permission; NotAllowedError if the caller may not run it."""
-    compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _permit
-    permission = compute(statement.type, text, tokens)
+    compute = _cached if len(reading.text) <= _CACHED_CHARACTERS_MAX else _permit
+    permission = compute(reading)
     if principal.role < permission.role:
         raise NotAllowedError(f"{principal.name} may only read.", hint="The role `writer` is required.")
-    names = {token.text for token in tokens if token.is_name}.union(*permission.tables)
+    names = {token.text for token in reading.tokens if token.is_name}.union(*permission.tables)
     if LEDGER_SCHEMA in map(str.casefold, names) and (
         permission.kind is not StatementKind.READ or principal.role < Role.ADMIN
     ):
@@ -138,11 +136,12 @@ def authorize(statement: duckdb.Statement, text: str, tokens: tuple[Token, ...],
 
 
 @lru_cache(maxsize=_PERMISSIONS_MAX)
-def _cached(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permission:
-    return _permit(kind, text, tokens)
+def _cached(reading: SqlReading) -> Permission:
+    return _permit(reading)
 
 
-def _permit(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permission:
+def _permit(reading: SqlReading) -> Permission:
+    kind, text, tokens = reading.kind, reading.text, reading.tokens
     first = tokens[0].text if tokens else ""
     if kind == StatementType.TRANSACTION:
         if first not in _TRANSACTIONS:
@@ -150,7 +149,7 @@ def _permit(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permis
             raise NotSupportedError("A PIVOT inside a statement must list its values.", hint="PIVOT … ON … IN (…)")
         return Permission(_TRANSACTIONS[first], Role.READER)
     if kind == StatementType.EXPLAIN:
-        return _permit_explained(explained(text, tokens))
+        return _permit_explained(*reading.explained())
     if kind == StatementType.CALL and _is_commit_message(tokens):
         return Permission(StatementKind.WRITE, Role.WRITER, in_transaction=True)
     if kind == StatementType.VACUUM and first == "analyze" and len(tokens) == 1:
@@ -161,20 +160,20 @@ def _permit(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permis
         raise NotAllowedError(sql_forms.reason(first))
     _refuse_metadata(tokens)
     if kind == StatementType.SELECT:
-        return _permit_query(text, tokens, permission)
+        return _permit_query(reading, permission)
     if kind == StatementType.SET and not session_settings.is_variable(tokens):
         session_settings.require_harmless(text, tokens)
         return permission
     if kind in (StatementType.CREATE, StatementType.DROP):
         _require_creatable(tokens)
-    macro = macro_of(kind, tokens)
+    macro = macro_of(reading)
     if macro is not None:
-        return _permit_macro(text, macro)
+        return _permit_macro(reading, macro)
     refuse_calls(tokens, functions.refused())
     if names_only_its_target(kind, tokens):
         _refuse_table(target(kind, tokens))
         return permission
-    refuse_strings_as_tables(text, tokens)
+    refuse_strings_as_tables(reading)
     refuse_calls(tokens, functions.refused_short())
     tables, called = _in_sqlglot_tree(text)
     for table in tables:
@@ -186,19 +185,19 @@ def _permit(kind: StatementType, text: str, tokens: tuple[Token, ...]) -> Permis
     return replace(permission, lists=lists)
 
 
-def _permit_explained(about: Explained) -> Permission:
-    inner = _permit(about.kind, about.text, about.tokens)
+def _permit_explained(about: SqlReading, is_run: bool) -> Permission:
+    inner = _permit(about)
     if inner.kind is StatementKind.READ:
         return inner
-    if inner.kind is not StatementKind.WRITE or about.is_run:
+    if inner.kind is not StatementKind.WRITE or is_run:
         raise NotAllowedError(
             "EXPLAIN ANALYZE runs its statement, so it is limited to queries.", hint="EXPLAIN runs nothing."
         )
     return replace(inner, kind=StatementKind.READ, counts=False, in_transaction=False)
 
 
-def _permit_query(text: str, tokens: tuple[Token, ...], permission: Permission) -> Permission:
-    tree = query_tree(text, tokens)
+def _permit_query(reading: SqlReading, permission: Permission) -> Permission:
+    tree = query_tree(reading)
     if tree is None:
         raise NotSupportedError("The server cannot check a query of this form.", hint="PIVOT … ON … IN (…)")
     found = named(tree)
@@ -216,14 +215,14 @@ def _permit_query(text: str, tokens: tuple[Token, ...], permission: Permission) 
             hint="Clients can read those of their session: TimeZone, …",
         )
     checked = {called.name for called in found.table_functions} | {_CURRENT_SETTING}
-    refuse_calls(tokens, functions.refused() - checked)
+    refuse_calls(reading.tokens, functions.refused() - checked)
     lists = any(is_list(parts) for parts in found.tables) or any(show in LISTED_SHOWS for show in found.shows)
     lists |= any(called.name in LISTS for called in found.table_functions)
     macros = frozenset(called.name for called in found.table_functions if called.name not in functions.known())
     return replace(permission, lists=lists, tables=tuple(by_text), macros=macros)
 
 
-def _permit_macro(text: str, macro: Macro) -> Permission:
+def _permit_macro(reading: SqlReading, macro: Macro) -> Permission:
     """Authorize a macro as the query that it stands for: its parameters can only be values."""
     _refuse_table(macro.name)
     name = macro.name[-1]
@@ -232,7 +231,7 @@ def _permit_macro(text: str, macro: Macro) -> Permission:
         raise NotAllowedError(f"DuckDB already has a function {name}.", hint="Give the macro another name.")
     if not macro.has_plain_parameters:
         raise NotAllowedError("The defaults of a macro's parameters must be constants.")
-    return _permit_query(*macro.query(text), Permission(StatementKind.WRITE, Role.WRITER))
+    return _permit_query(macro.query(reading), Permission(StatementKind.WRITE, Role.WRITER))
 
 
 def tables_of(called: Called) -> list[tuple[str, ...]]:

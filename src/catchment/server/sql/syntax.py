@@ -11,16 +11,17 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import duckdb
 import sqlglot
+from duckdb import StatementType
 from sqlglot import TokenType, exp
 
 from catchment.errors import InputError, NotAllowedError
-from catchment.lake import extensions
+from catchment.server.engine.parsing import Parser
 from catchment.server.sql.sql_tokens import Token, read
 
 # sqlglot would log every statement that it cannot parse, including its text.
@@ -65,20 +66,45 @@ _QUOTED_KINDS = frozenset(
 )
 
 
-def query_tree(text: str, tokens: tuple[Token, ...]) -> Any:
+@dataclass(frozen=True, slots=True)
+class SqlReading:
+    """A statement as the SQL policy, tenant isolation and rewriting read it: text, tokens and type.
+
+    Equal for equal statements, so that what was decided about one can be remembered.
+    """
+
+    kind: StatementType
+    text: str
+    tokens: tuple[Token, ...]
+    parser: Parser = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, text: str, parser: Parser, tokens: tuple[Token, ...] | None = None) -> "SqlReading":
+        """Read a text, as DuckDB would run it: its last statement; duckdb.Error if it is none."""
+        return cls(parser.statements(text)[-1].type, text, read(text.encode()) if tokens is None else tokens, parser)
+
+    def explained(self) -> tuple["SqlReading", bool]:
+        """Return the statement of an EXPLAIN, and whether the EXPLAIN executes it."""
+        inner = explained(self.text, self.tokens)
+        return SqlReading.of(inner.text, self.parser, inner.tokens), inner.is_run
+
+    def query(self, text: str) -> "SqlReading":
+        """Return the reading of a query that the statement contains."""
+        return SqlReading(StatementType.SELECT, text, read(text.encode()), self.parser)
+
+
+def query_tree(reading: SqlReading) -> Any:
     """Return DuckDB's tree of a query, from JSON; None if DuckDB returns none."""
-    tree = duckdb_tree(text)
-    if tree is None and any(_is_word(token, _PIVOTS) for token in tokens):
-        tree = duckdb_tree(_with_pivot_values(text, tokens))
+    tree = duckdb_tree(reading.text, reading.parser)
+    if tree is None and any(_is_word(token, _PIVOTS) for token in reading.tokens):
+        tree = duckdb_tree(_with_pivot_values(reading.text, reading.tokens), reading.parser)
     return tree
 
 
-def duckdb_tree(text: str) -> Any:
+def duckdb_tree(text: str, parser: Parser) -> Any:
     """Return the tree of exactly this text, with its positions; None if DuckDB returns none."""
-    with extensions.scratch() as parser:
-        row = parser.execute("SELECT json_serialize_sql(?)", [text]).fetchone()
     try:
-        tree = json.loads(row[0]) if row else {"error": True}
+        tree = json.loads(parser.tree(text))
     except RecursionError:
         raise InputError("The statement is nested too deeply.") from None
     return None if tree["error"] else tree
@@ -184,17 +210,17 @@ class Macro:
         """Whether the parameters' defaults contain no calls."""
         return not any(token.text == "(" for token in self.parameters)
 
-    def query(self, text: str) -> tuple[str, tuple[Token, ...]]:
-        """Return the query that the macro stands for, and its tokens."""
-        body = text.encode()[self.begin :].decode()
-        query = body if self.is_table else f"SELECT {body}"
-        return query, read(query.encode())
+    def query(self, reading: SqlReading) -> SqlReading:
+        """Return the query that the macro stands for."""
+        body = reading.text.encode()[self.begin :].decode()
+        return reading.query(body if self.is_table else f"SELECT {body}")
 
 
-def macro_of(kind: duckdb.StatementType, tokens: tuple[Token, ...]) -> Macro | None:
+def macro_of(reading: SqlReading) -> Macro | None:
     """Return the macro that a statement creates; None if it creates none."""
+    tokens = reading.tokens
     at = next((i for i, token in enumerate(tokens[:8]) if _is_word(token, _MACRO_WORDS)), None)
-    if kind != duckdb.StatementType.CREATE or at is None or any(_is_word(t, _CREATED_WORDS) for t in tokens[:at]):
+    if reading.kind != StatementType.CREATE or at is None or any(_is_word(t, _CREATED_WORDS) for t in tokens[:at]):
         return None
     at += 4 if [token.text for token in tokens[at + 1 : at + 4]] == ["if", "not", "exists"] else 1
     name = name_at(tokens, at)
@@ -256,12 +282,13 @@ def _is_word(token: Token, words: frozenset[str]) -> bool:
     return token.is_name and not token.is_quoted and token.text in words
 
 
-def refuse_strings_as_tables(text: str, tokens: tuple[Token, ...]) -> None:
+def refuse_strings_as_tables(reading: SqlReading) -> None:
     """Refuse a statement with a string, or a name like a file's, in the place of a table.
 
     DuckDB's parser decides: the statement must be valid with any expression in place of each.
     """
-    source, ends = text.encode(), [*(token.start for token in tokens[1:]), len(text.encode())]
+    source, tokens = reading.text.encode(), reading.tokens
+    ends = [*(token.start for token in tokens[1:]), len(source)]
     out, last = b"", 0
     for begin, end in _unproven(tokens):
         out += source[last : tokens[begin].start] + _EXPRESSION
@@ -269,8 +296,7 @@ def refuse_strings_as_tables(text: str, tokens: tuple[Token, ...]) -> None:
     if not last:
         return
     try:
-        with extensions.scratch() as parser:
-            parser.extract_statements((out + source[last:]).decode())
+        reading.parser.statements((out + source[last:]).decode())
     except duckdb.Error:
         raise NotAllowedError(
             "A string in the place of a table would be read as a file.",
@@ -346,11 +372,6 @@ class Explained:
     tokens: tuple[Token, ...]
     is_run: bool
 
-    @property
-    def kind(self) -> duckdb.StatementType:
-        """The type of the statement."""
-        return kind_of(self.text)
-
 
 def explained(text: str, tokens: tuple[Token, ...]) -> Explained:
     """Return the statement of an EXPLAIN, or the statement itself if it is not an EXPLAIN."""
@@ -366,9 +387,3 @@ def explained(text: str, tokens: tuple[Token, ...]) -> Explained:
     start = tokens[at].start
     is_run = any(token.text == "analyze" for token in tokens[1:at])
     return Explained(" " * start + text.encode()[start:].decode(), tokens[at:], is_run=is_run)
-
-
-def kind_of(text: str) -> duckdb.StatementType:
-    """Return the type that DuckDB's parser assigns to a statement."""
-    with extensions.scratch() as parser:
-        return parser.extract_statements(text)[-1].type

@@ -30,7 +30,7 @@ from catchment.server.sql.functions import TENANT_TABLE_FUNCTIONS
 from catchment.server.sql.sql_forms import SCHEMAS_REFUSED
 from catchment.server.sql.sql_policy import names_only_its_target, refuse_calls
 from catchment.server.sql.sql_tokens import Token, qualified_calls
-from catchment.server.sql.syntax import Called, explained, function_name, macro_of, named, parse, query_tree
+from catchment.server.sql.syntax import Called, SqlReading, explained, function_name, macro_of, named, parse, query_tree
 from catchment.tenants.model import TenantId
 
 _CACHED_MAX = 2_000
@@ -95,13 +95,13 @@ class TenantScope:
         """Return the tenant's schema if `given` is None or that schema; otherwise raise an error."""
         return self.schema if given is None else self.own(TableId(given, table)).schema
 
-    def examine(self, kind: StatementType, text: str, tokens: tuple[Token, ...], *, fresh: Names | None = None) -> None:
+    def examine(self, reading: SqlReading, *, fresh: Names | None = None) -> None:
         """Refuse a statement that names anything outside the scope; the SQL policy has allowed it.
 
         Names in `fresh` are replaced before it runs.
         """
-        compute = _cached if len(text) <= _CACHED_CHARACTERS_MAX else _examine
-        compute(self, kind, text, tokens, fresh)
+        compute = _cached if len(reading.text) <= _CACHED_CHARACTERS_MAX else _examine
+        compute(self, reading, fresh)
 
     def allows_search_path(self, text: str, tokens: tuple[Token, ...]) -> bool:
         """Whether a SET changes the search path to the tenant's schema; refuses any other path."""
@@ -200,36 +200,33 @@ def hide_internal_tables() -> Iterator[None]:
 
 
 @lru_cache(maxsize=_CACHED_MAX)
-def _cached(scope: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None) -> None:
-    _examine(scope, kind, text, tokens, fresh)
+def _cached(scope: TenantScope, reading: SqlReading, fresh: Names | None) -> None:
+    _examine(scope, reading, fresh)
 
 
-def _examine(
-    scope: TenantScope, kind: StatementType, text: str, tokens: tuple[Token, ...], fresh: Names | None
-) -> None:
+def _examine(scope: TenantScope, reading: SqlReading, fresh: Names | None) -> None:
+    kind, tokens = reading.kind, reading.tokens
     if kind == StatementType.TRANSACTION:
         return
     if kind == StatementType.EXPLAIN:
-        about = explained(text, tokens)
-        _examine(scope, about.kind, about.text, about.tokens, fresh)
+        _examine(scope, reading.explained()[0], fresh)
         return
     scope.require_calls(tokens)
     if kind == StatementType.CALL:
         # The SQL policy allows one that names no table.
         return
-    tree = query_tree(text, tokens) if kind == StatementType.SELECT else None
+    tree = query_tree(reading) if kind == StatementType.SELECT else None
     # The settings that the SQL policy allows in a query are the session's own.
     refused = functions.refused_to_tenants() - ({"current_setting"} if tree is not None else set())
     refuse_calls(tokens, refused, "users of a tenant")
     if tree is not None:
         _examine_tree(scope, tree, fresh)
         return
-    macro = macro_of(kind, tokens)
+    macro = macro_of(reading)
     if macro is not None:
         scope.require(macro.name)
-        query, words = macro.query(text)
         # Catalog lists in a macro would not be limited: they are refused, as in a fresh read.
-        _examine(scope, StatementType.SELECT, query, words, fresh or frozenset())
+        _examine(scope, macro.query(reading), fresh or frozenset())
         return
     # Two independent checks, because DuckDB has no tree for these: by tokens, and by sqlglot.
     _refuse_schemas(kind, tokens)
@@ -238,7 +235,7 @@ def _examine(
     is_setting = kind == StatementType.SET and not session_settings.is_variable(tokens)
     if not is_setting and not names_only_its_target(kind, tokens):
         _refuse_shows(tokens)
-        _examine_sqlglot(scope, text, fresh)
+        _examine_sqlglot(scope, reading.text, fresh)
 
 
 def _examine_tree(scope: TenantScope, tree: Any, fresh: Names | None) -> None:

@@ -1,9 +1,9 @@
-"""The state that all sessions share: the lake, the queue, and sandboxed DuckDB connections."""
+"""The state that all sessions share: the lake, the queue, and connections to sandboxed DuckDB."""
 
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from weakref import WeakSet
 
@@ -16,9 +16,12 @@ from catchment.foundation import events, sql
 from catchment.foundation.clock import Clock
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
-from catchment.lake import Lake, extensions
+from catchment.lake import Lake, extensions, failures
+from catchment.lake.attach import DuckDbCatalog
 from catchment.lake.instance import Instance, Origin
 from catchment.queue import DqCoordinator
+from catchment.server.engine.engines import BARE, FILES, LAKE, Engine, Engines
+from catchment.server.engine.parsing import LocalParser
 from catchment.server.sessions.bulk import FileWriter, Registrar
 from catchment.server.sessions.connections import Connection
 from catchment.server.sessions.touched_tenants import Views
@@ -27,8 +30,12 @@ from catchment.server.sql.tenant_isolation import TenantScope
 from catchment.tenants.model import TenantId
 
 
-class Engine:
-    """The lake, the queue, and connections to DuckDB."""
+class Backend:
+    """The lake, the queue, and connections to DuckDB.
+
+    Clients' statements run in engine processes. A DuckDB catalog admits one process only: with it,
+    they run in this process, in the lake's own instance.
+    """
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -37,6 +44,9 @@ class Engine:
         self.queue: DqCoordinator | None = app.queue if app.settings.queue_enable else None
         # The queue's lake works while the catalog is unavailable; it is opened at its first use.
         self.lake: Lake = self.queue.lake if self.queue is not None else app.lake
+        # Set when connections were lost, for the component that closes them.
+        self.failed = self.lake.failed
+        self.engines = self._make_engines()
         self.files = FileWriter(
             app.sandbox, self.lake.address, threads_max=self.lake.limits.threads_max, meters=app.meters
         )
@@ -45,7 +55,26 @@ class Engine:
         self.tenants: TenantRouting | None = None
         self._connections: WeakSet[Connection] = WeakSet()
         self._connections_mutex = threading.Lock()
-        self.views = Views(self.lake, self.clock)
+        self.views = Views(self.lake.name, self.clock, is_current=self.is_current)
+
+    def _make_engines(self) -> Engines | None:
+        if isinstance(self.lake.address.catalog, DuckDbCatalog):
+            return None
+        return Engines(self.app, self.lake.address, threads_max=self.lake.limits.threads_max, failed=self.lake.failed)
+
+    def engine(self) -> Engine | None:
+        """Return the engine for a new session; None if clients' statements run in this process."""
+        return None if self.engines is None else self.engines.pick()
+
+    def refuse_suspect(self, text: str) -> None:
+        """Refuse a client's text that has ended its engine process again and again."""
+        if self.engines is not None:
+            self.engines.suspects.refuse(text)
+
+    def close(self) -> None:
+        """End the engine processes."""
+        if self.engines is not None:
+            self.engines.close()
 
     def scope(self, tenant: TenantId | None) -> TenantScope | None:
         """Return the part of the lake that a tenant's user may see; None without a tenant."""
@@ -97,29 +126,69 @@ class Engine:
         """Hold while the lake is changed."""
         return nullcontext() if tenant is None or self.tenants is None else self.tenants.changing(tenant)
 
-    def connect(self, scope: TenantScope | None = None) -> Connection:
+    def connect(self, engine: Engine | None, scope: TenantScope | None = None) -> Connection:
         """Return a connection with the lake as its default catalog, unless the lake is unavailable.
 
         With a scope, unqualified names are looked up in the tenant's schema.
         """
-        origin, require_lake = self.lake.origin(), self.require_lake
+        origin, require_lake = self._lake_origin(engine), self.require_lake
         try:
             self.lake.open()
-            raw = self.lake.cursor()
+            raw = self._lake_cursor(engine)
             if scope is not None:
                 self._set_search_path(raw, scope)
         except LakeUnavailableError as error:
             events.emit("lake_away", level=logging.WARNING, reason=error.message)
             # Rows for the queue can still be computed and accepted.
-            lakeless = Instance("lakeless", self._lakeless)
+            lakeless = Instance("lakeless", self._lakeless) if engine is None else engine.instances[BARE]
             origin, require_lake = lakeless.origin(), partial(_refuse, error.message)
             raw = lakeless.cursor()
-        return self.wrap(raw, origin, require_lake=require_lake)
+        return self.wrap(raw, origin, engine, require_lake=require_lake)
+
+    @contextmanager
+    def snapshot(self, engine: Engine | None) -> Iterator[tuple[duckdb.DuckDBPyConnection, Origin]]:
+        """Open a connection that sees one snapshot, with the lake as its default catalog."""
+        origin = self._lake_origin(engine)
+        if engine is None:
+            with self.lake.snapshot() as connection:
+                yield connection, origin
+            return
+        self.lake.open()
+        with closing(self._lake_cursor(engine)) as connection:
+            try:
+                connection.execute("BEGIN")
+                yield connection, origin
+            except duckdb.Error as error:
+                origin.note(error)
+                raise failures.before_commit(error, self.lake.address) from None
+
+    def file_writer(self, engine: Engine | None) -> Instance:
+        """Return the DuckDB instance that writes the files of long ingest streams."""
+        return self.files.instance if engine is None else engine.instances[FILES]
+
+    def _lake_origin(self, engine: Engine | None) -> Origin:
+        return self.lake.origin() if engine is None else engine.instances[LAKE].origin()
+
+    def _lake_cursor(self, engine: Engine | None) -> duckdb.DuckDBPyConnection:
+        if engine is None:
+            return self.lake.cursor()
+        instance = engine.instances[LAKE]
+        origin, raw = instance.origin(), instance.cursor()
+        try:
+            raw.execute(f"USE {sql.identifier(self.lake.name)}")
+        except BaseException as error:
+            raw.close()
+            if isinstance(error, duckdb.Error):
+                origin.note(error)
+                raise failures.before_commit(error, self.lake.address) from None
+            raise
+        return raw
 
     def wrap(
         self,
         raw: duckdb.DuckDBPyConnection,
         origin: Origin,
+        engine: Engine | None,
         *,
         require_lake: Callable[[], None] | None = None,
     ) -> Connection:
@@ -127,15 +196,18 @@ class Engine:
         connection = Connection(
             raw,
             origin=origin,
+            parser=LocalParser() if engine is None else engine.parser,
             require_lake=require_lake or self.require_lake,
+            on_success=None if self.engines is None else self.engines.suspects.clear,
         )
         with self._connections_mutex:
             self._connections.add(connection)
         return connection
 
     def is_current(self, connection: Connection) -> bool:
-        """Whether the connection belongs to the DuckDB instance that has the lake open now."""
-        return connection.origin == self.lake.origin()
+        """Whether the connection belongs to a DuckDB instance that has the lake open now."""
+        origins = () if self.engines is None else self.engines.lake_origins()
+        return connection.origin in (self.lake.origin(), *origins)
 
     def close_lost(self) -> bool:
         """Close connections to instances that failed internally, and interrupt their statements.

@@ -1,0 +1,1 @@
+"""Engine processes: DuckDB instances that run clients' SQL, in processes that may die."""

@@ -1,0 +1,209 @@
+"""Messages between the server and an engine process, over a Unix socket.
+
+    request   verb and arguments, pickled: an engine trusts the server
+    answer    JSON, and a body: Arrow, or values of a few plain types
+
+The server does not trust an engine, whose memory a client's statement may have corrupted: nothing
+in an answer can make it call anything, or receive more than a bounded body.
+"""
+
+import datetime
+import decimal
+import io
+import json
+import pickle
+import socket
+import struct
+import uuid
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from catchment import errors
+from catchment.errors import CatchmentError, InvariantError, LimitError
+from catchment.foundation.settings import MIB
+from catchment.server.encoding import wire
+
+# The length of the header and that of the body.
+_PREFIX = struct.Struct("<IQ")
+_HEADER_BYTES_MAX = 64 * MIB
+BODY_BYTES_MAX = 1024 * MIB
+# A batch above this size is sent in pieces, so that the server holds little of a result at a time.
+_PIECE_BYTES = 16 * MIB
+_SOCKET_BYTES = 4 * MIB
+_PLAIN = {
+    (kind.__module__, kind.__name__): kind
+    for kind in (
+        datetime.date,
+        datetime.datetime,
+        datetime.time,
+        datetime.timedelta,
+        datetime.timezone,
+        decimal.Decimal,
+        uuid.UUID,
+        uuid.SafeUUID,
+    )
+}
+
+Answer = dict[str, Any]
+# Errors of a statement or of its rows, which are reported; any other one is a defect.
+REPORTED = (CatchmentError, duckdb.Error, pa.ArrowException, OSError, MemoryError, RuntimeError, ValueError)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets, with buffers for large batches."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    return ends
+
+
+def send_request(to: socket.socket, number: int, verb: str, arguments: tuple[object, ...]) -> None:
+    """Send a request; `number` names it in an interrupt."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((number, verb, arguments))
+    _send(to, b"", buffer.getbuffer())
+
+
+def receive_request(of: socket.socket) -> tuple[int, str, tuple[Any, ...]]:
+    """Return the next request: number, verb and arguments."""
+    _, body = _receive(of)
+    number, verb, arguments = pickle.loads(body)
+    return number, verb, arguments
+
+
+def send(to: socket.socket, answer: Answer, body: Any = b"") -> None:
+    """Send an answer, or a part of one."""
+    _send(to, json.dumps(answer).encode(), body)
+
+
+def receive(of: socket.socket) -> tuple[Answer, pa.Buffer]:
+    """Return the next answer and its body."""
+    header, body = _receive(of)
+    try:
+        answer = json.loads(header)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise EOFError
+    return answer, body
+
+
+def send_batch(to: socket.socket, batch: pa.RecordBatch) -> None:
+    """Send a batch, in pieces if it is large; `more` says whether another piece follows."""
+    if any(pa.types.is_dictionary(field.type) or wire.has_dictionary(field.type) for field in batch.schema):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        _send_piece(to, sink.getvalue(), is_stream=True, has_more=False)
+        return
+    rows = batch.num_rows
+    step = max(1, rows * _PIECE_BYTES // batch.nbytes) if batch.nbytes > _PIECE_BYTES else max(rows, 1)
+    for at in range(0, max(rows, 1), step):
+        body = (batch if step >= rows else batch.slice(at, step)).serialize()
+        _send_piece(to, body, is_stream=False, has_more=at + step < rows)
+
+
+def _send_piece(to: socket.socket, body: pa.Buffer, *, is_stream: bool, has_more: bool) -> None:
+    if body.size > BODY_BYTES_MAX:
+        raise LimitError(f"A row has over {BODY_BYTES_MAX:,} bytes.", hint="Read fewer columns at a time.")
+    _send(to, json.dumps({"batch": is_stream, "more": has_more}).encode(), body)
+
+
+def batch_of(answer: Answer, body: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch that was received."""
+    if answer["batch"]:
+        # With dictionaries, which a batch alone lacks.
+        return pa.ipc.open_stream(body).read_next_batch()
+    return pa.ipc.read_record_batch(body, schema)
+
+
+def packed(value: object) -> bytes:
+    """Return the values of rows as a body."""
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(body: pa.Buffer) -> Any:
+    """Return the values of a body; InvariantError if it contains anything but plain values."""
+    return _PlainUnpickler(io.BytesIO(body)).load()
+
+
+def error_answer(error: BaseException) -> Answer:
+    """Return the answer that reports an error."""
+    if isinstance(error, CatchmentError):
+        return {"error": [type(error).__name__, error.message, error.hint]}
+    return {"error": [type(error).__name__, str(error), None]}
+
+
+def reported(answer: Answer) -> Exception:
+    """Return the error that an answer reports, of the class that it had in the engine."""
+    name, text, hint = (*answer["error"], None, None, None)[:3]
+    for module, base in ((errors, CatchmentError), (duckdb, duckdb.Error), (pa, pa.ArrowException)):
+        kind = getattr(module, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, base):
+            error = kind(str(text))
+            if isinstance(error, CatchmentError) and hint is not None:
+                error.hint = str(hint)
+            return error
+    if name in ("OSError", "MemoryError"):
+        return OSError(text) if name == "OSError" else MemoryError(text)
+    return InvariantError(f"{name}: {text}")
+
+
+def _send(to: socket.socket, header: bytes, body: Any) -> None:
+    view = memoryview(body)
+    try:
+        to.sendall(_PREFIX.pack(len(header), view.nbytes) + header)
+        if view.nbytes:
+            to.sendall(view)
+    except TimeoutError:
+        raise
+    except OSError:
+        raise EOFError from None
+
+
+def _receive(of: socket.socket) -> tuple[bytes, pa.Buffer]:
+    header_bytes, body_bytes = _PREFIX.unpack(_exactly(of, _PREFIX.size))
+    if header_bytes > _HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX + MIB:
+        raise EOFError
+    return _exactly(of, header_bytes).to_pybytes(), _exactly(of, body_bytes)
+
+
+def _exactly(of: socket.socket, size: int) -> pa.Buffer:
+    buffer = pa.allocate_buffer(size)
+    view, at = memoryview(buffer).cast("B") if size else memoryview(b""), 0
+    while at < size:
+        try:
+            count = of.recv_into(view[at:])
+        except TimeoutError:
+            raise
+        except OSError:
+            raise EOFError from None
+        if not count:
+            raise EOFError
+        at += count
+    return buffer
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles DuckDB's values, which have a type that cannot be pickled, by the type's name."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, duckdb.Value):
+            return _value, (obj.object, str(obj.type))
+        return NotImplemented
+
+
+def _value(value: object, kind: str) -> duckdb.Value:
+    return duckdb.Value(value, duckdb.type(kind))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses everything but plain values: nothing in the body can name a function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _PLAIN.get((module, name))
+        if found is None:
+            raise InvariantError(f"An engine has sent a value of {module}.{name}.")
+        return found

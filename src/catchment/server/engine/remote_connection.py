@@ -1,0 +1,276 @@
+"""A connection to a DuckDB instance in an engine process, with DuckDB's methods.
+
+Only those methods that Catchment uses, with the same meaning and the same errors: a caller does not
+need to know where DuckDB runs. If the process ends, every method raises EngineFailedError.
+"""
+
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import duckdb
+import grpc
+import pyarrow as pa
+
+from catchment.errors import EngineFailedError
+from catchment.server.engine import frames
+from catchment.server.engine.databases import EngineDatabase
+from catchment.server.engine.engine_process import EngineProcess
+
+Parameters = Sequence[object] | dict[str, object]
+# Requests that run no statement of a client end within this time, or the engine is broken.
+_PROMPT_S = 60.0
+_PROMPT = frozenset({"connect", "unregister", "statements", "tree"})
+
+
+class RemoteConnection:
+    """One connection. Used by one thread at a time; `interrupt` and `close` by any."""
+
+    def __init__(self, process: EngineProcess, number: int, database: EngineDatabase) -> None:
+        """Connect to the database of that number, which the first connection opens."""
+        # The client's statement that runs, to recognize one that ends its engine again and again.
+        self.statement: str | None = None
+        self._process = process
+        # Guards the two below: an interrupt must not hit a later request.
+        self._mutex = threading.Lock()
+        self._number = 0
+        self._is_running = False
+        # While the server sends rows, the engine waits for them, and cannot react to an interrupt.
+        self._is_sending = False
+        self._sources: dict[str, Iterator[pa.RecordBatch]] = {}
+        self._reader: RemoteReader | None = None
+        self._channel, self._socket = process.open_channel(self)
+        try:
+            self._ask("connect", number, database)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a request runs."""
+        return self._is_running
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection was closed."""
+        return self._socket.fileno() < 0
+
+    def execute(self, text: str, parameters: Parameters | None = None) -> Self:
+        """Run a statement to its first row."""
+        self._ask("execute", text, parameters)
+        return self
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """Return the rows of the last statement."""
+        rows: list[tuple[Any, ...]] = frames.unpacked(self._ask("rows")[1])
+        return rows
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """Return the next row of the last statement; None after the last."""
+        row: tuple[Any, ...] | None = frames.unpacked(self._ask("row")[1])
+        return row
+
+    def to_arrow_table(self) -> pa.Table:
+        """Return the rows of the last statement as Arrow."""
+        with self._request("table"):
+            schema = pa.ipc.read_schema(self._answer()[1])
+            batches: list[pa.RecordBatch] = []
+            while True:
+                answer, body = self._answer()
+                if "batch" not in answer:
+                    return pa.Table.from_batches(batches, schema)
+                batches.append(frames.batch_of(answer, body, schema))
+
+    def to_arrow_reader(self, batch_rows: int) -> "RemoteReader":
+        """Return a stream of the rows of the last statement; the next request ends it."""
+        schema = pa.ipc.read_schema(self._ask("reader", batch_rows)[1])
+        self._reader = RemoteReader(self, schema)
+        return self._reader
+
+    def register(self, name: str, rows: pa.Table | pa.RecordBatchReader) -> None:
+        """Register rows as a temporary view: a table, or a stream that one statement can read."""
+        is_table = isinstance(rows, pa.Table)
+        with self._request("register_table" if is_table else "register_stream", name):
+            frames.send(self._socket, {}, rows.schema.serialize())
+            if is_table:
+                for batch in rows.to_batches():
+                    frames.send_batch(self._socket, batch)
+                frames.send(self._socket, {"end": True})
+            else:
+                self._sources[name] = iter(rows)
+            self._answer()
+
+    def unregister(self, name: str) -> None:
+        """Remove a registered view."""
+        self._sources.pop(name, None)
+        self._ask("unregister", name)
+
+    def statements(self, text: str) -> list[tuple[int, list[str]]]:
+        """Return the type and the parameters of each statement in a text, as DuckDB parses it."""
+        answer, _ = self._ask("statements", text)
+        return [(int(kind), [str(name) for name in names]) for kind, names in answer["statements"]]
+
+    def tree(self, text: str) -> str:
+        """Return DuckDB's tree of a text, as JSON."""
+        return str(self._ask("tree", text)[1].to_pybytes(), "utf-8")
+
+    def interrupt(self) -> None:
+        """Interrupt the running request, if there is one; the process is killed if it goes on."""
+        with self._mutex:
+            number, is_running = self._number, self._is_running
+        if is_running:
+            self._process.interrupt(self._channel, number, lambda: self._is_over(number))
+
+    def close(self) -> None:
+        """Close the connection, and interrupt what it runs."""
+        self._process.drop(self._channel)
+        self._socket.close()
+
+    def _is_over(self, number: int) -> bool:
+        return not self._is_running or self._number != number or self._is_sending or self._is_answered()
+
+    def _is_answered(self) -> bool:
+        """Whether an answer has arrived that was not read yet: a client may be slow to read it."""
+        if self.is_closed:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _ask(self, verb: str, *arguments: object) -> tuple[frames.Answer, pa.Buffer]:
+        with self._request(verb, *arguments):
+            return self._answer()
+
+    @contextmanager
+    def _request(self, verb: str, *arguments: object) -> Iterator[None]:
+        """Send a request; inside the block, its answers are read."""
+        if self._reader is not None:
+            # Its next batch may be on its way.
+            reader, self._reader = self._reader, None
+            reader.end()
+        self.begin(verb, *arguments)
+        try:
+            yield
+        except (EOFError, TimeoutError) as error:
+            raise self._failed(error) from None
+        finally:
+            self.finish()
+
+    def begin(self, verb: str, *arguments: object) -> None:
+        """Send a request, and leave its answer to be read."""
+        with self._mutex:
+            self._number += 1
+            self._is_running = True
+        try:
+            self._socket.settimeout(_PROMPT_S if verb in _PROMPT else None)
+            frames.send_request(self._socket, self._number, verb, arguments)
+        except (EOFError, OSError) as error:
+            self.finish()
+            raise self._failed(error) from None
+
+    def finish(self) -> None:
+        """Mark the request as answered."""
+        with self._mutex:
+            self._is_running = False
+
+    def receive(self) -> tuple[frames.Answer, pa.Buffer]:
+        """Return the next answer to a request that was begun."""
+        try:
+            return self._answer()
+        except (EOFError, TimeoutError) as error:
+            raise self._failed(error) from None
+
+    def _answer(self) -> tuple[frames.Answer, pa.Buffer]:
+        """Return the next answer, and send the rows that the engine asks for until then."""
+        while True:
+            answer, body = frames.receive(self._socket)
+            if "error" in answer:
+                raise frames.reported(answer)
+            if "pull" not in answer:
+                return answer, body
+            self._send_rows(str(answer["pull"]))
+
+    def _send_rows(self, name: str) -> None:
+        """Send one batch of a stream. If reading it fails, its statement reports that."""
+        self._is_sending = True
+        try:
+            batch = next(self._sources[name], None)
+        except (*frames.REPORTED, grpc.RpcError) as error:
+            frames.send(self._socket, frames.error_answer(error))
+            return
+        except BaseException:
+            # The engine waits for rows that will never come.
+            self._socket.close()
+            raise
+        finally:
+            self._is_sending = False
+        if batch is not None:
+            frames.send_batch(self._socket, batch)
+        frames.send(self._socket, {"end": True})
+
+    def _failed(self, error: BaseException) -> Exception:
+        if self.is_closed:
+            return duckdb.ConnectionException("Connection Error: Connection already closed!")
+        if not isinstance(error, EOFError):
+            self._process.kill("it did not answer")
+        return self._process.lost()
+
+
+class RemoteReader:
+    """A stream of rows. One batch is requested ahead: the engine computes it in the meantime."""
+
+    def __init__(self, connection: RemoteConnection, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._connection = connection
+        self._is_open = True
+        connection.begin("next")
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return self.read_next_batch()
+
+    def read_next_batch(self) -> pa.RecordBatch:
+        """Return the next rows; StopIteration after the last."""
+        if not self._is_open:
+            raise StopIteration
+        try:
+            answer, body = self._connection.receive()
+        except BaseException:
+            self._finish()
+            raise
+        if "batch" not in answer:
+            self._finish()
+            raise StopIteration
+        if not answer["more"]:
+            self._connection.finish()
+            self._connection.begin("next")
+        return frames.batch_of(answer, body, self.schema)
+
+    def end(self) -> None:
+        """Receive the answer that is on its way, and discard it."""
+        while self._is_open:
+            try:
+                answer, _ = self._connection.receive()
+            except EngineFailedError:
+                raise
+            except frames.REPORTED:
+                # An error of rows that no reader wants.
+                break
+            if not answer.get("more"):
+                break
+        self._finish()
+
+    def _finish(self) -> None:
+        self._is_open = False
+        self._connection.finish()

@@ -1,0 +1,268 @@
+"""An engine process ends in every way there is, and only those who used it notice."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from catchment.flight_protocol import flight_sql_pb2 as sql
+from catchment.foundation import events, process
+from catchment.foundation.events import Event
+from catchment.foundation.settings import Settings
+from catchment.server.engine.engines import Engines
+from catchment.server.flight_server import FlightServer
+from catchment.status.model import EngineStatus
+from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
+from tests.server.server_process import serving
+from tests.waiting import wait_until
+
+AGAIN = grpc.StatusCode.ABORTED
+# DuckDB 1.5 overflows its stack on it, while it binds the statement.
+CRASHING = "SELECT json_structure(repeat('[', 100000) || repeat(']', 100000)) AS x"
+# Runs for minutes in one function, which does not look at interrupts.
+DEAF = "SELECT levenshtein(repeat('a', 400000), repeat('b', 400000)) AS x"
+STATEMENT_S_MAX = 120.0
+# More than parsing a statement takes.
+CPU_S_MIN = 0.3
+
+Connect = Callable[[], Client]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlightServer]:
+    settings = Settings(
+        home=tmp_path_factory.mktemp("engines"),
+        server_port=0,
+        lake_threads_max=1,
+        server_memory_mb=1000,
+        server_statement_seconds_max=STATEMENT_S_MAX,
+    )
+    with server(settings) as found, Client(found.uri) as client:
+        client.authorization = f"Bearer {client.handshake()}"
+        client.update("CREATE TABLE t (a BIGINT)")
+        client.update("INSERT INTO t VALUES (0)")
+        yield found
+
+
+@pytest.fixture
+def connect(running: FlightServer) -> Iterator[Connect]:
+    clients: list[Client] = []
+
+    def open_one() -> Client:
+        client = Client(running.uri)
+        clients.append(client)
+        client.authorization = f"Bearer {client.handshake()}"
+        assert client.query("SELECT 42 AS x") == [{"x": 42}]
+        return client
+
+    yield open_one
+    for client in clients:
+        client.close()
+
+
+def engines(running: FlightServer) -> Engines:
+    assert running._sessions is not None
+    found = running._sessions.backend.engines
+    assert found is not None
+    return found
+
+
+def engine(running: FlightServer) -> EngineStatus:
+    (found,) = engines(running).status()
+    return found
+
+
+def pid(running: FlightServer) -> int:
+    wait_until(lambda: engine(running).pid is not None, "an engine runs")
+    found = engine(running).pid
+    assert found is not None
+    return found
+
+
+def start(running: FlightServer, client: Client, text: str) -> Any:
+    """Start a long statement; return its call once the engine computes it."""
+    found = engines(running)._engines[0].process()
+    before_s = found._cpu_s()
+    call = client.asking(sql.CommandStatementQuery(query=text))
+    wait_until(lambda: found._cpu_s() - before_s > CPU_S_MIN and text in found.statements(), "the engine computes it")
+    return call
+
+
+def kill(running: FlightServer, number: int = signal.SIGKILL) -> None:
+    """End the engine process, and wait until the server knows."""
+    replaced = engine(running).replaced
+    os.kill(pid(running), number)
+    wait_until(lambda: engine(running).replaced > replaced, "the server has noticed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_after_the_end_of_an_engine_other_sessions_go_on_at_once(
+    running: FlightServer, connect: Connect, number: int
+) -> None:
+    client = connect()
+    before = pid(running)
+    os.kill(before, number)
+    # Constants need no engine.
+    assert client.update("INSERT INTO duckling_queue.t VALUES (1)") == 1
+    wait_until(lambda: process.start_tick(before) is None, "it has ended")
+    wait_until(lambda: engine(running).pid not in (None, before), "it was replaced")
+    assert client.query("SELECT 42 AS x") == [{"x": 42}]
+    assert signal.Signals(number).name in str(engine(running).last_end)
+
+
+def test_a_statement_that_ends_its_engine_gets_a_clear_error_that_may_be_retried(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, other = connect(), connect()
+    seen: list[Event] = []
+    with events.listening(seen.append):
+        said = refused(AGAIN, client.prepare, f"{CRASHING}, 1 AS first")
+    assert "engine process that ran the statement ended: signal 11 (SIGSEGV)" in said
+    assert "Run the statement again" in said
+    (event,) = [each for each in seen if each.verb == "engine_replaced"]
+    assert event.facts["reason"] == "signal 11 (SIGSEGV)"
+    assert client.query("SELECT 42 AS x") == other.query("SELECT 42 AS x") == [{"x": 42}]
+
+
+def test_running_statements_fail_and_open_transactions_release_the_lock(
+    running: FlightServer, connect: Connect
+) -> None:
+    owner, reader, writer = connect(), connect(), connect()
+    transaction = owner.begin()
+    owner.update("INSERT INTO t VALUES (100)", transaction)
+    call = start(running, reader, ENDLESS)
+    kill(running)
+    assert "engine process" in refused(AGAIN, call.result)
+    # With a SQLite catalog, the transaction held the lake's commit lock.
+    assert writer.update("INSERT INTO t VALUES (101)") == 1
+    assert "Run" in refused(AGAIN, owner.update, "INSERT INTO t VALUES (102)", transaction)
+    assert writer.query("SELECT a FROM t WHERE a BETWEEN 100 AND 102") == [{"a": 101}]
+
+
+def test_settings_and_prepared_statements_come_back_and_temporary_tables_are_reported_gone(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, plain = connect(), connect()
+    for each in (client, plain):
+        each.update("SET TimeZone = 'Asia/Tokyo'")
+        each.update("CREATE SCHEMA IF NOT EXISTS lake.other")
+        each.update("USE lake.other")
+        each.update("PREPARE twice AS SELECT 2 * $1 AS x")
+    prepared = plain.prepare("SELECT current_setting('TimeZone') AS zone, current_schema() AS schema")
+    client.update("CREATE TEMP TABLE mine AS SELECT 1 AS a")
+    kill(running)
+    expected = [{"zone": "Asia/Tokyo", "schema": "other"}]
+    command = sql.CommandPreparedStatementQuery(prepared_statement_handle=prepared.prepared_statement_handle)
+    assert plain.read(command).to_pylist() == expected
+    assert plain.query("EXECUTE twice(21)") == [{"x": 42}]
+    said = refused(AGAIN, client.query, "SELECT 42 AS x")
+    assert "temporary tables, views and macros, and its variables are gone" in said
+    query = "SELECT current_setting('TimeZone') AS zone, current_schema() AS schema"
+    assert client.query(query) == expected
+
+
+def test_a_statement_that_does_not_react_to_its_cancellation_takes_its_engine_along(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, other = connect(), connect()
+    before = pid(running)
+    call = start(running, client, DEAF)
+    call.cancel()
+    wait_until(lambda: engine(running).pid not in (None, before), "it was replaced")
+    assert engine(running).last_end == "a statement did not react to its interruption"
+    assert other.query("SELECT 42 AS x") == [{"x": 42}]
+
+
+def test_a_statement_that_reacts_leaves_its_engine_alive(running: FlightServer, connect: Connect) -> None:
+    client, other = connect(), connect()
+    before = pid(running)
+    call = start(running, client, ENDLESS)
+    call.cancel()
+    wait_until(lambda: not engines(running)._engines[0].process().statements(), "the statement has ended")
+    assert other.query("SELECT 42 AS x") == [{"x": 42}]
+    assert pid(running) == before
+
+
+def test_an_insert_into_the_queue_is_all_or_nothing_when_its_engine_ends(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, other = connect(), connect()
+    other.update("CREATE TABLE IF NOT EXISTS whole (a BIGINT)")
+    text = "INSERT INTO duckling_queue.whole SELECT r FROM range(100000) x(r), range(100000) y"
+    call = start(running, client, text)
+    kill(running)
+    refused(AGAIN, call.result)
+    assert other.query("SELECT count(*) AS n FROM catchment_fresh.whole") == [{"n": 0}]
+
+
+def test_an_ingest_whose_engine_ends_leaves_no_rows(running: FlightServer, connect: Connect) -> None:
+    client, other = connect(), connect()
+    other.update("CREATE TABLE IF NOT EXISTS sent (a BIGINT)")
+    put = put_messages(ingest("sent", create=False), pa.table({"a": pa.array(range(2_000_000), pa.int64())}))
+    folder = running.app.settings.home / "data" / "main" / "sent"
+
+    def until_it_is_written() -> Iterator[bytes]:
+        yield from put[:-1]
+        wait_until(lambda: any(folder.rglob("*.parquet")), "the engine writes")
+        kill(running)
+        yield put[-1]
+
+    refused(AGAIN, client.upload(until_it_is_written()).result)
+    assert other.query("SELECT count(*) AS n FROM sent") == [{"n": 0}]
+    assert other.update("INSERT INTO sent VALUES (1)") == 1
+
+
+def test_a_statement_that_ends_engines_again_and_again_is_refused(running: FlightServer, connect: Connect) -> None:
+    client, other = connect(), connect()
+    text = f"{CRASHING}, 2 AS again"
+    for _ in range(2):
+        refused(AGAIN, client.prepare, text)
+    replaced = engine(running).replaced
+    said = refused(grpc.StatusCode.FAILED_PRECONDITION, client.prepare, text)
+    assert "ended its engine process repeatedly" in said
+    assert "ended its engine process repeatedly" in refused(grpc.StatusCode.FAILED_PRECONDITION, other.query, text)
+    assert engine(running).replaced == replaced
+    assert other.query("SELECT 42 AS x") == [{"x": 42}]
+
+
+def test_memory_beyond_the_limit_ends_the_statement_or_its_engine_and_nothing_else(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, other = connect(), connect()
+    with pytest.raises(grpc.RpcError):
+        client.query("SELECT list_sum(list_resize([1::HUGEINT], 400000000)) AS x")
+    assert other.query("SELECT 42 AS x") == [{"x": 42}]
+    own = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert own < 4_000_000_000
+
+
+def test_no_engine_outlives_its_server(tmp_path: Path) -> None:
+    with serving(tmp_path / "home") as served, Client(served.uri) as client:
+        assert client.query("SELECT 42 AS x") == [{"x": 42}]
+        found = [each for each in _children(served.pid) if "engine.worker" in _command(each)]
+        assert found
+        served.kill()
+        wait_until(lambda: all(process.start_tick(each) is None for each in found), "its engine has ended")
+
+
+def _children(parent: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    return [each for each, of in parents.items() if of == parent]
+
+
+def _command(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

@@ -1,0 +1,109 @@
+"""Which statements are refused, what an engine may use, and which sessions share one."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from catchment.errors import StateError
+from catchment.foundation.settings import MIB, Settings
+from catchment.server.engine.engines import EngineMemory, Suspects
+from catchment.testing import FakeClock
+from tests.conftest import MakeSettings
+from tests.server.raw_client import Client, server
+from tests.waiting import wait_until
+
+GIB = 1024 * MIB
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def suspects(clock: FakeClock) -> Suspects:
+    return Suspects(clock)
+
+
+def is_refused(suspects: Suspects, statement: str) -> bool:
+    try:
+        suspects.refuse(statement)
+    except StateError:
+        return True
+    return False
+
+
+def test_a_statement_that_ended_two_engines_alone_is_refused_for_a_while(suspects: Suspects, clock: FakeClock) -> None:
+    suspects.accuse(["x"])
+    assert not is_refused(suspects, "x")
+    clock.advance(60)
+    suspects.accuse(["x"])
+    assert is_refused(suspects, "x")
+    assert not is_refused(suspects, "y")
+    clock.advance(541)
+    assert not is_refused(suspects, "x")
+
+
+def test_a_statement_that_ran_beside_others_is_refused_later(suspects: Suspects) -> None:
+    for other in "abc":
+        suspects.accuse(["x", other])
+    assert not is_refused(suspects, "x")
+    suspects.accuse(["x", "d"])
+    assert is_refused(suspects, "x")
+    assert not any(is_refused(suspects, other) for other in "abcd")
+
+
+def test_a_statement_that_has_run_to_its_end_is_not_suspected(suspects: Suspects) -> None:
+    for other in "abc":
+        suspects.accuse(["x", other])
+        suspects.clear("x")
+    suspects.accuse(["x", "d"])
+    assert not is_refused(suspects, "x")
+
+
+def test_the_number_of_suspects_is_bounded(suspects: Suspects) -> None:
+    suspects.accuse([str(number) for number in range(5_000)])
+    assert len(suspects._points) == 1_000
+
+
+@pytest.mark.parametrize("engines", [1, 4])
+def test_the_memory_of_each_engine_is_as_set(engines: int) -> None:
+    found = EngineMemory.of(1000, engines)
+    assert found.duckdb_mb == 1000
+    assert found.data_bytes_max == 1250 * MIB + 2 * GIB
+
+
+def test_without_a_setting_engines_share_the_memory_of_the_machine() -> None:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    one, four = EngineMemory.of(0, 1), EngineMemory.of(0, 4)
+    # DuckDB's own default.
+    assert one.duckdb_mb == 0
+    assert four.duckdb_mb == pytest.approx(physical * 0.8 / 4 / MIB, abs=1)
+    assert four.data_bytes_max < one.data_bytes_max
+
+
+def test_sessions_are_spread_over_engines_and_the_end_of_one_spares_the_other(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, server_port=0, server_engines=2, lake_threads_max=1)
+    with server(settings) as running, Client(running.uri) as first, Client(running.uri) as second:
+        assert running._sessions is not None
+        engines = running._sessions.backend.engines
+        assert engines is not None
+        for client in (first, second):
+            client.authorization = f"Bearer {client.handshake()}"
+            client.update("CREATE TEMP TABLE mine AS SELECT 1 AS a")
+        one, two = (each.pid for each in engines.status())
+        assert one is not None
+        assert two not in (None, one)
+        os.kill(one, signal.SIGKILL)
+        wait_until(lambda: sum(each.replaced for each in engines.status()) == 1, "the server has noticed")
+        assert second.query("SELECT a FROM mine") == [{"a": 1}]
+
+
+def test_with_a_duckdb_catalog_statements_run_in_the_server(make_settings: MakeSettings) -> None:
+    settings = make_settings("duckdb", server_port=0, lake_threads_max=1)
+    with server(settings) as running, Client(running.uri) as client:
+        assert running._sessions is not None
+        assert running._sessions.backend.engines is None
+        assert client.query("SELECT 42 AS x") == [{"x": 42}]
