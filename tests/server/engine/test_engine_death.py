@@ -14,6 +14,7 @@ from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import events, process
 from catchment.foundation.events import Event
 from catchment.foundation.settings import Settings
+from catchment.server.engine import engine_process
 from catchment.server.engine.engines import Engines
 from catchment.server.flight_server import FlightServer
 from catchment.status.model import EngineStatus
@@ -26,6 +27,8 @@ AGAIN = grpc.StatusCode.ABORTED
 CRASHING = "SELECT json_structure(repeat('[', 100000) || repeat(']', 100000)) AS x"
 # Runs for minutes in one function, which does not look at interrupts.
 DEAF = "SELECT levenshtein(repeat('a', 400000), repeat('b', 400000)) AS x"
+# Two batches, and no third for hours.
+NEVER_ENDING = "SELECT i FROM range(1000000000000) r(i) WHERE i < 180000 OR hash(i) = 1"
 STATEMENT_S_MAX = 120.0
 # More than parsing a statement takes.
 CPU_S_MIN = 0.3
@@ -176,6 +179,49 @@ def test_a_statement_that_does_not_react_to_its_cancellation_takes_its_engine_al
     wait_until(lambda: engine(running).pid not in (None, before), "it was replaced")
     assert engine(running).last_end == "a statement did not react to its interruption"
     assert other.query("SELECT 42 AS x") == [{"x": 42}]
+
+
+def test_an_abandoned_result_blocks_neither_its_transaction_nor_others(running: FlightServer, connect: Connect) -> None:
+    client, other = connect(), connect()
+    before = pid(running)
+    transaction = client.begin()
+    client.update("INSERT INTO t VALUES (200)", transaction)
+    client.end(transaction, commit=True)
+    assert other.query("SELECT a FROM t WHERE a = 200") == [{"a": 200}]
+    transaction = client.begin()
+    client.update("INSERT INTO t VALUES (202)", transaction)
+    client.info(sql.CommandStatementQuery(query=NEVER_ENDING, transaction_id=transaction))
+    client.end(transaction, commit=False)
+    assert other.update("INSERT INTO t VALUES (203)") == 1
+    assert pid(running) == before
+
+
+def test_a_failed_cast_of_a_large_value_is_an_error_like_others(running: FlightServer, connect: Connect) -> None:
+    client = connect()
+    before = pid(running)
+    refused(grpc.StatusCode.INVALID_ARGUMENT, client.query, "SELECT CAST(repeat('x', 70000000) AS INTEGER)")
+    assert pid(running) == before
+
+
+def test_the_schema_of_a_statement_has_a_deadline_and_suspects(running: FlightServer, connect: Connect) -> None:
+    client = connect()
+    text = f"{CRASHING}, 3 AS schema"
+    for _ in range(2):
+        refused(AGAIN, client.schema, sql.CommandStatementQuery(query=text))
+    refused(grpc.StatusCode.FAILED_PRECONDITION, client.schema, sql.CommandStatementQuery(query=text))
+
+
+def test_an_engine_that_is_stopped_is_replaced(
+    running: FlightServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    before = pid(running)
+    monkeypatch.setattr(engine_process, "_SILENCE_S_MAX", 1.0)
+    os.kill(before, signal.SIGSTOP)
+    # No deadline ends the call: the statement's own is far away.
+    assert "it gave no sign of life" in refused(AGAIN, client.query, "SELECT a FROM t")
+    monkeypatch.undo()
+    assert client.query("SELECT 42 AS x") == [{"x": 42}]
 
 
 def test_a_statement_that_reacts_leaves_its_engine_alive(running: FlightServer, connect: Connect) -> None:

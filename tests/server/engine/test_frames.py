@@ -2,7 +2,6 @@
 
 import datetime
 import decimal
-import os
 import pickle
 import socket
 import threading
@@ -30,7 +29,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def received(ends: tuple[socket.socket, socket.socket], batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """The pieces in which a batch arrives."""
     ours, theirs = ends
-    sender = threading.Thread(target=frames.send_batch, args=(theirs, batch))
+    sender = threading.Thread(target=frames.send_batch, args=(theirs, 1, batch))
     sender.start()
     found = []
     while True:
@@ -67,31 +66,44 @@ def test_a_large_batch_arrives_in_pieces(ends: tuple[socket.socket, socket.socke
 @pytest.mark.parametrize(
     "value",
     [
-        (1, "x", None, True, 1.5, b"\0"),
+        [1, "x", None, True, 1.5, b"\0"],
         decimal.Decimal("1.50"),
         datetime.datetime(2024, 5, 1, 12, tzinfo=UTC),
         datetime.date(2024, 5, 1),
         datetime.time(1, 2, 3),
         datetime.timedelta(days=1),
         uuid.UUID("5b1e035a-baf7-4672-8912-1f97ef2414b6"),
-        {"a": [1, {"b": (2,)}]},
+        {"a": [1, {"b": [2]}]},
     ],
     ids=str,
 )
 def test_values_of_rows_arrive_as_they_were_sent(value: object) -> None:
-    assert frames.unpacked(pa.py_buffer(frames.packed([(value,)]))) == [(value,)]
+    assert frames.unpacked(pa.py_buffer(frames.packed([(value,)]))) == [[value]]
 
 
-class Evil:
-    """Would run a command when it is read."""
+@pytest.mark.parametrize(
+    "body", [pickle.dumps([1]), b"{", b'{"call": "x"}', b'{"uuid": "x"}', b"[" * 100_000], ids=range(5)
+)
+def test_values_of_any_other_form_are_refused(body: bytes) -> None:
+    with pytest.raises(InvariantError, match="cannot be read"):
+        frames.unpacked(pa.py_buffer(body))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.getpid, ()
+
+def test_a_batch_with_wrong_offsets_is_refused(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    batch = pa.record_batch({"a": ["x", "y", "z"]})
+    data = bytearray(batch.serialize().to_pybytes())
+    at = data.rindex(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0")
+    data[at : at + 4] = (60_000).to_bytes(4, "little")
+    frames.send(theirs, 1, {"batch": False, "more": False}, bytes(data))
+    answer, body = frames.receive(ours)
+    with pytest.raises(pa.ArrowInvalid):
+        frames.batch_of(answer, body, batch.schema)
 
 
-def test_an_answer_cannot_name_a_function() -> None:
-    with pytest.raises(InvariantError, match="getpid"):
-        frames.unpacked(pa.py_buffer(pickle.dumps([Evil()])))
+def test_the_text_of_an_error_is_bounded() -> None:
+    found = frames.reported(frames.error_answer(duckdb.ConversionException("x" * 70_000_000)))
+    assert len(str(found)) == 65_536
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b"\xff"])

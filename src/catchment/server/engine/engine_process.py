@@ -2,11 +2,13 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -31,16 +33,25 @@ _REACTION_POLL_S = 0.25
 # How long the kernel may take to report the end of a process whose sockets are closed; then the
 # process has only closed the socket, and cannot be used any more.
 _REAP_S = 2.0
+# An engine answers while its statements run. One that does not is stopped, or does not let go of
+# Python's lock: nothing else would end calls that have no deadline.
+_PING = b'{"ping": true}'
+_PING_S = 2.0
+_SILENCE_S_MAX = 20.0
+_CONTROL_BYTES_MAX = 4_096
 
 
 class ChannelUser(Protocol):
-    """What a process knows of its connections."""
+    """A connection, as far as its process knows it."""
 
     statement: str | None
 
     @property
-    def is_running(self) -> bool:
-        """Whether a request runs."""
+    def is_computing(self) -> bool:
+        """Whether the engine computes the answer to a request."""
+
+    def running(self) -> tuple[int, int] | None:
+        """Return channel and number of the request that the engine computes, or None."""
 
 
 class EngineProcess:
@@ -57,6 +68,8 @@ class EngineProcess:
         self._databases = count(1)
         self._mutex = threading.Lock()
         self._killed_for: str | None = None
+        # When the process last answered on the control socket.
+        self._answered_s = time.monotonic()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -88,7 +101,7 @@ class EngineProcess:
         """Return the statements that run now."""
         with self._mutex:
             users = list(self._users)
-        return [user.statement for user in users if user.is_running and user.statement]
+        return [user.statement for user in users if user.is_computing and user.statement]
 
     def number_database(self) -> int:
         """Return the number of a database that the process has not opened yet."""
@@ -108,11 +121,10 @@ class EngineProcess:
                 raise self.lost() from None
         return number, ours
 
-    def interrupt(self, channel: int, request: int, is_over: Callable[[], bool]) -> None:
-        """Interrupt a request; kill the process if it does not react, unless `is_over` by then."""
-        with suppress(OSError):
-            self._control.send(json.dumps({"channel": channel, "request": request}).encode())
-        watch = threading.Thread(target=self._require_reaction, args=(is_over,), name="catchment-reaction", daemon=True)
+    def stop(self, user: ChannelUser, is_over: Callable[[], bool]) -> None:
+        """Interrupt what a connection runs until `is_over`; kill the process if it does not react."""
+        self._interrupt(user)
+        watch = threading.Thread(target=self._stop, args=(user, is_over), name="catchment-stop", daemon=True)
         watch.start()
 
     def drop(self, channel: int) -> None:
@@ -142,15 +154,39 @@ class EngineProcess:
         return EngineFailedError(f"The engine process that ran the statement ended: {self.reason}.")
 
     def wait(self) -> None:
-        """Wait for the end of the process."""
-        self._process.wait()
+        """Wait for the end of the process; kill it if it gives no sign of life."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        while self._process.poll() is None:
+            with suppress(OSError):
+                self._control.send(_PING, socket.MSG_DONTWAIT)
+            poll.poll(_PING_S * 1000)
+            if not self._receive():
+                # It has closed the socket, or ended.
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_REAP_S)
+                self._process.kill()
+                self._process.wait()
+            elif time.monotonic() - self._answered_s > _SILENCE_S_MAX:
+                self.kill("it gave no sign of life")
         self._on_end(self)
+
+    def _receive(self) -> bool:
+        """Note the answers that have arrived; False if there will be no more."""
+        try:
+            while self._control.recv(_CONTROL_BYTES_MAX, socket.MSG_DONTWAIT):
+                self._answered_s = time.monotonic()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def close(self) -> None:
         """End the process and release its resources."""
-        self._control.close()
         self._process.kill()
         self._process.wait()
+        self._control.close()
 
     @property
     def reason(self) -> str:
@@ -164,15 +200,27 @@ class EngineProcess:
             return f"signal {-code} ({signal.Signals(-code).name})"
         return f"exit code {code}"
 
-    def _require_reaction(self, is_over: Callable[[], bool]) -> None:
-        begun_cpu_s, waited_s, ended = self._cpu_s(), 0.0, threading.Event()
+    def _interrupt(self, user: ChannelUser) -> bool:
+        running = user.running()
+        if running is None:
+            return False
+        with suppress(OSError):
+            self._control.send(json.dumps(dict(zip(("channel", "request"), running, strict=True))).encode())
+        return True
+
+    def _stop(self, user: ChannelUser, is_over: Callable[[], bool]) -> None:
+        begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(), 0.0, time.monotonic(), threading.Event()
         while not is_over() and self.is_running:
-            is_due = waited_s >= _REACTION_S and self._cpu_s() - begun_cpu_s >= _REACTION_CPU_S
-            if is_due or waited_s >= _REACTION_S_MAX:
-                self.kill("a statement did not react to its interruption")
-                return
             ended.wait(_REACTION_POLL_S)
+            # Again and again: DuckDB loses an interrupt that comes before its query begins.
+            if not self._interrupt(user):
+                continue
             waited_s += _REACTION_POLL_S
+            # An engine that has not read the interrupt parses a long text, or gets no processor.
+            has_read = self._answered_s > asked_s
+            is_due = waited_s >= _REACTION_S and self._cpu_s() - begun_cpu_s >= _REACTION_CPU_S
+            if has_read and (is_due or waited_s >= _REACTION_S_MAX) and not is_over():
+                self.kill("a statement did not react to its interruption")
 
     def _cpu_s(self) -> float:
         try:

@@ -115,6 +115,8 @@ class EngineInstance(Instance):
         self.failed = failed
         self._engine = engine
         self._database = database
+        # The process of its connections, and the database that new ones use.
+        self._process: EngineProcess | None = None
         self._where: tuple[EngineProcess, int] | None = None
 
     def remote_cursor(self) -> RemoteConnection:
@@ -124,7 +126,12 @@ class EngineInstance(Instance):
             # one noted here.
             process = self._engine.process()
             with self._mutex:
-                if self._where is None or self._where[0] is not process:
+                if self._process is not process:
+                    if self._process is not None:
+                        # Its end is being noted at this moment.
+                        self._count_as_lost()
+                    self._process, self._where = process, None
+                if self._where is None:
                     self._where = (process, process.number_database())
                 number = self._where[1]
             try:
@@ -157,11 +164,13 @@ class EngineInstance(Instance):
     def lose(self, process: EngineProcess) -> None:
         """Mark the connections to an ended process as lost."""
         with self._mutex:
-            if self._where is None or self._where[0] is not process:
-                return
-            self._where = None
-            self.generation += 1
-            self._sound_from = self.generation
+            if self._process is process:
+                self._process = self._where = None
+                self._count_as_lost()
+
+    def _count_as_lost(self) -> None:
+        self.generation += 1
+        self._sound_from = self.generation
 
 
 class Engine:
@@ -192,6 +201,7 @@ class Engine:
         self._changed = threading.Condition()
         self._process: EngineProcess | None = None
         self._is_wanted = False
+        self._short_lives = 0
         self._is_closed = False
         self._failure: str | None = None
         self._replaced = 0
@@ -247,7 +257,6 @@ class Engine:
         self._thread.join()
 
     def _supervise(self) -> None:
-        short_lives = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_wanted or self._is_closed)
@@ -265,30 +274,31 @@ class Engine:
                     self._changed.notify_all()
                 continue
             with self._changed:
-                self._process = process
+                self._process, self._is_wanted = process, False
                 self._changed.notify_all()
                 is_closed = self._is_closed
             if not is_closed:
                 process.wait()
             process.close()
-            short_lives = short_lives + 1 if self._clock.monotonic_s() - started_s < _LIVED_S_MIN else 0
-            with self._changed:
-                self._is_wanted = short_lives < _SHORT_LIVES_MAX
+            is_short = self._clock.monotonic_s() - started_s < _LIVED_S_MIN
+            self._short_lives = self._short_lives + 1 if is_short else 0
 
     def _lose(self, process: EngineProcess) -> None:
         """Note the end of a process, once."""
         with self._changed:
             if self._process is not process:
                 return
+            # Before another process can be used, so that no connection counts as one of it.
+            for instance in (*self.instances.values(), self.parser.instance):
+                instance.lose(process)
             self._process = None
             if self._is_closed:
                 return
+            self._is_wanted = self._is_wanted or self._short_lives < _SHORT_LIVES_MAX
             self._replaced += 1
             self._last_end = process.reason
         statements = process.statements()
         self._suspects.accuse(statements)
-        for instance in (*self.instances.values(), self.parser.instance):
-            instance.lose(process)
         self._failed.set()
         self._failures.add()
         events.emit(

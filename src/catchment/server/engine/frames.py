@@ -1,10 +1,10 @@
 """Messages between the server and an engine process, over a Unix socket.
 
     request   verb and arguments, pickled: an engine trusts the server
-    answer    JSON, and a body: Arrow, or values of a few plain types
+    answer    JSON, and a body: Arrow, or JSON with the values of rows
 
-The server does not trust an engine, whose memory a client's statement may have corrupted: nothing
-in an answer can make it call anything, or receive more than a bounded body.
+The server does not trust an engine, whose memory a client's statement may have corrupted: an answer
+is text of a few forms or validated Arrow, of a bounded size.
 """
 
 import datetime
@@ -15,6 +15,7 @@ import pickle
 import socket
 import struct
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import duckdb
@@ -32,23 +33,32 @@ BODY_BYTES_MAX = 1024 * MIB
 # A batch above this size is sent in pieces, so that the server holds little of a result at a time.
 _PIECE_BYTES = 16 * MIB
 _SOCKET_BYTES = 4 * MIB
-_PLAIN = {
-    (kind.__module__, kind.__name__): kind
-    for kind in (
-        datetime.date,
-        datetime.datetime,
-        datetime.time,
-        datetime.timedelta,
-        datetime.timezone,
-        decimal.Decimal,
-        uuid.UUID,
-        uuid.SafeUUID,
-    )
+# Longer texts of errors are cut: they quote the values that they are about.
+_ERROR_CHARACTERS_MAX = 65_536
+# Values that JSON lacks, each with a tag, as text.
+_TO_TEXT: dict[type, tuple[str, Callable[[Any], str]]] = {
+    datetime.datetime: ("datetime", datetime.datetime.isoformat),
+    datetime.date: ("date", datetime.date.isoformat),
+    datetime.time: ("time", datetime.time.isoformat),
+    datetime.timedelta: ("seconds", lambda value: f"{value.days} {value.seconds} {value.microseconds}"),
+    decimal.Decimal: ("decimal", str),
+    uuid.UUID: ("uuid", str),
+    bytes: ("bytes", bytes.hex),
 }
+_OF_TEXT: dict[str, Callable[[str], object]] = {
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "seconds": lambda text: datetime.timedelta(*map(int, text.split())),
+    "decimal": decimal.Decimal,
+    "uuid": uuid.UUID,
+    "bytes": bytes.fromhex,
+}
+_MAP = "map"
 
 Answer = dict[str, Any]
 # Errors of a statement or of its rows, which are reported; any other one is a defect.
-REPORTED = (CatchmentError, duckdb.Error, pa.ArrowException, OSError, MemoryError, RuntimeError, ValueError)
+REPORTED = (CatchmentError, duckdb.Error, pa.ArrowException, OSError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -73,9 +83,9 @@ def receive_request(of: socket.socket) -> tuple[int, str, tuple[Any, ...]]:
     return number, verb, arguments
 
 
-def send(to: socket.socket, answer: Answer, body: Any = b"") -> None:
-    """Send an answer, or a part of one."""
-    _send(to, json.dumps(answer).encode(), body)
+def send(to: socket.socket, number: int, answer: Answer, body: Any = b"") -> None:
+    """Send an answer to the request of that number, or a part of one."""
+    _send(to, json.dumps({**answer, "number": number}).encode(), body)
 
 
 def receive(of: socket.socket) -> tuple[Answer, pa.Buffer]:
@@ -90,50 +100,75 @@ def receive(of: socket.socket) -> tuple[Answer, pa.Buffer]:
     return answer, body
 
 
-def send_batch(to: socket.socket, batch: pa.RecordBatch) -> None:
+def send_batch(to: socket.socket, number: int, batch: pa.RecordBatch) -> None:
     """Send a batch, in pieces if it is large; `more` says whether another piece follows."""
     if any(pa.types.is_dictionary(field.type) or wire.has_dictionary(field.type) for field in batch.schema):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
-        _send_piece(to, sink.getvalue(), is_stream=True, has_more=False)
+        _send_piece(to, number, sink.getvalue(), is_stream=True, has_more=False)
         return
     rows = batch.num_rows
     step = max(1, rows * _PIECE_BYTES // batch.nbytes) if batch.nbytes > _PIECE_BYTES else max(rows, 1)
     for at in range(0, max(rows, 1), step):
         body = (batch if step >= rows else batch.slice(at, step)).serialize()
-        _send_piece(to, body, is_stream=False, has_more=at + step < rows)
+        _send_piece(to, number, body, is_stream=False, has_more=at + step < rows)
 
 
-def _send_piece(to: socket.socket, body: pa.Buffer, *, is_stream: bool, has_more: bool) -> None:
+def _send_piece(to: socket.socket, number: int, body: pa.Buffer, *, is_stream: bool, has_more: bool) -> None:
     if body.size > BODY_BYTES_MAX:
         raise LimitError(f"A row has over {BODY_BYTES_MAX:,} bytes.", hint="Read fewer columns at a time.")
-    _send(to, json.dumps({"batch": is_stream, "more": has_more}).encode(), body)
+    send(to, number, {"batch": is_stream, "more": has_more}, body)
 
 
 def batch_of(answer: Answer, body: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch that was received."""
-    if answer["batch"]:
-        # With dictionaries, which a batch alone lacks.
-        return pa.ipc.open_stream(body).read_next_batch()
-    return pa.ipc.read_record_batch(body, schema)
+    # A stream has dictionaries, which a batch alone lacks.
+    is_stream = answer["batch"]
+    batch = pa.ipc.open_stream(body).read_next_batch() if is_stream else pa.ipc.read_record_batch(body, schema)
+    # Wrong offsets would have the server read beyond the buffers.
+    batch.validate(full=True)
+    return batch
 
 
-def packed(value: object) -> bytes:
+def packed(rows: object) -> bytes:
     """Return the values of rows as a body."""
-    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return json.dumps(_tagged(rows)).encode()
 
 
 def unpacked(body: pa.Buffer) -> Any:
-    """Return the values of a body; InvariantError if it contains anything but plain values."""
-    return _PlainUnpickler(io.BytesIO(body)).load()
+    """Return the values of a body; InvariantError if it has any other form."""
+    try:
+        return _untagged(json.loads(body.to_pybytes()))
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        raise InvariantError(f"An engine has sent values that cannot be read: {error}") from None
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_tagged(each) for each in value]
+    if isinstance(value, dict):
+        return {_MAP: [[_tagged(key), _tagged(each)] for key, each in value.items()]}
+    found = _TO_TEXT.get(type(value))
+    return value if found is None else {found[0]: found[1](value)}
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(each) for each in value]
+    if isinstance(value, dict):
+        ((tag, inner),) = value.items()
+        if tag == _MAP:
+            return {_untagged(key): _untagged(each) for key, each in inner}
+        return _OF_TEXT[tag](inner)
+    return value
 
 
 def error_answer(error: BaseException) -> Answer:
     """Return the answer that reports an error."""
     if isinstance(error, CatchmentError):
-        return {"error": [type(error).__name__, error.message, error.hint]}
-    return {"error": [type(error).__name__, str(error), None]}
+        return {"error": [type(error).__name__, error.message[:_ERROR_CHARACTERS_MAX], error.hint]}
+    return {"error": [type(error).__name__, str(error)[:_ERROR_CHARACTERS_MAX], None]}
 
 
 def reported(answer: Answer) -> Exception:
@@ -197,13 +232,3 @@ class _Pickler(pickle.Pickler):
 
 def _value(value: object, kind: str) -> duckdb.Value:
     return duckdb.Value(value, duckdb.type(kind))
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses everything but plain values: nothing in the body can name a function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = _PLAIN.get((module, name))
-        if found is None:
-            raise InvariantError(f"An engine has sent a value of {module}.{name}.")
-        return found

@@ -6,7 +6,7 @@ need to know where DuckDB runs. If the process ends, every method raises EngineF
 
 import select
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,15 +14,15 @@ import duckdb
 import grpc
 import pyarrow as pa
 
-from catchment.errors import EngineFailedError
+from catchment.errors import EngineFailedError, LimitError
 from catchment.server.engine import frames
 from catchment.server.engine.databases import EngineDatabase
 from catchment.server.engine.engine_process import EngineProcess
 
 Parameters = Sequence[object] | dict[str, object]
-# Requests that run no statement of a client end within this time, or the engine is broken.
-_PROMPT_S = 60.0
-_PROMPT = frozenset({"connect", "unregister", "statements", "tree"})
+# Requests that run no statement of a client end within this time, or the engine is broken. Attaching
+# a lake takes as long as its catalog takes to answer.
+_SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "statements": 60.0, "tree": 60.0}
 
 
 class RemoteConnection:
@@ -37,6 +37,9 @@ class RemoteConnection:
         self._mutex = threading.Lock()
         self._number = 0
         self._is_running = False
+        # A block of requests that can be stopped together: its number, and whether it was stopped.
+        self._block = 0
+        self._is_stopped = False
         # While the server sends rows, the engine waits for them, and cannot react to an interrupt.
         self._is_sending = False
         self._sources: dict[str, Iterator[pa.RecordBatch]] = {}
@@ -55,9 +58,27 @@ class RemoteConnection:
         self.close()
 
     @property
-    def is_running(self) -> bool:
-        """Whether a request runs."""
-        return self._is_running
+    def is_computing(self) -> bool:
+        """Whether the engine computes the answer to a request."""
+        return self.running() is not None
+
+    def running(self) -> tuple[int, int] | None:
+        """Return channel and number of the request that the engine computes, or None."""
+        with self._mutex:
+            number = self._number if self._is_running and not self._is_sending else None
+        # An answer that was not read yet: a client may be slow to read.
+        return None if number is None or self._is_answered() else (self._channel, number)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Make the requests of the block a unit, which `interrupt` stops: the next ones fail, too."""
+        with self._mutex:
+            self._block, self._is_stopped = self._block + 1, False
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._block, self._is_stopped = self._block + 1, False
 
     @property
     def is_closed(self) -> bool:
@@ -71,13 +92,12 @@ class RemoteConnection:
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         """Return the rows of the last statement."""
-        rows: list[tuple[Any, ...]] = frames.unpacked(self._ask("rows")[1])
-        return rows
+        return [tuple(row) for row in frames.unpacked(self._ask("rows")[1])]
 
     def fetchone(self) -> tuple[Any, ...] | None:
         """Return the next row of the last statement; None after the last."""
-        row: tuple[Any, ...] | None = frames.unpacked(self._ask("row")[1])
-        return row
+        row = frames.unpacked(self._ask("row")[1])
+        return None if row is None else tuple(row)
 
     def to_arrow_table(self) -> pa.Table:
         """Return the rows of the last statement as Arrow."""
@@ -100,11 +120,11 @@ class RemoteConnection:
         """Register rows as a temporary view: a table, or a stream that one statement can read."""
         is_table = isinstance(rows, pa.Table)
         with self._request("register_table" if is_table else "register_stream", name):
-            frames.send(self._socket, {}, rows.schema.serialize())
+            frames.send(self._socket, self._number, {}, rows.schema.serialize())
             if is_table:
                 for batch in rows.to_batches():
-                    frames.send_batch(self._socket, batch)
-                frames.send(self._socket, {"end": True})
+                    frames.send_batch(self._socket, self._number, batch)
+                frames.send(self._socket, self._number, {"end": True})
             else:
                 self._sources[name] = iter(rows)
             self._answer()
@@ -124,19 +144,19 @@ class RemoteConnection:
         return str(self._ask("tree", text)[1].to_pybytes(), "utf-8")
 
     def interrupt(self) -> None:
-        """Interrupt the running request, if there is one; the process is killed if it goes on."""
+        """Stop the current block; the process is killed if it goes on."""
         with self._mutex:
-            number, is_running = self._number, self._is_running
-        if is_running:
-            self._process.interrupt(self._channel, number, lambda: self._is_over(number))
+            self._is_stopped, block = True, self._block
+        self._process.stop(self, lambda: self._block != block or self.is_closed)
+
+    def stop_reading(self, is_over: Callable[[], bool]) -> None:
+        """Interrupt a stream that no reader wants; the process is killed if it goes on."""
+        self._process.stop(self, is_over)
 
     def close(self) -> None:
         """Close the connection, and interrupt what it runs."""
         self._process.drop(self._channel)
         self._socket.close()
-
-    def _is_over(self, number: int) -> bool:
-        return not self._is_running or self._number != number or self._is_sending or self._is_answered()
 
     def _is_answered(self) -> bool:
         """Whether an answer has arrived that was not read yet: a client may be slow to read it."""
@@ -144,7 +164,8 @@ class RemoteConnection:
             return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        # At the end of the engine, its socket is readable, too.
+        return any(not event & select.POLLHUP for _, event in poll.poll(0))
 
     def _ask(self, verb: str, *arguments: object) -> tuple[frames.Answer, pa.Buffer]:
         with self._request(verb, *arguments):
@@ -156,26 +177,34 @@ class RemoteConnection:
         if self._reader is not None:
             # Its next batch may be on its way.
             reader, self._reader = self._reader, None
-            reader.end()
+            reader.discard()
         self.begin(verb, *arguments)
         try:
             yield
         except (EOFError, TimeoutError) as error:
             raise self._failed(error) from None
+        except LimitError:
+            # Thrown here, in the middle of an exchange: the rest of it cannot be told apart.
+            self.close()
+            raise
         finally:
             self.finish()
 
     def begin(self, verb: str, *arguments: object) -> None:
         """Send a request, and leave its answer to be read."""
         with self._mutex:
+            if self._is_stopped:
+                raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
             self._number += 1
             self._is_running = True
         try:
-            self._socket.settimeout(_PROMPT_S if verb in _PROMPT else None)
+            self._socket.settimeout(_SECONDS_MAX.get(verb))
             frames.send_request(self._socket, self._number, verb, arguments)
-        except (EOFError, OSError) as error:
+        except BaseException as error:
             self.finish()
-            raise self._failed(error) from None
+            if isinstance(error, EOFError | OSError):
+                raise self._failed(error) from None
+            raise
 
     def finish(self) -> None:
         """Mark the request as answered."""
@@ -193,6 +222,8 @@ class RemoteConnection:
         """Return the next answer, and send the rows that the engine asks for until then."""
         while True:
             answer, body = frames.receive(self._socket)
+            if answer.get("number") != self._number:
+                raise EOFError
             if "error" in answer:
                 raise frames.reported(answer)
             if "pull" not in answer:
@@ -205,7 +236,7 @@ class RemoteConnection:
         try:
             batch = next(self._sources[name], None)
         except (*frames.REPORTED, grpc.RpcError) as error:
-            frames.send(self._socket, frames.error_answer(error))
+            frames.send(self._socket, self._number, frames.error_answer(error))
             return
         except BaseException:
             # The engine waits for rows that will never come.
@@ -214,8 +245,8 @@ class RemoteConnection:
         finally:
             self._is_sending = False
         if batch is not None:
-            frames.send_batch(self._socket, batch)
-        frames.send(self._socket, {"end": True})
+            frames.send_batch(self._socket, self._number, batch)
+        frames.send(self._socket, self._number, {"end": True})
 
     def _failed(self, error: BaseException) -> Exception:
         if self.is_closed:
@@ -257,8 +288,12 @@ class RemoteReader:
             self._connection.begin("next")
         return frames.batch_of(answer, body, self.schema)
 
-    def end(self) -> None:
-        """Receive the answer that is on its way, and discard it."""
+    def discard(self) -> None:
+        """End the stream: interrupt the batch that is on its way, and discard it."""
+        if not self._is_open:
+            return
+        if self._connection.is_computing:
+            self._connection.stop_reading(lambda: not self._is_open)
         while self._is_open:
             try:
                 answer, _ = self._connection.receive()

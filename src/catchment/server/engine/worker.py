@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -22,13 +23,16 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import InvariantError, StateError
+from catchment.errors import EngineFailedError, InvariantError
 from catchment.server import memory
 from catchment.server.engine import frames
 from catchment.server.engine.databases import EngineDatabase
 
 _CONTROL_BYTES_MAX = 4_096
-_TRIM_S = 10.0
+# The server sends one every two seconds.
+_PINGS_PER_TRIM = 5
+# Between two interrupts of a closed connection: DuckDB loses those that come before a query begins.
+_DROP_S = 0.1
 # Linux: the signal for this process when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
 
@@ -38,25 +42,32 @@ class Databases:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        # One lock each: opening a lake takes as long as its catalog takes to answer.
+        self._locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._open: dict[int, duckdb.DuckDBPyConnection] = {}
         self._closed: set[int] = set()
 
     def cursor(self, number: int, database: EngineDatabase) -> duckdb.DuckDBPyConnection:
         """Return a connection to the instance, which is created if it does not exist yet."""
-        with self._mutex:
+        with self._lock(number):
             if number in self._closed:
-                raise StateError("The database was closed.")
+                # The server has replaced it in the meantime, and tries again with the new one.
+                raise EngineFailedError
             if number not in self._open:
                 self._open[number] = database.open()
             return self._open[number].cursor()
 
     def close(self, number: int) -> None:
         """Close the instance once its last connection is closed."""
-        with self._mutex:
+        with self._lock(number):
             self._closed.add(number)
             found = self._open.pop(number, None)
         if found is not None:
             found.close()
+
+    def _lock(self, number: int) -> threading.Lock:
+        with self._mutex:
+            return self._locks[number]
 
 
 class Channel:
@@ -65,6 +76,8 @@ class Channel:
     def __init__(self, number: int, end: socket.socket, databases: Databases) -> None:
         self.number = number
         self._socket = end
+        # The request that is being answered.
+        self._number = 0
         self._databases = databases
         self._duckdb: duckdb.DuckDBPyConnection | None = None
         self._reader: pa.RecordBatchReader | None = None
@@ -72,6 +85,8 @@ class Channel:
         self._mutex = threading.Lock()
         self._running = 0
         self._interrupted = 0
+        self._is_dropped = False
+        self._has_ended = threading.Event()
         self._verbs: dict[str, Callable[..., None]] = {
             "connect": self._connect,
             "execute": self._execute,
@@ -97,23 +112,35 @@ class Channel:
             pass
         finally:
             self._reader = None
+            self._has_ended.set()
             if self._duckdb is not None:
                 self._duckdb.close()
             self._socket.close()
 
-    def interrupt(self, number: int | None = None) -> None:
-        """Interrupt the request of that number, also if it has not arrived yet; None: any."""
+    def interrupt(self, number: int) -> None:
+        """Interrupt the request of that number, also if it has not arrived yet."""
         with self._mutex:
-            if number is not None:
-                self._interrupted = max(self._interrupted, number)
-            if self._duckdb is not None and self._running and number in (None, self._running):
-                with suppress(duckdb.ConnectionException):
-                    self._duckdb.interrupt()
+            self._interrupted = max(self._interrupted, number)
+            if self._running == number:
+                self._interrupt()
+
+    def drop(self) -> None:
+        """Interrupt whatever runs, until the connection has ended: the server has closed it."""
+        self._is_dropped = True
+        while not self._has_ended.wait(_DROP_S):
+            with self._mutex:
+                self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._duckdb is not None:
+            with suppress(duckdb.ConnectionException):
+                self._duckdb.interrupt()
 
     def _answer(self, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
+        self._number = number
         with self._mutex:
             self._running = number
-            is_stopped = self._interrupted >= number
+            is_stopped = self._interrupted >= number or self._is_dropped
         try:
             if is_stopped:
                 raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
@@ -125,7 +152,7 @@ class Channel:
                 self._running = 0
 
     def _reply(self, answer: frames.Answer, body: Any = b"") -> None:
-        frames.send(self._socket, answer, body)
+        frames.send(self._socket, self._number, answer, body)
 
     @property
     def _raw(self) -> duckdb.DuckDBPyConnection:
@@ -159,7 +186,7 @@ class Channel:
         table = self._raw.to_arrow_table()
         self._reply({}, table.schema.serialize())
         for batch in table.to_batches():
-            frames.send_batch(self._socket, batch)
+            frames.send_batch(self._socket, self._number, batch)
         self._reply({"end": True})
 
     def _open_reader(self, batch_rows: int) -> None:
@@ -174,7 +201,7 @@ class Channel:
         if batch is None:
             self._reply({"end": True})
         else:
-            frames.send_batch(self._socket, batch)
+            frames.send_batch(self._socket, self._number, batch)
 
     def _register_table(self, name: str) -> None:
         schema = self._received_schema()
@@ -231,24 +258,31 @@ class Channel:
 
 def _serve(control: socket.socket) -> None:
     databases, channels = Databases(), dict[int, Channel]()
-    control.settimeout(_TRIM_S)
+    pings = 0
     while True:
-        try:
-            message, ends, _, _ = socket.recv_fds(control, _CONTROL_BYTES_MAX, 1)
-        except TimeoutError:
-            memory.give_back()
-            continue
+        message, ends, _, _ = socket.recv_fds(control, _CONTROL_BYTES_MAX, 1)
         if not message:
             return
         order = json.loads(message)
-        if "database" in order:
-            databases.close(order["database"])
+        if "ping" in order:
+            control.send(message)
+            pings += 1
+            if pings % _PINGS_PER_TRIM == 0:
+                memory.give_back()
+        elif "database" in order:
+            # It waits while the database is being opened.
+            threading.Thread(target=databases.close, args=(order["database"],), daemon=True).start()
         elif ends:
             channel = Channel(order["channel"], socket.socket(fileno=ends[0]), databases)
             channels[channel.number] = channel
             threading.Thread(target=_run, args=(channel, channels), name="catchment-channel", daemon=True).start()
         elif (found := channels.get(order["channel"])) is not None:
-            found.interrupt(order.get("request"))
+            if "request" in order:
+                found.interrupt(order["request"])
+            else:
+                threading.Thread(target=found.drop, name="catchment-drop", daemon=True).start()
+            # The server kills a process only if it has read what it does not react to.
+            control.send(message)
 
 
 def _run(channel: Channel, channels: dict[int, Channel]) -> None:

@@ -142,13 +142,13 @@ class FlightService(grpc.GenericRpcHandler):
             return session.execute(text, call, transaction=messages.transaction_in(command), is_update=is_update)
 
     def _get_schema(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._calls.answering(context, "GetSchema"):
+        with self._calls.answering(context, "GetSchema") as call:
             command = messages.described(messages.parse(flight.FlightDescriptor, request))
             with self._lookup.session(context, messages.handle_in(command)) as session:
                 match command:
                     case sql.CommandStatementQuery():
-                        text = messages.text_in(command)
-                        prepared = session.prepare(text, transaction=messages.transaction_in(command))
+                        text = call.text = messages.text_in(command)
+                        prepared = session.prepare(text, transaction=messages.transaction_in(command), call=call)
                         schema = prepared.schema
                         session.close_prepared(prepared.handle)
                     case sql.CommandPreparedStatementQuery():

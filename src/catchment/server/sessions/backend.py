@@ -207,7 +207,7 @@ class Backend:
     def is_current(self, connection: Connection) -> bool:
         """Whether the connection belongs to a DuckDB instance that has the lake open now."""
         origins = () if self.engines is None else self.engines.lake_origins()
-        return connection.origin in (self.lake.origin(), *origins)
+        return connection.origin in (self.lake.origin(), *origins) and not connection.is_broken
 
     def close_lost(self) -> bool:
         """Close connections to instances that failed internally, and interrupt their statements.

@@ -7,7 +7,7 @@ discarded, and its reader gets an error.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import duckdb
 import pyarrow as pa
@@ -151,7 +151,7 @@ class Connection:
         """Read the rest of the open result into memory, to free the connection."""
         if self._live is None:
             return
-        with call.interruptible(self.interrupt):
+        with self.stoppable(call):
             live, self._live = self._live, None
             live.park(wire.RESULT_BYTES_MAX)
         call.refuse_stopped()
@@ -225,11 +225,22 @@ class Connection:
             self.raw.interrupt()
 
     @contextmanager
+    def stoppable(self, call: Call) -> Iterator[None]:
+        """Interrupt what runs in the block if the call stops."""
+        with nullcontext() if self._remote is None else self._remote.stoppable(), call.interruptible(self.interrupt):
+            yield
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was closed because its exchange with the engine failed."""
+        return self._remote is not None and self._remote.is_closed
+
+    @contextmanager
     def interruptible(self, call: Call) -> Iterator[None]:
         """Run a statement that is interrupted if the call stops. The caller holds the lock."""
         if self._remote is not None:
             self._remote.statement = call.text
-        with call.interruptible(self.interrupt):
+        with self.stoppable(call):
             try:
                 yield
             except duckdb.InterruptException:
@@ -289,7 +300,7 @@ class LiveResult:
                 raise self._failure
             if self._reader is None:
                 return None
-            with call.interruptible(self._connection.interrupt):
+            with self._connection.stoppable(call):
                 try:
                     return self._reader.read_next_batch()
                 except StopIteration:

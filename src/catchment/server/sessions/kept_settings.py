@@ -31,8 +31,9 @@ class KeptSettings:
         """Set everything again, on a new connection."""
         with self._mutex:
             statements, search_path = list(self._statements.values()), self._search_path
-        # A schema may have been dropped, and while the lake is unavailable there is none.
-        with suppress(duckdb.Error, LakeUnavailableError), connection.lock:
+        with connection.lock:
             for statement in statements:
-                connection.run(statement, Call())
+                # A schema may have been dropped, and while the lake is unavailable there is none.
+                with suppress(duckdb.Error, LakeUnavailableError):
+                    connection.run(statement, Call())
             connection.search_path = search_path

@@ -12,7 +12,6 @@ import pyarrow as pa
 from catchment.errors import (
     CatchmentError,
     ConflictError,
-    InputError,
     LakeUnavailableError,
     LimitError,
     NotAllowedError,
@@ -22,6 +21,7 @@ from catchment.errors import (
 )
 from catchment.foundation import sql
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
+from catchment.lake.types import Column
 from catchment.queue import DqCoordinator, incoming
 from catchment.queue.incoming import size_of
 from catchment.server.encoding import wire
@@ -106,21 +106,25 @@ class Statements:
 
     def spelled(self, table: TableId) -> TableId:
         """Return the table as the lake spells it: DuckDB's names are not case-sensitive."""
+        return self._target(table)[0]
+
+    def _target(self, table: TableId) -> tuple[TableId, tuple[Column, ...] | None]:
+        """Return the table as the lake spells it, and its columns; None if it has none yet."""
         queue, scope = self.queue(), self.session.scope
         if scope is not None:
             table = scope.own(table)
         try:
-            queue.columns(table)
+            return table, queue.columns(table)
         except TableMissingError:
             wanted = (sql.fold(table.schema), sql.fold(table.name))
             same = (
                 each for each in self.session.lake.tables() if (sql.fold(each.schema), sql.fold(each.name)) == wanted
             )
-            return next(same, table)
+            found = next(same, None)
+            return (table, None) if found is None else (found, queue.columns(found))
         except CatchmentError:
             # The actual use of the table reports the error.
-            return table
-        return table
+            return table, None
 
     def require(self, role: Role, what: str) -> None:
         """Refuse a caller whose role is not sufficient."""
@@ -161,7 +165,7 @@ class Statements:
     ) -> StatementOutcome:
         self.require(Role.WRITER, "INSERT")
         queue = self.queue()
-        table = self.spelled(step.table)
+        table, columns = self._target(step.table)
         if table != step.table:
             step = replace(step, table=table)
         if bound is not None and not bound.num_rows:
@@ -169,7 +173,7 @@ class Statements:
         if transaction is not None:
             with self.connection(transaction):
                 transaction.refuse_changed(table, call)
-        rows = self._listed_rows(step, queue, bound)
+        rows = None if columns is None else self._listed_rows(step, columns, bound)
         if rows is None:
             with self.connection(transaction) as connection, self.session.reading_lake():
                 rows = capture.inserted(
@@ -185,14 +189,9 @@ class Statements:
         return StatementOutcome(rows.num_rows, TableResult(_count(rows.num_rows)))
 
     @staticmethod
-    def _listed_rows(step: Capture, queue: DqCoordinator, bound: pa.Table | None) -> pa.Table | None:
+    def _listed_rows(step: Capture, columns: tuple[Column, ...], bound: pa.Table | None) -> pa.Table | None:
         """Return the rows if the statement only lists them; otherwise None."""
         if bound is not None and (step.bulk is None or step.bulk.plain_columns is None):
-            return None
-        try:
-            columns = queue.columns(step.table)
-        except InputError:
-            # The table does not exist: `capture.inserted` decides what that means.
             return None
         if bound is None:
             found = literals.rows(step.source, step.columns, columns)
