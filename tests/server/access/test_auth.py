@@ -119,6 +119,24 @@ def test_another_user_and_another_host_do_not_wait(door: Authenticator, ada: Use
     assert door.login("ada", PASSWORD, "10.0.0.8").role is Role.WRITER
 
 
+@pytest.mark.parametrize(
+    ("hosts", "other"),
+    [
+        (("127.0.0.1", "127.0.0.2", "::1", "127.255.255.254", "::ffff:127.0.0.9"), "10.0.0.1"),
+        (("2001:db8::1", "2001:db8::2", "2001:db8:0:0:ffff::", "2001:db8::1%eth0", "2001:db8::3"), "2001:db8:0:1::1"),
+        (("10.0.0.1", "::ffff:10.0.0.1", "10.0.0.1", "::ffff:a00:1", "10.0.0.1"), "::ffff:10.0.0.2"),
+    ],
+)
+def test_a_guesser_gains_nothing_by_using_another_of_its_addresses(
+    door: Authenticator, hosts: tuple[str, ...], other: str
+) -> None:
+    for host in hosts:
+        assert "wrong" in _refused(partial(door.login, "ada", "a wrong one", host))
+    for host in hosts:
+        assert "Too many" in _refused(partial(door.login, "ada", PASSWORD, host))
+    assert door.login("ada", PASSWORD, other).name == "ada"
+
+
 def test_failures_of_names_that_do_not_exist_are_counted_too_and_bounded(
     door: Authenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,9 @@
 """Authentication: log-in, and the addresses on which a server may run without it.
 
 The password of an unknown user is verified against a hash that matches no password, so that a
-refusal takes as long as for a known user. After a few failures of a user from a host, further
-attempts of that pair are refused for a while. The server refuses immediately; it keeps no thread
-waiting.
+refusal takes as long as for a known user. After a few failures of a user from a place (an address,
+or all that one client may have), further attempts of that pair are refused for a while. The server
+refuses immediately; it keeps no thread waiting.
 """
 
 import base64
@@ -119,7 +119,7 @@ class Authenticator:
             return _login_by_secret(self._shard_secret, password, SHARD)
         if not name or len(name) > PASSWORD_BYTES_MAX or len(password.encode(errors="replace")) > PASSWORD_BYTES_MAX:
             raise NotLoggedInError(_WRONG_CREDENTIALS)
-        key = (name, peer_host)
+        key = (name, place_of(peer_host))
         self._refuse_early(key)
         with self._hashing_slot():
             # Other attempts of the same pair may have failed while this one waited for its slot.
@@ -240,6 +240,22 @@ def require_safe(settings: Settings, users: Users) -> None:
         raise SettingsError(
             f"{where}, and there are no users.", hint="`catchment user add NAME --role admin` adds one."
         )
+
+
+def place_of(peer_host: str) -> str:
+    """Return the addresses that one guesser has to choose from: this machine, or an IPv6 network.
+
+    Counted by single addresses, every attempt could come from another one.
+    """
+    try:
+        address = ipaddress.ip_address(peer_host.partition("%")[0])
+    except ValueError:
+        return peer_host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return "loopback" if address.is_loopback else str(ipaddress.ip_network((address, 64), strict=False))
+        address = address.ipv4_mapped
+    return "loopback" if address.is_loopback else str(address)
 
 
 def is_loopback(host: str) -> bool:
