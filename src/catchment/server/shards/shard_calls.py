@@ -64,7 +64,7 @@ class ShardCalls:
             tenant = TenantId(values["tenant"])
             events.identify(tenant=str(tenant), move=values.get("move"))
             call = known(self._shard, tenant, values, tables)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             raise wire.malformed() from None
         return wire.pack({"result": call})
 

@@ -23,7 +23,11 @@ from catchment.tenants.shard_api import Lag, RetainedHistory, TableDigest
 PREFIX = "catchment.shard."
 _LENGTH = struct.Struct("<I")
 # Errors that malformed bytes can cause.
-_UNREADABLE = (struct.error, ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
+_UNREADABLE = (
+    *(struct.error, ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException),
+    # A value in a value in a value …
+    RecursionError,
+)
 
 
 def pack(values: Mapping[str, Any], tables: Sequence[pa.Table] = ()) -> bytes:
