@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -100,6 +100,8 @@ def application(
         exception_handlers={CatchmentError: _refusal, HTTPException: _missing, Exception: _bug},
     )
     app.state.live = live
+    # Such a redirect would name whatever host the request names.
+    app.router.redirect_slashes = False
     return app
 
 
@@ -262,10 +264,14 @@ async def _form_of(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise InputError("That is not a form of these pages.")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_BYTES_MAX:
-            raise InputError("The form is too long.")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > FORM_BYTES_MAX:
+                raise InputError("The form is too long.")
+    except ClientDisconnect:
+        # Not a bug of the server: clients without a login could fill its log with tracebacks.
+        raise InputError("The form was not sent to its end.") from None
     try:
         fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=16, errors="replace")
     except ValueError:

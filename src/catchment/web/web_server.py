@@ -1,12 +1,15 @@
 """`WebServer`: serves the web application on its own port, by a thread of this process."""
 
+import asyncio
 import errno
 import socket
 import threading
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from catchment.errors import InvariantError, MachineError
 from catchment.web.live import Live
@@ -17,6 +20,9 @@ _START_S_MAX = 30.0
 _BACKLOG = 128
 # Maximum length of request headers, in characters.
 _HEADER_BYTES_MAX = 16 * 1024
+# How long a client may take to send a request, or to read what was sent to it. Connections are few:
+# without a limit, clients that send nothing, and need no login for it, would block all others.
+CLIENT_S_MAX = 10.0
 
 
 class WebServer:
@@ -35,6 +41,10 @@ class WebServer:
             uvicorn.Config(
                 app,
                 lifespan="off",
+                # Whatever else is installed: other parsers have no limit on headers, and there are
+                # no web sockets.
+                http=_BoundedProtocol,
+                ws="none",
                 # Catchment's own logging is configured by now, and requests are counted, not
                 # logged.
                 log_config=None,
@@ -79,6 +89,54 @@ class WebServer:
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection that is closed if its client sends or reads too slowly, or not at all."""
+
+    _arriving: asyncio.TimerHandle | None = None
+    _leaving: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._arriving, self._leaving):
+            if timer is not None:
+                timer.cancel()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        # A proxy that took the length from the other header may have sent the rest of this
+        # connection as part of the body.
+        if self.headers and {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self.cycle.keep_alive = False
+
+    def on_response_complete(self) -> None:
+        self._await_request()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._leaving = self.loop.call_later(CLIENT_S_MAX, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._leaving is not None:
+            self._leaving.cancel()
+
+    def _await_request(self) -> None:
+        """Limit the time until the next request is here; its first bytes do not extend it."""
+        if self._arriving is not None:
+            self._arriving.cancel()
+        self._arriving = self.loop.call_later(CLIENT_S_MAX, self._require_request)
+
+    def _require_request(self) -> None:
+        # Once all of the request is here, it is the application that takes its time.
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):
