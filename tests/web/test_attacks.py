@@ -1,4 +1,4 @@
-"""Attacks on the web server: slow clients, malformed requests, forged hosts, markup in
+"""Attacks on the web server: slow clients, malformed requests, forged hosts and cookies, markup in
 values, and addresses that are not for the caller.
 """
 
@@ -18,10 +18,12 @@ from catchment.status import Status
 from catchment.status.model import StatusPart
 from catchment.web import web_server
 from catchment.web.dead_letter_pages import ShownDeadLetter
+from catchment.web.login_sessions import Identity, new_key
 from catchment.web.site import LOOPBACK_HOSTS, application
 from catchment.web.web_server import WebServer
 from tests.waiting import PATIENCE_S, wait_until
 from tests.web.text_browser import (
+    COOKIE,
     PATHS,
     Browser,
     House,
@@ -204,6 +206,37 @@ def test_a_malformed_request_is_refused_and_nothing_follows(serving: WebServer, 
         found = _rest(connection)
     assert [int(each[:3]) for each in found.split(b"HTTP/1.1 ")[1:]] == [code]
     assert b"evil" not in found
+
+
+@pytest.mark.parametrize("value", ['"a\\012b"', "a\x01b", "a b", "x" * 65, "<b>"])
+def test_a_cookie_that_is_not_of_this_server_is_not_repeated(value: str) -> None:
+    browser = Browser(web_app())
+    browser.cookies[COOKIE] = value
+    browser.get("/login")
+    assert len(browser.cookies[COOKIE]) == len(new_key())
+
+
+def test_a_cookie_that_another_site_planted_is_of_no_use_after_the_login() -> None:
+    app, planted = web_app(), new_key()
+    browser, thief = Browser(app), Browser(app)
+    browser.cookies[COOKIE] = thief.cookies[COOKIE] = planted
+    assert browser.login("ann").code == 303
+    assert browser.get("/").code == 200
+    assert thief.get("/").code == 303
+
+
+def test_a_user_who_is_changed_during_the_login_is_not_logged_in_as_before() -> None:
+    class Changing(House):
+        """Takes the admin's rights away once the password is verified."""
+
+        def identify(self, authorization: str, host: str) -> Identity:
+            found = super().identify(authorization, host)
+            self.users[found.name] = replace(found, role="reader", credential_version=None)
+            return found
+
+    browser = Browser(web_app(house=Changing()))
+    assert browser.login("ann").code == 303
+    assert browser.get("/").code == 303
 
 
 # Markup in values.

@@ -151,10 +151,10 @@ class House:
         name, _, password = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
         if password != PASSWORD or name not in self.users:
             raise NotLoggedInError("The user or the password is wrong.")
-        return self.users[name]
+        return replace(self.users[name], credential_version=self.credential_version(name))
 
     def credential_version(self, name: str) -> str | None:
-        return repr(self.users.get(name))
+        return repr(self.users.get(name)) if name in self.users else None
 
 
 @dataclass

@@ -24,7 +24,12 @@ class WebAuth:
         else:
             principal = self._authenticator.anonymous()
         tenant = None if principal.tenant is None else str(principal.tenant)
-        return Identity(name=principal.name, role=principal.role.name.lower(), tenant=tenant)
+        return Identity(
+            name=principal.name,
+            role=principal.role.name.lower(),
+            tenant=tenant,
+            credential_version=principal.credential_version,
+        )
 
     def credential_version(self, name: str) -> str | None:
         """Return a value that changes whenever the user does."""

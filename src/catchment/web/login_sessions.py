@@ -9,6 +9,7 @@ browser submit a form.
 import base64
 import hashlib
 import hmac
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -26,16 +27,21 @@ LOGINS_MAX = 1_000
 IDLE_S_MAX = 3_600.0
 LOGIN_S_MAX = 12 * 3_600.0
 _KEY_BYTES = 32
-_KEY_CHARACTERS_MAX = 64
+# What `new_key` makes; anything else would be repeated to the browser in an answer's header.
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Name and role of a caller; `tenant` is set for users who see only that tenant's tables."""
+    """Name and role of a caller; `tenant` is set for users who see only that tenant's tables.
+
+    `credential_version` is that of the password that was verified; None for callers without one.
+    """
 
     name: str
     role: str
     tenant: str | None = None
+    credential_version: str | None = None
 
 
 class UserDirectory(Protocol):
@@ -52,11 +58,10 @@ class UserDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedIn:
-    """An identified caller: `key` is its cookie; `credential_version` is that of its login."""
+    """An identified caller: `key` is its cookie."""
 
     identity: Identity
     key: str
-    credential_version: str | None
     by_cookie: bool = False
     by_header: bool = False
 
@@ -92,8 +97,7 @@ class LoginSessions:
         if known is not None:
             return known
         identity = self._identify(header, _host(request))
-        credential_version = self._directory.credential_version(identity.name)
-        return LoggedIn(identity=identity, key=key, credential_version=credential_version, by_header=bool(header))
+        return LoggedIn(identity=identity, key=key, by_header=bool(header))
 
     def is_valid(self, caller: LoggedIn) -> bool:
         """Whether an admitted caller would be admitted now; does not check the password again."""
@@ -101,7 +105,7 @@ class LoginSessions:
             if caller.by_cookie:
                 return self._known(caller.key) is not None
             if caller.by_header:
-                return self._directory.credential_version(caller.identity.name) == caller.credential_version
+                return self._is_current(caller.identity)
             return self._directory.identify("", "") == caller.identity
         except NotLoggedInError:
             return False
@@ -113,12 +117,7 @@ class LoginSessions:
         header = "Basic " + base64.b64encode(f"{name}:{password}".encode(errors="replace")).decode()
         identity = self._identify(header, _host(request))
         self.forget(cookie_of(request))
-        caller = LoggedIn(
-            identity=identity,
-            key=new_key(),
-            credential_version=self._directory.credential_version(identity.name),
-            by_cookie=True,
-        )
+        caller = LoggedIn(identity=identity, key=new_key(), by_cookie=True)
         now_s = self._clock.monotonic_s()
         with self._mutex:
             self._logins[_hashed(caller.key)] = _Login(caller, now_s, now_s)
@@ -153,6 +152,10 @@ class LoginSessions:
             raise NotAllowedError("This is not for users of a tenant.")
         return identity
 
+    def _is_current(self, identity: Identity) -> bool:
+        """Whether the user is still what the verified password belonged to."""
+        return self._directory.credential_version(identity.name) == identity.credential_version
+
     def _known(self, key: str) -> LoggedIn | None:
         now_s, hashed = self._clock.monotonic_s(), _hashed(key)
         with self._mutex:
@@ -160,10 +163,7 @@ class LoginSessions:
         if login is None:
             return None
         caller = login.caller
-        is_over = (
-            login.is_over(now_s)
-            or self._directory.credential_version(caller.identity.name) != caller.credential_version
-        )
+        is_over = login.is_over(now_s) or not self._is_current(caller.identity)
         with self._mutex:
             # A logout may have happened in between.
             if self._logins.pop(hashed, None) is None or is_over:
@@ -180,7 +180,7 @@ def new_key() -> str:
 def cookie_of(request: Request) -> str:
     """The key in the browser's cookie, or an empty text."""
     key = request.cookies.get(_cookie_name(request), "")
-    return key if key.isascii() and len(key) <= _KEY_CHARACTERS_MAX else ""
+    return key if _KEY.fullmatch(key) else ""
 
 
 def set_cookie(request: Request, response: Response, key: str) -> None:
