@@ -36,7 +36,7 @@ from catchment.pipeline import deliver
 from catchment.queue import DqCoordinator
 from catchment.queue.sessions.leases import Lease
 from catchment.queue.sessions.sessions_buffer import SessionsBuffer
-from tests.queue.queues import coordinator, event_rows, open_queue
+from tests.queue.queues import FACTS, coordinator, event_rows, open_queue
 from tests.sample_events import EVENTS
 
 CLIENTS = 2
@@ -48,7 +48,7 @@ BATCHES_BEFORE = 6
 _BATCHES_ALONE_MAX = 3 * BATCHES_BEFORE
 # The writer itself comes to these, so they are armed while a flush stands still in the middle of
 # its work.
-_WRITERS_POINTS = ("queue.before_ack", "queue.after_ack", "queue.after_settle")
+_WRITERS_POINTS = ("queue.before_ack", "queue.after_ack")
 _FLUSH_MIDDLE = "deliver.after_place"
 
 
@@ -158,14 +158,16 @@ def _write_and_flush(settings: Settings, table: TableId, point: str, nth: int, *
                 threading.Event().wait()
             faults.kill()
 
-    at_opening = point == "queue.between_aside" and settings.queue_layout == "shared"
+    facts = FACTS[settings.queue_layout]
+    by_writers = (*_WRITERS_POINTS, *(each.name for each in facts.own_points if each.by_writer))
+    at_opening = point == "queue.between_aside" and facts.opens_at_start
     if at_opening:
         faults.arm(point, end)
     with open_queue(settings) as queue:
         clients = Clients(queue, table)
         clients.start()
         clients.wait_for_each(BATCHES_BEFORE)
-        if point in _WRITERS_POINTS:
+        if point in by_writers:
 
             def stand() -> None:
                 faults.arm(point, end)

@@ -17,12 +17,14 @@ from catchment.lake import Lake
 from catchment.queue import DqCoordinator, open_buffer
 from tests.crash.queue_child import BATCH, BATCHES_BEFORE, CLIENT_IDS, CLIENTS, command
 from tests.queue.queues import (
+    FACTS,
     LAYOUTS_ON_DISK,
+    OWN_POINTS,
+    Delivered,
     assert_drained,
     coordinator,
     event_rows,
     ids_in,
-    segments_in,
     wait_for_locks,
 )
 from tests.repo.source_tree import ROOT
@@ -32,8 +34,6 @@ from tests.shortcuts import warm
 LATER = frozenset(range(CLIENTS * CLIENT_IDS, CLIENTS * CLIENT_IDS + BATCH))
 ASIDE = "queue.between_aside"
 DISCARD = "queue.before_discard"
-SEGMENTS_ONLY = ("queue.before_seal", "queue.after_seal", "queue.before_flushed")
-SLICES_ONLY = ("queue.before_retire", "queue.after_settle")
 # A unit of the queue has one input, so a flush does not come between two.
 FLUSHING = [
     point
@@ -41,33 +41,32 @@ FLUSHING = [
     if point.startswith(("deliver.", "retire.", "queue.")) and point not in ("retire.between_inputs", ASIDE, DISCARD)
 ]
 POINTS = {
-    "shared": [point for point in FLUSHING if point not in SEGMENTS_ONLY],
-    "sessions": [point for point in FLUSHING if point not in SLICES_ONLY],
+    layout: [point for point in FLUSHING if point not in OWN_POINTS or FACTS[layout].own_point(point)]
+    for layout in LAYOUTS_ON_DISK
 }
-KILLED = frozenset((*POINTS["shared"], *POINTS["sessions"], ASIDE, DISCARD))
-UNCOMMITTED = (
-    "deliver.before_write",
-    "deliver.after_write",
-    "deliver.after_place",
-    "deliver.before_commit",
-    "queue.before_ack",
-    "queue.after_ack",
-    "queue.after_settle",
-    "queue.after_stage",
-    "queue.before_seal",
-    "queue.after_seal",
-)
-# The lake has rows that the buffer still has too.
-IN_BOTH = ("deliver.after_commit", "retire.before_unit", "queue.before_retire")
-# The buffer has released rows.
-RETIRED = ("queue.after_retire", "queue.before_flushed")
-ON_POSTGRES = {
-    "shared": ("queue.before_ack", "deliver.before_commit", "deliver.after_commit"),
-    "sessions": ("queue.before_seal", "deliver.before_commit", "deliver.after_commit"),
+KILLED = frozenset((*(point for points in POINTS.values() for point in points), ASIDE, DISCARD))
+# Where the rows of a flush are at each point that every layout has.
+ROWS = {
+    "deliver.before_write": Delivered.NOT_YET,
+    "deliver.after_write": Delivered.NOT_YET,
+    "deliver.after_place": Delivered.NOT_YET,
+    "deliver.before_commit": Delivered.NOT_YET,
+    "deliver.after_commit": Delivered.IN_BOTH,
+    "deliver.before_clean": Delivered.COMMITTED,
+    "retire.before_unit": Delivered.IN_BOTH,
+    "retire.after_unit": Delivered.COMMITTED,
+    "queue.before_ack": Delivered.NOT_YET,
+    "queue.after_ack": Delivered.NOT_YET,
+    "queue.after_stage": Delivered.NOT_YET,
+    "queue.after_retire": Delivered.RELEASED,
 }
 EVERYWHERE = [
     *(("sqlite", layout, point) for layout in LAYOUTS_ON_DISK for point in POINTS[layout]),
-    *(("postgres", layout, point) for layout in LAYOUTS_ON_DISK for point in ON_POSTGRES[layout]),
+    *(
+        ("postgres", layout, point)
+        for layout in LAYOUTS_ON_DISK
+        for point in (FACTS[layout].postgres_point, "deliver.before_commit", "deliver.after_commit")
+    ),
 ]
 
 
@@ -170,23 +169,20 @@ def _assert_once(ids: list[int], killed: Killed, *, more: frozenset[int] = froze
 
 def _assert_mid_flight(scene: Scene, queue: DqCoordinator, point: str) -> None:
     delivered, held = set(scene.ids()), scene.held_ids(queue)
-    assert bool(delivered) == (point not in UNCOMMITTED)
-    assert delivered & held or point not in IN_BOTH
-    assert delivered - held or point not in RETIRED
+    own = FACTS[scene.settings.queue_layout].own_point(point)
+    rows = own.rows if own else ROWS[point]
+    assert bool(delivered) == (rows is not Delivered.NOT_YET)
+    assert delivered & held or rows is not Delivered.IN_BOTH
+    assert delivered - held or rows is not Delivered.RELEASED
     # Clients wrote while the flush was at the point, so there is always something left to flush.
     assert held - delivered
 
 
-def _assert_folders(point: str, root: Path) -> None:
+def _assert_folders(scene: Scene, point: str) -> None:
     """The folder is the state: where the point says that a file is, there it is."""
-    active, sealed, flushed = (len(segments_in(root, folder)) for folder in ("active", "sealed", "flushed"))
-    if point == "queue.before_seal":
-        # One is closed and has no WAL any more, the other is being written.
-        assert (active, sealed, flushed) == (CLIENTS + 1, 0, 0)
-    elif point == "queue.after_seal":
-        assert (sealed, flushed) == (1, 0)
-    elif point == "queue.before_flushed":
-        assert (sealed, flushed) == (CLIENTS, 0)
+    own = FACTS[scene.settings.queue_layout].own_point(point)
+    if own:
+        assert {folder: len(list((scene.root / folder).iterdir())) for folder in own.files} == own.files
 
 
 @pytest.mark.parametrize(("catalog", "layout", "point"), EVERYWHERE)
@@ -196,8 +192,7 @@ def test_a_queue_killed_anywhere_has_every_acknowledged_row_exactly_once(
     scene = make_scene(catalog, layout)
     killed = _kill(scene, point)
     assert len(killed.acked) >= CLIENTS * BATCHES_BEFORE * BATCH
-    if layout == "sessions":
-        _assert_folders(point, scene.root)
+    _assert_folders(scene, point)
     if catalog == "postgres":
         wait_for_locks(scene.settings.catalog_url.get_secret_value().removeprefix("postgres:"))
     with scene.queue() as queue:
@@ -208,8 +203,7 @@ def test_a_queue_killed_anywhere_has_every_acknowledged_row_exactly_once(
         _assert_once(scene.ids(), killed, more=LATER)
         _assert_once(scene.fresh_ids(queue), killed, more=LATER)
         assert_drained(queue)
-    if layout == "sessions":
-        assert segments_in(scene.root, "active", "sealed") == []
+    assert [path for folder in FACTS[layout].drained_folders for path in (scene.root / folder).iterdir()] == []
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -218,9 +212,7 @@ def test_a_damaged_file_is_kept_whole_if_the_process_is_killed_while_quarantinin
     layout: str, nth: int, make_scene: MakeScene
 ) -> None:
     scene = make_scene("sqlite", layout)
-    path = scene.root / "buffer.duckdb"
-    if layout == "sessions":
-        path = scene.root / "sealed" / "duckling_queue_01234567-89ab-cdef-0123-456789abcdef_1767225600.db"
+    path = scene.root / FACTS[layout].data_file
     content = {path.name: b"not a database" * 1_000, f"{path.name}.wal": b"nor a log of one"}
     path.parent.mkdir(parents=True)
     for name, text in content.items():

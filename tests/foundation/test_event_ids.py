@@ -14,7 +14,7 @@ from catchment.foundation.events import NAMED_MAX, Event
 from catchment.foundation.settings import Settings
 from catchment.queue import dead_letter_actions
 from catchment.tenants.run_move import run_move
-from tests.queue.queues import QueueScene
+from tests.queue.queues import FACTS, QueueScene
 from tests.sample_events import EVENTS, deliverer, event_files, rows_of, source_of
 from tests.schema import projects
 from tests.server.shards import test_forward
@@ -82,13 +82,14 @@ def test_events_of_a_flush_have_its_id_and_the_ids_of_the_request(queue: QueueSc
     assert flushed["flush"] == delivered["flush"] == timed["flush"]
     assert (delivered["request"], delivered["user"]) == ("r1", "ada")
     assert flushed["unit_ids"] == delivered["unit_ids"]
-    if queue.layout == "sessions":
+    facts = FACTS[queue.layout]
+    if facts.has_watermark:
+        assert flushed["seqs"] == "1..5"
+    elif facts.segment:
+        assert flushed["segments"] == [facts.segment]
+    else:
         (sealed,) = heard.all("segment_sealed")
         assert flushed["segments"] == [sealed["segment"]]
-    elif queue.layout == "toy":
-        assert flushed["segments"] == ["memory"]
-    else:
-        assert flushed["seqs"] == "1..5"
 
 
 def test_two_flushes_have_ids_of_their_own(queue: QueueScene) -> None:

@@ -19,7 +19,7 @@ from catchment.lake.staging import FOLDER
 from catchment.pipeline import Mode
 from catchment.queue import dead_letter_actions
 from tests.conftest import MakeSettings
-from tests.queue.queues import QueueScene
+from tests.queue.queues import LAYOUTS_ON_DISK, QueueScene
 from tests.sample_events import deliverer, once, rows_of, source_of, write_parquet
 
 TABLE = TableId("main", "delivered")
@@ -285,7 +285,7 @@ def test_comments_views_and_rows_in_the_catalog_are_no_obstacle(
     assert lake.table(TABLE).id == TABLE
 
 
-@pytest.fixture(params=["shared", "sessions"])
+@pytest.fixture(params=LAYOUTS_ON_DISK)
 def queue(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Iterator[QueueScene]:
     scene = QueueScene(request.param, make_settings("sqlite", queue_layout=request.param))
     yield scene

@@ -1,13 +1,16 @@
 """Queues for tests, in every layout, with rows of known ids.
 
+`FACTS` lists what tests expect of each layout beyond the contract; a new layout is described there.
 `QueueScene` can be stopped, crashed and started again, in each layout and in the model.
 `open_queue` opens a queue as a process does. Both flush in this process, without Spark.
 """
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,13 @@ from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.pipeline import Deliverer
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
-from catchment.queue import Ack, Buffer, DqCoordinator, open_buffer
+from catchment.queue import Ack, Buffer, DqCoordinator, buffer_factory, open_buffer
 from catchment.testing import FakeClock, InlineRunner, ModelBuffer, ModelDisk
 from tests.queue.toy_buffer import ToyBuffer, ToyDisk
 from tests.sample_events import EVENTS, rows_of
 from tests.shortcuts.made_lakes import CATALOGS, put_lake
 
-LAYOUTS_ON_DISK = ("shared", "sessions")
+LAYOUTS_ON_DISK = tuple(buffer_factory.LAYOUTS)
 LAYOUTS = ("model", "toy", *LAYOUTS_ON_DISK)
 # Every layout with the default catalog, and every catalog under the default layout: a buffer knows
 # nothing of the lake's catalog. All the others have their time in the long campaigns.
@@ -43,6 +46,107 @@ OTHER = TableId("main", "other")
 
 MakeQueue = Callable[..., "QueueScene"]
 Row = tuple[Any, ...]
+
+
+class Cut(Enum):
+    """What one payload of a table contains, if its columns do not change."""
+
+    SLICE = "at most `queue_flush_chunk_rows` rows"
+    SESSION = "the rows of one session"
+    WRITE = "the rows of one write"
+
+
+class Delivered(Enum):
+    """Where the rows of a flush are at a crash point, if another client has written meanwhile."""
+
+    NOT_YET = "the lake has none of them"
+    IN_BOTH = "the lake has rows that the buffer still has too"
+    RELEASED = "the lake has rows that the buffer has released"
+    COMMITTED = "the lake has rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPoint:
+    """A crash point that not every layout has.
+
+    `files` counts the files in folders of the buffer after a kill there, with the two clients of
+    `tests.crash.queue_child`. If `by_writer`, a write reaches the point too.
+    """
+
+    name: str
+    rows: Delivered
+    by_writer: bool = False
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutFacts:
+    """What tests expect of a layout beyond the contract of `Buffer`.
+
+    `has_watermark` and `separates_sessions` are as in the contract. If `ready_at_once`, rows can be
+    delivered without being sealed. If `several_processes`, they may open one root. Events of a
+    flush name the numbers of its rows if the layout has a watermark; otherwise `segment`, or the
+    file of the event `segment_sealed` if that is empty.
+
+    The rest is for layouts on disk. `data_file` is a file that the layout looks for, relative to
+    the root. If `opens_at_start`, a process opens it before its first write, otherwise a flush
+    does. `drained_folders` are empty after everything is flushed. `postgres_point` is the crash
+    point before delivery at which a process on a PostgreSQL catalog is killed.
+    """
+
+    cut: Cut
+    has_watermark: bool = False
+    separates_sessions: bool = False
+    ready_at_once: bool = False
+    has_replication: bool = False
+    several_processes: bool = False
+    segment: str = ""
+    data_file: str = ""
+    opens_at_start: bool = False
+    drained_folders: tuple[str, ...] = ()
+    own_points: tuple[OwnPoint, ...] = ()
+    postgres_point: str = "queue.before_ack"
+
+    def own_point(self, name: str) -> OwnPoint | None:
+        """Return the layout's own crash point of that name, or None."""
+        return next((point for point in self.own_points if point.name == name), None)
+
+    def payloads(self, *, rows: int, chunk_rows: int, sessions: int, writes: int) -> int:
+        """Return how many payloads of one table all these rows make."""
+        return {Cut.SLICE: -(-rows // chunk_rows), Cut.SESSION: sessions, Cut.WRITE: writes}[self.cut]
+
+
+FACTS: dict[str, LayoutFacts] = {
+    "model": LayoutFacts(cut=Cut.SLICE, has_watermark=True, ready_at_once=True),
+    "toy": LayoutFacts(cut=Cut.WRITE, separates_sessions=True, ready_at_once=True, segment="memory"),
+    "shared": LayoutFacts(
+        cut=Cut.SLICE,
+        has_watermark=True,
+        ready_at_once=True,
+        has_replication=True,
+        data_file="buffer.duckdb",
+        opens_at_start=True,
+        own_points=(
+            OwnPoint(name="queue.after_settle", rows=Delivered.NOT_YET, by_writer=True),
+            OwnPoint(name="queue.before_retire", rows=Delivered.IN_BOTH),
+        ),
+    ),
+    "sessions": LayoutFacts(
+        cut=Cut.SESSION,
+        separates_sessions=True,
+        several_processes=True,
+        data_file="sealed/duckling_queue_01234567-89ab-cdef-0123-456789abcdef_1767225600.db",
+        drained_folders=("active", "sealed"),
+        own_points=(
+            # One file is closed and has no WAL any more, the other is being written.
+            OwnPoint(name="queue.before_seal", rows=Delivered.NOT_YET, files={"active": 3, "sealed": 0, "flushed": 0}),
+            OwnPoint(name="queue.after_seal", rows=Delivered.NOT_YET, files={"sealed": 1, "flushed": 0}),
+            OwnPoint(name="queue.before_flushed", rows=Delivered.RELEASED, files={"sealed": 2, "flushed": 0}),
+        ),
+        postgres_point="queue.before_seal",
+    ),
+}
+OWN_POINTS = frozenset(point.name for facts in FACTS.values() for point in facts.own_points)
 
 
 class Killed(BaseException):

@@ -23,7 +23,10 @@ from catchment.queue.buffer import TableFlush
 from catchment.queue.policy import Trigger
 from catchment.queue.queue_writer import DIRECT
 from tests.queue.queues import (
+    FACTS,
+    LAYOUTS,
     LAYOUTS_AND_CATALOGS,
+    LAYOUTS_ON_DISK,
     OTHER,
     Killed,
     MakeQueue,
@@ -36,8 +39,8 @@ from tests.queue.queues import (
 )
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
 
-NUMBERED = pytest.mark.parametrize("layout", ["model", "shared"])
-ON_DISK = pytest.mark.parametrize("layout", ["shared", "sessions"])
+NUMBERED = pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if FACTS[layout].has_watermark])
+ON_DISK = pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 
 
 def _batches(ids: range) -> Iterator[pa.RecordBatch]:
@@ -183,7 +186,7 @@ def test_a_forced_flush_drains_as_many_slices_as_there_are_and_says_what_it_did(
     report = queue.coordinator.force_flush_all(progress=lambda _: queue.clock.advance(2))
     (done,) = report.tables
     assert (report.rows, report.files, report.seconds, report.errors) == (10, 1, 2, ())
-    assert done.parcels == {"sessions": 1, "toy": 5}.get(queue.layout, 4)
+    assert done.parcels == FACTS[queue.layout].payloads(rows=10, chunk_rows=3, sessions=1, writes=5)
     assert_delivered(queue, range(10))
 
 
@@ -420,7 +423,7 @@ def test_a_queue_starts_while_the_lake_is_away_and_drains_once_it_is_back(queue:
     assert_delivered(queue, range(5))
 
 
-@pytest.mark.parametrize("layout", ["shared", "sessions"])
+@ON_DISK
 def test_a_queue_that_starts_while_the_lake_is_away_takes_rows_for_tables_it_has_known(queue: QueueScene) -> None:
     queue.write(range(5))
     queue.coordinator.force_flush_all()

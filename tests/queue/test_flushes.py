@@ -27,7 +27,16 @@ from catchment.queue.store.store import Store
 from catchment.queue.store.table_log import Write
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
-from tests.queue.queues import LAYOUTS_ON_DISK, assert_drained, event_rows, ids_in, new_queue, open_queue, segments_in
+from tests.queue.queues import (
+    FACTS,
+    LAYOUTS_ON_DISK,
+    assert_drained,
+    event_rows,
+    ids_in,
+    new_queue,
+    open_queue,
+    segments_in,
+)
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, once
 from tests.waiting import wait_until
 
@@ -161,7 +170,8 @@ def test_a_force_flush_drains_all_slices_and_segments_and_ends_though_writers_go
         with faults.armed("deliver.after_commit", lambda: _enqueue_one(queue, next(later))):
             report = queue.force_flush_all()
         assert report.rows == 99
-        assert sum(each.parcels for each in report.tables) == (10 if layout == "shared" else 9)
+        payloads = FACTS[layout].payloads(rows=99, chunk_rows=10, sessions=9, writes=9)
+        assert sum(each.parcels for each in report.tables) == payloads
         assert ids_in(queue.lake) == list(range(99))
         assert sum(state.rows for state in queue.buffer.tables()) == next(later) - 1_000
 
@@ -254,7 +264,7 @@ def test_a_trickle_that_never_stops_is_flushed_by_the_age_of_its_oldest_row(
             assert ids_in(queue.lake) == []
             clock.advance(10)
         assert ids_in(queue.lake) == []
-        if layout == "shared":
+        if FACTS[layout].ready_at_once:
             assert [table.trigger for table in queue.status().tables] == [Trigger.AGE]
         # Its last row is ten seconds old, its first one five minutes.
         assert queue.flush_stale_buffers().rows == 30

@@ -17,6 +17,7 @@ from catchment.errors import LakeUnavailableError
 from catchment.foundation import faults
 from catchment.foundation.settings import load_settings
 from tests.queue.insert_cases import CHANGES, SHAPES, TYPES, WAYS, Case, write
+from tests.queue.queues import LAYOUTS_ON_DISK
 from tests.server import raw_client
 
 STAGES = ("before the flush", "after a restart", "after the flush")
@@ -107,7 +108,7 @@ class Matrix:
 
 
 # Each is made once, in a server of its own, and tells of all that differs.
-@pytest.mark.parametrize("layout", ["shared", "sessions"])
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 @pytest.mark.parametrize("cases", [TYPES, SHAPES, CHANGES], ids=["types", "shapes", "changes"])
 def test_an_insert_into_the_queue_gives_the_table_what_an_insert_into_the_table_gives_its_twin(
     cases: Sequence[Case], layout: str, tmp_path: Path

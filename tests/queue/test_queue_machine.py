@@ -31,7 +31,7 @@ from catchment.foundation import faults
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.queue.sessions.sessions_buffer import SessionsBuffer
-from tests.queue.queues import OTHER, Killed, QueueScene, Row, assert_audited, die
+from tests.queue.queues import FACTS, LAYOUTS_ON_DISK, OTHER, OWN_POINTS, Killed, QueueScene, Row, assert_audited, die
 from tests.sample_events import EVENTS, create_table
 from tests.shortcuts.made_lakes import put_lake
 
@@ -45,11 +45,8 @@ POINTS = st.sampled_from(
         "deliver.before_commit",
         "deliver.after_commit",
         "retire.before_unit",
-        "queue.after_settle",
-        "queue.before_retire",
         "queue.after_retire",
-        "queue.before_seal",
-        "queue.before_flushed",
+        *sorted(OWN_POINTS),
     ]
 )
 
@@ -145,7 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
         # A table in trouble is left alone for a while, which the other rules do not wait for.
         self.queue.clock.advance(600)
 
-    @precondition(lambda self: self.layout == "sessions")
+    @precondition(lambda self: FACTS[self.layout].several_processes)
     @rule()
     def a_second_flusher_delivers_what_it_can_have(self) -> None:
         other = self.queue.open_buffer()
@@ -200,15 +197,9 @@ def _type(name: str) -> pa.DataType:
     return pa.string() if name == "kind" else pa.int64()
 
 
-class SharedMachine(QueueMachine):
-    layout = "shared"
-
-
-class SessionsMachine(QueueMachine):
-    layout = "sessions"
-
-
-MACHINES = pytest.mark.parametrize("machine", [SharedMachine, SessionsMachine])
+MACHINES = pytest.mark.parametrize(
+    "machine", [type(layout, (QueueMachine,), {"layout": layout}) for layout in LAYOUTS_ON_DISK]
+)
 FEW = settings(
     deadline=None, max_examples=8, stateful_step_count=14, suppress_health_check=list(HealthCheck), database=None
 )

@@ -15,6 +15,8 @@ from catchment.queue import coordinator
 from catchment.queue.replication import LogRows
 from tests.conftest import MakeSettings
 from tests.queue.queues import (
+    FACTS,
+    LAYOUTS,
     Killed,
     MakeQueue,
     QueueScene,
@@ -33,16 +35,16 @@ ALL = 1_000_000
 BEGUN = 1_000
 
 
-@pytest.fixture
-def layout() -> str:
-    """The one that numbers rows once and for all, unless a test says otherwise."""
-    return "shared"
+@pytest.fixture(params=[layout for layout in LAYOUTS if FACTS[layout].has_replication])
+def layout(request: pytest.FixtureRequest) -> str:
+    """Those that number rows once and for all, unless a test says otherwise."""
+    return str(request.param)
 
 
 @pytest.fixture
-def copy(make_settings: MakeSettings) -> Iterator[QueueScene]:
+def copy(layout: str, make_settings: MakeSettings) -> Iterator[QueueScene]:
     """A second queue, on a lake of its own."""
-    with closing(QueueScene("shared", make_settings("sqlite", queue_layout="shared"))) as scene:
+    with closing(QueueScene(layout, make_settings("sqlite", queue_layout=layout))) as scene:
         yield scene
 
 
@@ -325,7 +327,7 @@ def test_rows_that_are_kept_otherwise_have_to_be_read(queue: QueueScene, rows: p
     assert ack.rows == 1
 
 
-@pytest.mark.parametrize("layout", ["sessions", "model", "toy"])
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if not FACTS[layout].has_replication])
 def test_a_layout_without_a_log_refuses_replication(queue: QueueScene) -> None:
     assert queue.buffer.replication is None
     with pytest.raises(NotSupportedError) as error:

@@ -30,7 +30,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake import types
 from catchment.testing import EmbeddedPostgres
 from tests.queue.plain_ducklake import PlainProcess, connect
-from tests.queue.queues import Killed, QueueScene, assert_audited, die
+from tests.queue.queues import LAYOUTS_ON_DISK, Killed, QueueScene, assert_audited, die
 from tests.shortcuts.made_lakes import put_lake
 
 NAMES = ("t", "u", "T")
@@ -420,7 +420,7 @@ def _number(connection: duckdb.DuckDBPyConnection, table: str) -> int:
 FEW = settings(
     deadline=None, max_examples=12, stateful_step_count=25, suppress_health_check=list(HealthCheck), database=None
 )
-LAYOUTS = pytest.mark.parametrize("layout", ["shared", "sessions"])
+ON_DISK = pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 
 
 @pytest.fixture(scope="module")
@@ -434,13 +434,13 @@ def _machine(layout: str, catalog: str, **more: Any) -> type[SchemaMachine]:
     return type(f"{layout}_{catalog}", (SchemaMachine,), {"layout": layout, "catalog": catalog, **more})
 
 
-@LAYOUTS
+@ON_DISK
 def test_tables_that_change_under_a_queue_agree_with_tables_without_one(layout: str, plain: PlainProcess) -> None:
     run_state_machine_as_test(_machine(layout, "sqlite", plain=plain), settings=FEW)
 
 
 @pytest.mark.soak
-@LAYOUTS
+@ON_DISK
 def test_tables_that_change_under_a_queue_agree_with_tables_without_one_for_long(
     layout: str, plain: PlainProcess
 ) -> None:

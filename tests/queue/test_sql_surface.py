@@ -1,4 +1,4 @@
-"""Tables of `duckling_queue` for clients: created, filled, read and listed, in both layouts."""
+"""Tables of `duckling_queue` for clients: created, filled, read and listed, in every layout."""
 
 import zlib
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from catchment.server.values import Call, Principal, Role
 from catchment.tenants.model import TenantId
 from tests.conftest import MakeSettings
 from tests.queue.insert_cases import TYPES, plain
+from tests.queue.queues import FACTS, LAYOUTS_ON_DISK
 from tests.server import raw_client
 from tests.server.raw_client import Client, refused, server
 from tests.shortcuts.made_lakes import put_lake
 
 Error = adbc_driver_manager.Error
-LAYOUTS = ("shared", "sessions")
 
 
 def settings_of(home: Path, layout: str, **more: Any) -> Settings:
@@ -49,7 +49,7 @@ def connected(uri: str, *, autocommit: bool = True, **options: str) -> Iterator[
         yield cursor
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=LAYOUTS_ON_DISK)
 def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server in one of the layouts, which flushes on request only."""
     with raw_client.server(settings_of(tmp_path_factory.mktemp("surface"), request.param)) as running:
@@ -246,7 +246,7 @@ def test_an_ingest_makes_its_table_by_the_rules_of_its_mode(uri: str, table: str
         assert rows(cursor, f"SELECT column_type FROM (DESCRIBE {name})") == [("BIGINT",), ("JSON",)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_rows_of_a_table_that_the_queue_made_outlive_a_process_that_ends_without_a_flush(
     layout: str, tmp_path: Path
 ) -> None:
@@ -259,8 +259,8 @@ def test_rows_of_a_table_that_the_queue_made_outlive_a_process_that_ends_without
     with raw_client.server(settings) as running, connected(running.uri) as cursor:
         assert rows(cursor, "SELECT count(*) FROM t") == [(0,)]
         assert rows(cursor, "SELECT u::VARCHAR, i FROM catchment_fresh.t ORDER BY i") == before
-        # Of a closed session. The shared layout does not distinguish sessions.
-        assert listed(cursor) == ([("t", "QUEUE")] if layout == "shared" else [])
+        # Of a closed session.
+        assert listed(cursor) == ([] if FACTS[layout].separates_sessions else [("t", "QUEUE")])
         cursor.execute("PRAGMA duckling_queue.flush").fetchall()
         assert rows(cursor, "SELECT u::VARCHAR, i FROM t ORDER BY i") == before
 
@@ -379,7 +379,7 @@ def listed(cursor: Any, **given: Any) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_drivers_list_the_tables_of_the_queue_that_have_buffered_rows(layout: str, tmp_path: Path) -> None:
     settings = settings_of(tmp_path, layout)
     with (
@@ -393,9 +393,9 @@ def test_drivers_list_the_tables_of_the_queue_that_have_buffered_rows(layout: st
             mine.execute(f"CREATE TABLE duckling_queue.{name} AS SELECT 1.5 AS a")
         other.execute("CREATE TABLE duckling_queue.u AS SELECT 1 AS a")
         every = [("s.t", "QUEUE"), ("t", "QUEUE"), ("u", "QUEUE")]
-        is_shared = layout == "shared"
-        assert listed(mine) == (every if is_shared else every[:2])
-        assert listed(other) == (every if is_shared else every[2:])
+        separate = FACTS[layout].separates_sessions
+        assert listed(mine) == (every[:2] if separate else every)
+        assert listed(other) == (every[2:] if separate else every)
         assert listed(mine, table_name_filter="T") == [("t", "QUEUE")]
         assert listed(mine, table_types_filter=["TABLE"]) == []
         schema = mine.connection.adbc_get_table_schema("t", db_schema_filter="duckling_queue")
@@ -404,7 +404,7 @@ def test_drivers_list_the_tables_of_the_queue_that_have_buffered_rows(layout: st
         assert listed(mine) == listed(other) == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS_ON_DISK)
 def test_users_of_a_tenant_find_and_read_what_is_theirs_in_the_queue_and_nothing_else(
     layout: str, tmp_path: Path
 ) -> None:
@@ -420,7 +420,7 @@ def test_users_of_a_tenant_find_and_read_what_is_theirs_in_the_queue_and_nothing
         for schema, user in users.items():
             found = metadata.answer(sql.CommandGetTables(db_schema_filter_pattern="duckling%"), user, settings)
             assert found["table_name"].to_pylist() == (["events"] if schema == "t7" else ["events", "secrets"])
-            if layout == "sessions":
+            if FACTS[layout].separates_sessions:
                 assert execute(user, "FROM duckling_queue.events").to_pylist() == [{"a": schema}]
         for query in ("FROM duckling_queue.{}", "FROM duckling_queue.t8.{}", "DESCRIBE duckling_queue.t8.{}"):
             said = []

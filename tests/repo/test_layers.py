@@ -7,6 +7,7 @@ from enum import Enum
 from importlib import import_module
 
 import catchment
+from catchment.queue import buffer_factory
 from tests.repo.source_tree import ROOT, Module, imports, modules
 
 # From the top down; packages on one line do not import each other.
@@ -43,6 +44,10 @@ SERVER_ROOMS: tuple[frozenset[str], ...] = (
     frozenset({"values", "memory"}),
 )
 
+LAYOUT_PACKAGES = frozenset(
+    layout.__module__.removeprefix("catchment.").rpartition(".")[0] for layout in buffer_factory.LAYOUTS.values()
+)
+
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline", "api.front_door"),
     "py4j": ("pipeline",),
@@ -61,8 +66,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "pydantic": ("foundation.settings",),
     "pydantic_settings": ("foundation.settings",),
     # A layout is known to the factory alone; everything else uses the contract.
-    "catchment.queue.shared": ("queue.shared", "queue.buffer_factory"),
-    "catchment.queue.sessions": ("queue.sessions", "queue.buffer_factory"),
+    **{f"catchment.{package}": (package, "queue.buffer_factory") for package in LAYOUT_PACKAGES},
 }
 
 # What a command may import wholly; of all else, values only.

@@ -17,13 +17,14 @@ from catchment.pipeline import Deliverer, SparkRunner
 from catchment.pipeline.flush import FILE_BYTES_MIN, FlushPipeline
 from catchment.queue import DqCoordinator, QueueRuntime, open_buffer
 from tests.conftest import MakeSettings
+from tests.queue.queues import LAYOUTS_ON_DISK
 from tests.sample_events import EVENT_COLUMNS, EVENTS, create_table, rows_of
 
 PARTS = TableId("main", "parts")
 FLUSHED_S_MAX = 60
 
 
-@pytest.fixture(params=["shared", "sessions"])
+@pytest.fixture(params=LAYOUTS_ON_DISK)
 def settings(request: pytest.FixtureRequest, make_settings: MakeSettings) -> Settings:
     return make_settings("sqlite", queue_layout=request.param, queue_flush_chunk_rows=20)
 
