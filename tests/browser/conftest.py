@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.window import Window, find_chromium
+from tests.browser.stage import Window, find_chromium
 
 HERE = Path(__file__).parent
 

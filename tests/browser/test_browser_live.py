@@ -9,8 +9,7 @@ from selenium.webdriver.common.keys import Keys
 
 from catchment.foundation.clock import SystemClock
 from catchment.status.model import Status
-from tests.browser.stage import Stage, staged
-from tests.browser.window import Window
+from tests.browser.stage import Stage, Window, staged
 from tests.status.rich_status import rich_status
 from tests.web.text_browser import PASSWORD
 

@@ -16,8 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from catchment.status.background import SLOW
 from catchment.status.model import PARTS, Health, Status, StatusPart
 from catchment.web import pages
-from tests.browser.stage import Stage, staged
-from tests.browser.window import NARROW, WIDE, Window
+from tests.browser.stage import NARROW, WIDE, Stage, Window, staged
 from tests.status.rich_status import lost_lake, rich_status
 from tests.web.text_browser import empty_status
 

@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 from catchment.foundation.settings import Settings
 from catchment.server.access.users import Users
 from catchment.server.values import Role
-from tests.browser.window import Window
+from tests.browser.stage import Window
 from tests.web.watched_server import PASSWORD, Watched, watched
 
 QUEUE = "/queue"

@@ -31,6 +31,7 @@ from catchment.schema.sqlite_engine import SqliteEngine
 from tests.schema.migration_killer import BACKUPS_KEPT, Killer, do
 from tests.schema.migration_model import (
     COLUMNS,
+    FIRST_BY_HAND,
     KINDS,
     TABLES,
     Field,
@@ -39,23 +40,20 @@ from tests.schema.migration_model import (
     Value,
     classes,
     columns_of,
-    is_as,
-    mismatches,
-    tables_of,
-    targets_of,
-)
-from tests.schema.projects import dump
-from tests.schema.script_editing import (
-    FIRST_BY_HAND,
     decided,
     forgetting,
+    is_as,
     is_open,
     left_to_people,
     made_by_hand,
+    mismatches,
     number_of,
     plain,
+    tables_of,
+    targets_of,
     views_of,
 )
+from tests.schema.projects import dump
 
 ROUNDS_MAX = 16
 KINDS_OTHER = {kind: [each for each in KINDS if each != kind] for kind in (*KINDS, "relation")}

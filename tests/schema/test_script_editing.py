@@ -1,6 +1,6 @@
 """The simulated developer reads scripts correctly: open options, choices, and parts to write."""
 
-from tests.schema.script_editing import decided, is_open, left_to_people
+from tests.schema.migration_model import decided, is_open, left_to_people
 
 LEFT = 'notes cannot be changed by a generated script. by_hand_4 has "a" in quotes, which SQLite takes for a text.'
 CHOICE = f"""\
