@@ -155,11 +155,13 @@ class EngineProcess:
 
     def wait(self) -> None:
         """Wait for the end of the process; kill it if it gives no sign of life."""
-        poll = select.poll()
+        poll, ping_s = select.poll(), 0.0
         poll.register(self._control, select.POLLIN)
         while self._process.poll() is None:
-            with suppress(OSError):
-                self._control.send(_PING, socket.MSG_DONTWAIT)
+            if time.monotonic() - ping_s >= _PING_S:
+                ping_s = time.monotonic()
+                with suppress(OSError):
+                    self._control.send(_PING, socket.MSG_DONTWAIT)
             poll.poll(_PING_S * 1000)
             if not self._receive():
                 # It has closed the socket, or ended.
