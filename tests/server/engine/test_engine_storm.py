@@ -32,7 +32,7 @@ READS = ("SELECT count(*) FROM t", "SELECT sum(a) FROM catchment_fresh.t")
 
 @dataclass
 class History:
-    """What the clients were told about each row."""
+    """The answers that clients got about each row."""
 
     acked: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)

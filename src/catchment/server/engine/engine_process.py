@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -17,9 +16,12 @@ from typing import Protocol
 from weakref import WeakSet
 
 from catchment.errors import EngineFailedError
+from catchment.foundation.clock import SystemClock
 from catchment.server.engine import frames
 
 _WORKER = "catchment.server.engine.worker"
+# Processes react in real time, whatever clock their server has.
+_CLOCK = SystemClock()
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # How long an interrupted statement may take to end: DuckDB checks for interrupts between vectors,
@@ -33,8 +35,8 @@ _REACTION_POLL_S = 0.25
 # How long the kernel may take to report the end of a process whose sockets are closed; then the
 # process has only closed the socket, and cannot be used any more.
 _REAP_S = 2.0
-# An engine answers while its statements run. One that does not is stopped, or does not let go of
-# Python's lock: nothing else would end calls that have no deadline.
+# An engine answers while its statements run. One that does not was stopped, or keeps Python's lock:
+# nothing else would end calls that have no deadline.
 _PING = b'{"ping": true}'
 _PING_S = 2.0
 _SILENCE_S_MAX = 20.0
@@ -69,7 +71,7 @@ class EngineProcess:
         self._mutex = threading.Lock()
         self._killed_for: str | None = None
         # When the process last answered on the control socket.
-        self._answered_s = time.monotonic()
+        self._answered_s = _CLOCK.monotonic_s()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -158,8 +160,8 @@ class EngineProcess:
         poll, ping_s = select.poll(), 0.0
         poll.register(self._control, select.POLLIN)
         while self._process.poll() is None:
-            if time.monotonic() - ping_s >= _PING_S:
-                ping_s = time.monotonic()
+            if _CLOCK.monotonic_s() - ping_s >= _PING_S:
+                ping_s = _CLOCK.monotonic_s()
                 with suppress(OSError):
                     self._control.send(_PING, socket.MSG_DONTWAIT)
             poll.poll(_PING_S * 1000)
@@ -169,7 +171,7 @@ class EngineProcess:
                     self._process.wait(_REAP_S)
                 self._process.kill()
                 self._process.wait()
-            elif time.monotonic() - self._answered_s > _SILENCE_S_MAX:
+            elif _CLOCK.monotonic_s() - self._answered_s > _SILENCE_S_MAX:
                 self.kill("it gave no sign of life")
         self._on_end(self)
 
@@ -177,7 +179,7 @@ class EngineProcess:
         """Note the answers that have arrived; False if there will be no more."""
         try:
             while self._control.recv(_CONTROL_BYTES_MAX, socket.MSG_DONTWAIT):
-                self._answered_s = time.monotonic()
+                self._answered_s = _CLOCK.monotonic_s()
         except BlockingIOError:
             return True
         except OSError:
@@ -211,7 +213,7 @@ class EngineProcess:
         return True
 
     def _stop(self, user: ChannelUser, is_over: Callable[[], bool]) -> None:
-        begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(), 0.0, time.monotonic(), threading.Event()
+        begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(), 0.0, _CLOCK.monotonic_s(), threading.Event()
         while not is_over() and self.is_running:
             ended.wait(_REACTION_POLL_S)
             # Again and again: DuckDB loses an interrupt that comes before its query begins.

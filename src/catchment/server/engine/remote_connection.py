@@ -20,8 +20,8 @@ from catchment.server.engine.databases import EngineDatabase
 from catchment.server.engine.engine_process import EngineProcess
 
 Parameters = Sequence[object] | dict[str, object]
-# Requests that run no statement of a client end within this time, or the engine is broken. Attaching
-# a lake takes as long as its catalog takes to answer.
+# Requests that run no statement of a client end within this time, or the engine is broken.
+# Attaching a lake takes as long as its catalog takes to answer.
 _SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "statements": 60.0, "tree": 60.0}
 
 
