@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from catchment.errors import LockTimeoutError
+from catchment.lake import advisory
 from catchment.lake.advisory import AdvisoryLock
 from catchment.lake.locks import CommitLock, SharedFileLock
 from catchment.testing import FakeClock
@@ -68,3 +69,18 @@ def test_a_holder_that_does_not_say_who_it_is_is_another_client(postgres: Embedd
         other.execute("SELECT pg_advisory_lock(%s)", (0x43415443484D,))
         with pytest.raises(LockTimeoutError, match="held by another client"), lock.held(0.01, "a flush"):
             pass
+
+
+@pytest.mark.parametrize("make_lock", ["postgres"], indirect=True)
+@pytest.mark.parametrize("query", ["SELECT 1 WHERE %s < 0", "SELECT %s / 0"], ids=["released since", "fails"])
+def test_the_wait_for_a_lock_ends_with_the_same_error_if_its_holder_cannot_be_found(
+    query: str, make_lock: MakeLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding, waiting = make_lock(), make_lock()
+    monkeypatch.setattr(advisory, "_HOLDER", query)
+    with (
+        holding.held(1, "a flush"),
+        pytest.raises(LockTimeoutError, match="held by another client of the catalog"),
+        waiting.held(0.01, "maintenance"),
+    ):
+        pass
