@@ -52,9 +52,6 @@ class ChannelUser(Protocol):
     def is_computing(self) -> bool:
         """Whether the engine computes the answer to a request."""
 
-    def running(self) -> tuple[int, int] | None:
-        """Return channel and number of the request that the engine computes, or None."""
-
 
 class EngineProcess:
     """A running engine process. Thread-safe.
@@ -123,10 +120,13 @@ class EngineProcess:
                 raise self.lost() from None
         return number, ours
 
-    def stop(self, user: ChannelUser, is_over: Callable[[], bool]) -> None:
-        """Interrupt what a connection runs until `is_over`; kill the process if it does not react."""
-        self._interrupt(user)
-        watch = threading.Thread(target=self._stop, args=(user, is_over), name="catchment-stop", daemon=True)
+    def stop(self, running: Callable[[], tuple[int, int] | None], is_over: Callable[[], bool]) -> None:
+        """Interrupt a connection's requests until `is_over`; kill the process if it does not react.
+
+        `running` returns channel and number of the request to interrupt, or None if there is none.
+        """
+        self._interrupt(running)
+        watch = threading.Thread(target=self._stop, args=(running, is_over), name="catchment-stop", daemon=True)
         watch.start()
 
     def drop(self, channel: int) -> None:
@@ -204,20 +204,20 @@ class EngineProcess:
             return f"signal {-code} ({signal.Signals(-code).name})"
         return f"exit code {code}"
 
-    def _interrupt(self, user: ChannelUser) -> bool:
-        running = user.running()
-        if running is None:
+    def _interrupt(self, running: Callable[[], tuple[int, int] | None]) -> bool:
+        found = running()
+        if found is None:
             return False
         with suppress(OSError):
-            self._control.send(json.dumps(dict(zip(("channel", "request"), running, strict=True))).encode())
+            self._control.send(json.dumps(dict(zip(("channel", "request"), found, strict=True))).encode())
         return True
 
-    def _stop(self, user: ChannelUser, is_over: Callable[[], bool]) -> None:
+    def _stop(self, running: Callable[[], tuple[int, int] | None], is_over: Callable[[], bool]) -> None:
         begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(), 0.0, _CLOCK.monotonic_s(), threading.Event()
         while not is_over() and self.is_running:
             ended.wait(_REACTION_POLL_S)
             # Again and again: DuckDB loses an interrupt that comes before its query begins.
-            if not self._interrupt(user):
+            if not self._interrupt(running):
                 continue
             waited_s += _REACTION_POLL_S
             # An engine that has not read the interrupt parses a long text, or gets no processor.

@@ -45,7 +45,7 @@ _START_S = 30.0
 # After so many processes in a row that ended sooner than this, the next one is started when it is
 # needed, so that a process that cannot run is not started again and again.
 _LIVED_S_MIN = 2.0
-_SHORT_LIVES_MAX = 3
+_SHORT_LIVES_MAX = 10
 _CONNECT_ATTEMPTS = 2
 _PARSERS_IDLE_MAX = 4
 _PARSED_MAX = 2_000

@@ -6,6 +6,7 @@ need to know where DuckDB runs. If the process ends, every method raises EngineF
 
 import select
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -45,6 +46,8 @@ class RemoteConnection:
         self._sources: dict[str, Iterator[pa.RecordBatch]] = {}
         self._reader: RemoteReader | None = None
         self._channel, self._socket = process.open_channel(self)
+        # If its owner forgets it.
+        weakref.finalize(self, self._socket.close)
         try:
             self._ask("connect", number, database)
         except BaseException:
@@ -60,12 +63,16 @@ class RemoteConnection:
     @property
     def is_computing(self) -> bool:
         """Whether the engine computes the answer to a request."""
-        return self.running() is not None
+        return self._running() is not None
 
-    def running(self) -> tuple[int, int] | None:
-        """Return channel and number of the request that the engine computes, or None."""
+    def _running(self, *, block: int | None = None) -> tuple[int, int] | None:
+        """Return channel and number of the request that the engine computes, or None.
+
+        With `block`, only a request of that block: a later one must not be interrupted.
+        """
         with self._mutex:
-            number = self._number if self._is_running and not self._is_sending else None
+            is_of_block = block in (None, self._block)
+            number = self._number if is_of_block and self._is_running and not self._is_sending else None
         # An answer that was not read yet: a client may be slow to read.
         return None if number is None or self._is_answered() else (self._channel, number)
 
@@ -147,11 +154,12 @@ class RemoteConnection:
         """Stop the current block; the process is killed if it goes on."""
         with self._mutex:
             self._is_stopped, block = True, self._block
-        self._process.stop(self, lambda: self._block != block or self.is_closed)
+        self._process.stop(lambda: self._running(block=block), lambda: self._block != block or self.is_closed)
 
     def stop_reading(self, is_over: Callable[[], bool]) -> None:
         """Interrupt a stream that no reader wants; the process is killed if it goes on."""
-        self._process.stop(self, is_over)
+        number = self._number
+        self._process.stop(lambda: (self._channel, number) if self.is_computing else None, is_over)
 
     def close(self) -> None:
         """Close the connection, and interrupt what it runs."""
