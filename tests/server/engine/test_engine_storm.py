@@ -173,6 +173,7 @@ def _check(history: History, rows: Counter[int]) -> None:
     assert history.read["OK"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["shared", "sessions"])
 def test_rows_are_there_once_however_often_engines_are_killed(layout: str, catalog: str, tmp_path: Path) -> None:
     storm(tmp_path / "home", layout, catalog, SECONDS)
