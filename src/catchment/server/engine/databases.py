@@ -58,7 +58,7 @@ class BareDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserDatabase:
-    """An instance that only parses, and describes types."""
+    """An instance that only parses."""
 
     def open(self) -> duckdb.DuckDBPyConnection:
         """Create the instance."""

@@ -34,7 +34,7 @@ class RemoteConnection:
         # The client's statement that runs, to recognize one that ends its engine again and again.
         self.statement: str | None = None
         self._process = process
-        # Guards the two below: an interrupt must not hit a later request.
+        # Guards the fields below: an interrupt must not hit a later request.
         self._mutex = threading.Lock()
         self._number = 0
         self._is_running = False
