@@ -9,7 +9,8 @@ from pydantic import SecretStr
 
 from catchment.errors import LakeUnavailableError, SettingsError
 from catchment.foundation.settings import Settings
-from catchment.queue.sessions.leases import FileLeases, Leases, leases_for
+from catchment.queue.sessions.lease_factory import leases_for
+from catchment.queue.sessions.leases import FileLeases, Leases
 from catchment.queue.sessions.postgres_leases import PostgresLeases
 from catchment.testing import EmbeddedPostgres, FakeClock
 from tests.shortcuts import warm

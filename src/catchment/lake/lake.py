@@ -46,7 +46,8 @@ from catchment.lake.commit import Advance, Commit, RecordUnits
 from catchment.lake.dead_letters import DeadLetter, DeadLetters
 from catchment.lake.instance import Instance, Origin
 from catchment.lake.ledger import Claim, Delivery, Ledger
-from catchment.lake.locks import CommitLock, lock_for
+from catchment.lake.lock_factory import lock_for
+from catchment.lake.locks import CommitLock
 from catchment.lake.sandbox import Sandbox
 from catchment.lake.sqlite_wal import OpenWal
 from catchment.lake.tables import LEDGER_SCHEMA, Table

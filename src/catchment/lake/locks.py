@@ -12,29 +12,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import assert_never
 
 from catchment.errors import LockTimeoutError
 from catchment.foundation.clock import Clock, SystemClock
 from catchment.foundation.files import FileLock
-from catchment.lake.attach import Catalog, DuckDbCatalog, PostgresCatalog, SqliteCatalog
-
-
-def lock_for(catalog: Catalog, *, clock: Clock) -> "CommitLock":
-    """Return the lock that fits the catalog."""
-    match catalog:
-        case DuckDbCatalog():
-            # No other process can have the file open.
-            return CommitLock(clock=clock)
-        case SqliteCatalog(path=path):
-            return SharedFileLock(path.with_name(path.name + ".lock"), clock=clock)
-        case PostgresCatalog(conninfo=conninfo):
-            # Imported here, because it imports the PostgreSQL client.
-            from catchment.lake.advisory import AdvisoryLock
-
-            return AdvisoryLock(conninfo, clock=clock)
-        case _ as unreachable:
-            assert_never(unreachable)
 
 
 @dataclass(frozen=True, slots=True)

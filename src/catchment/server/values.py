@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 import pyarrow as pa
 
 from catchment.errors import CancelledError, StalledError, StateError, TimedOutError
 from catchment.tenants.model import TenantId
+
+_NO_COLUMNS = pa.schema([])
 
 
 class Role(IntEnum):
@@ -94,6 +97,25 @@ class StatementOutcome:
     rows: int | None
     result: Result
 
+    @classmethod
+    def changed(cls, rows: int) -> "StatementOutcome":
+        """Return the outcome of a statement that changed so many rows."""
+        return cls(rows, TableResult(_counts(rows)))
+
+    @classmethod
+    def none(cls) -> "StatementOutcome":
+        """Return the outcome of a statement that counts nothing."""
+        return cls(0, TableResult(_counts()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatementFacts:
+    """Result columns and parameters of a statement, and whether it changes anything."""
+
+    schema: pa.Schema = _NO_COLUMNS
+    parameters: pa.Schema = _NO_COLUMNS
+    is_update: bool = False
+
 
 class Call:
     """One call of a client, which can be cancelled and has a deadline."""
@@ -149,3 +171,8 @@ class Call:
             self._reason = self._reason or reason
             if self._interrupt is not None:
                 self._interrupt()
+
+
+@lru_cache(maxsize=64)
+def _counts(*rows: int) -> pa.Table:
+    return pa.table({"Count": pa.array(rows, pa.int64())})

@@ -18,11 +18,12 @@ from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.server.access.users import ANONYMOUS
 from catchment.server.flight.watchdog import Watchdog
-from catchment.server.sessions import capture, statements
+from catchment.server.sessions import capture
 from catchment.server.sessions import registry as registries
 from catchment.server.sessions.connections import Connection
 from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
+from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.values import Call, Principal, Role, StatementOutcome, TableResult
 
@@ -104,16 +105,16 @@ def others_can_write(registry: SessionRegistry, table: str) -> None:
 def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Pause statements between finding their transaction and taking its connection."""
     there, go_on = threading.Event(), threading.Event()
-    real = statements.Statements.connection
+    real = SessionState.connection
 
     @contextmanager
-    def connection(self: statements.Statements, transaction: Transaction | None) -> Iterator[Connection]:
+    def connection(self: SessionState, transaction: Transaction | None) -> Iterator[Connection]:
         there.set()
         assert go_on.wait(WAIT_S)
         with real(self, transaction) as found:
             yield found
 
-    monkeypatch.setattr(statements.Statements, "connection", connection)
+    monkeypatch.setattr(SessionState, "connection", connection)
     try:
         yield there, go_on
     finally:
@@ -149,7 +150,7 @@ def test_a_statement_that_waited_while_its_transaction_ended_is_refused(
 def test_unread_results_are_dropped_while_others_use_the_connection(session: Session) -> None:
     for _ in range(64):
         session.keep(session.execute("SELECT 1", Call()))
-    own = session.own_connection()
+    own = session.state.own_connection()
     with own.lock:
         # One more, while a statement is under way and another one waits for it.
         waiting = threading.Thread(target=run, args=(session, "SELECT 2"), daemon=True)
@@ -257,8 +258,8 @@ def test_rows_for_the_queue_and_changes_of_other_tables_go_into_one_transaction(
 
 
 def _fresh(session: Session, table: str) -> list[dict[str, object]]:
-    assert session.queue is not None
-    with session.queue.fresh(TableId("main", table)) as fresh:
+    assert session.state.queue is not None
+    with session.state.queue.fresh(TableId("main", table)) as fresh:
         rows: list[dict[str, object]] = fresh.rows().sort_by("a").to_pylist()
     return rows
 
@@ -287,10 +288,10 @@ def test_rows_of_one_transaction_that_arrive_in_different_types_are_all_enqueued
 
 def test_two_executions_of_one_prepared_statement_each_have_their_own_rows(session: Session, table: str) -> None:
     prepared = session.prepare(f"INSERT INTO duckling_queue.{table} (a) VALUES (?)")
-    prepared.execute(Call(), pa.table({"a": pa.array([1], pa.int32())}))
+    session.run_prepared(prepared, Call(), pa.table({"a": pa.array([1], pa.int32())}))
     with pytest.raises(StateError, match="none of them is bound"):
-        prepared.execute(Call())
-    prepared.execute(Call(), pa.table({"a": pa.array([2], pa.int32())}))
+        session.run_prepared(prepared, Call())
+    session.run_prepared(prepared, Call(), pa.table({"a": pa.array([2], pa.int32())}))
     assert run(session, f"SELECT a FROM catchment_fresh.{table} ORDER BY a") == [{"a": 1}, {"a": 2}]
 
 
@@ -308,7 +309,7 @@ def test_two_executions_of_one_prepared_statement_each_have_their_own_rows(sessi
 def test_a_change_for_no_row_of_parameters_changes_nothing(session: Session, table: str, text: str) -> None:
     run(session, f"INSERT INTO {table} (a) VALUES (1)")
     none = pa.table({"a": pa.array([], pa.int32())})
-    outcome = session.prepare(text.format(t=table)).execute(Call(), none, is_update=True)
+    outcome = session.run_prepared(session.prepare(text.format(t=table)), Call(), none, is_update=True)
     outcome.result.close()
     assert outcome.rows == 0
     assert run(session, f"SELECT a FROM catchment_fresh.{table}") == [{"a": 1}]
@@ -362,7 +363,7 @@ def test_an_interval_may_be_negative(session: Session) -> None:
     ],
 )
 def test_a_version_that_is_null_is_an_error_of_the_statement_alone(session: Session, table: str, text: str) -> None:
-    with session.autocommit_connection() as connection:
+    with session.state.autocommit_connection() as connection:
         origin = connection.origin
     with pytest.raises(duckdb.InvalidInputException, match="The version is NULL"):
         run(session, text.format(t=table))
@@ -528,7 +529,7 @@ def test_of_sessions_without_state_the_least_recently_used_makes_room(
     newcomers = []
     for left, gone in (([used, later], earlier), ([used], later)):
         newcomers.append(registry.open(FOUNDER))
-        newcomers[-1].is_kept = True
+        newcomers[-1].state.is_kept = True
         assert [each for each in registry.sessions() if each.is_replaceable] == left
         with pytest.raises(StateError, match="has ended"):
             gone.begin_use()

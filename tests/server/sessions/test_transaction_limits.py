@@ -154,7 +154,7 @@ def test_a_running_statement_of_an_overlong_transaction_finishes_before_the_roll
     with sessions(make_settings("sqlite", lake_threads_max=1), clock=clock) as (registry, first, second):
         transaction = first.begin()
         first.execute("INSERT INTO t VALUES (1)", Call(), transaction=transaction).result.close()
-        connection = first.own_connection()
+        connection = first.state.own_connection()
         clock.advance(TRANSACTION_S_MAX + 1)
         busy, free = threading.Event(), threading.Event()
 
@@ -167,11 +167,11 @@ def test_a_running_statement_of_an_overlong_transaction_finishes_before_the_roll
         holder.start()
         assert busy.wait(WAIT_S)
         registry.sweep()
-        held = [first.holds_lock]
+        held = [first.state.holds_lock]
         free.set()
         holder.join(WAIT_S)
         registry.sweep()
-        assert [*held, first.holds_lock] == [True, False]
+        assert [*held, first.state.holds_lock] == [True, False]
         run(second, "INSERT INTO t VALUES (2)")
         assert values(second) == [0, 2]
 

@@ -139,7 +139,7 @@ def test_a_way_out_is_refused_and_leaves_no_trace(place: Place, clients: dict[Ro
         run(client, text)
     assert SECRET not in str(refused.value)
     with pytest.raises(REFUSED):
-        client.prepare(text).execute(Call())
+        client.run_prepared(client.prepare(text), Call())
     assert place.traces() == before
     if text.startswith(("USE", "SET", "RESET")):
         # What it did to the session itself would open the way for the next.
@@ -191,7 +191,7 @@ def test_lists_of_the_catalog_do_not_show_the_ledger(clients: dict[Role, Session
     for text in (*lists, "SHOW ALL TABLES", "SHOW SCHEMAS", "FROM (DESCRIBE)", "PRAGMA show_tables_expanded"):
         with contextlib.suppress(NotAllowedError):
             found = run(clients[role], text)
-            with clients[role].autocommit_connection() as connection:
+            with clients[role].state.autocommit_connection() as connection:
                 all_of_it = connection.table(text, Call())
             assert found.schema.names == all_of_it.schema.names, text
             told = str(found.to_pylist())

@@ -92,7 +92,7 @@ def refusal(place: Place, client: Session, text: str, *, prepared: bool) -> str:
     try:
         with pytest.raises((CatchmentError, duckdb.Error)) as refused:
             # What is prepared is often refused when it is run.
-            client.prepare(text).execute(Call()) if prepared else run(client, text)
+            client.run_prepared(client.prepare(text), Call()) if prepared else run(client, text)
     finally:
         with contextlib.suppress(StateError):
             run(client, "ROLLBACK")
@@ -136,7 +136,7 @@ def test_no_statement_lists_tables_of_other_tenants(place: Place, client: Sessio
 def test_lists_show_what_the_tenant_has_and_nothing_else(place: Place, text: str, prepared: bool) -> None:
     client = place.session(Role.READER)
     if prepared:
-        call, result = Call(), client.prepare(text).execute(Call()).result
+        call, result = Call(), client.run_prepared(client.prepare(text), Call()).result
         found = pa.Table.from_batches(result.batches(call), result.schema)
     else:
         found = run(client, text)
@@ -190,19 +190,19 @@ def test_usual_statements_of_a_tenants_users_can_be_prepared(place: Place) -> No
         text for text in tenant_statements.LEGITIMATE if text.startswith(("SELECT", "FROM t", "SHOW", "WITH"))
     ]:
         with contextlib.suppress(duckdb.CatalogException):
-            user.prepare(text).execute(Call()).result.close()
+            user.run_prepared(user.prepare(text), Call()).result.close()
 
 
 def test_a_statement_with_parameters_stays_in_the_tenants_schema(place: Place) -> None:
     user = place.session()
     rows = pa.table({"1": [70, 71], "2": ["bound", "bound"]})
     for text in ("INSERT INTO events VALUES (?, ?)", "INSERT INTO duckling_queue.events VALUES (?, ?)"):
-        assert user.prepare(text).execute(Call(), rows).rows == 2
+        assert user.run_prepared(user.prepare(text), Call(), rows).rows == 2
     found = run(user, "SELECT count(*) AS n FROM catchment_fresh.events WHERE b = ?", pa.table({"1": ["bound"]}))
     assert found.to_pylist() == [{"n": 4}]
     for text in ("INSERT INTO t8.secrets VALUES (?, ?)", "INSERT INTO duckling_queue.t8.secrets VALUES (?, ?)"):
         with pytest.raises((duckdb.CatalogException, TableMissingError)):
-            user.prepare(text).execute(Call(), rows)
+            user.run_prepared(user.prepare(text), Call(), rows)
 
 
 def test_an_unqualified_name_never_falls_back_to_main(place: Place) -> None:
@@ -288,7 +288,7 @@ def test_an_ingest_without_a_schema_goes_to_the_tenants(
 
 def test_metadata_shows_the_tenants_schema_only(place: Place, client: Session) -> None:
     def answer(command: Message) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = metadata.answer(command, client, place.settings).to_pylist()
+        rows: list[dict[str, object]] = metadata.answer(command, client.state, place.settings).to_pylist()
         return rows
 
     schemas = [row["db_schema_name"] for row in answer(commands.CommandGetDbSchemas())]
@@ -346,7 +346,7 @@ def test_users_without_a_tenant_see_every_schema(place: Place) -> None:
     founder = place.session(Role.READER, None)
     for name in ("secrets", "main.secrets", "t8.secrets", "t7.events", "staging.secrets", "information_schema.tables"):
         assert run(founder, f"FROM {name}").num_rows
-    listed = metadata.answer(commands.CommandGetDbSchemas(), founder, place.settings).column(1).to_pylist()
+    listed = metadata.answer(commands.CommandGetDbSchemas(), founder.state, place.settings).column(1).to_pylist()
     assert listed == ["duckling_queue", "main", "staging", "t7", "t8"]
 
 
@@ -467,7 +467,7 @@ def test_a_tenants_rows_for_the_queue_go_over_the_desk(place: Place, desk: Desk)
     run(user, "INSERT INTO duckling_queue.events SELECT 2, 'y' FROM range(3)")
     assert desk.written == {EVENTS: 4}
     rows = pa.table({"1": [1, 2], "2": ["x", "y"]})
-    user.prepare("INSERT INTO duckling_queue.events VALUES (?, ?)").execute(Call(), rows)
+    user.run_prepared(user.prepare("INSERT INTO duckling_queue.events VALUES (?, ?)"), Call(), rows)
     assert desk.written == {EVENTS: 6}
     target = IngestTarget(
         catalog=None, schema="duckling_queue", table="events", create=False, if_exists=IfExists.APPEND

@@ -13,12 +13,9 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from catchment.errors import SettingsError
 from catchment.foundation import files
 from catchment.foundation.clock import Clock
 from catchment.foundation.files import FileLock, HeldLock
-from catchment.foundation.settings import Settings
-from catchment.lake.attach import PostgresCatalog, parse_catalog
 
 FOLDER = "leases"
 
@@ -49,17 +46,6 @@ class Leases(Protocol):
     def close(self) -> None:
         """Release all leases."""
         ...
-
-
-def leases_for(settings: Settings, root: Path, clock: Clock) -> Leases:
-    """Return the leases of a PostgreSQL server if the settings have one, else of this host."""
-    conninfo = _lease_server(settings)
-    if conninfo is None:
-        return FileLeases(root, clock)
-    # Imported here and below, because only leases of a server need the PostgreSQL client.
-    from catchment.queue.sessions.postgres_leases import PostgresLeases
-
-    return PostgresLeases(conninfo, clock=clock)
 
 
 class FileLeases:
@@ -117,27 +103,3 @@ class _FileLease:
 
     def release(self) -> None:
         self._leases.release(self)
-
-
-def _lease_server(settings: Settings) -> str | None:
-    """Return how to reach the PostgreSQL server for leases, or None if there is none."""
-    if settings.queue_lease_postgres is not None:
-        return _checked_conninfo(settings.queue_lease_postgres.get_secret_value())
-    catalog = parse_catalog(settings.catalog_url.get_secret_value())
-    return catalog.conninfo if isinstance(catalog, PostgresCatalog) else None
-
-
-def _checked_conninfo(text: str) -> str:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    conninfo = text if "://" in text else text.removeprefix("postgres:").removeprefix("postgresql:")
-    try:
-        conninfo_to_dict(conninfo)
-    except psycopg.Error:
-        # The reason is left out: the message would quote the string, including its password.
-        raise SettingsError(
-            "The PostgreSQL connection string of the queue's leases cannot be read.",
-            hint="DUCKLING_QUEUE_LEASE_POSTGRES is `host=… dbname=…`, as for the lake's catalog.",
-        ) from None
-    return conninfo

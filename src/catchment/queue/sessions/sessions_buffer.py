@@ -38,7 +38,8 @@ from catchment.lake import types
 from catchment.lake.types import Column
 from catchment.queue.buffer import KIND, Ack, BufferedRows, FlushPayload, QuarantinedFile, Staged, TableState
 from catchment.queue.sessions.active_segments import ActiveSegment, ActiveSegments, SegmentWriter
-from catchment.queue.sessions.leases import Leases, leases_for
+from catchment.queue.sessions.lease_factory import leases_for
+from catchment.queue.sessions.leases import Leases
 from catchment.queue.sessions.sealed_segments import SealedSegments
 from catchment.queue.sessions.segment_files import IDENTITY, SegmentFolders, SegmentName, SegmentPart, SegmentState
 from catchment.queue.store import file_failures

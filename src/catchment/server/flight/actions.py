@@ -178,8 +178,8 @@ class Actions:
 
 
 def _current_schema(session: Session, call: Call) -> str:
-    if session.scope is not None:
-        return session.scope.schema
+    if session.state.scope is not None:
+        return session.state.scope.schema
     outcome = session.execute("SELECT current_schema()", call, transaction=None)
     rows = [value for batch in outcome.result.batches(call) for value in batch.column(0).to_pylist()]
     return str(rows[0])

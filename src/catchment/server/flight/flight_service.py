@@ -129,7 +129,7 @@ class FlightService(grpc.GenericRpcHandler):
                 prepared = session.prepared(command.prepared_statement_handle)
                 call.text = prepared.text
                 with self._log.running(session.id, session.principal, prepared.text):
-                    return prepared.execute(call)
+                    return session.run_prepared(prepared, call)
             case _:
                 raise NotSupportedError(f"{command.DESCRIPTOR.name} cannot be run as a query.")
 
@@ -208,7 +208,7 @@ class FlightService(grpc.GenericRpcHandler):
                 # rows.
                 rows = upload.table()
                 with self._log.running(session.id, session.principal, prepared.text):
-                    return _changed(prepared.execute(call, rows, is_update=True))
+                    return _changed(session.run_prepared(prepared, call, rows, is_update=True))
             case sql.CommandStatementUpdate():
                 return _changed(self._execute(command, session, call))
             case sql.CommandPreparedStatementQuery():

@@ -20,6 +20,7 @@ from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server.encoding import wire
 from catchment.server.flight import sql_info, type_info
 from catchment.server.sessions.session import Session
+from catchment.server.sessions.session_state import SessionState
 from catchment.server.sql.statement_plan import QUEUE
 from catchment.server.values import Call, Result, TableResult
 
@@ -113,22 +114,21 @@ def result(command: Message, session: Session, settings: Settings, call: Call) -
     """Return the answer to a command; for a tenant, from the tenant's primary."""
 
     def here() -> Result:
-        with session.reading_lake():
-            return TableResult(answer(command, session, settings))
+        return TableResult(answer(command, session.state, settings))
 
-    return session.at_primary(here, lambda peer: peer.describe(command, schema_of(command), call), call)
+    return session.describe(command, schema_of(command), here, call)
 
 
-def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
+def answer(command: Message, state: SessionState, settings: Settings) -> pa.Table:
     """Return the answer to a command, as of now."""
     lake = settings.lake_name
     match command:
         case commands.CommandGetCatalogs():
             return _table(_CATALOGS, [(lake,)])
         case commands.CommandGetDbSchemas():
-            return _table(_SCHEMAS, _schemas(command, session, settings))
+            return _table(_SCHEMAS, _schemas(command, state, settings))
         case commands.CommandGetTables():
-            return _table(schema_of(command), _tables(command, session, lake))
+            return _table(schema_of(command), _tables(command, state, lake))
         case commands.CommandGetTableTypes():
             return _table(_TABLE_TYPES, [(each,) for each in TABLE_TYPES])
         case commands.CommandGetXdbcTypeInfo():
@@ -139,25 +139,25 @@ def answer(command: Message, session: Session, settings: Settings) -> pa.Table:
             return schema_of(command).empty_table()
 
 
-def _schemas(command: commands.CommandGetDbSchemas, session: Session, settings: Settings) -> list[tuple[str, str]]:
+def _schemas(command: commands.CommandGetDbSchemas, state: SessionState, settings: Settings) -> list[tuple[str, str]]:
     if not _includes_lake(command, settings.lake_name):
         return []
     pattern = _given(command, "db_schema_filter_pattern")
-    with session.metadata() as connection:
+    with state.backend.snapshot(state.engine) as (connection, _):
         values = {
             "lake": settings.lake_name,
             "ledger": LEDGER_SCHEMA,
             "pattern": pattern,
-            "own": _own(session),
+            "own": _own(state),
         }
         found = connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()
-        names = [name for (name,) in found if name not in _moved_schemas(session)]
+        names = [name for (name,) in found if name not in _moved_schemas(state)]
         if settings.queue_enable and QUEUE not in names and _is_like(connection, QUEUE, pattern):
             names.append(QUEUE)
     return [(settings.lake_name, name) for name in sorted(names)]
 
 
-def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> list[tuple[object, ...]]:
+def _tables(command: commands.CommandGetTables, state: SessionState, lake: str) -> list[tuple[object, ...]]:
     if not _includes_lake(command, lake):
         return []
     values = {
@@ -165,13 +165,13 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
         "ledger": LEDGER_SCHEMA,
         "schemas": _given(command, "db_schema_filter_pattern"),
         "tables": _given(command, "table_name_filter_pattern"),
-        "own": _own(session),
+        "own": _own(state),
     }
-    with session.metadata() as connection:
+    with state.backend.snapshot(state.engine) as (connection, _):
         statement = sql.statement(_PACKAGE, "metadata_tables")
         listed = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
-        away = _moved_schemas(session)
-        queued = _queued(command, session, connection)
+        away = _moved_schemas(state)
+        queued = _queued(command, state, connection)
         found = sorted(
             [*(each for each in listed if each[0] not in away), *((QUEUE, name, _QUEUED) for name in queued)]
         )
@@ -186,18 +186,18 @@ def _tables(command: commands.CommandGetTables, session: Session, lake: str) -> 
 
 
 def _queued(
-    command: commands.CommandGetTables, session: Session, connection: duckdb.DuckDBPyConnection
+    command: commands.CommandGetTables, state: SessionState, connection: duckdb.DuckDBPyConnection
 ) -> dict[str, tuple[str, str]]:
     """Return the tables with buffered rows that the caller can name after `duckling_queue.`, each
     with its table in the lake.
     """
     of_type = not command.table_types or _QUEUED in command.table_types
-    if session.queue is None or not of_type:
+    if state.queue is None or not of_type:
         return {}
     if not _is_like(connection, QUEUE, _given(command, "db_schema_filter_pattern")):
         return {}
-    own, away, pattern = _own(session), _moved_schemas(session), _given(command, "table_name_filter_pattern")
-    tables = [state.table for state in session.queue.buffer.tables(session.queue_name) if state.rows]
+    own, away, pattern = _own(state), _moved_schemas(state), _given(command, "table_name_filter_pattern")
+    tables = [state.table for state in state.queue.buffer.tables(state.queue_name) if state.rows]
     seen = [each for each in tables if each.schema not in away and own in (None, each.schema)]
     names = {
         each.name if each.schema == (own or DEFAULT_SCHEMA) else f"{each.schema}.{each.name}": (each.schema, each.name)
@@ -246,15 +246,15 @@ def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict
     return {name: field.type for name, field in zip(names, schema, strict=True)}
 
 
-def _own(session: Session) -> str | None:
+def _own(state: SessionState) -> str | None:
     """Return the only schema that the caller can see, or None if the caller sees all."""
-    return None if session.scope is None else session.scope.schema
+    return None if state.scope is None else state.scope.schema
 
 
-def _moved_schemas(session: Session) -> frozenset[str]:
+def _moved_schemas(state: SessionState) -> frozenset[str]:
     """Return the schemas of tenants whose primary is another shard; their tables are not listed."""
-    routing = session.backend.tenants
-    return frozenset() if routing is None or session.scope is not None else routing.residents().away
+    routing = state.backend.tenants
+    return frozenset() if routing is None or state.scope is not None else routing.residents().away
 
 
 def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | None) -> bool:

@@ -48,7 +48,7 @@ class SessionLookup:
             session.end_use()
             # A client that has sent no token yet may never send it. If it does, it gets a new
             # session, unless a password is required.
-            if not session.is_kept and session.is_stateless:
+            if not session.state.is_kept and session.is_stateless:
                 if session.principal.name == ANONYMOUS:
                     self._registry.close(session)
                 else:

@@ -22,8 +22,8 @@ from catchment.lake.instance import Instance, Origin
 from catchment.queue import DqCoordinator
 from catchment.server.engine.engines import BARE, FILES, LAKE, Engine, Engines
 from catchment.server.engine.parsing import LocalParser
-from catchment.server.sessions.bulk import FileWriter, Registrar
 from catchment.server.sessions.connections import Connection
+from catchment.server.sessions.stream_files import FileWriter, Registrar
 from catchment.server.sessions.touched_tenants import Views
 from catchment.server.shards.routing import TenantRouting
 from catchment.server.sql.tenant_isolation import TenantScope

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -21,14 +20,13 @@ from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server.encoding import decoded_size
 from catchment.server.sessions import bulk, capture, queue_ddl
 from catchment.server.sessions.connections import Connection
+from catchment.server.sessions.queue_statements import QueueStatements
+from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.statements import Statements
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.sessions.unstorable_types import InMicroseconds
 from catchment.server.sql.statement_plan import FRESH, QUEUE
 from catchment.server.values import Call, IfExists, IngestTarget, Role
-
-if TYPE_CHECKING:
-    from catchment.server.sessions.session import Session
 
 _ROWS = "catchment_ingested"
 # A stream that ends within so many bytes is short. At about 5 MiB, writing a file and registering
@@ -40,11 +38,10 @@ _AHEAD_BYTES = 64 * 1024 * 1024
 
 
 def ingest(
-    session: "Session", target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
+    statements: Statements, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
 ) -> int:
     """Write the rows and return their number."""
-    statements = Statements(session)
-    statements.require(Role.WRITER, "Ingest")
+    statements.policy.require(Role.WRITER, "Ingest")
     if _is_temporary(target):
         return _ingest(statements, target, rows, call, transaction)
     stored = InMicroseconds(rows)
@@ -60,23 +57,23 @@ def ingest(
 def _ingest(
     statements: Statements, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, transaction: bytes | None
 ) -> int:
-    session = statements.session
+    state, queued = statements.state, statements.queued
     # The Go driver does not name the transaction here, even if one is open.
-    joined = session.find(transaction, join=True)
-    schema = _schema(session, target)
+    joined = state.find(transaction, join=True)
+    schema = _schema(state, target)
     if QUEUE in (sql.fold(target.catalog or ""), sql.fold(target.schema or "")):
         _refuse_replacing(target)
-        table = statements.spelled(TableId(schema, target.table))
-        gathered = _gathered(rows, session.backend.settings.server_write_bytes_max)
-        if target.create and queue_ddl.prepare(statements, target, table, gathered, call, joined):
-            queue_ddl.enqueue(statements, table, gathered, joined)
+        table = queued.spelled(TableId(schema, target.table))
+        gathered = _gathered(rows, state.backend.settings.server_write_bytes_max)
+        if target.create and queue_ddl.prepare(queued, target, table, gathered, call, joined):
+            queue_ddl.enqueue(queued, table, gathered, joined)
             return int(gathered.num_rows)
-        return _enqueue(statements, table, gathered, call, joined)
+        return _enqueue(queued, table, gathered, call, joined)
     if sql.fold(schema) == LEDGER_SCHEMA or sql.fold(schema) == FRESH:
         raise NotAllowedError(f"{schema} cannot be written to by clients.")
-    if target.catalog and sql.fold(target.catalog) not in (sql.fold(session.lake.name), "temp"):
-        raise TableMissingError(f"There is no catalog {target.catalog}.", hint=f"The lake is {session.lake.name}.")
-    with session.reading_lake(statements.owner(schema)):
+    if target.catalog and sql.fold(target.catalog) not in (sql.fold(state.lake.name), "temp"):
+        raise TableMissingError(f"There is no catalog {target.catalog}.", hint=f"The lake is {state.lake.name}.")
+    with state.reading_lake(statements.policy.owner(schema)):
         return _deliver(statements, target, schema, rows, call, joined)
 
 
@@ -89,44 +86,46 @@ def _deliver(
     joined: Transaction | None,
 ) -> int:
     """Write the rows to the lake, as files if they are many, or to a temporary table."""
-    session, ahead = statements.session, _ReadAhead(rows)
+    state, ahead = statements.state, _ReadAhead(rows)
     if (
         ahead.read(_SHORT_BYTES)
         and joined is None
         and target.if_exists is IfExists.APPEND
         and not _is_temporary(target)
     ):
-        direct_target = bulk.direct_target(session.lake, TableId(schema, target.table), rows.schema)
+        direct_target = bulk.direct_target(state.lake, TableId(schema, target.table), rows.schema)
         if direct_target is not None:
-            return bulk.deliver(session, direct_target, ahead.rows(), call)
+            return bulk.deliver(state, direct_target, ahead.rows(), call)
     ahead.read(_AHEAD_BYTES)
-    with statements.connection(joined) as connection:
-        session.mark_state()
+    with state.connection(joined) as connection:
+        state.has_left_state = True
         connection.has_state = connection.has_state or _is_temporary(target)
         if joined is not None:
             joined.prepare_write(call)
-            return _write(session, target, schema, ahead.rows(), connection, call)
-        with statements.autocommit_write(connection, call):
-            return _write(session, target, schema, ahead.rows(), connection, call)
+            return _write(state, target, schema, ahead.rows(), connection, call)
+        with statements.plain.autocommit_write(connection, call):
+            return _write(state, target, schema, ahead.rows(), connection, call)
 
 
-def _schema(session: "Session", target: IngestTarget) -> str:
+def _schema(state: SessionState, target: IngestTarget) -> str:
     """Return the schema that the rows are written to; the queue is not a schema."""
     given = None if sql.fold(target.schema or "") in ("", QUEUE) else target.schema
-    if session.scope is not None:
-        return session.scope.own_schema(given, target.table)
+    if state.scope is not None:
+        return state.scope.own_schema(given, target.table)
     return given or DEFAULT_SCHEMA
 
 
-def _enqueue(statements: Statements, table: TableId, gathered: pa.Table, call: Call, joined: Transaction | None) -> int:
+def _enqueue(
+    queued: QueueStatements, table: TableId, gathered: pa.Table, call: Call, joined: Transaction | None
+) -> int:
     try:
-        statements.enqueue(table, gathered, joined)
+        queued.enqueue(table, gathered, joined)
     except TypeConflictError:
         # An INSERT casts more than the queue does.
-        columns = statements.queue().columns(table)
-        with statements.connection(joined) as connection:
+        columns = queued.queue().columns(table)
+        with queued.state.connection(joined) as connection:
             gathered = capture.cast(table, gathered, columns, connection, call)
-        statements.enqueue(table, gathered, joined)
+        queued.enqueue(table, gathered, joined)
     return int(gathered.num_rows)
 
 
@@ -178,7 +177,7 @@ class _ReadAhead:
 
 
 def _write(
-    session: "Session",
+    state: SessionState,
     target: IngestTarget,
     schema: str,
     rows: pa.RecordBatchReader,
@@ -186,7 +185,7 @@ def _write(
     call: Call,
 ) -> int:
     is_temporary = _is_temporary(target)
-    catalog = "temp" if is_temporary else session.lake.name
+    catalog = "temp" if is_temporary else state.lake.name
     name = sql.qualified(catalog, "main" if is_temporary else schema, target.table)
     exists = queue_ddl.is_in_lake(connection, catalog, TableId("main" if is_temporary else schema, target.table), call)
     if exists and target.if_exists is IfExists.FAIL:

@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -14,8 +14,8 @@ from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.server.sessions import queue_results
 from catchment.server.sessions.connections import Connection, Parameters, by_position_or_name
+from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.statements import Statements
-from catchment.server.shards.peers import StatementFacts
 from catchment.server.sql.sql_policy import StatementKind
 from catchment.server.sql.statement_plan import (
     Bulk,
@@ -28,10 +28,7 @@ from catchment.server.sql.statement_plan import (
     Step,
 )
 from catchment.server.sql.syntax import nodes
-from catchment.server.values import Call, StatementOutcome
-
-if TYPE_CHECKING:
-    from catchment.server.sessions.session import Session
+from catchment.server.values import Call, StatementFacts
 
 _COUNT = pa.schema([("Count", pa.int64())])
 _SHAPES_MAX = 1_000
@@ -41,136 +38,102 @@ _UNKNOWN = "VARCHAR"
 
 
 class PreparedStatement:
-    """A statement with a handle: parsed once, run any number of times."""
+    """A statement with a handle: inspected once, run any number of times."""
 
-    def __init__(
-        self,
-        session: "Session",
-        handle: bytes,
-        text: str,
-        transaction: bytes | None,
-        *,
-        schema: pa.Schema,
-        parameters: pa.Schema,
-        is_update: bool,
-    ) -> None:
+    def __init__(self, handle: bytes, text: str, transaction: bytes | None, facts: StatementFacts) -> None:
         self.handle = handle
         self.text = text
         self.transaction = transaction
-        self.schema = schema
-        self.parameters = parameters
-        self.is_update = is_update
-        self._session = session
+        self.schema = facts.schema
+        self.parameters = facts.parameters
+        self.is_update = facts.is_update
         self._bound: pa.Table | None = None
-
-    @classmethod
-    def of(
-        cls, session: "Session", handle: bytes, text: str, transaction: bytes | None, call: Call
-    ) -> "PreparedStatement":
-        """Inspect a text: its result columns, its parameters, and whether it changes anything."""
-        steps = session.plan(text)
-        if len(steps) > 1:
-            # The result of the last statement may depend on the others, so its columns are known
-            # only after they ran.
-            is_update = not _gives_rows(session, steps[-1], transaction)
-            schema = none = pa.schema([])
-            if not is_update and _only_read(session, steps[:-1], transaction):
-                schema, _, _ = _facts(session, steps[-1], transaction, call)
-            return cls(session, handle, text, transaction, schema=schema, parameters=none, is_update=is_update)
-        schema, parameters, is_update = _facts(session, steps[0], transaction, call)
-        return cls(session, handle, text, transaction, schema=schema, parameters=parameters, is_update=is_update)
-
-    @classmethod
-    def known(cls, session: "Session", handle: bytes, text: str, facts: StatementFacts) -> "PreparedStatement":
-        """Return a statement that another server has inspected and will run."""
-        return cls(
-            session,
-            handle,
-            text,
-            None,
-            schema=facts.schema,
-            parameters=facts.parameters,
-            is_update=facts.is_update,
-        )
 
     def bind(self, rows: pa.Table) -> None:
         """Bind rows for executions that pass no rows."""
         self._bound = rows
 
-    def execute(self, call: Call, rows: pa.Table | None = None, *, is_update: bool = False) -> StatementOutcome:
-        """Run it as one statement with all passed rows, or with the bound rows if none are passed."""
-        bound = rows if rows is not None and rows.num_columns else self._bound
-        if bound is None and len(self.parameters):
+    def parameter_rows(self, given: pa.Table | None) -> pa.Table | None:
+        """Return the rows of parameters for an execution: those given, or else those bound."""
+        rows = given if given is not None and given.num_columns else self._bound
+        if rows is None and len(self.parameters):
             raise StateError(f"The statement has {len(self.parameters)} parameters, and none of them is bound.")
-        if bound is not None and not bound.num_columns:
-            bound = None
-        return self._session.execute(
-            self.text,
-            call,
-            transaction=self._session.current(self.transaction),
-            parameters=bound,
-            is_update=is_update,
-        )
+        return rows if rows is not None and rows.num_columns else None
 
 
-def _facts(session: "Session", step: Step, transaction: bytes | None, call: Call) -> tuple[pa.Schema, pa.Schema, bool]:
-    """Return the schema, the parameters, and whether it is an update."""
-    none = pa.schema([])
+def inspect(statements: Statements, text: str, transaction: bytes | None, call: Call) -> StatementFacts:
+    """Inspect a text: its result columns, its parameters, and whether it changes anything."""
+    steps = statements.state.plan(text)
+    if len(steps) == 1:
+        return _facts(statements, steps[0], transaction, call)
+    # The result of the last statement may depend on the others, so its columns are known only after
+    # they ran.
+    is_update = not _gives_rows(statements, steps[-1], transaction)
+    schema = pa.schema([])
+    if not is_update and _only_read(statements, steps[:-1], transaction):
+        schema = _facts(statements, steps[-1], transaction, call).schema
+    return StatementFacts(schema=schema, is_update=is_update)
+
+
+def _facts(statements: Statements, step: Step, transaction: bytes | None, call: Call) -> StatementFacts:
     match step:
         case QueueCommand.FLUSH:
-            return queue_results.FLUSHED, none, False
+            return StatementFacts(schema=queue_results.FLUSHED)
         case QueueCommand.STATUS:
-            return queue_results.STATUS, none, False
+            return StatementFacts(schema=queue_results.STATUS)
         case NamedStatement(verb="execute"):
-            schema, _, is_update = _facts(session, Statements(session).stored(step), transaction, call)
-            return schema, none, is_update
+            found = _facts(statements, statements.stored(step), transaction, call)
+            return StatementFacts(schema=found.schema, is_update=found.is_update)
         case NamedStatement():
-            return none, none, True
+            return StatementFacts(is_update=True)
         case Capture():
-            return none, _captured_parameters(session, step), True
+            return StatementFacts(parameters=_captured_parameters(statements.state, step), is_update=True)
         case CreateThroughQueue():
-            made = session.parser.statements(step.named("catchment_target"))[-1]
-            return none, _unknown(len(made.named_parameters)), True
+            made = statements.state.parser.statements(step.named("catchment_target"))[-1]
+            return StatementFacts(parameters=_unknown(len(made.named_parameters)), is_update=True)
         case FreshRead():
-            return _fresh_facts(session, step, call)
+            return _fresh_facts(statements, step, call)
         case Plain():
-            return _plain_facts(session, step, transaction, call)
+            return _plain_facts(statements, step, transaction, call)
     raise StateError("There is no such statement.")
 
 
-def _gives_rows(session: "Session", step: Step, transaction: bytes | None) -> bool:
+def _gives_rows(statements: Statements, step: Step, transaction: bytes | None) -> bool:
     if isinstance(step, NamedStatement):
-        return step.verb == "execute" and _gives_rows(session, Statements(session).stored(step), transaction)
+        return step.verb == "execute" and _gives_rows(statements, statements.stored(step), transaction)
     if not isinstance(step, Plain):
         return not isinstance(step, Capture | CreateThroughQueue)
-    statements = Statements(session)
-    with statements.connection(session.find(transaction)) as connection:
-        return statements.authorized(step, connection)[1].kind is StatementKind.READ
+    state = statements.state
+    with state.connection(state.find(transaction)) as connection:
+        return statements.policy.authorized(step, connection)[1].kind is StatementKind.READ
 
 
-def _only_read(session: "Session", steps: tuple[Step, ...], transaction: bytes | None) -> bool:
+def _only_read(statements: Statements, steps: tuple[Step, ...], transaction: bytes | None) -> bool:
     """Return whether no statement changes the result of those after it."""
-    return all(not isinstance(step, NamedStatement) and _gives_rows(session, step, transaction) for step in steps)
+    return all(not isinstance(step, NamedStatement) and _gives_rows(statements, step, transaction) for step in steps)
 
 
-def _plain_facts(
-    session: "Session", step: Plain, transaction: bytes | None, call: Call
-) -> tuple[pa.Schema, pa.Schema, bool]:
-    statements = Statements(session)
-    with statements.connection(session.find(transaction)) as connection:
-        statement, permission = statements.authorized(step, connection)
+def _plain_facts(statements: Statements, step: Plain, transaction: bytes | None, call: Call) -> StatementFacts:
+    state, policy = statements.state, statements.policy
+    with state.connection(state.find(transaction)) as connection:
+        statement, permission = policy.authorized(step, connection)
         names = statement.named_parameters
         count = len(names)
-        if permission.kind is not StatementKind.READ:
+        is_read = permission.kind is StatementKind.READ
+        if is_read:
+            schema = _result_schema(
+                policy.readable(step, permission).text,
+                connection,
+                by_position_or_name(names, sorted(names), [None] * count),
+                call,
+            )
+        else:
             schema = _COUNT if step.returns else pa.schema([])
-            return schema, _parameters(step.text, connection, count, call), not step.returns
-        schema = _result_schema(
-            statements.readable(step, permission).text,
-            connection,
-            by_position_or_name(names, sorted(names), [None] * count),
-            call,
+        return StatementFacts(
+            schema=schema,
+            parameters=_parameters(step.text, connection, count, call),
+            is_update=not is_read and not step.returns,
         )
-        return schema, _parameters(step.text, connection, count, call), False
 
 
 def _result_schema(text: str, connection: Connection, parameters: Parameters, call: Call) -> pa.Schema:
@@ -186,24 +149,24 @@ def _result_schema(text: str, connection: Connection, parameters: Parameters, ca
     return empty.schema
 
 
-def _fresh_facts(session: "Session", step: FreshRead, call: Call) -> tuple[pa.Schema, pa.Schema, bool]:
-    names = session.parser.statements(step.text)[-1].named_parameters
+def _fresh_facts(statements: Statements, step: FreshRead, call: Call) -> StatementFacts:
+    names = statements.state.parser.statements(step.text)[-1].named_parameters
     nothing = pa.table({name: pa.nulls(1) for name in names}) if names else None
-    outcome = Statements(session).run(step, call, None, nothing)
+    outcome = statements.run(step, call, None, nothing)
     outcome.result.close()
-    return outcome.result.schema, _unknown(len(names)), False
+    return StatementFacts(schema=outcome.result.schema, parameters=_unknown(len(names)))
 
 
-def _captured_parameters(session: "Session", step: Capture) -> pa.Schema:
+def _captured_parameters(state: SessionState, step: Capture) -> pa.Schema:
     if not {"?", "$"}.intersection(step.before + step.after):
         return pa.schema([])
-    statement = session.parser.statements(step.into("catchment_target"))[-1]
+    statement = state.parser.statements(step.into("catchment_target"))[-1]
     count = len(statement.named_parameters)
-    queue = session.queue
+    queue = state.queue
     if not count or queue is None or step.bulk is None or step.bulk.plain_columns is None:
         return _unknown(count)
     try:
-        columns = queue.columns(step.table if session.scope is None else session.scope.own(step.table))
+        columns = queue.columns(step.table if state.scope is None else state.scope.own(step.table))
     except CatchmentError:
         return _unknown(count)
     return _by_columns(step.bulk, columns) or _unknown(count)

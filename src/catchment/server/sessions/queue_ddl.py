@@ -5,8 +5,6 @@ are computed first: a query that fails creates no table. In a transaction, the t
 within it, and its rows are enqueued at COMMIT.
 """
 
-from typing import TYPE_CHECKING
-
 import duckdb
 import pyarrow as pa
 
@@ -17,50 +15,48 @@ from catchment.lake.commit import refuse_ledger
 from catchment.queue import incoming
 from catchment.server.sessions import capture
 from catchment.server.sessions.connections import Connection, require_row
+from catchment.server.sessions.queue_statements import QueueStatements
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.sql.statement_plan import CreateThroughQueue
 from catchment.server.sql.syntax import SqlReading
 from catchment.server.values import Call, IfExists, IngestTarget, Role
 
-if TYPE_CHECKING:
-    from catchment.server.sessions.statements import Statements
-
 
 def create(
-    statements: "Statements", step: CreateThroughQueue, call: Call, joined: Transaction | None, bound: pa.Table | None
+    queued: QueueStatements, step: CreateThroughQueue, call: Call, joined: Transaction | None, bound: pa.Table | None
 ) -> int | None:
     """Create the table and return the number of enqueued rows; None if it has no query."""
-    statements.require(Role.WRITER, "CREATE TABLE")
-    statements.queue()
+    queued.policy.require(Role.WRITER, "CREATE TABLE")
+    queued.queue()
     require_row(bound)
     if bound is not None and bound.num_rows > 1:
         raise NotSupportedError("CREATE TABLE accepts one row of parameters.")
-    session, rows = statements.session, None
-    table = step.table if session.scope is None else session.scope.own(step.table)
+    state, rows = queued.state, None
+    table = step.table if state.scope is None else state.scope.own(step.table)
     refuse_ledger(table)
-    text = step.named(sql.qualified(session.lake.name, table.schema, table.name))
-    with statements.connection(joined) as connection, session.reading_lake(statements.owner(table.schema)):
-        exists = is_in_lake(connection, session.lake.name, table, call)
+    text = step.named(sql.qualified(state.lake.name, table.schema, table.name))
+    with queued.state.connection(joined) as connection, state.reading_lake(queued.policy.owner(table.schema)):
+        exists = is_in_lake(connection, state.lake.name, table, call)
         if not exists:
-            _require_allowed(statements, table)
+            _require_allowed(queued, table)
             if step.has_rows:
-                rows = _query_rows(statements, step, connection, call, bound)
+                rows = _query_rows(queued, step, connection, call, bound)
     if exists and step.if_not_exists:
         return None if step.source is None else 0
     try:
-        statements.create_table(table, text, call, joined, bound)
+        queued.create_table(table, text, call, joined, bound)
     except duckdb.CatalogException:
         # Another session may have created it after this one checked.
-        if step.if_not_exists and _exists_now(statements, table, call, joined):
+        if step.if_not_exists and _exists_now(queued, table, call, joined):
             return None if step.source is None else 0
         raise
     if rows is not None:
-        enqueue(statements, table, rows, joined)
+        enqueue(queued, table, rows, joined)
     return rows.num_rows if rows is not None else None if step.source is None else 0
 
 
 def prepare(
-    statements: "Statements",
+    queued: QueueStatements,
     target: IngestTarget,
     table: TableId,
     rows: pa.Table,
@@ -71,31 +67,31 @@ def prepare(
     whether it was created.
     """
     refuse_ledger(table)
-    lake = statements.session.lake.name
-    with statements.connection(joined) as connection:
+    lake = queued.state.lake.name
+    with queued.state.connection(joined) as connection:
         if is_in_lake(connection, lake, table, call):
             if target.if_exists is IfExists.FAIL:
                 raise AlreadyExistsError(f"The table {table} already exists.")
             return False
-    _require_allowed(statements, table)
+    _require_allowed(queued, table)
     columns = incoming.columns_of(rows.schema)
     incoming.require_values(rows, columns)
     listed = ", ".join(column.definition for column in columns)
     place = sql.qualified(lake, table.schema, table.name)
-    statements.create_table(table, f"CREATE TABLE {place} ({listed})", call, joined)
+    queued.create_table(table, f"CREATE TABLE {place} ({listed})", call, joined)
     return True
 
 
-def enqueue(statements: "Statements", table: TableId, rows: pa.Table, joined: Transaction | None) -> None:
+def enqueue(queued: QueueStatements, table: TableId, rows: pa.Table, joined: Transaction | None) -> None:
     """Enqueue the rows of a table that was created for them: at COMMIT if a transaction created it."""
     if joined is not None:
-        with statements.connection(joined):
+        with queued.state.connection(joined):
             # The queue cannot see the table before COMMIT; `create_table` has checked that it can
             # accept such rows.
             joined.keep(table, rows)
         return
     try:
-        statements.enqueue(table, rows, None)
+        queued.enqueue(table, rows, None)
     except CatchmentError as error:
         error.message += f" The table {table} was created, but none of its rows were kept."
         error.hint = f"INSERT the rows, or DROP TABLE {table} and run the statement again."
@@ -118,13 +114,13 @@ def is_in_lake(connection: Connection, lake: str, table: TableId, call: Call) ->
     return bool(found.num_rows)
 
 
-def _exists_now(statements: "Statements", table: TableId, call: Call, joined: Transaction | None) -> bool:
-    with statements.connection(joined) as connection:
-        return is_in_lake(connection, statements.session.lake.name, table, call)
+def _exists_now(queued: QueueStatements, table: TableId, call: Call, joined: Transaction | None) -> bool:
+    with queued.state.connection(joined) as connection:
+        return is_in_lake(connection, queued.state.lake.name, table, call)
 
 
 def _query_rows(
-    statements: "Statements", step: CreateThroughQueue, connection: Connection, call: Call, bound: pa.Table | None
+    queued: QueueStatements, step: CreateThroughQueue, connection: Connection, call: Call, bound: pa.Table | None
 ) -> pa.Table:
     """Compute the rows of the query, check that the queue can accept them, and name their columns
     as the table does.
@@ -132,19 +128,19 @@ def _query_rows(
     rows, columns = capture.selected(
         step.source or "",
         connection,
-        lambda text: statements.permission_for(SqlReading.of(text, statements.session.parser), connection),
+        lambda text: queued.policy.permission_for(SqlReading.of(text, queued.state.parser), connection),
         call,
         bound,
     )
     incoming.require_queueable(columns)
     incoming.require_values(rows, columns)
-    statements.require_small(rows)
+    queued.require_small(rows)
     # If more columns are named than there are, DuckDB refuses to create the table.
     return rows.rename_columns([*step.columns, *rows.column_names[len(step.columns) :]][: rows.num_columns])
 
 
-def _require_allowed(statements: "Statements", table: TableId) -> None:
-    if not statements.session.backend.settings.queue_auto_create_tables:
+def _require_allowed(queued: QueueStatements, table: TableId) -> None:
+    if not queued.state.backend.settings.queue_auto_create_tables:
         raise NotAllowedError(
             f"The queue does not create tables on this server, and the lake has no table {table}.",
             hint="CREATE TABLE in the lake itself, or set DUCKLING_QUEUE_AUTO_CREATE_TABLES=true.",

@@ -59,7 +59,7 @@ class SessionRegistry:
         """
         digest = _digest(token)
         session = Session(secrets.token_hex(8), principal, self.backend)
-        session.is_kept = session.is_replaceable = True
+        session.state.is_kept = session.is_replaceable = True
         session.is_logged_in = False
         with self._mutex:
             if digest not in self._ended_tokens:
@@ -120,7 +120,7 @@ class SessionRegistry:
             if session is None:
                 raise NotLoggedInError("The session has ended or never existed.", hint="Connect again.")
             # The client sent the token, so it is known to have it from now on.
-            session.is_kept = True
+            session.state.is_kept = True
         return self._admitted(session)
 
     def by_handle(self, handle: bytes) -> Session:

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -35,7 +34,15 @@ from catchment.flight_protocol.request_ids import request_id_headers
 from catchment.foundation.clock import Clock
 from catchment.foundation.settings import Settings
 from catchment.server.encoding import messages, wire
-from catchment.server.values import Call, IfExists, IngestTarget, Principal, StatementOutcome, TableResult
+from catchment.server.values import (
+    Call,
+    IfExists,
+    IngestTarget,
+    Principal,
+    StatementFacts,
+    StatementOutcome,
+    TableResult,
+)
 from catchment.tenants.model import ShardInfo
 from catchment.tenants.transport.channels import open_channel, shard_login, was_never_sent
 from catchment.tenants.transport.reported_errors import reported_failure
@@ -47,15 +54,6 @@ _NOTICE_S = 5.0
 _NO_SCHEMA = pa.schema([])
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatementFacts:
-    """Result columns and parameters of a statement, and whether it changes anything."""
-
-    schema: pa.Schema
-    parameters: pa.Schema
-    is_update: bool
 
 
 class Peers:
