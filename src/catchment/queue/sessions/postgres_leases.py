@@ -50,6 +50,10 @@ class PostgresLeases:
 
     def close(self) -> None:
         with self._mutex:
+            if self._connection is not None:
+                # The server ends a closed connection, and with it its locks, only some time later.
+                with suppress(psycopg.Error):
+                    self._connection.execute("SELECT pg_advisory_unlock_all()")
             self._disconnect()
 
     def holds(self, lease: "_PostgresLease") -> bool:
