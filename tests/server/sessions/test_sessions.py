@@ -1,5 +1,6 @@
 """Concurrent calls of one session, and transactions that end while calls wait for them."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -313,6 +314,24 @@ def test_a_change_for_no_row_of_parameters_changes_nothing(session: Session, tab
     outcome.result.close()
     assert outcome.rows == 0
     assert run(session, f"SELECT a FROM catchment_fresh.{table}") == [{"a": 1}]
+
+
+def test_a_type_in_a_forged_plan_does_not_become_sql(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans come from engines, whose memory a statement may have corrupted."""
+    forged = {
+        "type": "VALUE_PARAMETER",
+        "identifier": "1",
+        "return_type": {"id": "INTEGER, (SELECT 1)", "type_info": None},
+    }
+    real = Connection.table
+
+    def table(self: Connection, text: str, *given: Any) -> pa.Table:
+        if "json_serialize_plan" in text:
+            return pa.table({"plan": [json.dumps(forged)]})
+        return real(self, text, *given)
+
+    monkeypatch.setattr(Connection, "table", table)
+    assert session.prepare("SELECT ? + 1").parameters == pa.schema([("1", pa.string())])
 
 
 @pytest.mark.parametrize("text", ["SELECT ? AS x", "SELECT count(*) FROM catchment_fresh.{t} WHERE a = ?"])

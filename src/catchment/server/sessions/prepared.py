@@ -1,6 +1,7 @@
 """Prepared statements: inspected first, then run any number of times, with parameters."""
 
 import json
+import re
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -35,6 +36,7 @@ _SHAPES_MAX = 1_000
 # Clients bind values of a parameter's type; to a parameter of the null type they could bind
 # nothing.
 _UNKNOWN = "VARCHAR"
+_TYPE_NAME = re.compile(r"[A-Z][A-Z0-9_ ]*")
 
 
 class PreparedStatement:
@@ -201,11 +203,15 @@ def _parameters(text: str, connection: Connection, count: int, call: Call) -> pa
 
 
 def _type_name(node_type: dict[str, Any]) -> str:
-    """Return DuckDB's spelling of a type in its plan; text if the type is unknown or nested."""
-    info = node_type.get("type_info") or {}
-    if node_type["id"] == "DECIMAL":
-        return f"DECIMAL({info['width']},{info['scale']})"
-    return str(node_type["id"]) if not info and node_type["id"] not in ("UNKNOWN", "INVALID", "NULL") else _UNKNOWN
+    """Return DuckDB's spelling of a type in its plan; text if the type is unknown or nested.
+
+    The plan comes from an engine, which is not trusted, and the name becomes part of a statement.
+    """
+    info, name = node_type.get("type_info") or {}, str(node_type["id"])
+    if name == "DECIMAL":
+        return f"DECIMAL({int(info['width'])},{int(info['scale'])})"
+    is_known = not info and name not in ("UNKNOWN", "INVALID", "NULL") and _TYPE_NAME.fullmatch(name)
+    return name if is_known else _UNKNOWN
 
 
 @lru_cache(maxsize=_SHAPES_MAX)

@@ -108,7 +108,7 @@ class Session:
             return self._is_over
 
     def expire_transactions(self, idle_before_s: float) -> int:
-        """Roll back transactions that were idle since `idle_before_s`, are open for too long, or lost."""
+        """Roll back transactions that idled since `idle_before_s`, are open for too long, or lost."""
         return self.state.expire_transactions(idle_before_s=None if self._used else idle_before_s)
 
     def release(self) -> None:

@@ -343,7 +343,7 @@ class SessionState:
     # Expiry and close.
 
     def expire_transactions(self, *, idle_before_s: float | None) -> int:
-        """Roll back transactions that were idle since `idle_before_s`, are open for too long, or lost."""
+        """Roll back transactions that idled since `idle_before_s`, are open for too long, or lost."""
         now_s = self.backend.clock.monotonic_s()
         with self._mutex:
             found = [(each, each.lock_if_due(now_s, idle_before_s)) for each in self._transactions.values()]
