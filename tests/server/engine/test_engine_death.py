@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.errors import EngineFailedError
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import events, process
 from catchment.foundation.events import Event
 from catchment.foundation.settings import Settings
 from catchment.server.engine import engine_process
-from catchment.server.engine.engines import Engines
+from catchment.server.engine.engines import BARE, Engines
 from catchment.server.flight_server import FlightServer
 from catchment.status.model import EngineStatus
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
@@ -209,6 +211,18 @@ def test_the_schema_of_a_statement_has_a_deadline_and_suspects(running: FlightSe
     for _ in range(2):
         refused(AGAIN, client.schema, sql.CommandStatementQuery(query=text))
     refused(grpc.StatusCode.FAILED_PRECONDITION, client.schema, sql.CommandStatementQuery(query=text))
+
+
+def test_a_connection_that_was_closed_after_the_end_of_its_engine_reports_that_end(running: FlightServer) -> None:
+    instance = engines(running)._engines[0].instances[BARE]
+    closed, lost = instance.remote_cursor(), instance.remote_cursor()
+    closed.close()
+    with pytest.raises(duckdb.ConnectionException, match="already closed"):
+        closed.execute("SELECT 42")
+    kill(running)
+    lost.close()
+    with pytest.raises(EngineFailedError, match="SIGKILL"):
+        lost.execute("SELECT 42")
 
 
 def test_an_engine_that_is_stopped_is_replaced(

@@ -284,7 +284,7 @@ class Engine:
             self._short_lives = self._short_lives + 1 if is_short else 0
 
     def _lose(self, process: EngineProcess) -> None:
-        """Note the end of a process, once."""
+        """Note the end of a process, once; afterwards all of it is known, to whichever thread asks."""
         with self._changed:
             if self._process is not process:
                 return
@@ -297,18 +297,18 @@ class Engine:
             self._is_wanted = self._is_wanted or self._short_lives < _SHORT_LIVES_MAX
             self._replaced += 1
             self._last_end = process.reason
-        statements = process.statements()
-        self._suspects.accuse(statements)
-        self._failed.set()
-        self._failures.add()
-        events.emit(
-            "engine_replaced",
-            level=logging.ERROR,
-            engine=self.name,
-            pid=process.pid,
-            reason=process.reason,
-            statements=len(statements),
-        )
+            statements = process.statements()
+            self._suspects.accuse(statements)
+            self._failed.set()
+            self._failures.add()
+            events.emit(
+                "engine_replaced",
+                level=logging.ERROR,
+                engine=self.name,
+                pid=process.pid,
+                reason=process.reason,
+                statements=len(statements),
+            )
 
 
 class EngineParser:

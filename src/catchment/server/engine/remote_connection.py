@@ -257,9 +257,10 @@ class RemoteConnection:
         frames.send(self._socket, self._number, {"end": True})
 
     def _failed(self, error: BaseException) -> Exception:
-        if self.is_closed:
+        # Its owner may have closed it because the process has ended, which callers should see.
+        if self.is_closed and self._process.is_running:
             return duckdb.ConnectionException("Connection Error: Connection already closed!")
-        if not isinstance(error, EOFError):
+        if not self.is_closed and not isinstance(error, EOFError):
             self._process.kill("it did not answer")
         return self._process.lost()
 
