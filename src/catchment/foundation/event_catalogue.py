@@ -107,7 +107,7 @@ VERBS: dict[str, Verb] = {
     "engine_replaced": Verb(
         ERROR,
         "An engine process ended, or DuckDB failed internally; it was replaced, and its running statements failed.",
-        "Find the statement by the lines of the same request, and avoid it: it triggers a bug in DuckDB.",
+        "Find the statement by the lines of the requests, and avoid it: it triggers a bug in DuckDB.",
         ids=("request", "session", "user"),
     ),
     "wal_not_held": Verb(

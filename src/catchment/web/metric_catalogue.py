@@ -441,7 +441,7 @@ METRICS: tuple[MetricInfo, ...] = (
         kind="counter",
         help="Engine processes that ended, and DuckDB instances that failed internally, and were replaced.",
         read="With each, its sessions lost their open transactions and temporary tables; acks went on.",
-        act="The event `engine_replaced` has the reason and the request; do not run that statement again.",
+        act="The event `engine_replaced` has the reason and the requests; do not run those statements again.",
         samples=metered("engines_replaced"),
     ),
     MetricInfo(

@@ -17,6 +17,7 @@ from catchment.foundation import events, process
 from catchment.foundation.events import Event
 from catchment.foundation.settings import Settings
 from catchment.server.engine import engine_process
+from catchment.server.engine.engine_process import EngineProcess
 from catchment.server.engine.engines import BARE, Engines
 from catchment.server.flight_server import FlightServer
 from catchment.status.model import EngineStatus
@@ -94,8 +95,12 @@ def start(running: FlightServer, client: Client, text: str) -> Any:
     found = engines(running)._engines[0].process()
     before_s = found._cpu_s()
     call = client.asking(sql.CommandStatementQuery(query=text))
-    wait_until(lambda: found._cpu_s() - before_s > CPU_S_MIN and text in found.statements(), "the engine computes it")
+    wait_until(lambda: found._cpu_s() - before_s > CPU_S_MIN and _runs(found, text), "the engine computes it")
     return call
+
+
+def _runs(engine: EngineProcess, text: str) -> bool:
+    return any(each.text == text for each in engine.statements())
 
 
 def kill(running: FlightServer, number: int = signal.SIGKILL) -> None:
@@ -131,6 +136,10 @@ def test_a_statement_that_ends_its_engine_gets_a_clear_error_that_may_be_retried
     assert "Run the statement again" in said
     (event,) = [each for each in seen if each.verb == "engine_replaced"]
     assert event.facts["reason"] == "signal 11 (SIGSEGV)"
+    # Its lines in the log have the id that identifies the statement.
+    (failed,) = [each for each in seen if each.verb == "statement_failed"]
+    assert event.facts["requests"] == [failed.facts["request"]]
+    assert failed.facts["error"] == "EngineFailedError"
     assert client.query("SELECT 42 AS x") == other.query("SELECT 42 AS x") == [{"x": 42}]
 
 

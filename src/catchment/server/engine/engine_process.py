@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -43,10 +44,18 @@ _SILENCE_S_MAX = 20.0
 _CONTROL_BYTES_MAX = 4_096
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStatement:
+    """A client's statement in an engine: its text, and the id of its request."""
+
+    text: str
+    request: str
+
+
 class ChannelUser(Protocol):
     """A connection, as far as its process knows it."""
 
-    statement: str | None
+    statement: EngineStatement | None
 
     @property
     def is_computing(self) -> bool:
@@ -96,7 +105,7 @@ class EngineProcess:
         except (OSError, IndexError):
             return 0
 
-    def statements(self) -> list[str]:
+    def statements(self) -> list[EngineStatement]:
         """Return the statements that run now."""
         with self._mutex:
             users = list(self._users)

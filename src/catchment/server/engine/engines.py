@@ -32,7 +32,7 @@ from catchment.lake.attach import LakeAddress
 from catchment.lake.instance import Instance, Origin, has_failed_inside
 from catchment.lake.sandbox import Sandbox
 from catchment.server.engine.databases import BareDatabase, EngineDatabase, LakeDatabase, ParserDatabase
-from catchment.server.engine.engine_process import EngineProcess
+from catchment.server.engine.engine_process import EngineProcess, EngineStatement
 from catchment.server.engine.parsing import ParsedStatement
 from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.status.model import EngineStatus
@@ -82,7 +82,7 @@ class Suspects:
             for statement in list(self._points)[:-_SUSPECTS_MAX]:
                 del self._points[statement]
 
-    def clear(self, statement: str | None) -> None:
+    def clear(self, statement: str) -> None:
         """Forget a statement's points, because it has run to its end."""
         if statement in self._points:
             with self._mutex:
@@ -298,7 +298,7 @@ class Engine:
             self._replaced += 1
             self._last_end = process.reason
             statements = process.statements()
-            self._suspects.accuse(statements)
+            self._suspects.accuse([each.text for each in statements])
             self._failed.set()
             self._failures.add()
             events.emit(
@@ -308,6 +308,7 @@ class Engine:
                 pid=process.pid,
                 reason=process.reason,
                 statements=len(statements),
+                requests=events.first_few([each.request for each in statements]),
             )
 
 
@@ -338,7 +339,7 @@ class EngineParser:
     @contextmanager
     def _connection(self, text: str) -> Iterator[RemoteConnection]:
         connection = self._idle_connection() or self.instance.remote_cursor()
-        connection.statement = text
+        connection.statement = EngineStatement(text, events.current("request") or "")
         try:
             yield connection
         except EngineFailedError:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from catchment.errors import EngineFailedError, LimitError
 from catchment.server.engine import frames
 from catchment.server.engine.databases import EngineDatabase
-from catchment.server.engine.engine_process import EngineProcess
+from catchment.server.engine.engine_process import EngineProcess, EngineStatement
 
 Parameters = Sequence[object] | dict[str, object]
 # Requests that run no statement of a client end within this time, or the engine is broken.
@@ -32,7 +32,7 @@ class RemoteConnection:
     def __init__(self, process: EngineProcess, number: int, database: EngineDatabase) -> None:
         """Connect to the database of that number, which the first connection opens."""
         # The client's statement that runs, to recognize one that ends its engine again and again.
-        self.statement: str | None = None
+        self.statement: EngineStatement | None = None
         self._process = process
         # Guards the fields below: an interrupt must not hit a later request.
         self._mutex = threading.Lock()

@@ -14,7 +14,7 @@ import duckdb
 import grpc
 import pyarrow as pa
 
-from catchment.errors import CancelledError, CatchmentError, LimitError
+from catchment.errors import CancelledError, CatchmentError, EngineFailedError, LimitError
 from catchment.flight_protocol.headers import ERROR_HEADER
 from catchment.flight_protocol.request_ids import REQUEST_HEADER, request_id
 from catchment.foundation import events
@@ -180,7 +180,7 @@ class Calls:
         self._watchdog.close()
 
     def _log_failure(self, call: Call, reason: Exception, code: grpc.StatusCode, seconds: float) -> None:
-        is_server_fault = code in _SERVER_FAULTS
+        is_server_fault = code in _SERVER_FAULTS or isinstance(reason, EngineFailedError)
         facts = {
             "call": call.name,
             "error": type(reason).__name__,

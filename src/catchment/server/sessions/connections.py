@@ -17,6 +17,7 @@ from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.instance import Origin
 from catchment.lake.types import Column
 from catchment.server.encoding import wire
+from catchment.server.engine.engine_process import EngineStatement
 from catchment.server.engine.parsing import ParsedStatement, Parser
 from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.server.values import Call
@@ -80,7 +81,7 @@ class Connection:
         origin: Origin,
         parser: Parser,
         require_lake: Callable[[], None],
-        on_success: Callable[[str | None], None] | None = None,
+        on_success: Callable[[str], None] | None = None,
     ) -> None:
         """`raw` is DuckDB's own connection, or one in an engine process.
 
@@ -164,8 +165,9 @@ class Connection:
 
     def succeed(self) -> None:
         """Record that the client's statement has run to its end."""
-        if self._remote is not None and self._on_success is not None:
-            self._on_success(self._remote.statement)
+        statement = None if self._remote is None else self._remote.statement
+        if statement is not None and self._on_success is not None:
+            self._on_success(statement.text)
 
     def forget(self, live: "LiveResult") -> None:
         """Forget the result, because it has ended."""
@@ -239,7 +241,7 @@ class Connection:
     def interruptible(self, call: Call) -> Iterator[None]:
         """Run a statement that is interrupted if the call stops. The caller holds the lock."""
         if self._remote is not None:
-            self._remote.statement = call.text
+            self._remote.statement = None if call.text is None else EngineStatement(call.text, call.request)
         with self.stoppable(call):
             try:
                 yield
