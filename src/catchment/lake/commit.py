@@ -224,6 +224,7 @@ def _change(change: Change, target: Target) -> None:
             _create_table(change, target)
         case AddColumn(table=table, column=column):
             types.require_deliverable(column)
+            tables.require_computable(table, [column], [])
             _alter(target, table, f"ADD COLUMN {column.definition}")
         case DropTable(table=table):
             target.connection.execute(f"DROP TABLE {_name(target, table)}")
@@ -252,6 +253,7 @@ def refuse_ledger(table: TableId) -> None:
 def _create_table(change: CreateTable, target: Target) -> None:
     for column in change.columns:
         types.require_deliverable(column)
+    tables.require_computable(change.table, change.columns, change.sort_by)
     target.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql.qualified(target.lake_name, change.table.schema)}")
     definitions = ", ".join(column.definition for column in change.columns)
     target.connection.execute(f"CREATE TABLE {_name(target, change.table)} ({definitions})")

@@ -532,7 +532,7 @@ class Lake:
         return retry(operation, policy=self.redo(), clock=self.clock, on=on)
 
     def _insert(self, table: TableId, rows: pa.Table) -> None:
-        with self.write(into=files.local_path(self.table(table).folder)) as connection:
+        with self.write(into=files.local_path(self.table(table).require_computable().folder)) as connection:
             connection.register("catchment_rows", rows)
             try:
                 connection.execute(

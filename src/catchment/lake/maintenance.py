@@ -202,12 +202,14 @@ class _ActualRun(_DryRun):
 
 
 def _is_mergeable(table: Table) -> bool:
-    """Return whether rows of the table can still be found after DuckLake has rewritten them.
+    """Return whether DuckLake may rewrite the table here, and its rows can be found afterwards.
 
     DuckLake writes Bloom filters, which cannot be disabled; with one, DuckDB does not find BLOB
     values that are not text.
     """
-    return not any(types.holds(column.type, frozenset({"blob"})) for column in table.columns)
+    return tables.uncomputable(table.columns, table.sort_by) is None and not any(
+        types.holds(column.type, frozenset({"blob"})) for column in table.columns
+    )
 
 
 def _is_abandoned(path: str, alive: frozenset[str], before: datetime) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from catchment.errors import InvariantError
 from catchment.foundation import sql
-from catchment.lake import types
+from catchment.lake import expressions, types
 from catchment.lake.types import Column, DuckDBType, Field, Fit
 
 
@@ -32,6 +32,8 @@ def misfit(have: Sequence[Column], columns: Sequence[Column], *, cast: Collectio
         if key not in there:
             if not column.nullable and column.default is None:
                 return f"column {column.name!r} is missing, must not be NULL and has no default"
+            if column.default is not None and not expressions.is_computable_default(column.default):
+                return f"column {column.name!r} is missing, and its default is computed for clients' own INSERTs only"
         elif key not in free and types.fit(types.parse(there[key].type), types.parse(column.type)) is Fit.NONE:
             return f"column {column.name!r} is {there[key].type}, which does not go into {column.type} unchanged"
     return None

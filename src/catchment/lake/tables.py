@@ -6,14 +6,16 @@ from typing import Any
 
 import duckdb
 
-from catchment.errors import InvariantError, TableMissingError
+from catchment.errors import InvariantError, NotSupportedError, TableMissingError
 from catchment.foundation import sql
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
-from catchment.lake import types
+from catchment.lake import expressions, types
 from catchment.lake.types import Column, Field
 
 PACKAGE = "catchment.lake"
 LEDGER_SCHEMA = "_catchment"
+# Characters of an expression that an error shows.
+_SHOWN_MAX = 200
 _DATE_PARTS = frozenset({"year", "month", "day", "hour"})
 
 
@@ -58,6 +60,11 @@ class SortKey:
     nulls_first: bool = False
 
     @property
+    def is_computable(self) -> bool:
+        """Whether it may be computed outside an engine."""
+        return expressions.is_computable_key(self.expression)
+
+    @property
     def clause(self) -> str:
         """The key as written in ORDER BY."""
         way = "DESC" if self.descending else "ASC"
@@ -90,6 +97,11 @@ class Table:
             return f"it is partitioned by {keys}, which registered files cannot carry"
         return next((reason for column in self.columns if (reason := types.insert_reason(column)) is not None), None)
 
+    def require_computable(self) -> "Table":
+        """Return the table; refuse one whose expressions only an engine may compute."""
+        require_computable(self.id, self.columns, self.sort_by)
+        return self
+
     def _keys_are_in_folders(self) -> bool:
         """Return whether folder names can represent the keys: all columns, or all parts of a date.
 
@@ -107,6 +119,24 @@ class Table:
             and all(kinds.get(column) in ("date", "timestamp") for column in columns)
             and len(columns) == len(folders) == len(self.partition_by)
             and not folders & kinds.keys()
+        )
+
+
+def uncomputable(columns: Iterable[Column], sort_by: Iterable[SortKey]) -> str | None:
+    """Return the default or sort key that only an engine may compute; None if there is none."""
+    for column in columns:
+        if column.default is not None and not expressions.is_computable_default(column.default):
+            return f"DEFAULT {column.default}"
+    return next((f"SORTED BY {key.expression}" for key in sort_by if not key.is_computable), None)
+
+
+def require_computable(table: TableId, columns: Iterable[Column], sort_by: Iterable[SortKey]) -> None:
+    """Refuse a table with a default or sort key that only an engine may compute."""
+    found = uncomputable(columns, sort_by)
+    if found is not None:
+        raise NotSupportedError(
+            f"Table {table} has {found[:_SHOWN_MAX]}, which is computed for clients' own statements only.",
+            hint="INSERT into the table itself through a server, or change that expression.",
         )
 
 

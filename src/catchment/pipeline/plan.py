@@ -136,13 +136,15 @@ def plan(
     chosen, reason = mode_for(table, mode)
     if chosen is Mode.INSERT:
         # DuckLake splits and orders inserted rows by itself.
+        table.require_computable()
         shape = OutputShape(columns=table.columns, file_bytes=bounds.file_bytes, inserted=True)
         bounds = _insert_bounds(bounds)
     else:
         shape = OutputShape(
             columns=table.columns,
             partition_by=table.partition_by,
-            sort_by=table.sort_by,
+            # Order is not needed: a key that must not be computed here is left out.
+            sort_by=tuple(key for key in table.sort_by if key.is_computable),
             file_bytes=bounds.file_bytes,
         )
     batches = list(_units_by_batch(todo, bounds))

@@ -161,6 +161,8 @@ class TableSchemas:
             self._create(table, incoming.columns_of(schema))
             found = self._lake.table(table)
         incoming.require_queueable(found.columns)
+        if found.insert_reason is not None:
+            found.require_computable()
         return found.columns
 
     def _saved(self) -> dict[TableId, tuple[Column, ...]]:

@@ -310,6 +310,32 @@ def test_memory_beyond_the_limit_ends_the_statement_or_its_engine_and_nothing_el
     assert own < 4_000_000_000
 
 
+@pytest.mark.parametrize("layout", ["shared", "sessions"])
+def test_expressions_of_tables_are_computed_in_engines_only(layout: str, tmp_path: Path) -> None:
+    dangerous = "json_structure(repeat('[', 100000) || repeat(']', 100000))"
+    with serving(tmp_path / "home", DUCKLING_QUEUE_LAYOUT=layout) as served, Client(served.uri) as client:
+        client.authorization = f"Bearer {client.handshake()}"
+        client.update(f"CREATE TABLE absent (a BIGINT, b VARCHAR DEFAULT {dangerous})")
+        said = refused(
+            grpc.StatusCode.INVALID_ARGUMENT, client.update, "INSERT INTO duckling_queue.absent (a) VALUES (1)"
+        )
+        assert "its default is computed for clients' own INSERTs only" in said
+        refused(AGAIN, client.update, "INSERT INTO absent (a) VALUES (1)")
+        client.update("CREATE TABLE inserted (a HUGEINT, b VARCHAR)")
+        client.update(f"ALTER TABLE inserted SET SORTED BY (concat(b, {dangerous}))")
+        said = refused(
+            grpc.StatusCode.UNIMPLEMENTED, client.update, "INSERT INTO duckling_queue.inserted VALUES (1, 'x')"
+        )
+        assert "which is computed for clients' own statements only" in said
+        client.update("CREATE TABLE sorted (a BIGINT, b VARCHAR)")
+        client.update(f"ALTER TABLE sorted SET SORTED BY (concat(b, {dangerous}))")
+        assert client.update("INSERT INTO duckling_queue.absent VALUES (1, 'x')") == 1
+        assert client.update("INSERT INTO duckling_queue.sorted VALUES (1, 'x')") == 1
+        client.update("CALL duckling_queue_flush()")
+        for table in ("absent", "sorted"):
+            assert client.query(f"SELECT a, b FROM {table}") == [{"a": 1, "b": "x"}]
+
+
 def test_no_engine_outlives_its_server(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as served, Client(served.uri) as client:
         assert client.query("SELECT 42 AS x") == [{"x": 42}]
