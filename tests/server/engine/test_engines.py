@@ -8,6 +8,7 @@ import pytest
 
 from catchment.errors import StateError
 from catchment.foundation.settings import MIB, Settings
+from catchment.server.engine.engine_process import EngineStatement
 from catchment.server.engine.engines import EngineMemory, Suspects
 from catchment.testing import FakeClock
 from tests.conftest import MakeSettings
@@ -27,57 +28,73 @@ def suspects(clock: FakeClock) -> Suspects:
     return Suspects(clock)
 
 
-def is_refused(suspects: Suspects, statement: str) -> bool:
+def is_refused(suspects: Suspects, text: str, user: str = "") -> bool:
     try:
-        suspects.refuse(statement)
+        suspects.refuse(EngineStatement(text, user))
     except StateError:
         return True
     return False
 
 
+def accuse(suspects: Suspects, *texts: str) -> None:
+    suspects.accuse(list(map(EngineStatement, texts)))
+
+
 def test_a_statement_that_ended_two_engines_alone_is_refused_for_a_while(suspects: Suspects, clock: FakeClock) -> None:
-    suspects.accuse(["x"])
+    accuse(suspects, "x")
     assert not is_refused(suspects, "x")
     clock.advance(60)
-    suspects.accuse(["x"])
+    accuse(suspects, "x")
     assert is_refused(suspects, "x")
     assert not is_refused(suspects, "y")
+    # Another user's session may give the same text another meaning.
+    assert not is_refused(suspects, "x", "somebody")
     clock.advance(541)
     assert not is_refused(suspects, "x")
 
 
 def test_a_statement_that_ran_beside_others_is_refused_later(suspects: Suspects) -> None:
     for other in "abc":
-        suspects.accuse(["x", other])
+        # In several sessions at once: that says no more about it.
+        accuse(suspects, "x", "x", "x", other)
     assert not is_refused(suspects, "x")
-    suspects.accuse(["x", "d"])
+    accuse(suspects, "x", "d")
     assert is_refused(suspects, "x")
     assert not any(is_refused(suspects, other) for other in "abcd")
 
 
+def test_the_end_of_a_transaction_is_not_suspected(suspects: Suspects) -> None:
+    for text in ("COMMIT", " rollback;"):
+        for _ in range(4):
+            accuse(suspects, text)
+        assert not is_refused(suspects, text)
+
+
 def test_a_statement_that_has_run_to_its_end_is_not_suspected(suspects: Suspects) -> None:
     for other in "abc":
-        suspects.accuse(["x", other])
-        suspects.clear("x")
-    suspects.accuse(["x", "d"])
+        accuse(suspects, "x", other)
+        suspects.clear(EngineStatement("x"))
+    accuse(suspects, "x", "d")
     assert not is_refused(suspects, "x")
 
 
 def test_the_number_of_suspects_is_bounded(suspects: Suspects) -> None:
-    suspects.accuse([str(number) for number in range(5_000)])
+    accuse(suspects, *map(str, range(5_000)))
     assert len(suspects._points) == 1_000
 
 
 @pytest.mark.parametrize("engines", [1, 4])
 def test_the_memory_of_each_engine_is_as_set(engines: int) -> None:
-    found = EngineMemory.of(1000, engines)
+    found = EngineMemory.of(1000, engines, sessions=106)
     assert found.duckdb_mb == 1000
-    assert found.data_bytes_max == 1250 * MIB + 2 * GIB
+    # With the stacks of 256 threads.
+    assert found.data_bytes_max == 1250 * MIB + GIB + 2 * GIB
+    assert found.connections_max == 256
 
 
 def test_without_a_setting_engines_share_the_memory_of_the_machine() -> None:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    one, four = EngineMemory.of(0, 1), EngineMemory.of(0, 4)
+    one, four = EngineMemory.of(0, 1, sessions=100), EngineMemory.of(0, 4, sessions=100)
     # DuckDB's own default.
     assert one.duckdb_mb == 0
     assert four.duckdb_mb == pytest.approx(physical * 0.8 / 4 / MIB, abs=1)

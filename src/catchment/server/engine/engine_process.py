@@ -1,5 +1,6 @@
 """One engine process, seen from the server: started, asked, interrupted, killed, and found dead."""
 
+import hashlib
 import json
 import os
 import select
@@ -8,15 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 from weakref import WeakSet
 
-from catchment.errors import EngineFailedError
+from catchment.errors import EngineFailedError, LimitError
+from catchment.foundation import events
 from catchment.foundation.clock import SystemClock
 from catchment.server.engine import frames
 
@@ -27,11 +29,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # How long an interrupted statement may take to end: DuckDB checks for interrupts between vectors,
 # so it reacts at once, or not before its function returns. On a busy machine, where an engine gets
-# less of the processor, it may take longer; but less than the watchdog's grace, so that the client
-# still gets the error of its own statement.
+# less of the processor, it may take longer. A statement that computes nothing waits for the
+# catalog or a file: it may have to, and its engine's other sessions should not suffer from that.
 _REACTION_S = 1.0
 _REACTION_CPU_S = 0.5
-_REACTION_S_MAX = 1.75
+_REACTION_S_MAX = 30.0
 _REACTION_POLL_S = 0.25
 # How long the kernel may take to report the end of a process whose sockets are closed; then the
 # process has only closed the socket, and cannot be used any more.
@@ -46,10 +48,21 @@ _CONTROL_BYTES_MAX = 4_096
 
 @dataclass(frozen=True, slots=True)
 class EngineStatement:
-    """A client's statement in an engine: its text, and the id of its request."""
+    """A client's statement in an engine: its text, its user, and the id of its request."""
 
     text: str
-    request: str
+    user: str = ""
+    request: str = ""
+
+    @classmethod
+    def current(cls, text: str) -> Self:
+        """Return the statement of the request that this thread answers."""
+        return cls(text, events.current("user") or "", events.current("request") or "")
+
+    @property
+    def key(self) -> bytes:
+        """A digest of user and text: a session gives a text its meaning."""
+        return hashlib.blake2b(f"{self.user}\0{self.text}".encode(), digest_size=16).digest()
 
 
 class ChannelUser(Protocol):
@@ -61,6 +74,10 @@ class ChannelUser(Protocol):
     def is_computing(self) -> bool:
         """Whether the engine computes the answer to a request."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection was closed."""
+
 
 class EngineProcess:
     """A running engine process. Thread-safe.
@@ -68,14 +85,17 @@ class EngineProcess:
     Started by the thread that waits for its end, because the kernel ends it with that thread.
     """
 
-    def __init__(self, *, data_bytes_max: int, on_end: Callable[["EngineProcess"], None]) -> None:
+    def __init__(self, *, data_bytes_max: int, connections_max: int, on_end: Callable[["EngineProcess"], None]) -> None:
         """`on_end` is called, perhaps repeatedly, when the process is found to be lost."""
         self._on_end = on_end
+        self._connections_max = connections_max
         self._numbers = count(1)
         self._users: WeakSet[ChannelUser] = WeakSet()
         self._databases = count(1)
         self._mutex = threading.Lock()
         self._killed_for: str | None = None
+        # The statements for which it was killed.
+        self._culprits: tuple[EngineStatement, ...] = ()
         # When the process last answered on the control socket.
         self._answered_s = _CLOCK.monotonic_s()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -111,12 +131,22 @@ class EngineProcess:
             users = list(self._users)
         return [user.statement for user in users if user.is_computing and user.statement]
 
+    def blamed(self) -> Sequence[EngineStatement]:
+        """Return the statements that may have ended the process: all, if it was not killed."""
+        return self.statements() if self._killed_for is None else self._culprits
+
     def number_database(self) -> int:
         """Return the number of a database that the process has not opened yet."""
         return next(self._databases)
 
     def open_channel(self, user: ChannelUser) -> tuple[int, socket.socket]:
         """Open a connection for its user; EngineFailedError if the process has ended."""
+        with self._mutex:
+            if sum(not each.is_closed for each in self._users) >= self._connections_max:
+                raise LimitError(
+                    f"The engine process has {self._connections_max} open connections.",
+                    hint="Read results to their end before the next statement, or start more engines.",
+                )
         ours, theirs = frames.pair()
         number = next(self._numbers)
         with self._mutex:
@@ -129,14 +159,20 @@ class EngineProcess:
                 raise self.lost() from None
         return number, ours
 
-    def stop(self, running: Callable[[], tuple[int, int] | None], is_over: Callable[[], bool]) -> None:
+    def stop(
+        self,
+        running: Callable[[], tuple[int, int] | None],
+        is_over: Callable[[], bool],
+        statement: EngineStatement | None,
+    ) -> None:
         """Interrupt a connection's requests until `is_over`; kill the process if it does not react.
 
-        `running` returns channel and number of the request to interrupt, or None if there is none.
+        `running` returns channel and number of the request to interrupt, or None if there is none;
+        `statement` is what it runs.
         """
         self._interrupt(running)
-        watch = threading.Thread(target=self._stop, args=(running, is_over), name="catchment-stop", daemon=True)
-        watch.start()
+        arguments = (running, is_over, statement)
+        threading.Thread(target=self._stop, args=arguments, name="catchment-stop", daemon=True).start()
 
     def drop(self, channel: int) -> None:
         """Interrupt whatever the connection runs, because it is being closed."""
@@ -148,10 +184,11 @@ class EngineProcess:
         with suppress(OSError):
             self._control.send(json.dumps({"database": number}).encode())
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str, *culprits: EngineStatement) -> None:
         """End the process at once."""
         with self._mutex:
-            self._killed_for = self._killed_for or reason
+            if self._killed_for is None:
+                self._culprits, self._killed_for = culprits, reason
         self._process.kill()
         self._on_end(self)
 
@@ -210,7 +247,8 @@ class EngineProcess:
         if code is None:
             return "its connection broke"
         if code < 0:
-            return f"signal {-code} ({signal.Signals(-code).name})"
+            known = [each.name for each in signal.Signals if each == -code]
+            return f"signal {-code} ({known[0]})" if known else f"signal {-code}"
         return f"exit code {code}"
 
     def _interrupt(self, running: Callable[[], tuple[int, int] | None]) -> bool:
@@ -221,7 +259,12 @@ class EngineProcess:
             self._control.send(json.dumps(dict(zip(("channel", "request"), found, strict=True))).encode())
         return True
 
-    def _stop(self, running: Callable[[], tuple[int, int] | None], is_over: Callable[[], bool]) -> None:
+    def _stop(
+        self,
+        running: Callable[[], tuple[int, int] | None],
+        is_over: Callable[[], bool],
+        statement: EngineStatement | None,
+    ) -> None:
         begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(), 0.0, _CLOCK.monotonic_s(), threading.Event()
         while not is_over() and self.is_running:
             ended.wait(_REACTION_POLL_S)
@@ -233,7 +276,8 @@ class EngineProcess:
             has_read = self._answered_s > asked_s
             is_due = waited_s >= _REACTION_S and self._cpu_s() - begun_cpu_s >= _REACTION_CPU_S
             if has_read and (is_due or waited_s >= _REACTION_S_MAX) and not is_over():
-                self.kill("a statement did not react to its interruption")
+                culprits = (statement,) if is_due and statement is not None else ()
+                self.kill("a statement did not react to its interruption", *culprits)
 
     def _cpu_s(self) -> float:
         try:

@@ -11,8 +11,9 @@ internally in it, or a statement went on after its interruption. The next one is
 
 import logging
 import os
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,12 +56,17 @@ _PARSED_CHARACTERS_MAX = 2_000
 _POINTS_REFUSED = 4
 _POINTS_ALONE = 2
 _FORGOTTEN_S = 600.0
+# The end of a transaction is not a text to avoid.
+_NEVER_SUSPECT = re.compile(r"\s*(?:begin|start|commit|end|rollback|abort)\b", re.IGNORECASE)
 _SUSPECTS_MAX = 1_000
 # DuckDB's default share of the machine's memory.
 _DUCKDB_SHARE = 0.8
-# What a process allocates beside DuckDB's buffers: code, Arrow, and 8 MiB of stack per thread,
-# which counts whole.
-_BESIDE_DUCKDB_BYTES = 2_048 * MIB
+# What a process allocates beside DuckDB's buffers: code, Arrow, and for each connection a thread,
+# whose stack counts whole.
+_BESIDE_DUCKDB_BYTES = 1_024 * MIB
+_STACK_BYTES = 8 * MIB
+# Besides one per session: unread results, further transactions, the parser's.
+_CONNECTIONS_MORE_MAX = 150
 
 
 class Suspects:
@@ -69,28 +75,31 @@ class Suspects:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mutex = threading.Lock()
-        self._points: dict[str, list[float]] = {}
+        # When each got its points, by the digest of a statement; the newest suspects last.
+        self._points: dict[bytes, list[float]] = {}
 
-    def accuse(self, statements: Sequence[str]) -> None:
+    def accuse(self, statements: Iterable[EngineStatement]) -> None:
         """Add points to statements that ran when an engine ended."""
-        each = _POINTS_ALONE if len(statements) == 1 else 1
+        keys = {each.key for each in statements if not _NEVER_SUSPECT.match(each.text)}
+        each = _POINTS_ALONE if len(keys) == 1 else 1
         now_s = self._clock.monotonic_s()
         with self._mutex:
-            for statement in statements:
-                points = self._points.pop(statement, [])
-                self._points[statement] = [*self._recent(points, now_s), *[now_s] * each][-_POINTS_REFUSED:]
-            for statement in list(self._points)[:-_SUSPECTS_MAX]:
-                del self._points[statement]
+            for key in keys:
+                points = self._points.pop(key, [])
+                self._points[key] = [*self._recent(points, now_s), *[now_s] * each][-_POINTS_REFUSED:]
+            for key in list(self._points)[:-_SUSPECTS_MAX]:
+                del self._points[key]
 
-    def clear(self, statement: str) -> None:
+    def clear(self, statement: EngineStatement) -> None:
         """Forget a statement's points, because it has run to its end."""
-        if statement in self._points:
+        # Nearly always there is none.
+        if self._points:
             with self._mutex:
-                self._points.pop(statement, None)
+                self._points.pop(statement.key, None)
 
-    def refuse(self, statement: str) -> None:
+    def refuse(self, statement: EngineStatement) -> None:
         """Raise StateError for a statement that ended engines repeatedly."""
-        points = self._points.get(statement)
+        points = self._points.get(statement.key) if self._points else None
         if not points:
             return
         now_s = self._clock.monotonic_s()
@@ -126,6 +135,9 @@ class EngineInstance(Instance):
             # one noted here.
             process = self._engine.process()
             with self._mutex:
+                if not process.is_running and left:
+                    # It has ended since then: its successor's connections are not to be lost.
+                    continue
                 if self._process is not process:
                     if self._process is not None:
                         # Its end is being noted at this moment.
@@ -151,7 +163,8 @@ class EngineInstance(Instance):
         with self._mutex:
             where = self._where if generation == self.generation else None
         if where is not None and has_failed_inside(error):
-            where[0].kill(f"DuckDB failed internally: {str(error).partition(chr(10))[0]}")
+            # Other sessions get the reason, too: it must not quote this one's statement.
+            where[0].kill("DuckDB failed internally")
 
     def give_up(self) -> None:
         """Use a new database for later connections; readers keep the old one until they finish."""
@@ -182,7 +195,7 @@ class Engine:
         *,
         databases: dict[str, EngineDatabase],
         spill_path: Path,
-        data_bytes_max: int,
+        memory: "EngineMemory",
         failed: threading.Event,
         failures: Counter,
         suspects: Suspects,
@@ -193,7 +206,7 @@ class Engine:
         """
         self.name = name
         self._spill_path = spill_path
-        self._data_bytes_max = data_bytes_max
+        self._memory = memory
         self._failed = failed
         self._failures = failures
         self._suspects = suspects
@@ -267,7 +280,11 @@ class Engine:
                 # What an ended process has spilled.
                 files.remove_tree(self._spill_path)
                 files.make_folder(self._spill_path)
-                process = EngineProcess(data_bytes_max=self._data_bytes_max, on_end=self._lose)
+                process = EngineProcess(
+                    data_bytes_max=self._memory.data_bytes_max,
+                    connections_max=self._memory.connections_max,
+                    on_end=self._lose,
+                )
             except (OSError, StorageFailedError) as error:
                 with self._changed:
                     self._failure, self._is_wanted = str(error), False
@@ -298,7 +315,7 @@ class Engine:
             self._replaced += 1
             self._last_end = process.reason
             statements = process.statements()
-            self._suspects.accuse([each.text for each in statements])
+            self._suspects.accuse(process.blamed())
             self._failed.set()
             self._failures.add()
             events.emit(
@@ -339,7 +356,7 @@ class EngineParser:
     @contextmanager
     def _connection(self, text: str) -> Iterator[RemoteConnection]:
         connection = self._idle_connection() or self.instance.remote_cursor()
-        connection.statement = EngineStatement(text, events.current("request") or "")
+        connection.statement = EngineStatement.current(text)
         try:
             yield connection
         except EngineFailedError:
@@ -390,7 +407,7 @@ class Engines:
     ) -> None:
         """`failed` is set when connections were lost."""
         count_of = app.settings.server_engines
-        memory = EngineMemory.of(app.settings.server_memory_mb, count_of)
+        memory = EngineMemory.of(app.settings.server_memory_mb, count_of, sessions=app.settings.server_sessions_max)
         self.suspects = Suspects(app.clock)
         self._engines = tuple(
             self._make(app, address, memory, number, threads_max=threads_max, failed=failed)
@@ -415,7 +432,7 @@ class Engines:
             f"engine {number}",
             databases=_databases(sandbox, address, threads_max),
             spill_path=spill_path,
-            data_bytes_max=memory.data_bytes_max,
+            memory=memory,
             failed=failed,
             failures=app.meters.engines_replaced,
             suspects=self.suspects,
@@ -459,17 +476,25 @@ def _databases(sandbox: Sandbox, address: LakeAddress, threads_max: int) -> dict
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Limits of one engine: DuckDB's, which spills, and the operating system's, which is hard."""
+    """Limits of one engine: DuckDB's, which spills, and the operating system's, which is hard; and
+    the number of connections that fit in.
+    """
 
     duckdb_mb: int
     data_bytes_max: int
+    connections_max: int
 
     @classmethod
-    def of(cls, memory_mb: int, engines: int) -> "EngineMemory":
-        """Return the limits of each of so many engines; `memory_mb` 0 is DuckDB's default for one."""
+    def of(cls, memory_mb: int, engines: int, *, sessions: int) -> "EngineMemory":
+        """Return the limits of each of so many engines; `memory_mb` 0 is DuckDB's default for one.
+
+        One engine may have to serve all of the `sessions`.
+        """
+        connections = sessions + _CONNECTIONS_MORE_MAX
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         duckdb_bytes = memory_mb * MIB or int(physical * _DUCKDB_SHARE) // engines
         return cls(
             memory_mb if memory_mb or engines == 1 else duckdb_bytes // MIB,
-            duckdb_bytes * 5 // 4 + _BESIDE_DUCKDB_BYTES,
+            duckdb_bytes * 5 // 4 + _BESIDE_DUCKDB_BYTES + connections * _STACK_BYTES,
+            connections,
         )

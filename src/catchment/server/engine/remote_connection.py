@@ -5,6 +5,7 @@ need to know where DuckDB runs. If the process ends, every method raises EngineF
 """
 
 import select
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -154,12 +155,14 @@ class RemoteConnection:
         """Stop the current block; the process is killed if it goes on."""
         with self._mutex:
             self._is_stopped, block = True, self._block
-        self._process.stop(lambda: self._running(block=block), lambda: self._block != block or self.is_closed)
+        self._process.stop(
+            lambda: self._running(block=block), lambda: self._block != block or self.is_closed, self.statement
+        )
 
     def stop_reading(self, is_over: Callable[[], bool]) -> None:
         """Interrupt a stream that no reader wants; the process is killed if it goes on."""
         number = self._number
-        self._process.stop(lambda: (self._channel, number) if self.is_computing else None, is_over)
+        self._process.stop(lambda: (self._channel, number) if self.is_computing else None, is_over, self.statement)
 
     def close(self) -> None:
         """Close the connection, and interrupt what it runs."""
@@ -170,10 +173,14 @@ class RemoteConnection:
         """Whether an answer has arrived that was not read yet: a client may be slow to read it."""
         if self.is_closed:
             return True
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        # At the end of the engine, its socket is readable, too.
-        return any(not event & select.POLLHUP for _, event in poll.poll(0))
+        try:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            # At the end of the engine, its socket is readable, too: it may have answered before.
+            return bool(poll.poll(0)) and bool(self._socket.recv(1, socket.MSG_PEEK))
+        except (OSError, ValueError):
+            # It was closed, or reset, at this moment.
+            return self.is_closed
 
     def _ask(self, verb: str, *arguments: object) -> tuple[frames.Answer, pa.Buffer]:
         with self._request(verb, *arguments):

@@ -23,7 +23,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import EngineFailedError, InvariantError
+from catchment.errors import EngineFailedError, InvariantError, LimitError
 from catchment.server import memory
 from catchment.server.engine import frames
 from catchment.server.engine.databases import EngineDatabase
@@ -116,6 +116,13 @@ class Channel:
             if self._duckdb is not None:
                 self._duckdb.close()
             self._socket.close()
+
+    def refuse(self) -> None:
+        """Answer the first request with an error, and close the connection."""
+        self._number = 1
+        with suppress(EOFError):
+            self._reply(frames.error_answer(LimitError("The engine process has no memory for another connection.")))
+        self._socket.close()
 
     def interrupt(self, number: int) -> None:
         """Interrupt the request of that number, also if it has not arrived yet."""
@@ -271,18 +278,28 @@ def _serve(control: socket.socket) -> None:
                 memory.give_back()
         elif "database" in order:
             # It waits while the database is being opened.
-            threading.Thread(target=databases.close, args=(order["database"],), daemon=True).start()
+            _start(databases.close, order["database"])
         elif ends:
             channel = Channel(order["channel"], socket.socket(fileno=ends[0]), databases)
             channels[channel.number] = channel
-            threading.Thread(target=_run, args=(channel, channels), name="catchment-channel", daemon=True).start()
+            if not _start(_run, channel, channels):
+                channels.pop(channel.number).refuse()
         elif (found := channels.get(order["channel"])) is not None:
             if "request" in order:
                 found.interrupt(order["request"])
             else:
-                threading.Thread(target=found.drop, name="catchment-drop", daemon=True).start()
+                _start(found.drop)
             # The server kills a process only if it has read what it does not react to.
             control.send(message)
+
+
+def _start(function: Callable[..., None], *arguments: object) -> bool:
+    """Run a function in a thread; return False if there is no memory for one."""
+    try:
+        threading.Thread(target=function, args=arguments, name="catchment-channel", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _run(channel: Channel, channels: dict[int, Channel]) -> None:

@@ -20,6 +20,7 @@ from catchment.lake import Lake, extensions, failures
 from catchment.lake.attach import DuckDbCatalog
 from catchment.lake.instance import Instance, Origin
 from catchment.queue import DqCoordinator
+from catchment.server.engine.engine_process import EngineStatement
 from catchment.server.engine.engines import BARE, FILES, LAKE, Engine, Engines
 from catchment.server.engine.parsing import LocalParser
 from catchment.server.sessions.connections import Connection
@@ -69,7 +70,12 @@ class Backend:
     def refuse_suspect(self, text: str) -> None:
         """Refuse a client's text that has ended its engine process again and again."""
         if self.engines is not None:
-            self.engines.suspects.refuse(text)
+            self.engines.suspects.refuse(EngineStatement.current(text))
+
+    def clear_suspect(self, text: str) -> None:
+        """Note that a client's text has run to its end."""
+        if self.engines is not None:
+            self.engines.suspects.clear(EngineStatement.current(text))
 
     def close(self) -> None:
         """End the engine processes."""
@@ -198,7 +204,7 @@ class Backend:
             origin=origin,
             parser=LocalParser() if engine is None else engine.parser,
             require_lake=require_lake or self.require_lake,
-            on_success=None if self.engines is None else self.engines.suspects.clear,
+            suspects=None if self.engines is None else self.engines.suspects,
         )
         with self._connections_mutex:
             self._connections.add(connection)

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from catchment.errors import CancelledError, EngineFailedError, InputError, LimitError, StateError
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
-from catchment.lake.instance import Origin
+from catchment.lake.instance import Origin, has_failed_inside
 from catchment.lake.types import Column
 from catchment.server.encoding import wire
 from catchment.server.engine.engine_process import EngineStatement
+from catchment.server.engine.engines import Suspects
 from catchment.server.engine.parsing import ParsedStatement, Parser
 from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.server.values import Call
@@ -81,16 +82,15 @@ class Connection:
         origin: Origin,
         parser: Parser,
         require_lake: Callable[[], None],
-        on_success: Callable[[str], None] | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         """`raw` is DuckDB's own connection, or one in an engine process.
 
         `require_lake` is called if a name or a file is not found; it raises LakeUnavailableError if
-        the lake is the cause. `on_success` is called with the client's text when it has run to its
-        end.
+        the lake is the cause. `suspects` are the statements that ended engines.
         """
         self._require_lake = require_lake
-        self._on_success = on_success
+        self._suspects = suspects
         self.raw = raw
         found: object = raw
         self._remote = found if isinstance(found, RemoteConnection) else None
@@ -165,9 +165,19 @@ class Connection:
 
     def succeed(self) -> None:
         """Record that the client's statement has run to its end."""
-        statement = None if self._remote is None else self._remote.statement
-        if statement is not None and self._on_success is not None:
-            self._on_success(statement.text)
+        if self._suspects is not None and (statement := self._statement) is not None:
+            self._suspects.clear(statement)
+
+    def note(self, error: BaseException) -> None:
+        """Have the DuckDB instance replaced if the error is internal, and suspect the statement."""
+        is_suspect = self._suspects is not None and has_failed_inside(error)
+        if is_suspect and self._suspects is not None and (statement := self._statement) is not None:
+            self._suspects.accuse([statement])
+        self.origin.note(error)
+
+    @property
+    def _statement(self) -> EngineStatement | None:
+        return None if self._remote is None else self._remote.statement
 
     def forget(self, live: "LiveResult") -> None:
         """Forget the result, because it has ended."""
@@ -241,7 +251,7 @@ class Connection:
     def interruptible(self, call: Call) -> Iterator[None]:
         """Run a statement that is interrupted if the call stops. The caller holds the lock."""
         if self._remote is not None:
-            self._remote.statement = None if call.text is None else EngineStatement(call.text, call.request)
+            self._remote.statement = None if call.text is None else EngineStatement.current(call.text)
         with self.stoppable(call):
             try:
                 yield
@@ -251,7 +261,7 @@ class Connection:
                 self.origin.refuse_lost()
                 raise CancelledError from None
             except (duckdb.InternalException, duckdb.FatalException) as error:
-                self.origin.note(error)
+                self.note(error)
                 raise
             except _NOT_FOUND as error:
                 self.has_failed = self.has_failed or not isinstance(error, _NOT_BEGUN)
@@ -315,7 +325,7 @@ class LiveResult:
                 except (duckdb.Error, pa.ArrowException, OSError) as error:
                     self._end()
                     self._connection.has_failed = True
-                    self._connection.origin.note(error)
+                    self._connection.note(error)
                     if "INTERRUPT" in str(error):
                         call.refuse_stopped()
                         self._connection.origin.refuse_lost()
@@ -344,8 +354,11 @@ class LiveResult:
             self._failure = error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             self._connection.has_failed = True
-            self._connection.origin.note(error)
+            self._connection.note(error)
             self._failure = error
+        else:
+            if self._failure is None:
+                self._connection.succeed()
         finally:
             self._cleanup.close()
 

@@ -140,7 +140,6 @@ class PlainStatements:
         else:
             with self.state.reading_lake(permission.touched), self.autocommit_write(connection, call):
                 outcome = self._changed(step, permission, connection, call, bound)
-        connection.succeed()
         return outcome
 
     @contextmanager

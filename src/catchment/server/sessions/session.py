@@ -27,7 +27,7 @@ from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.waiting_results import WaitingResults
 from catchment.server.shards import forward
 from catchment.server.shards.forward import Forwarding
-from catchment.server.values import Call, IngestTarget, Principal, Result, StatementOutcome
+from catchment.server.values import Call, IngestTarget, Principal, Result, StatementOutcome, TableResult
 
 PREPARED_MAX = 1_000
 _RESULTS_MAX = 64
@@ -169,6 +169,9 @@ class Session:
             outcome = self._execution.execute(request, call)
         if outcome is None:
             raise StateError("The text contains no statement.")
+        if isinstance(outcome.result, TableResult):
+            # It has run to its end; a stream notes that by itself.
+            self._backend.clear_suspect(text)
         return outcome
 
     def prepare(self, text: str, *, transaction: bytes | None = None, call: Call | None = None) -> PreparedStatement:
