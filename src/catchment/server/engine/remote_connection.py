@@ -4,8 +4,8 @@ Only those methods that Catchment uses, with the same meaning and the same error
 need to know where DuckDB runs. If the process ends, every method raises EngineFailedError.
 """
 
-import select
-import socket
+import fcntl
+import termios
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +25,8 @@ Parameters = Sequence[object] | dict[str, object]
 # Requests that run no statement of a client end within this time, or the engine is broken.
 # Attaching a lake takes as long as its catalog takes to answer.
 _SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "statements": 60.0, "tree": 60.0}
+# What FIONREAD reports if nothing has arrived.
+_NO_BYTES = bytes(4)
 
 
 class RemoteConnection:
@@ -171,16 +173,12 @@ class RemoteConnection:
 
     def _is_answered(self) -> bool:
         """Whether an answer has arrived that was not read yet: a client may be slow to read it."""
-        if self.is_closed:
-            return True
         try:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            # At the end of the engine, its socket is readable, too: it may have answered before.
-            return bool(poll.poll(0)) and bool(self._socket.recv(1, socket.MSG_PEEK))
+            # At the end of the engine, its socket is readable, too; but it may have answered before.
+            return fcntl.ioctl(self._socket, termios.FIONREAD, _NO_BYTES) != _NO_BYTES
         except (OSError, ValueError):
-            # It was closed, or reset, at this moment.
-            return self.is_closed
+            # It was closed.
+            return True
 
     def _ask(self, verb: str, *arguments: object) -> tuple[frames.Answer, pa.Buffer]:
         with self._request(verb, *arguments):
