@@ -20,6 +20,7 @@ from catchment.server.engine import engine_process
 from catchment.server.engine.engine_process import EngineProcess
 from catchment.server.engine.engines import BARE, Engines
 from catchment.server.flight_server import FlightServer
+from catchment.server.sessions.registry import SessionRegistry
 from catchment.status.model import EngineStatus
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 from tests.server.server_process import serving
@@ -71,9 +72,13 @@ def connect(running: FlightServer) -> Iterator[Connect]:
         client.close()
 
 
-def engines(running: FlightServer) -> Engines:
+def sessions(running: FlightServer) -> SessionRegistry:
     assert running._sessions is not None
-    found = running._sessions.backend.engines
+    return running._sessions
+
+
+def engines(running: FlightServer) -> Engines:
+    found = sessions(running).backend.engines
     assert found is not None
     return found
 
@@ -232,6 +237,33 @@ def test_a_connection_that_was_closed_after_the_end_of_its_engine_reports_that_e
     lost.close()
     with pytest.raises(EngineFailedError, match="SIGKILL"):
         lost.execute("SELECT 42")
+
+
+def test_a_view_whose_engine_has_ended_is_gone_without_an_error(running: FlightServer) -> None:
+    instance = engines(running)._engines[0].instances[BARE]
+    closed, lost = instance.remote_cursor(), instance.remote_cursor()
+    for each in (closed, lost):
+        each.register("rows", pa.table({"a": [1]}))
+    closed.close()
+    closed.unregister("rows")
+    kill(running)
+    lost.unregister("rows")
+
+
+def test_fresh_reads_that_are_open_when_their_engine_ends_do_not_disturb_the_sweeps(
+    running: FlightServer, connect: Connect
+) -> None:
+    client = connect()
+    client.update("INSERT INTO duckling_queue.t VALUES (300)")
+    query = sql.CommandStatementQuery(query="SELECT a FROM catchment_fresh.t")
+    seen: list[Event] = []
+    with events.listening(seen.append):
+        infos = [client.info(query) for _ in range(3)]
+        kill(running)
+        wait_until(sessions(running).sweep, "the connections are closed")
+    assert not [each for each in seen if each.verb == "session_sweep_failed"]
+    for info in infos:
+        refused(AGAIN, client.get, info.endpoint[0].ticket.ticket)
 
 
 def test_an_engine_that_is_stopped_is_replaced(

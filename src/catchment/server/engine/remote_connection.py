@@ -9,7 +9,7 @@ import termios
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import duckdb
@@ -140,9 +140,11 @@ class RemoteConnection:
             self._answer()
 
     def unregister(self, name: str) -> None:
-        """Remove a registered view."""
+        """Remove a registered view, if it has not ended with its connection."""
         self._sources.pop(name, None)
-        self._ask("unregister", name)
+        # Callers remove views while they clean up, also after an error of the connection.
+        with suppress(EngineFailedError, duckdb.ConnectionException):
+            self._ask("unregister", name)
 
     def statements(self, text: str) -> list[tuple[int, list[str]]]:
         """Return the type and the parameters of each statement in a text, as DuckDB parses it."""
