@@ -20,7 +20,9 @@ from catchment.server.engine import engine_process
 from catchment.server.engine.engine_process import EngineProcess
 from catchment.server.engine.engines import BARE, Engines
 from catchment.server.flight_server import FlightServer
+from catchment.server.sessions.connections import Connection, Parameters
 from catchment.server.sessions.registry import SessionRegistry
+from catchment.server.values import Call
 from catchment.status.model import EngineStatus
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 from tests.server.server_process import serving
@@ -183,6 +185,45 @@ def test_settings_and_prepared_statements_come_back_and_temporary_tables_are_rep
     assert "temporary tables, views and macros, and its variables are gone" in said
     query = "SELECT current_setting('TimeZone') AS zone, current_schema() AS schema"
     assert client.query(query) == expected
+
+
+def test_a_search_path_whose_schema_was_dropped_is_reported_once_when_an_engine_ends(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, other = connect(), connect()
+    client.update("CREATE SCHEMA lake.gone")
+    client.update("SET TimeZone = 'Asia/Tokyo'")
+    client.update("USE lake.gone")
+    other.update("DROP SCHEMA lake.gone")
+    kill(running)
+    # Not an error that clients repeat the statement for: it would then run in another schema.
+    said = refused(grpc.StatusCode.FAILED_PRECONDITION, client.update, "CREATE TABLE misplaced (a BIGINT)")
+    assert "`USE lake.gone` cannot be repeated" in said
+    query = "SELECT current_setting('TimeZone') AS zone, current_schema() AS schema"
+    assert client.query(query) == [{"zone": "Asia/Tokyo", "schema": "main"}]
+    kill(running)
+    assert client.query(query) == [{"zone": "Asia/Tokyo", "schema": "main"}]
+
+
+def test_no_statement_runs_before_its_search_path_is_restored(
+    running: FlightServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    client.update("CREATE SCHEMA IF NOT EXISTS lake.other")
+    client.update("USE lake.other")
+    kill(running)
+    real = Connection.run
+
+    def run(self: Connection, statement: str, call: Call, parameters: Parameters | None = None) -> Any:
+        if statement == "USE lake.other":
+            raise duckdb.IOException("IO Error: The catalog does not answer.")
+        return real(self, statement, call, parameters)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "run", run)
+        for _ in range(2):
+            refused(grpc.StatusCode.UNAVAILABLE, client.update, "CREATE TABLE misplaced (a BIGINT)")
+    assert client.query("SELECT current_schema() AS schema") == [{"schema": "other"}]
 
 
 def test_a_statement_that_does_not_react_to_its_cancellation_takes_its_engine_along(

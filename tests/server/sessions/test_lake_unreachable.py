@@ -15,6 +15,7 @@ from catchment.server.flight_server import FlightServer
 from catchment.testing import EmbeddedPostgres
 from tests.conftest import MakeSettings
 from tests.server.raw_client import Client, refused, server
+from tests.waiting import wait_until
 
 HINT = LakeUnavailableError.default_hint
 QUERY = "SELECT id FROM events ORDER BY id"
@@ -48,6 +49,16 @@ class Place:
             yield
         finally:
             self._allow(True)
+
+    def end_engine(self) -> None:
+        """Kill the engine process, so that sessions need new connections."""
+        sessions = self._running._sessions
+        assert sessions is not None
+        assert sessions.backend.engines is not None
+        (engine,) = sessions.backend.engines._engines
+        process = engine.process()
+        process.kill("of a test")
+        wait_until(lambda: engine.process() is not process, "it was replaced")
 
     def _allow(self, is_allowed: bool) -> None:
         name = sql.Identifier(str(conninfo_to_dict(self._conninfo)["dbname"]))
@@ -87,6 +98,20 @@ def test_statements_that_need_no_lake_are_answered_while_it_is_unreachable(place
     with place.client() as client, place.away():
         assert client.query("SELECT 40 + 2 AS x") == [{"x": 42}]
         assert "nowhere" in refused(grpc.StatusCode.INVALID_ARGUMENT, client.query, "SELECT nowhere")
+
+
+def test_settings_are_back_when_the_lake_is(place: Place) -> None:
+    query = "SELECT current_setting('TimeZone') AS zone, current_schema() AS schema"
+    with place.client() as client:
+        client.authorization = f"Bearer {client.handshake()}"
+        client.update("CREATE SCHEMA lake.other")
+        client.update("USE lake.other")
+        with place.away():
+            place.end_engine()
+            assert client.query("SELECT 40 + 2 AS x") == [{"x": 42}]
+            client.update("SET TimeZone = 'Asia/Tokyo'")
+            refused(grpc.StatusCode.UNAVAILABLE, client.query, QUERY)
+        assert client.query(query) == [{"zone": "Asia/Tokyo", "schema": "other"}]
 
 
 def test_a_table_that_is_not_there_is_not_found_while_the_lake_is(place: Place) -> None:

@@ -14,6 +14,7 @@ from catchment.server.encoding import wire
 from catchment.server.engine.parsing import ParsedStatement
 from catchment.server.sessions import capture, unstorable_types
 from catchment.server.sessions.connections import Connection, parameter_row, require_row
+from catchment.server.sessions.kept_settings import PATH
 from catchment.server.sessions.session_policy import SessionPolicy
 from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.transactions import Transaction, exclusive
@@ -72,7 +73,7 @@ class PlainStatements:
         scope = self.state.scope
         if scope is not None and scope.allows_search_path(step.text, step.tokens):
             return
-        own, name = session_statement(step.text, step.tokens), "search_path"
+        own, name = session_statement(step.text, step.tokens), PATH
         if own is not None:
             name = setting_name(step.tokens)
         elif is_path(step.tokens):

@@ -115,8 +115,7 @@ class SessionState:
             own = self._own
             if own is not None and (self.backend.is_current(own) or self._is_in_transaction(own)):
                 return own
-        made = self.backend.connect(self.engine, self.scope)
-        self.settings.apply(made)
+        made = self._connect()
         with self._mutex:
             is_first = self._own is own and not self._is_closed
             if is_first:
@@ -136,6 +135,16 @@ class SessionState:
         if found is None:
             raise _ended()
         return found
+
+    def _connect(self) -> Connection:
+        """Return a new connection with the session's settings."""
+        made = self.backend.connect(self.engine, self.scope)
+        try:
+            self.settings.apply(made, has_lake=self.backend.is_current(made))
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     @contextmanager
     def connection(self, transaction: Transaction | None) -> Iterator[Connection]:
