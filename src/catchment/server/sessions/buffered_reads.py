@@ -45,6 +45,7 @@ def read(queued: QueueStatements, step: FreshRead, call: Call, bound: pa.Table |
         connection = backend.wrap(fresh.connection, origins[-1], state.engine)
         if state.scope is not None:
             connection.run(state.scope.set_path, call)
+        state.apply_settings(connection)
         text = step.with_sources(lambda table, is_own: (fresh.own if is_own else fresh.queries)[spelled[table]])
         keep_open = cleanup.pop_all()
         try:

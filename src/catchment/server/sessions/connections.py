@@ -108,6 +108,8 @@ class Connection:
         self.shapes: dict[TableId, tuple[Column, ...]] = {}
         # The schemas in which unqualified names are looked up.
         self.search_path: tuple[str, ...] = (DEFAULT_SCHEMA,)
+        # How many changes of the session's settings it has.
+        self.settings_changes = 0
 
     def run(self, statement: str, call: Call, parameters: Parameters | None = None) -> duckdb.DuckDBPyConnection:
         """Run a statement to its first row. The caller holds the lock."""

@@ -14,12 +14,17 @@ PATH = "search_path"
 
 
 class KeptSettings:
-    """Statements that have set settings, by setting. Thread-safe."""
+    """Statements that have set settings, by setting. Thread-safe.
+
+    A setting applies to the connection on which it was set, and to what the session begins later.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._statements: dict[str, str] = {}
         self._search_path: tuple[str, ...] = (DEFAULT_SCHEMA,)
+        # Counts the changes; a connection knows how many of them it has.
+        self._changes = 0
 
     def keep(self, name: str, statement: str, connection: Connection) -> None:
         """Remember a statement that has changed a setting of the connection."""
@@ -29,15 +34,20 @@ class KeptSettings:
             self._statements[name] = statement
             if name == PATH:
                 self._search_path = connection.search_path
+            self._changes += 1
+            if connection.settings_changes == self._changes - 1:
+                connection.settings_changes = self._changes
 
-    def apply(self, connection: Connection, *, has_lake: bool) -> None:
-        """Set everything again, on a new connection; without a lake, there is no path to set.
+    def apply(self, connection: Connection, *, has_lake: bool, forgets: bool = False) -> None:
+        """Set everything on a connection that lacks some of it; without a lake, there is no path.
 
-        A setting that cannot be set any more is forgotten, and StateError raised for it, so that no
-        statement silently runs without it. The caller must not use the connection after any error.
+        StateError for a setting that cannot be set any more, so that no statement silently runs
+        without it: each time, or once if `forgets`. A new connection must not be used after it.
         """
         with self._mutex:
-            statements, search_path = dict(self._statements), self._search_path
+            statements, search_path, changes = dict(self._statements), self._search_path, self._changes
+        if connection.settings_changes == changes:
+            return
         if not has_lake:
             statements.pop(PATH, None)
         with connection.lock:
@@ -45,13 +55,15 @@ class KeptSettings:
                 try:
                     connection.run(statement, Call())
                 except duckdb.CatalogException as error:
-                    self._forget(name, statement)
+                    if forgets:
+                        self._forget(name, statement)
                     raise StateError(
-                        f"`{statement}` cannot be repeated on a new connection of the session: {error}",
-                        hint="A schema may have been dropped. Set the path again before you use names without schema.",
+                        f"`{statement}` cannot be repeated on another connection of the session: {error}",
+                        hint="Set the path again before you use names without a schema.",
                     ) from None
                 if name == PATH:
                     connection.search_path = search_path
+            connection.settings_changes = changes
 
     def _forget(self, name: str, statement: str) -> None:
         with self._mutex:

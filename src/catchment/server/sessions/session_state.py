@@ -115,7 +115,7 @@ class SessionState:
             own = self._own
             if own is not None and (self.backend.is_current(own) or self._is_in_transaction(own)):
                 return own
-        made = self._connect()
+        made = self._connect(is_own=True)
         with self._mutex:
             is_first = self._own is own and not self._is_closed
             if is_first:
@@ -136,15 +136,23 @@ class SessionState:
             raise _ended()
         return found
 
-    def _connect(self) -> Connection:
+    def _connect(self, *, is_own: bool = False) -> Connection:
         """Return a new connection with the session's settings."""
         made = self.backend.connect(self.engine, self.scope)
         try:
-            self.settings.apply(made, has_lake=self.backend.is_current(made))
+            self.apply_settings(made, is_own=is_own)
         except BaseException:
             made.close()
             raise
         return made
+
+    def apply_settings(self, connection: Connection, *, is_own: bool = False) -> None:
+        """Give a connection the settings that were set on others.
+
+        If one cannot be set, the session's own connection reports it once, because no statement
+        could correct it. Any other one is refused: its setting may be that of an open transaction.
+        """
+        self.settings.apply(connection, has_lake=self.backend.is_current(connection), forgets=is_own)
 
     @contextmanager
     def connection(self, transaction: Transaction | None) -> Iterator[Connection]:
@@ -168,9 +176,10 @@ class SessionState:
         own = self.own_connection()
         with own.lock:
             if self._is_free(own):
+                self.apply_settings(own, is_own=True)
                 yield own
                 return
-        other = self.backend.connect(self.engine, self.scope)
+        other = self._connect()
         with other.lock:
             try:
                 yield other
@@ -209,8 +218,9 @@ class SessionState:
             own = self.own_connection()
             with own.lock:
                 if self._is_free(own):
+                    self.apply_settings(own, is_own=True)
                     return self._begin(own, call, handle)
-            other = self.backend.connect(self.engine, self.scope)
+            other = self._connect()
         with other.lock:
             try:
                 return self._begin(other, call, handle)
