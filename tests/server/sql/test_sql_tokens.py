@@ -69,6 +69,12 @@ def test_comment_rulers_are_accepted(signs: str) -> None:
     assert sql_tokens.read(f"SELECT 1 {signs}".encode())
 
 
+def test_pieces_of_a_text_are_replaced_and_outer_ones_take_inner_ones_along() -> None:
+    assert sql_tokens.replaced(b"abcdef", [(4, 5, b"E"), (1, 1, b"-"), (1, 3, b"BC")]) == b"a-BCdEf"
+    assert sql_tokens.replaced(b"abcdef", [(2, 3, b"C"), (1, 4, b"?")]) == b"a?ef"
+    assert sql_tokens.replaced(b"abc", []) == b"abc"
+
+
 @given(st.text(alphabet="ab ;'\"$-/*\n\\e(é", max_size=40))
 def test_a_text_is_cut_into_as_many_statements_as_duckdb_sees(text: str) -> None:
     source = text.encode()

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from catchment.errors import InputError, NotAllowedError, NotSupportedError
 from catchment.foundation.ids import TableId
+from catchment.server.encoding.messages import STATEMENT_BYTES_MAX
 from catchment.server.engine.parsing import LocalParser
 from catchment.server.sql.sql_policy import authorize
+from catchment.server.sql.sql_tokens import read
 from catchment.server.sql.statement_plan import Bulk, Capture, CreateThroughQueue, FreshRead, Plain, QueueCommand, plan
 from catchment.server.sql.syntax import SqlReading
+from catchment.server.sql.time_travel import guard_versions
 from catchment.server.values import Principal, Role
 from tests.server.sql import sandbox_statements
 
@@ -352,6 +355,30 @@ def test_names_whose_letters_change_their_length_when_folded_stay_whole(name: st
         assert isinstance(step, Capture)
         assert step.table == TableId("main", name)
         assert step.columns in ((name,), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "guarded"),
+    [
+        ("FROM t AT (VERSION => 3)", "FROM t AT (VERSION => 3)"),
+        ("FROM t AT (VERSION => '3')", "FROM t AT (VERSION => '3')"),
+        ("FROM t AT (VERSION => a)", "FROM t AT (VERSION => coalesce((a\n), error('The version is NULL.')))"),
+        ("FROM t AT (TIMESTAMP => f(1)), [AT (VERSION =>", "FROM t AT (TIMESTAMP => f(1)), [AT (VERSION =>"),
+        (
+            "FROM t AT (VERSION => f(AT (VERSION => [a])))",
+            "FROM t AT (VERSION => coalesce((f(AT (VERSION => coalesce(([a]\n), error('The version is NULL.'))))\n), "
+            "error('The version is NULL.')))",
+        ),
+    ],
+)
+def test_a_version_that_could_be_null_is_guarded(text: str, guarded: str) -> None:
+    assert guard_versions(text.encode(), read(text.encode())).decode() == guarded
+
+
+def test_an_insert_of_constants_can_be_as_large_as_a_statement() -> None:
+    text = "INSERT INTO duckling_queue.t VALUES " + ", ".join(["(1, 'and', -0.5)"] * (STATEMENT_BYTES_MAX // 18))
+    assert isinstance(only(text), Capture)
+    assert isinstance(only(f" {text}"), Capture)
 
 
 @settings(max_examples=500)

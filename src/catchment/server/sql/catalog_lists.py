@@ -18,7 +18,7 @@ from catchment.lake import extensions
 from catchment.lake.tables import LEDGER_SCHEMA, metadata_of
 from catchment.server.engine.parsing import LocalParser, Parser
 from catchment.server.sql import functions
-from catchment.server.sql.sql_tokens import Token, read
+from catchment.server.sql.sql_tokens import Token, read, replaced
 from catchment.server.sql.syntax import called_of, duckdb_tree, explained, name_at, nodes, show_parts, table_parts
 
 # These have the columns `database_name` and `schema_name`.
@@ -98,10 +98,8 @@ def _limit_lists(text: str, tokens: tuple[Token, ...], reader: Reader, parser: P
             alias = "" if node["alias"] or is_bare else f" AS {sql.identifier(_name(node))}"
             pieces.append((begin, end, f"({replacement}){alias} "))
     pieces += _shown(tree, tokens, reader)
-    for begin, end, replacement in sorted(pieces, reverse=True):
-        after = tokens[end].start if end < len(tokens) else len(source)
-        source = source[: tokens[begin].start] + replacement.encode() + source[after:]
-    return source.decode()
+    starts = [*(token.start for token in tokens), len(source)]
+    return replaced(source, [(starts[begin], starts[end], each.encode()) for begin, end, each in pieces]).decode()
 
 
 def _ctes(node: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -78,6 +78,17 @@ def _require_plain_spaces(text: str, tokens: tuple[Token, ...]) -> None:
     bare, others = ([token for token in each if not token.is_quoted] for each in (tokens, _read(plain.encode(), plain)))
     if bare != others:
         raise InputError("The statement contains a non-ASCII space.", hint="Replace it with a plain space.")
+
+
+def replaced(source: bytes, pieces: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Return the text with other bytes from begin to end of each piece, outermost pieces only."""
+    out: list[bytes] = []
+    last = 0
+    for begin, end, other in sorted(pieces):
+        if begin >= last:
+            out += source[last:begin], other
+            last = end
+    return b"".join((*out, source[last:]))
 
 
 def statements(source: bytes, tokens: tuple[Token, ...]) -> Iterator[tuple[bytes, tuple[Token, ...]]]:

@@ -241,8 +241,11 @@ def _plan(text: str, schema: str) -> tuple[Step, ...]:
         raise InputError("The statement is not valid Unicode.") from None
     if b"\0" in source:
         raise InputError("The statement contains a zero byte.")
-    source = time_travel.guard_versions(source, scanner.read(source))
-    steps = tuple(_step(own.decode(), words, schema) for own, words in scanner.statements(source, scanner.read(source)))
+    tokens = scanner.read(source)
+    guarded = time_travel.guard_versions(source, tokens)
+    if guarded != source:
+        source, tokens = guarded, scanner.read(guarded)
+    steps = tuple(_step(own.decode(), words, schema) for own, words in scanner.statements(source, tokens))
     if not steps:
         raise InputError("The text contains no statement.")
     return steps
@@ -529,11 +532,14 @@ def _bulk(text: str, tokens: tuple[Token, ...]) -> Bulk | None:
     marks = _marks(source, row)
     if marks is None:
         return None
-    out, last = source[: tokens[at].start] + b"SELECT ", row[0].start
-    for token, end, number in marks:
-        out += source[last : token.start] + f'{BOUND}."{number}"'.encode()
-        last = end
-    out += source[last : tokens[-1].start] + f" FROM temp.main.{BOUND}".encode()
+    out = scanner.replaced(
+        source,
+        [
+            (tokens[at].start, row[0].start, b"SELECT "),
+            *((token.start, end, f'{BOUND}."{number}"'.encode()) for token, end, number in marks),
+            (tokens[-1].start, len(source), f" FROM temp.main.{BOUND}".encode()),
+        ],
+    )
     is_plain = all(t.text in ("?", "$", ",") and not t.is_string for t in row) and [m[2] for m in marks] == list(
         range(len(marks))
     )

@@ -22,7 +22,7 @@ from sqlglot import TokenType, exp
 
 from catchment.errors import InputError, NotAllowedError
 from catchment.server.engine.parsing import Parser
-from catchment.server.sql.sql_tokens import Token, read
+from catchment.server.sql.sql_tokens import Token, read, replaced
 
 # sqlglot would log every statement that it cannot parse, including its text.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -242,9 +242,7 @@ def _with_pivot_values(text: str, tokens: tuple[Token, ...]) -> str:
         after = tokens[end].start if end < len(tokens) else len(source)
         # On a line of its own: a comment may precede it.
         signs += [(tokens[begin].start, b"("), (after, b"\n) IN (NULL) ")]
-    for at, sign in sorted(signs, reverse=True):
-        source = source[:at] + sign + source[at:]
-    return source.decode()
+    return replaced(source, [(at, at, sign) for at, sign in signs]).decode()
 
 
 def _pivot_columns(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
@@ -289,14 +287,11 @@ def refuse_strings_as_tables(reading: SqlReading) -> None:
     """
     source, tokens = reading.text.encode(), reading.tokens
     ends = [*(token.start for token in tokens[1:]), len(source)]
-    out, last = b"", 0
-    for begin, end in _unproven(tokens):
-        out += source[last : tokens[begin].start] + _EXPRESSION
-        last = ends[end - 1]
-    if not last:
+    pieces = [(tokens[begin].start, ends[end - 1], _EXPRESSION) for begin, end in _unproven(tokens)]
+    if not pieces:
         return
     try:
-        reading.parser.statements((out + source[last:]).decode())
+        reading.parser.statements(replaced(source, pieces).decode())
     except duckdb.Error:
         raise NotAllowedError(
             "A string in the place of a table would be read as a file.",
