@@ -104,6 +104,31 @@ def test_sqlglot_does_not_log_statements_that_it_cannot_parse(caplog: pytest.Log
 @pytest.mark.parametrize(
     "text",
     [
+        "SELECT " + "*, " * 200_000 + "1",
+        "DELETE FROM t WHERE a IN (1" + ", 1" * 100_000 + ")",
+    ],
+    ids=["tree of DuckDB", "tree of sqlglot"],
+)
+def test_a_statement_whose_tree_would_be_too_large_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="too large to be checked"):
+        judged(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT a FROM t WHERE a IN (1" + ", 1" * 90_000 + ")",
+        "DELETE FROM t WHERE a IN ('x'" + ", 'x'" * 40_000 + ")",
+        "INSERT INTO t VALUES (1, 'x')" + ", (1, 'x')" * 90_000,
+    ],
+)
+def test_a_long_list_of_values_is_authorized(text: str) -> None:
+    assert judged(text).counts == (not text.startswith("SELECT"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "SELECT 1 FROM t " + "AT (VERSION => " * 30_000,
         "PIVOT t ON a" + ", a" * 100_000 + " USING sum(b)",
         "INSERT INTO t VALUES (?" + ", ?" * 200_000 + ")",

@@ -69,6 +69,14 @@ def test_comment_rulers_are_accepted(signs: str) -> None:
     assert sql_tokens.read(f"SELECT 1 {signs}".encode())
 
 
+def test_more_conditions_than_the_parser_can_take_are_refused() -> None:
+    most = "SELECT a" + " AND a OR a" * 10_000
+    assert sql_tokens.read(most.encode())
+    assert sql_tokens.read(f"{most}, '{' and ' * 100_000}'".encode())
+    with pytest.raises(InputError, match="conditions"):
+        sql_tokens.read(f"{most} AND a".encode())
+
+
 def test_pieces_of_a_text_are_replaced_and_outer_ones_take_inner_ones_along() -> None:
     assert sql_tokens.replaced(b"abcdef", [(4, 5, b"E"), (1, 1, b"-"), (1, 3, b"BC")]) == b"a-BCdEf"
     assert sql_tokens.replaced(b"abcdef", [(2, 3, b"C"), (1, 4, b"?")]) == b"a?ef"

@@ -21,6 +21,7 @@ from duckdb import StatementType
 from sqlglot import TokenType, exp
 
 from catchment.errors import InputError, NotAllowedError
+from catchment.foundation.settings import MIB
 from catchment.server.engine.parsing import Parser
 from catchment.server.sql.sql_tokens import Token, read, replaced
 
@@ -47,6 +48,12 @@ _BEFORE_CONSTANTS = frozenset(
         *("select", "default", "by", "=", "<", ">", "!", "|", "+", "-", "*", "/", "%", "{", "["),
     }
 )
+# Trees are built and read by this process, at the cost of its other threads, and nothing can stop
+# that: 16 MiB of DuckDB's take 0.3 s and 80 MB, so many tokens 1.4 s in sqlglot.
+_TREE_CHARACTERS_MAX = 16 * MIB
+_TREE_TOKENS_MAX = 100_000
+_TOO_LARGE = "The statement is too large to be checked"
+_SMALLER = "Bind values as parameters, or ingest them into a temporary table and join it."
 # An expression that is never a table.
 _EXPRESSION = b" (NULL) "
 _EXPLAIN_OPTIONS = frozenset({"analyze", "format"})
@@ -103,8 +110,14 @@ def query_tree(reading: SqlReading) -> Any:
 
 def duckdb_tree(text: str, parser: Parser) -> Any:
     """Return the tree of exactly this text, with its positions; None if DuckDB returns none."""
+    found = parser.tree(text)
+    if len(found) > _TREE_CHARACTERS_MAX:
+        raise InputError(
+            f"{_TOO_LARGE}: its syntax tree has {len(found):,} characters, and the limit is {_TREE_CHARACTERS_MAX:,}.",
+            hint=_SMALLER,
+        )
     try:
-        tree = json.loads(parser.tree(text))
+        tree = json.loads(found)
     except RecursionError:
         raise InputError("The statement is nested too deeply.") from None
     return None if tree["error"] else tree
@@ -325,7 +338,13 @@ def function_name(function: exp.Func) -> str:
 
 def parse(text: str) -> list[exp.Expr]:
     """Parse the statement with sqlglot; InputError if that fails."""
-    body = _COMMENT_REMOVED.sub(r"\1''", explained(text, read(text.encode())).text)
+    tokens = read(text.encode())
+    if len(tokens) > _TREE_TOKENS_MAX:
+        raise InputError(
+            f"{_TOO_LARGE}: it has {len(tokens):,} words and signs, and the limit is {_TREE_TOKENS_MAX:,}.",
+            hint=_SMALLER,
+        )
+    body = _COMMENT_REMOVED.sub(r"\1''", explained(text, tokens).text)
     dialect = sqlglot.Dialect.get_or_raise("duckdb")
     try:
         words = dialect.tokenize(body)
