@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -117,6 +118,14 @@ class StatementFacts:
     is_update: bool = False
 
 
+_current: ContextVar["Call | None"] = ContextVar("catchment_call", default=None)
+
+
+def current_call() -> "Call | None":
+    """Return the call whose statement this thread runs; None outside of statements."""
+    return _current.get()
+
+
 class Call:
     """One call of a client, which can be cancelled and has a deadline."""
 
@@ -143,6 +152,15 @@ class Call:
     def stall(self) -> None:
         """Stop the call: it has waited too long for its client."""
         self._stop(StalledError)
+
+    @contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Let `current_call` return this call while the block runs."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     @contextmanager
     def interruptible(self, interrupt: Callable[[], None]) -> Iterator[None]:

@@ -3,6 +3,9 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from catchment.errors import EngineFailedError
+from catchment.errors import EngineFailedError, TimedOutError
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import events, process
 from catchment.foundation.events import Event
@@ -22,7 +25,7 @@ from catchment.server.engine.engines import BARE, Engines
 from catchment.server.flight_server import FlightServer
 from catchment.server.sessions.connections import Connection, Parameters
 from catchment.server.sessions.registry import SessionRegistry
-from catchment.server.values import Call
+from catchment.server.values import Call, Principal, Role
 from catchment.status.model import EngineStatus
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 from tests.server.server_process import serving
@@ -33,6 +36,8 @@ AGAIN = grpc.StatusCode.ABORTED
 CRASHING = "SELECT json_structure(repeat('[', 100000) || repeat(']', 100000)) AS x"
 # Runs for minutes in one function, which does not look at interrupts.
 DEAF = "SELECT levenshtein(repeat('a', 400000), repeat('b', 400000)) AS x"
+# The parser takes many seconds for it. The server refuses such a statement of a client.
+HARD_TO_PARSE = f"SELECT {'a AND ' * 150_000} a"
 # Two batches, and no third for hours.
 NEVER_ENDING = "SELECT i FROM range(1000000000000) r(i) WHERE i < 180000 OR hash(i) = 1"
 STATEMENT_S_MAX = 120.0
@@ -99,11 +104,17 @@ def pid(running: FlightServer) -> int:
 
 def start(running: FlightServer, client: Client, text: str) -> Any:
     """Start a long statement; return its call once the engine computes it."""
+    with until_computing(running, text):
+        return client.asking(sql.CommandStatementQuery(query=text))
+
+
+@contextmanager
+def until_computing(running: FlightServer, text: str) -> Iterator[None]:
+    """Wait at the end of the block until the engine computes the text."""
     found = engines(running)._engines[0].process()
     before_s = found._cpu_s()
-    call = client.asking(sql.CommandStatementQuery(query=text))
+    yield
     wait_until(lambda: found._cpu_s() - before_s > CPU_S_MIN and _runs(found, text), "the engine computes it")
-    return call
 
 
 def _runs(engine: EngineProcess, text: str) -> bool:
@@ -236,6 +247,37 @@ def test_a_statement_that_does_not_react_to_its_cancellation_takes_its_engine_al
     wait_until(lambda: engine(running).pid not in (None, before), "it was replaced")
     assert engine(running).last_end == "a statement did not react to its interruption"
     assert other.query("SELECT 42 AS x") == [{"x": 42}]
+
+
+def test_a_statement_whose_parsing_goes_on_after_its_deadline_takes_its_engine_along(
+    running: FlightServer, connect: Connect
+) -> None:
+    client = connect()
+    before, parser = pid(running), engines(running)._engines[0].parser
+    call = Call()
+
+    def parse() -> None:
+        with call.as_current():
+            parser.tree(HARD_TO_PARSE)
+
+    with ThreadPoolExecutor(1) as pool:
+        with until_computing(running, HARD_TO_PARSE):
+            parsing = pool.submit(parse)
+        call.time_out()
+        with pytest.raises(EngineFailedError, match="did not react to its interruption"):
+            parsing.result()
+    assert client.query("SELECT 42 AS x") == [{"x": 42}]
+    assert pid(running) != before
+
+
+def test_a_stopped_call_parses_nothing(running: FlightServer) -> None:
+    session = sessions(running).open(Principal("founder", Role.ADMIN))
+    call = Call()
+    call.time_out()
+    for run in (partial(session.execute, call=call), partial(session.prepare, call=call)):
+        with pytest.raises(TimedOutError):
+            run("SELECT 42 AS not_parsed_yet, 1 AS first")
+    sessions(running).close(session)
 
 
 def test_an_abandoned_result_blocks_neither_its_transaction_nor_others(running: FlightServer, connect: Connect) -> None:

@@ -24,7 +24,7 @@ import duckdb
 from duckdb import StatementType
 
 from catchment.app import App
-from catchment.errors import EngineFailedError, StateError, StorageFailedError
+from catchment.errors import CancelledError, EngineFailedError, StateError, StorageFailedError
 from catchment.foundation import events, files
 from catchment.foundation.clock import Clock
 from catchment.foundation.meters import Counter
@@ -36,6 +36,7 @@ from catchment.server.engine.databases import BareDatabase, EngineDatabase, Lake
 from catchment.server.engine.engine_process import EngineProcess, EngineStatement
 from catchment.server.engine.parsing import ParsedStatement
 from catchment.server.engine.remote_connection import RemoteConnection
+from catchment.server.values import Call, current_call
 from catchment.status.model import EngineStatus
 
 # The databases of an engine: for clients' statements, for the files of long ingest streams, and for
@@ -330,7 +331,7 @@ class Engine:
 
 
 class EngineParser:
-    """DuckDB's parser, in an engine's process. Thread-safe."""
+    """DuckDB's parser, in an engine's process; stopped with the current call. Thread-safe."""
 
     def __init__(self, engine: Engine, failed: threading.Event) -> None:
         self.instance = EngineInstance(f"{engine.name} parser", engine, ParserDatabase(), failed=failed)
@@ -349,6 +350,8 @@ class EngineParser:
             return connection.tree(text)
 
     def _statements(self, text: str) -> tuple[ParsedStatement, ...]:
+        # DuckDB keeps the engine's interpreter meanwhile, so that it reads no interrupt: its end
+        # comes first, or that of an engine without a sign of life.
         with self._connection(text) as connection:
             found = connection.statements(text)
         return tuple(ParsedStatement(StatementType(kind), frozenset(names)) for kind, names in found)
@@ -357,11 +360,16 @@ class EngineParser:
     def _connection(self, text: str) -> Iterator[RemoteConnection]:
         connection = self._idle_connection() or self.instance.remote_cursor()
         connection.statement = EngineStatement.current(text)
+        call = current_call() or Call()
         try:
-            yield connection
+            with connection.stoppable(), call.interruptible(connection.interrupt):
+                yield connection
         except EngineFailedError:
             connection.close()
             raise
+        except duckdb.InterruptException:
+            call.refuse_stopped()
+            raise CancelledError from None
         finally:
             connection.statement = None
             if not connection.is_closed:

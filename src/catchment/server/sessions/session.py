@@ -166,7 +166,8 @@ class Session:
                 is_update=is_update or step is not steps[-1],
             )
             self._refuse_closed()
-            outcome = self._execution.execute(request, call)
+            with call.as_current():
+                outcome = self._execution.execute(request, call)
         if outcome is None:
             raise StateError("The text contains no statement.")
         if isinstance(outcome.result, TableResult):
@@ -183,7 +184,9 @@ class Session:
                 raise LimitError(
                     f"The session already has {len(self._prepared):,} prepared statements.", hint="Close some."
                 )
-        facts = self._execution.prepare(text, transaction, call or Call())
+        call = call or Call()
+        with call.as_current():
+            facts = self._execution.prepare(text, transaction, call)
         prepared = PreparedStatement(self.state.new_handle(), text, transaction, facts)
         with self._mutex:
             self._prepared[prepared.handle] = prepared
