@@ -61,7 +61,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli",),
     "typer": ("cli",),
     "time": ("foundation.clock",),
-    "fcntl": ("foundation.files",),
+    # Locks on files; and how much has arrived on a socket.
+    "fcntl": ("foundation.files", "server.engine.frames"),
     "shutil": ("foundation.files", "pipeline.java"),
     "pydantic": ("foundation.settings",),
     "pydantic_settings": ("foundation.settings",),

@@ -9,11 +9,13 @@ is text of a few forms or validated Arrow, of a bounded size.
 
 import datetime
 import decimal
+import fcntl
 import io
 import json
 import pickle
 import socket
 import struct
+import termios
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +57,8 @@ _OF_TEXT: dict[str, Callable[[str], object]] = {
     "bytes": bytes.fromhex,
 }
 _MAP = "map"
+# What FIONREAD reports if no data has arrived.
+_NOTHING = bytes(4)
 
 Answer = dict[str, Any]
 # Errors of a statement or of its rows, which are reported; any other one is a defect.
@@ -98,6 +102,14 @@ def receive(of: socket.socket) -> tuple[Answer, pa.Buffer]:
     if not isinstance(answer, dict):
         raise EOFError
     return answer, body
+
+
+def has_arrived(of: socket.socket) -> bool:
+    """Return whether data can be read; not at the end of the connection, and without reading it.
+
+    Another thread may read it at this moment, which a peek would then wait for.
+    """
+    return fcntl.ioctl(of, termios.FIONREAD, _NOTHING) != _NOTHING
 
 
 def send_batch(to: socket.socket, number: int, batch: pa.RecordBatch) -> None:

@@ -4,8 +4,6 @@ Only those methods that Catchment uses, with the same meaning and the same error
 need to know where DuckDB runs. If the process ends, every method raises EngineFailedError.
 """
 
-import fcntl
-import termios
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +23,6 @@ Parameters = Sequence[object] | dict[str, object]
 # Requests that run no statement of a client end within this time, or the engine is broken.
 # Attaching a lake takes as long as its catalog takes to answer.
 _SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "statements": 60.0, "tree": 60.0}
-# What FIONREAD reports if nothing has arrived.
-_NO_BYTES = bytes(4)
 
 
 class RemoteConnection:
@@ -176,8 +172,7 @@ class RemoteConnection:
     def _is_answered(self) -> bool:
         """Whether an answer has arrived that was not read yet: a client may be slow to read it."""
         try:
-            # At the end of the engine, its socket is readable, too; but it may have answered before.
-            return fcntl.ioctl(self._socket, termios.FIONREAD, _NO_BYTES) != _NO_BYTES
+            return frames.has_arrived(self._socket)
         except (OSError, ValueError):
             # It was closed.
             return True
