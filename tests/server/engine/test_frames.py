@@ -56,6 +56,27 @@ def test_a_batch_arrives_as_it_was_sent(ends: tuple[socket.socket, socket.socket
     assert found.equals(batch)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "md5_number('a')",
+        "TIME '24:00:00'",
+        "[TIME '24:00:00', NULL]",
+        "{'a': TIME '24:00:00', 'e': 'x'::ENUM('x', 'y')}",
+        "map([md5_number('a')], [TIME '24:00:00'])",
+        "[md5_number('a')]::HUGEINT[1]",
+        "TIME '24:00:00'::UNION(a TIME, b VARCHAR)",
+        "[['x'::ENUM('x', 'y')]]",
+    ],
+)
+def test_values_of_duckdb_that_arrow_holds_and_does_not_know_arrive(
+    ends: tuple[socket.socket, socket.socket], value: str
+) -> None:
+    (batch,) = duckdb.execute(f"SELECT {value} AS x").to_arrow_table().to_batches()
+    (found,) = received(ends, batch)
+    assert found.equals(batch)
+
+
 def test_a_large_batch_arrives_in_pieces(ends: tuple[socket.socket, socket.socket]) -> None:
     batch = pa.record_batch({"a": ["x" * 1_000_000] * 40})
     found = received(ends, batch)
@@ -89,15 +110,36 @@ def test_values_of_any_other_form_are_refused(body: bytes) -> None:
         frames.unpacked(pa.py_buffer(body))
 
 
-def test_a_batch_with_wrong_offsets_is_refused(ends: tuple[socket.socket, socket.socket]) -> None:
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pa.record_batch({"a": ["x", "y", "z"]}),
+        pa.record_batch({"a": [[datetime.time(1)], [datetime.time(2)], [None]]}),
+        pa.record_batch({"a": pa.array([[("x", 1)], [("y", 2)], [("z", 3)]], pa.map_(pa.string(), pa.time64("us")))}),
+    ],
+    ids=["text", "list of times", "map to times"],
+)
+def test_a_batch_with_wrong_offsets_is_refused(
+    ends: tuple[socket.socket, socket.socket], batch: pa.RecordBatch
+) -> None:
     ours, theirs = ends
-    batch = pa.record_batch({"a": ["x", "y", "z"]})
     data = bytearray(batch.serialize().to_pybytes())
     at = data.rindex(b"\x01\0\0\0\x02\0\0\0\x03\0\0\0")
     data[at : at + 4] = (60_000).to_bytes(4, "little")
     frames.send(theirs, 1, {"batch": False, "more": False}, bytes(data))
     answer, body = frames.receive(ours)
     with pytest.raises(pa.ArrowInvalid):
+        frames.batch_of(answer, body, batch.schema)
+
+
+def test_a_batch_with_a_wrong_index_of_a_dictionary_is_refused(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 77], pa.uint8()), ["x"], safe=False)
+    nested = pa.StructArray.from_arrays([column, pa.array([datetime.time(1)] * 2)], ["e", "t"])
+    batch = pa.record_batch({"a": nested})
+    frames.send_batch(theirs, 1, batch)
+    answer, body = frames.receive(ours)
+    with pytest.raises(pa.ArrowException):
         frames.batch_of(answer, body, batch.schema)
 
 
