@@ -61,13 +61,32 @@ def python_values(column: pa.ChunkedArray) -> list[object]:
         values: list[object] = column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise InputError(f"A bound value cannot be used: {error}") from None
-    if pa.types.is_interval(column.type):
-        return [None if value is None else _interval(value) for value in values]
-    return values
+    return [_with_intervals(value) for value in values] if _has_interval(column.type) else values
+
+
+def _has_interval(kind: pa.DataType) -> bool:
+    fields = (kind.field(at) for at in range(kind.num_fields))
+    return pa.types.is_interval(kind) or any(_has_interval(field.type) for field in fields)
+
+
+def _with_intervals(value: object) -> object:
+    """Replace intervals, at any depth; DuckDB's Python API would read Arrow's three numbers as a
+    list.
+    """
+    match value:
+        case pa.MonthDayNano():
+            return _interval(value)
+        case list():
+            return [_with_intervals(each) for each in value]
+        case tuple():
+            return tuple(_with_intervals(each) for each in value)
+        case dict():
+            return {key: _with_intervals(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 def _interval(value: pa.MonthDayNano) -> duckdb.Value:
-    """Return an interval; DuckDB's Python API would read Arrow's three numbers as a list."""
     text = f"{value.months} months {value.days} days {value.nanoseconds // 1_000} microseconds"
     return duckdb.Value(text, duckdb.sqltypes.INTERVAL)
 
