@@ -14,7 +14,7 @@ import duckdb
 import grpc
 import pyarrow as pa
 
-from catchment.errors import EngineFailedError, LimitError
+from catchment.errors import EngineFailedError
 from catchment.server.engine import frames
 from catchment.server.engine.databases import EngineDatabase
 from catchment.server.engine.engine_process import EngineProcess, EngineStatement
@@ -193,9 +193,10 @@ class RemoteConnection:
             yield
         except (EOFError, TimeoutError) as error:
             raise self._failed(error) from None
-        except LimitError:
-            # Thrown here, in the middle of an exchange: the rest of it cannot be told apart.
-            self.close()
+        except BaseException:
+            if self._is_running:
+                # Thrown here, in the middle of an exchange: the rest of it cannot be told apart.
+                self.close()
             raise
         finally:
             self.finish()
@@ -235,6 +236,8 @@ class RemoteConnection:
             if answer.get("number") != self._number:
                 raise EOFError
             if "error" in answer:
+                # The last answer to the request.
+                self.finish()
                 raise frames.reported(answer)
             if "pull" not in answer:
                 return answer, body
