@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from catchment.errors import EngineFailedError, TimedOutError
+from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation import events, process
 from catchment.foundation.events import Event
@@ -40,6 +41,8 @@ DEAF = "SELECT levenshtein(repeat('a', 400000), repeat('b', 400000)) AS x"
 HARD_TO_PARSE = f"SELECT {'a AND ' * 150_000} a"
 # Two batches, and no third for hours.
 NEVER_ENDING = "SELECT i FROM range(1000000000000) r(i) WHERE i < 180000 OR hash(i) = 1"
+# Two batches at once, and a third after hours: DuckDB fills a buffer before it hands out one.
+LONG = "SELECT i FROM range(1000000000000) r(i) WHERE i < 300000 OR hash(i) = 1"
 STATEMENT_S_MAX = 120.0
 # More than parsing a statement takes.
 CPU_S_MIN = 0.3
@@ -293,6 +296,34 @@ def test_an_abandoned_result_blocks_neither_its_transaction_nor_others(running: 
     client.end(transaction, commit=False)
     assert other.update("INSERT INTO t VALUES (203)") == 1
     assert pid(running) == before
+
+
+def test_nothing_is_computed_for_a_result_that_is_not_read(running: FlightServer, connect: Connect) -> None:
+    client = connect()
+    info = client.info(sql.CommandStatementQuery(query=NEVER_ENDING))
+    found = engines(running)._engines[0].process()
+    assert not found.statements()
+    parts = client.stream("DoGet", flight.Ticket(ticket=info.endpoint[0].ticket.ticket).SerializeToString())
+    next(parts)
+    wait_until(lambda: _runs(found, NEVER_ENDING), "the engine computes what is read")
+    parts.close()  # type: ignore[attr-defined]
+    wait_until(lambda: not found.statements(), "it has stopped")
+
+
+def test_a_transaction_survives_the_end_of_a_result_that_was_read_in_part(
+    running: FlightServer, connect: Connect
+) -> None:
+    client, other = connect(), connect()
+    transaction = client.begin()
+    client.update("INSERT INTO t VALUES (300)", transaction)
+    assert running._sessions is not None
+    (session,) = [each for each in running._sessions.sessions() if each.state.has_transactions]
+    result = session.execute(LONG, Call(), transaction=transaction).result
+    rows = result.batches(Call())
+    assert [next(rows).num_rows for _ in range(2)] == [65_536] * 2
+    result.close()
+    client.end(transaction, commit=True)
+    assert other.query("SELECT a FROM t WHERE a = 300") == [{"a": 300}]
 
 
 def test_a_failed_cast_of_a_large_value_is_an_error_like_others(running: FlightServer, connect: Connect) -> None:

@@ -6,7 +6,7 @@ need to know where DuckDB runs. If the process ends, every method raises EngineF
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from catchment.server.engine.engine_process import EngineProcess, EngineStatemen
 Parameters = Sequence[object] | dict[str, object]
 # Requests that run no statement of a client end within this time, or the engine is broken.
 # Attaching a lake takes as long as its catalog takes to answer.
-_SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "statements": 60.0, "tree": 60.0}
+_SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "end": 60.0, "statements": 60.0, "tree": 60.0}
 
 
 class RemoteConnection:
@@ -122,6 +122,10 @@ class RemoteConnection:
         self._reader = RemoteReader(self, schema)
         return self._reader
 
+    def end_stream(self) -> None:
+        """End the stream of the last statement, and what DuckDB computes for it."""
+        self._ask("end")
+
     def register(self, name: str, rows: pa.Table | pa.RecordBatchReader) -> None:
         """Register rows as a temporary view: a table, or a stream that one statement can read."""
         is_table = isinstance(rows, pa.Table)
@@ -159,11 +163,6 @@ class RemoteConnection:
             lambda: self._running(block=block), lambda: self._block != block or self.is_closed, self.statement
         )
 
-    def stop_reading(self, is_over: Callable[[], bool]) -> None:
-        """Interrupt a stream that no reader wants; the process is killed if it goes on."""
-        number = self._number
-        self._process.stop(lambda: (self._channel, number) if self.is_computing else None, is_over, self.statement)
-
     def close(self) -> None:
         """Close the connection, and interrupt what it runs."""
         self._process.drop(self._channel)
@@ -185,10 +184,18 @@ class RemoteConnection:
     def _request(self, verb: str, *arguments: object) -> Iterator[None]:
         """Send a request; inside the block, its answers are read."""
         if self._reader is not None:
-            # Its next batch may be on its way.
+            # Of a large batch, a part may be on its way.
             reader, self._reader = self._reader, None
             reader.discard()
         self.begin(verb, *arguments)
+        try:
+            with self._exchanging():
+                yield
+        finally:
+            self.finish()
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, TimeoutError) as error:
@@ -198,8 +205,6 @@ class RemoteConnection:
                 # Thrown here, in the middle of an exchange: the rest of it cannot be told apart.
                 self.close()
             raise
-        finally:
-            self.finish()
 
     def begin(self, verb: str, *arguments: object) -> None:
         """Send a request, and leave its answer to be read."""
@@ -224,10 +229,8 @@ class RemoteConnection:
 
     def receive(self) -> tuple[frames.Answer, pa.Buffer]:
         """Return the next answer to a request that was begun."""
-        try:
+        with self._exchanging():
             return self._answer()
-        except (EOFError, TimeoutError) as error:
-            raise self._failed(error) from None
 
     def _answer(self) -> tuple[frames.Answer, pa.Buffer]:
         """Return the next answer, and send the rows that the engine asks for until then."""
@@ -271,13 +274,14 @@ class RemoteConnection:
 
 
 class RemoteReader:
-    """A stream of rows. One batch is requested ahead: the engine computes it in the meantime."""
+    """A stream of rows. The engine computes a batch when it is asked for, and none ahead."""
 
     def __init__(self, connection: RemoteConnection, schema: pa.Schema) -> None:
         self.schema = schema
         self._connection = connection
         self._is_open = True
-        connection.begin("next")
+        # Whether a batch has been asked for, and more of it will arrive.
+        self._is_arriving = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
@@ -289,37 +293,40 @@ class RemoteReader:
         """Return the next rows; StopIteration after the last."""
         if not self._is_open:
             raise StopIteration
-        try:
-            answer, body = self._connection.receive()
-        except BaseException:
-            self._finish()
-            raise
-        if "batch" not in answer:
-            self._finish()
-            raise StopIteration
-        if not answer["more"]:
-            self._connection.finish()
+        if not self._is_arriving:
             self._connection.begin("next")
+        answer, body = self._receive()
+        if "batch" not in answer:
+            self._is_open = False
+            raise StopIteration
         return frames.batch_of(answer, body, self.schema)
 
+    def close(self) -> None:
+        """End the stream, and what DuckDB computes for it."""
+        if self._is_open:
+            self._connection.end_stream()
+
     def discard(self) -> None:
-        """End the stream: interrupt the batch that is on its way, and discard it."""
-        if not self._is_open:
-            return
-        if self._connection.is_computing:
-            self._connection.stop_reading(lambda: not self._is_open)
-        while self._is_open:
+        """End the stream, because another request follows; discard the rest of a batch."""
+        while self._is_arriving:
             try:
-                answer, _ = self._connection.receive()
+                self._receive()
             except EngineFailedError:
                 raise
             except frames.REPORTED:
                 # An error of rows that no reader wants.
                 break
-            if not answer.get("more"):
-                break
-        self._finish()
-
-    def _finish(self) -> None:
         self._is_open = False
-        self._connection.finish()
+
+    def _receive(self) -> tuple[frames.Answer, pa.Buffer]:
+        self._is_arriving = False
+        try:
+            answer, body = self._connection.receive()
+        except BaseException:
+            self._is_open = False
+            self._connection.finish()
+            raise
+        self._is_arriving = bool(answer.get("more"))
+        if not self._is_arriving:
+            self._connection.finish()
+        return answer, body

@@ -95,6 +95,7 @@ class Channel:
             "table": self._table,
             "reader": self._open_reader,
             "next": self._next,
+            "end": self._end,
             "register_table": self._register_table,
             "register_stream": self._register_stream,
             "unregister": self._unregister,
@@ -209,6 +210,13 @@ class Channel:
             self._reply({"end": True})
         else:
             frames.send_batch(self._socket, self._number, batch)
+
+    def _end(self) -> None:
+        # DuckDB's threads fill a buffer ahead of the reader, and search for rows until it is full.
+        # While no batch is being read, an interrupt leaves the transaction as it is.
+        self._reader = None
+        self._interrupt()
+        self._reply({})
 
     def _register_table(self, name: str) -> None:
         schema = self._received_schema()

@@ -204,6 +204,7 @@ class Backend:
             origin=origin,
             parser=LocalParser() if engine is None else engine.parser,
             require_lake=require_lake or self.require_lake,
+            clock=self.clock,
             suspects=None if self.engines is None else self.engines.suspects,
         )
         with self._connections_mutex:
@@ -214,6 +215,13 @@ class Backend:
         """Whether the connection belongs to a DuckDB instance that has the lake open now."""
         origins = () if self.engines is None else self.engines.lake_origins()
         return connection.origin in (self.lake.origin(), *origins) and not connection.is_broken
+
+    def expire_results(self, before_s: float) -> None:
+        """Discard open results that were last read before that time."""
+        with self._connections_mutex:
+            found = list(self._connections)
+        for connection in found:
+            connection.expire_result(before_s)
 
     def close_lost(self) -> bool:
         """Close connections to instances that failed internally, and interrupt their statements.

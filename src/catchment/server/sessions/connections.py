@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 import duckdb
 import pyarrow as pa
 
-from catchment.errors import CancelledError, EngineFailedError, InputError, LimitError, StateError
+from catchment.errors import CancelledError, EngineFailedError, InputError, LimitError, StateError, TimedOutError
+from catchment.foundation.clock import Clock
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
 from catchment.lake.instance import Origin, has_failed_inside
 from catchment.lake.types import Column
@@ -101,6 +102,7 @@ class Connection:
         origin: Origin,
         parser: Parser,
         require_lake: Callable[[], None],
+        clock: Clock,
         suspects: Suspects | None = None,
     ) -> None:
         """`raw` is DuckDB's own connection, or one in an engine process.
@@ -110,6 +112,7 @@ class Connection:
         """
         self._require_lake = require_lake
         self._suspects = suspects
+        self.clock = clock
         self.raw = raw
         found: object = raw
         self._remote = found if isinstance(found, RemoteConnection) else None
@@ -183,6 +186,27 @@ class Connection:
         if self._live is not None:
             live, self._live = self._live, None
             live.give_up(StateError(reason))
+
+    def expire_result(self, before_s: float) -> None:
+        """Discard the open result if it was last read before that time: DuckDB may compute ahead
+        for it without end.
+        """
+        live = self._live
+        if live is None or live.touched_s >= before_s or not self.lock.acquire(blocking=False):
+            return
+        try:
+            if self._live is live and live.touched_s < before_s:
+                self._live = None
+                live.give_up(TimedOutError("The result was not read before the statement's timeout."))
+        finally:
+            self.lock.release()
+
+    def end_stream(self, reader: pa.RecordBatchReader) -> None:
+        """End a stream that is not read to its end, and what DuckDB computes for it."""
+        with suppress(duckdb.Error, EngineFailedError):
+            reader.close()
+            if self._remote is None:
+                self.raw.interrupt()
 
     def succeed(self) -> None:
         """Record that the client's statement has run to its end."""
@@ -301,6 +325,8 @@ class LiveResult:
         self, connection: Connection, reader: pa.RecordBatchReader, on_close: Callable[[], None] | None
     ) -> None:
         self.schema: pa.Schema = reader.schema
+        # When its client last read of it.
+        self.touched_s = connection.clock.monotonic_s()
         self._connection = connection
         self._reader: pa.RecordBatchReader | None = reader
         self._parked: list[pa.RecordBatch] = []
@@ -338,7 +364,7 @@ class LiveResult:
                     return self._reader.read_next_batch()
                 except StopIteration:
                     self._connection.succeed()
-                    self._end()
+                    self._end(is_read=True)
                     return None
                 except EngineFailedError:
                     self._end()
@@ -352,6 +378,8 @@ class LiveResult:
                         self._connection.origin.refuse_lost()
                         raise CancelledError from None
                     raise
+                finally:
+                    self.touched_s = self._connection.clock.monotonic_s()
 
     def park(self, bytes_max: int) -> None:
         """Read the rest into memory. The caller holds the connection's lock."""
@@ -385,8 +413,8 @@ class LiveResult:
 
     def give_up(self, reason: Exception) -> None:
         """Discard the rows; the reader gets `reason` as an error. The caller holds the lock."""
-        self._parked, self._failure, self._reader = [], reason, None
-        self._cleanup.close()
+        self._parked, self._failure = [], reason
+        self._end()
 
     def close(self) -> None:
         """Discard unread rows."""
@@ -394,8 +422,10 @@ class LiveResult:
             self._parked = []
             self._end()
 
-    def _end(self) -> None:
-        if self._reader is not None:
-            self._reader = None
+    def _end(self, *, is_read: bool = False) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
             self._connection.forget(self)
+            if not is_read:
+                self._connection.end_stream(reader)
         self._cleanup.close()

@@ -190,8 +190,8 @@ class SessionRegistry:
         self.backend.close()
 
     def sweep(self) -> bool:
-        """End sessions and transactions that idled too long, and the remains of DuckDB instances
-        that failed internally.
+        """End sessions, transactions and results that idled too long, and the remains of DuckDB
+        instances that failed internally.
 
         Returns False if statements still run on such an instance: they are interrupted, and the
         caller should sweep again soon.
@@ -200,6 +200,7 @@ class SessionRegistry:
         sessions = self.sessions()
         for session in sessions:
             session.expire_transactions(now_s - self._settings.server_transaction_idle_seconds)
+        self.backend.expire_results(now_s - self._settings.server_statement_seconds_max)
         is_done = self.backend.close_lost()
         for session in sessions:
             if not self._admits(session.principal):
