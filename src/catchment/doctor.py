@@ -1,6 +1,9 @@
 """Doctor: checks this machine and the configured stores; each failed check has a hint."""
 
 import os
+import re
+import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,9 +12,15 @@ from pathlib import Path
 import psycopg
 
 from catchment.control import ControlDatabase
-from catchment.errors import CatchmentError, LakeMissingError, LakeUnavailableError, StorageFailedError
+from catchment.errors import (
+    CatchmentError,
+    LakeMissingError,
+    LakeUnavailableError,
+    SettingsError,
+    StorageFailedError,
+)
 from catchment.foundation import files
-from catchment.foundation.settings import Settings
+from catchment.foundation.settings import FILE_NAME, Settings, settings_of
 from catchment.foundation.text import plural
 from catchment.lake import Lake, extensions, parse_catalog
 from catchment.lake.attach import DuckDbCatalog, PostgresCatalog
@@ -19,6 +28,9 @@ from catchment.pipeline import SparkRunner
 from catchment.pipeline.java import archive_path, find_java
 
 _PYTHON_MIN = (3, 11)
+# In a connection string, and in the name of a setting of Spark.
+_PASSWORD = re.compile(r"\bpassword\s*=|//[^/@\s]*:[^/@\s]*@", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"password|secret|token|key", re.IGNORECASE)
 _FREE_BYTES_MIN = 2 * 1024**3
 _IS_RIGHT = "Is {} correct, does the database run, and may this user read and write it?"
 
@@ -41,6 +53,7 @@ def examine(settings: Settings, *, prepare: bool = False) -> Iterator[Check]:
     yield _check("java", _java)
     yield _check("extensions", _extensions)
     yield _check("disk", lambda: _disk(settings))
+    yield _check("secrets", lambda: _secrets(settings))
     yield _check("lake", lambda: _lake(settings), hint=_IS_RIGHT.format("CATCHMENT_LAKE_CATALOG"))
     yield _check("control", lambda: _control(settings), hint=_IS_RIGHT.format("CATCHMENT_CONTROL_DB"))
     if prepare:
@@ -87,6 +100,29 @@ def _disk(settings: Settings) -> str:
             hint="Free space, or set CATCHMENT_LAKE_DATA_PATH to a folder on a larger disk.",
         )
     return f"{free / 1e9:.1f} GB free at {settings.data_path}"
+
+
+def _secrets(settings: Settings) -> str:
+    """Refuse files with secrets that any user of this machine may read or change."""
+    candidates = [settings.users_path, settings.server_tls_key]
+    if _contains_secrets(settings_of(settings.home)):
+        candidates.append(settings.home / FILE_NAME)
+    found = [path for path in candidates if path is not None and path.exists()]
+    exposed = shlex.join(str(path) for path in found if path.stat().st_mode & stat.S_IRWXO)
+    if exposed:
+        raise SettingsError(
+            f"Every user of this machine can access a file with secrets: {exposed}.", hint=f"Run `chmod o= {exposed}`."
+        )
+    return f"{plural(len(found), 'file')} with secrets, closed to other users"
+
+
+def _contains_secrets(written: Settings) -> bool:
+    databases = (written.lake_catalog, written.control_db, written.queue_lease_postgres)
+    return (
+        written.shard_secret is not None
+        or any(_PASSWORD.search(each.get_secret_value()) for each in databases if each is not None)
+        or any(map(_SECRET_NAME.search, written.spark_conf))
+    )
 
 
 def _lake(settings: Settings) -> str:

@@ -348,7 +348,7 @@ def test_the_doctor_finds_this_machine_fit(healthy: Ended) -> None:
     assert healthy.code == 0, healthy.err
     assert healthy.json["ok"] is True
     assert [(check["name"], check["ok"]) for check in healthy.json["checks"]] == [
-        (name, True) for name in ("python", "java", "extensions", "disk", "lake", "control", "spark")
+        (name, True) for name in ("python", "java", "extensions", "disk", "secrets", "lake", "control", "spark")
     ]
     assert all(check["detail"] for check in healthy.json["checks"])
     assert "ok   spark: Spark 4" in healthy.err

@@ -16,8 +16,10 @@ from catchment.doctor import Check, examine
 from catchment.errors import JavaMissingError
 from catchment.foundation import events
 from catchment.foundation.ids import TableId
-from catchment.foundation.settings import Settings
+from catchment.foundation.settings import FILE_NAME, Settings
 from catchment.pipeline.java import find_java
+from catchment.server.access.users import Users
+from catchment.server.values import Role
 from tests.sample_events import create_table
 from tests.shortcuts.made_lakes import new_lake
 
@@ -73,6 +75,49 @@ def test_the_doctor_never_sends_you_to_the_doctor(tmp_path: Path) -> None:
         assert not checks[name].ok
         assert checks[name].hint
         assert "catchment doctor" not in str(checks[name].hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_secret"),
+    [
+        ("shard_secret = 'sixteen characters'", True),
+        ("lake_catalog = 'postgres:host=db password=x dbname=lake'", True),
+        ("control_db = 'postgres://ada:x@db/control'", True),
+        ("lake_catalog = 'postgres:host=db dbname=lake'", False),
+        ("control_db = 'sqlite:/tmp/control.sqlite'", False),
+        ("spark_conf = {'spark.hadoop.fs.s3a.secret.key' = 'x'}", True),
+        ("spark_conf = {'spark.executor.cores' = '2'}", False),
+    ],
+)
+def test_a_settings_file_with_a_secret_must_be_closed_to_other_users(
+    line: str, is_secret: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_text(line, encoding="utf-8")
+    path.chmod(0o644)
+    check = _secrets(tmp_path)
+    assert check.ok is not is_secret
+    if is_secret:
+        assert str(path) in check.detail
+        assert check.hint == f"Run `chmod o= {path}`."
+        path.chmod(0o640)
+        assert _secrets(tmp_path).detail == "1 file with secrets, closed to other users"
+
+
+def test_users_and_the_private_key_must_be_closed_to_other_users(tmp_path: Path) -> None:
+    key = tmp_path / "server.key"
+    key.touch(0o600)
+    Users(tmp_path / "users.json").add("ada", Role.READER, "a good password")
+    settings = Settings(home=tmp_path, server_tls_key=key)
+    assert _before_spark(examine(settings))["secrets"].detail == "2 files with secrets, closed to other users"
+    for path in (key, settings.users_path):
+        path.chmod(0o604)
+    assert str(key) in _before_spark(examine(settings))["secrets"].detail
+    assert str(settings.users_path) in _before_spark(examine(settings))["secrets"].detail
+
+
+def _secrets(home: Path) -> Check:
+    return next(check for check in examine(Settings(home=home)) if check.name == "secrets")
 
 
 def test_a_lake_with_one_table_has_one_table(tmp_path: Path) -> None:
