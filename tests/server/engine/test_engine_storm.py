@@ -16,6 +16,10 @@ from tests.server.server_process import ServerProcess
 
 _SECONDS, _SOAK_SECONDS = 6.0, 150.0
 _SEED = 7
+_FLUSHED_ALL_THE_TIME = {
+    "DUCKLING_QUEUE_FLUSH_INTERVAL_SECONDS": "2",
+    "DUCKLING_QUEUE_ROTATE_INTERVAL_SECONDS": "2",
+}
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 
 
@@ -24,7 +28,7 @@ def catalog(request: pytest.FixtureRequest, make_settings: MakeSettings) -> str:
     return make_settings(request.param).catalog_url.get_secret_value()
 
 
-def storm(home: Path, layout: str, catalog: str, seconds: float) -> None:
+def storm(home: Path, layout: str, catalog: str, seconds: float, **environment: str) -> None:
     chance, kills = random.Random(_SEED), 0
 
     def kill_engines(server: ServerProcess) -> None:
@@ -38,7 +42,8 @@ def storm(home: Path, layout: str, catalog: str, seconds: float) -> None:
                     os.kill(engine, chance.choice(_SIGNALS))
                     kills += 1
 
-    survive(home, kill_engines, seed=_SEED, DUCKLING_QUEUE_LAYOUT=layout, CATCHMENT_LAKE_CATALOG=catalog)
+    environment |= {"DUCKLING_QUEUE_LAYOUT": layout, "CATCHMENT_LAKE_CATALOG": catalog}
+    survive(home, kill_engines, seed=_SEED, **environment)
     assert kills > 1
 
 
@@ -51,4 +56,4 @@ def test_rows_are_there_once_however_often_engines_are_killed(layout: str, catal
 @pytest.mark.soak
 @pytest.mark.parametrize("layout", ["shared", "sessions"])
 def test_rows_are_there_once_after_minutes_of_killed_engines(layout: str, catalog: str, tmp_path: Path) -> None:
-    storm(tmp_path / "home", layout, catalog, _SOAK_SECONDS)
+    storm(tmp_path / "home", layout, catalog, _SOAK_SECONDS, **_FLUSHED_ALL_THE_TIME)
