@@ -1,6 +1,7 @@
 """A connection to an engine is kept or closed after an error, whichever side reports it."""
 
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 from catchment.errors import LimitError
 from catchment.server.engine import frames
 from catchment.server.engine.databases import ParserDatabase
-from catchment.server.engine.engine_process import EngineProcess
+from catchment.server.engine.engine_process import ChannelUser, EngineProcess
 from catchment.server.engine.remote_connection import RemoteConnection
 
 ROWS = pa.table({"a": [1, 2, 3]})
@@ -26,13 +27,18 @@ class Engine:
 
     def __init__(self, answer: Callable[[str], frames.Answer]) -> None:
         self._answer = answer
-        self._ours, self._theirs = frames.pair()
+        # What other threads see of a connection that is being opened.
+        self.seen: list[tuple[bool, bool]] = []
+
+    def number_channel(self) -> int:
+        return 1
+
+    def open_channel(self, number: int, user: ChannelUser, theirs: socket.socket) -> None:
+        assert number == 1
+        self.seen.append((user.is_closed, user.is_computing))
+        self._theirs = theirs.dup()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
-
-    def open_channel(self, user: object) -> tuple[int, object]:
-        del user
-        return 1, self._ours
 
     def drop(self, channel: int) -> None:
         """Do nothing: nothing runs."""
@@ -53,10 +59,21 @@ class Engine:
 
 @contextmanager
 def connected(answer: Callable[[str], frames.Answer]) -> Iterator[RemoteConnection]:
-    engine = Engine(answer)
+    with connected_to(Engine(answer)) as connection:
+        yield connection
+
+
+@contextmanager
+def connected_to(engine: Engine) -> Iterator[RemoteConnection]:
     with RemoteConnection(cast(EngineProcess, engine), 1, ParserDatabase()) as connection:
         yield connection
     engine.join()
+
+
+def test_a_connection_that_is_being_opened_counts_as_open_and_idle() -> None:
+    engine = Engine(lambda _: {})
+    with connected_to(engine):
+        assert engine.seen == [(False, False)]
 
 
 @pytest.mark.parametrize("error", [LimitError("x"), pa.ArrowInvalid("x"), duckdb.ConversionException("x")], ids=repr)

@@ -20,7 +20,6 @@ from weakref import WeakSet
 from catchment.errors import EngineFailedError, LimitError
 from catchment.foundation import events
 from catchment.foundation.clock import SystemClock
-from catchment.server.engine import frames
 
 _WORKER = "catchment.server.engine.worker"
 # Processes react in real time, whatever clock their server has.
@@ -139,25 +138,26 @@ class EngineProcess:
         """Return the number of a database that the process has not opened yet."""
         return next(self._databases)
 
-    def open_channel(self, user: ChannelUser) -> tuple[int, socket.socket]:
-        """Open a connection for its user; EngineFailedError if the process has ended."""
+    def number_channel(self) -> int:
+        """Return the number of a connection that has not been opened yet."""
+        return next(self._numbers)
+
+    def open_channel(self, number: int, user: ChannelUser, theirs: socket.socket) -> None:
+        """Open a connection for its user, who keeps the other end of the socket.
+
+        EngineFailedError if the process has ended.
+        """
         with self._mutex:
             if sum(not each.is_closed for each in self._users) >= self._connections_max:
                 raise LimitError(
                     f"The engine process has {self._connections_max} open connections.",
                     hint="Read results to their end before the next statement, or start more engines.",
                 )
-        ours, theirs = frames.pair()
-        number = next(self._numbers)
-        with self._mutex:
             self._users.add(user)
-        with theirs:
-            try:
-                socket.send_fds(self._control, [json.dumps({"channel": number}).encode()], [theirs.fileno()])
-            except OSError:
-                ours.close()
-                raise self.lost() from None
-        return number, ours
+        try:
+            socket.send_fds(self._control, [json.dumps({"channel": number}).encode()], [theirs.fileno()])
+        except OSError:
+            raise self.lost() from None
 
     def stop(
         self,

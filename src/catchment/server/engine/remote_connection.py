@@ -44,10 +44,13 @@ class RemoteConnection:
         self._is_sending = False
         self._sources: dict[str, Iterator[pa.RecordBatch]] = {}
         self._reader: RemoteReader | None = None
-        self._channel, self._socket = process.open_channel(self)
+        self._channel = process.number_channel()
+        self._socket, theirs = frames.pair()
         # If its owner forgets it.
         weakref.finalize(self, self._socket.close)
         try:
+            with theirs:
+                process.open_channel(self._channel, self, theirs)
             self._ask("connect", number, database)
         except BaseException:
             self.close()
