@@ -31,13 +31,14 @@ from catchment.pipeline.runner import RESTART_SECONDS_MAX
 from catchment.pipeline.work import Input, Mode, OutputShape, Task, UnitPart
 from catchment.queue import DqCoordinator, open_buffer
 from catchment.testing import FakeClock
+from tests.pipeline.slow_inputs import slow_unit
 from tests.sample_events import EVENTS, create_table, rows_of
+from tests.waiting import PATIENCE_S
 
 KILLS = 6
 START_S_MAX = 2.0
 LOOK_S = 0.01
 TASK_S_MAX = 2.0
-SLOW = "(SELECT sum(a.i * b.i) FROM range(10_000_000) a(i), range(10_000_000) b(i))"
 # How long after it is seen a JVM is killed: from before it listens to after its first job.
 KILLED_AFTER_S = (0.0, 2.5)
 
@@ -203,7 +204,8 @@ def hangs(settings: Settings) -> None:
 
 def hangs_after_it_answered(settings: Settings) -> None:
     def stop_it(launch: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        gateway = launch(*given, **named)
+        # Only what follows must take too long: on a busy machine, Java alone would.
+        gateway = launch(*given, **(named | {"seconds_max": PATIENCE_S}))
         gateway.proc.send_signal(signal.SIGSTOP)
         return gateway
 
@@ -264,18 +266,17 @@ def hanging_tasks(settings: Settings) -> None:
     # DuckDB needs 2^40 steps to read that, and looks at no interrupt before it is done.
     duckdb.execute(f"COPY (SELECT {'[' * 40}1{']' * 40} AS c) TO '{stuck}'")
     plain = _rewriting(settings, 1, rows, Column(name="id", type="INTEGER"))
-    slow = _rewriting(
-        settings, 2, rows, Column(name="id", type="INTEGER"), Column(name="n", type="HUGEINT", default=SLOW)
-    )
+    slow = replace(plain, number=2, parts=slow_unit(settings.home, "u2"))
     uninterruptible = _rewriting(settings, 3, stuck, Column(name="c", type=f"INTEGER{'[]' * 40}"))
     with SparkRunner(quick) as runner:
         done, *failed = runner.run([plain, slow, uninterruptible])
         assert (len(done.units), done.failures) == (1, ())
-        for result, path in zip(failed, (rows, stuck), strict=True):
+        for task, result in zip((slow, uninterruptible), failed, strict=True):
             (failure,) = result.failures
             assert failure.transient
+            assert failure.path == task.parts[0].input.uri
             assert failure.reason == (
-                f"{path}: the task took longer than 2 s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was stopped"
+                f"{failure.path}: the task took longer than 2 s (CATCHMENT_SPARK_TASK_SECONDS_MAX) and was stopped"
             )
         for _ in range(3):
             assert [len(each.units) for each in runner.run([plain] * 3)] == [1, 1, 1]
