@@ -6,6 +6,9 @@ import warnings
 from itertools import count
 from pathlib import Path
 
+# How long a connection may take to end once it is terminated.
+_END_MS_MAX = 10_000
+
 
 class EmbeddedPostgres:
     """A server in a temporary folder, reached by a socket; `close` stops it and removes both."""
@@ -37,13 +40,15 @@ class EmbeddedPostgres:
         return make_conninfo(self._uri, dbname=name)
 
     def terminate_connections(self, conninfo: str) -> None:
-        """Terminate every connection to a database, as a failing server would."""
+        """Terminate every connection to a database, as a failing server would, with its locks."""
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
         name = conninfo_to_dict(conninfo)["dbname"]
         with psycopg.connect(self._uri, autocommit=True) as connection:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s", (_END_MS_MAX, name)
+            )
 
     def close(self) -> None:
         """Stop the server."""
