@@ -96,7 +96,7 @@ VERBS: dict[str, Verb] = {
     "users_unreadable": Verb(
         ERROR, "The users' file cannot be read; all logins are refused.", "Repair the file, or restore a copy of it."
     ),
-    "thread_died": Verb(ERROR, "A server thread ended with an unexpected error.", "Report it, and restart the server."),
+    "thread_died": Verb(ERROR, "A thread ended with an unexpected error; the server's own start again.", "Report it."),
     # The lake.
     "lake_created": Verb(INFO, "The ledger was created in a new lake."),
     "lake_away": Verb(

@@ -8,6 +8,7 @@ from datetime import datetime
 from catchment.errors import CatchmentError
 from catchment.foundation import events
 from catchment.foundation.clock import Clock
+from catchment.foundation.lasting_thread import LastingThread
 from catchment.foundation.settings import Settings
 from catchment.queue.buffer import FlushReport
 from catchment.queue.coordinator import DqCoordinator
@@ -27,7 +28,7 @@ class QueueRuntime:
         # then.
         self._requested = threading.Event()
         self._flushers = ThreadPoolExecutor(settings.queue_max_parallel_flushes, thread_name_prefix="catchment-flusher")
-        self._sweeper = threading.Thread(target=self._sweep, name="catchment-sweeper", daemon=True)
+        self._sweeper = LastingThread(self._sweep, name="catchment-sweeper")
 
     def start(self) -> None:
         """Start sweeping and flushing."""
@@ -37,8 +38,7 @@ class QueueRuntime:
         """Stop once the flushes under way are done; with `flush`, flush the remaining rows."""
         self._stopping.set()
         self._coordinator.due.set()
-        if self._sweeper.is_alive():
-            self._sweeper.join()
+        self._sweeper.join()
         self._flushers.shutdown()
         if not flush:
             return None

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from catchment.app import App
 from catchment.errors import BufferHeldError, CatchmentError, DiskFullError, InputError, StateError
+from catchment.foundation.lasting_thread import LastingThread
 from catchment.foundation.meters import Meters
 from catchment.pipeline.legacy.folders import ImportPhase
 from catchment.queue.coordinator import QueueStatus
@@ -72,7 +73,7 @@ class StatusReader:
         self._tenants: BackgroundPart[Tenants] = self._cached("tenants", lambda: readings.tenants(app))
         self._opened = ExitStack()
         self._stopping = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, name="catchment-samples", daemon=True)
+        self._sampler = LastingThread(self._sample, name="catchment-samples")
 
     def __enter__(self) -> "StatusReader":
         return self
@@ -90,8 +91,7 @@ class StatusReader:
     def close(self) -> None:
         """Stop recording; running reads get a moment and are then abandoned."""
         self._stopping.set()
-        if self._sampler.is_alive():
-            self._sampler.join(WAIT_S_MAX)
+        self._sampler.join(WAIT_S_MAX)
         self._reader.close()
         self._opened.close()
 

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -14,7 +14,15 @@ import pyarrow as pa
 import pytest
 
 from catchment.app import App
-from catchment.errors import CancelledError, ConflictError, InputError, LimitError, NotLoggedInError, StateError
+from catchment.errors import (
+    CancelledError,
+    ConflictError,
+    EngineFailedError,
+    InputError,
+    LimitError,
+    NotLoggedInError,
+    StateError,
+)
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.server.access.users import ANONYMOUS
@@ -27,6 +35,7 @@ from catchment.server.sessions.session import Session
 from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.values import Call, Principal, Role, StatementOutcome, TableResult
+from tests.waiting import BEAT_S, wait_until
 
 FOUNDER = Principal("founder", Role.ADMIN)
 NOBODY = Principal(ANONYMOUS, Role.ADMIN)
@@ -597,3 +606,30 @@ def test_an_insert_into_the_queue_fails_if_the_table_is_changed_while_it_runs(
     monkeypatch.undo()
     run(session, f"INSERT INTO duckling_queue.{table} SELECT 1, 2")
     assert run(session, f"SELECT a, b FROM catchment_fresh.{table}") == [{"a": 2, "b": 1}]
+
+
+def test_transactions_that_fail_to_begin_do_not_disturb_a_sweep(
+    registry: SessionRegistry, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, sweeping = session.state, threading.Event()
+    open_one = state.begin(Call())
+
+    def fail(*_: object) -> None:
+        assert sweeping.wait(WAIT_S)
+        raise EngineFailedError
+
+    monkeypatch.setattr(Transaction, "begin", fail)
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(state.begin, Call())
+        wait_until(lambda: len(state._transactions) > 1, "the second one begins")
+
+        def is_due(*_: object) -> None:
+            sweeping.set()
+            # It must wait for the end of the sweep, and gets a moment in which it could fail to.
+            wait([failing], timeout=BEAT_S)
+
+        monkeypatch.setattr(Transaction, "lock_if_due", is_due)
+        state.expire_transactions(idle_before_s=None)
+        assert isinstance(failing.exception(WAIT_S), EngineFailedError)
+    monkeypatch.undo()
+    session.end(open_one, commit=False)

@@ -27,6 +27,7 @@ from catchment.app import App
 from catchment.errors import CancelledError, EngineFailedError, StateError, StorageFailedError
 from catchment.foundation import events, files
 from catchment.foundation.clock import Clock
+from catchment.foundation.lasting_thread import LastingThread
 from catchment.foundation.meters import Counter
 from catchment.foundation.settings import MIB
 from catchment.lake.attach import LakeAddress
@@ -225,7 +226,7 @@ class Engine:
         }
         self.parser = EngineParser(self, failed)
         # It starts processes, because the kernel ends a process with the thread that started it.
-        self._thread = threading.Thread(target=self._supervise, name=f"catchment-{name}", daemon=True)
+        self._thread = LastingThread(self._supervise, name=f"catchment-{name}")
         self._thread.start()
 
     def start(self) -> None:

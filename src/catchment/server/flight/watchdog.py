@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from catchment.foundation.clock import Clock, SystemClock
+from catchment.foundation.lasting_thread import LastingThread
 from catchment.server.values import Call
 
 # The time that a stopped call has to report its error, before it is cut off.
@@ -53,7 +54,7 @@ class Watchdog:
         self._watches: set[_Watch] = set()
         self._wakes_s = math.inf
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="catchment-watchdog", daemon=True)
+        self._thread = LastingThread(self._run, name="catchment-watchdog")
         self._thread.start()
 
     @contextmanager

@@ -11,6 +11,7 @@ from contextlib import suppress
 from catchment.app import App
 from catchment.errors import CatchmentError, LimitError, NotLoggedInError, StateError
 from catchment.foundation import events
+from catchment.foundation.lasting_thread import LastingThread
 from catchment.server import memory
 from catchment.server.access.users import ANONYMOUS
 from catchment.server.sessions.backend import Backend
@@ -40,7 +41,7 @@ class SessionRegistry:
         # Digests of tokens of anonymous sessions that have ended, oldest first.
         self._ended_tokens: OrderedDict[str, None] = OrderedDict()
         self._stopping = threading.Event()
-        self._sweeper = threading.Thread(target=self._sweep, name="catchment-sessions", daemon=True)
+        self._sweeper = LastingThread(self._sweep, name="catchment-sessions")
         self._sweeper.start()
 
     def open(self, principal: Principal) -> Session:

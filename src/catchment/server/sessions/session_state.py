@@ -248,7 +248,8 @@ class SessionState:
         try:
             opened.begin(call)
         except BaseException:
-            self._transactions.pop(opened.handle, None)
+            with self._mutex:
+                self._transactions.pop(opened.handle, None)
             raise
         return opened.handle
 
@@ -369,11 +370,11 @@ class SessionState:
             over = [(each, expiry) for each, expiry in found if expiry is not None]
             for each, expiry in over:
                 self._expire(each, expiry)
-        for each, _ in over:
-            try:
+        with ExitStack() as held:
+            for each, _ in over:
+                held.callback(each.connection.lock.release)
+            for each, _ in over:
                 self._finish_expired(each)
-            finally:
-                each.connection.lock.release()
         return len(over)
 
     def _expire(self, transaction: Transaction, expiry: Expiry) -> None:

@@ -13,6 +13,7 @@ from catchment.app import App
 from catchment.errors import CatchmentError, InputError, SettingsError, StaleRouteError, StateError
 from catchment.foundation import events, sql
 from catchment.foundation.ids import DEFAULT_SCHEMA, TableId
+from catchment.foundation.lasting_thread import LastingThread
 from catchment.server.shards.peers import Peers, PeerSession
 from catchment.server.values import Principal
 from catchment.tenants.control_client import ControlClient
@@ -57,7 +58,7 @@ class Tenancy:
         )
         self._remotes.add(self.shard)
         self._stopping = threading.Event()
-        self._reporter = threading.Thread(target=self._report, name="catchment-report", daemon=True)
+        self._reporter = LastingThread(self._report, name="catchment-report")
 
     def start(self) -> None:
         """Resume the shard's unfinished work, and start reporting."""
@@ -67,8 +68,7 @@ class Tenancy:
     def close(self) -> None:
         """Stop replication and reporting."""
         self._stopping.set()
-        if self._reporter.is_alive():
-            self._reporter.join()
+        self._reporter.join()
         self.shard.close()
         self._remotes.close()
         self._peers.close()
