@@ -435,6 +435,8 @@ LEGITIMATE = (
     "SELECT current_schema(), current_database(), version(), current_user",
     "SHOW TABLES",
     "SHOW ALL TABLES",
+    "SHOW ALL",
+    "SELECT * FROM (SHOW ALL) AS x, (SELECT 1) AS y",
     "DESCRIBE t",
     "DESCRIBE SELECT * FROM t",
     "SUMMARIZE t",

@@ -260,6 +260,7 @@ CUT = (
     "PRAGMA database_list",
     "PRAGMA table_info('events')",
     "SHOW ALL TABLES",
+    "SHOW ALL",
     "FROM (SHOW ALL TABLES)",
     "DESCRIBE",
     "SHOW SCHEMAS",

@@ -211,8 +211,9 @@ def _show_places(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int, str]]:
         if following is None or following.text == ")":
             yield at, at + 1, "SHOW ALL TABLES"
         elif token.text == "show" and following.text in _SHOW_WORDS and not following.is_quoted:
-            is_all = following.text == "all"
-            yield at, at + (3 if is_all else 2), _SHOW_WORDS[following.text]
+            # SHOW ALL is SHOW ALL TABLES.
+            has_tables = following.text == "all" and [each.text for each in tokens[at + 2 : at + 3]] == ["tables"]
+            yield at, at + (3 if has_tables else 2), _SHOW_WORDS[following.text]
 
 
 def _view(parts: tuple[str, ...]) -> tuple[str, str] | None:
