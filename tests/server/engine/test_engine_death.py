@@ -179,6 +179,30 @@ def test_running_statements_fail_and_open_transactions_release_the_lock(
     assert writer.query("SELECT a FROM t WHERE a BETWEEN 100 AND 102") == [{"a": 101}]
 
 
+@pytest.mark.parametrize("is_running", [False, True], ids=["idle", "running"])
+def test_a_lost_transaction_fails_once_releases_the_lock_and_can_be_rolled_back(
+    running: FlightServer, connect: Connect, is_running: bool
+) -> None:
+    owner, writer = connect(), connect()
+    for number in range(2):
+        owner.update("BEGIN")
+        owner.update("INSERT INTO t VALUES (200)")
+        if is_running:
+            call = start(running, owner, f"{ENDLESS} WHERE a.range >= {number}")
+            kill(running)
+            refused(AGAIN, call.result)
+        else:
+            kill(running)
+        owner.update("ROLLBACK")
+        assert writer.update("INSERT INTO t VALUES (201)") == 1
+    owner.update("BEGIN")
+    kill(running)
+    assert "Run" in refused(AGAIN, owner.update, "INSERT INTO t VALUES (200)")
+    assert owner.update("INSERT INTO t VALUES (202)") == 1
+    owner.prepare("ROLLBACK")
+    assert writer.query("SELECT count(*) AS n FROM t WHERE a = 200") == [{"n": 0}]
+
+
 def test_settings_and_prepared_statements_come_back_and_temporary_tables_are_reported_gone(
     running: FlightServer, connect: Connect
 ) -> None:

@@ -19,7 +19,7 @@ from catchment.server.sessions.session_policy import SessionPolicy
 from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.transactions import Transaction, exclusive
 from catchment.server.sql.session_settings import is_path, require_harmless_path, session_statement, setting_name
-from catchment.server.sql.sql_policy import Permission, StatementKind
+from catchment.server.sql.sql_policy import Permission, StatementKind, transaction_kind
 from catchment.server.sql.statement_plan import BOUND, Plain
 from catchment.server.values import Call, StatementOutcome, TableResult
 
@@ -37,6 +37,10 @@ class PlainStatements:
     def run(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         """Run a statement; `bound` are the rows of its parameters."""
         state = self.state
+        if transaction_kind(step.tokens) is StatementKind.ROLLBACK:
+            state.parser.statements(step.text)
+            if state.roll_back_expired(transaction):
+                return StatementOutcome.none()
         joined = state.find(transaction)
         with self.state.connection(joined) as connection:
             statement, permission = self.policy.authorized(step, connection)

@@ -17,7 +17,7 @@ from catchment.server.sessions import queue_results
 from catchment.server.sessions.connections import Connection, Parameters, by_position_or_name
 from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.statements import Statements
-from catchment.server.sql.sql_policy import StatementKind
+from catchment.server.sql.sql_policy import StatementKind, transaction_kind
 from catchment.server.sql.statement_plan import (
     Bulk,
     Capture,
@@ -105,6 +105,8 @@ def _gives_rows(statements: Statements, step: Step, transaction: bytes | None) -
         return step.verb == "execute" and _gives_rows(statements, statements.stored(step), transaction)
     if not isinstance(step, Plain):
         return not isinstance(step, Capture | CreateThroughQueue)
+    if transaction_kind(step.tokens) is not None:
+        return False
     state = statements.state
     with state.connection(state.find(transaction)) as connection:
         return statements.policy.authorized(step, connection)[1].kind is StatementKind.READ
@@ -117,6 +119,10 @@ def _only_read(statements: Statements, steps: tuple[Step, ...], transaction: byt
 
 def _plain_facts(statements: Statements, step: Plain, transaction: bytes | None, call: Call) -> StatementFacts:
     state, policy = statements.state, statements.policy
+    if transaction_kind(step.tokens) is not None:
+        # Without a connection: its transaction may have been lost.
+        state.parser.statements(step.text)
+        return StatementFacts(schema=pa.schema([]), is_update=True)
     with state.connection(state.find(transaction)) as connection:
         statement, permission = policy.authorized(step, connection)
         names = statement.named_parameters

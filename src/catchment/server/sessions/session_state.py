@@ -162,11 +162,13 @@ class SessionState:
                 yield connection
         else:
             with transaction.connection.lock:
-                transaction.refuse_ended()
                 try:
+                    transaction.refuse_ended()
                     yield transaction.connection
                 finally:
                     transaction.touched_s = self.backend.clock.monotonic_s()
+                    if transaction.connection.origin.is_lost:
+                        self._lose(transaction)
 
     @contextmanager
     def autocommit_connection(self) -> Iterator[Connection]:
@@ -270,10 +272,14 @@ class SessionState:
             if found is None or found.is_ending:
                 raise self._expired.reason(transaction)
             now_s = self.backend.clock.monotonic_s()
-            if not found.is_overlong(now_s):
+            if found.connection.origin.is_lost:
+                expiry = Expiry.LOST
+            elif found.is_overlong(now_s):
+                expiry = Expiry.OVERLONG
+            else:
                 found.use(now_s)
                 return found
-            self._expire(found, Expiry.OVERLONG)
+            self._expire(found, expiry)
             # The error below reports it.
             self._by_sql = None if self._by_sql == transaction else self._by_sql
         self._finish_expired(found)
@@ -313,10 +319,31 @@ class SessionState:
         try:
             self.end(ended.handle, commit=commit, call=call)
         finally:
-            if transaction is not None:
-                # A driver opened it: the driver continues to name it, and ends it itself later.
-                with suppress(CatchmentError):
-                    self.begin(call, transaction)
+            self._begin_for_driver(transaction)
+
+    def _begin_for_driver(self, transaction: bytes | None) -> None:
+        """Open a transaction that a driver opened and SQL has ended: the driver continues to name
+        it, and ends it itself later.
+        """
+        if transaction is not None:
+            with suppress(CatchmentError):
+                self.begin(Call(), transaction)
+
+    def roll_back_expired(self, transaction: bytes | None) -> bool:
+        """Run ROLLBACK as a statement if the transaction is rolled back already, or its engine has
+        ended; return whether it was.
+        """
+        with self._mutex:
+            handle = self._by_sql if transaction is None else transaction
+            found = None if handle is None else self._transactions.get(handle)
+            is_lost = found is not None and not found.is_ending and found.connection.origin.is_lost
+            if handle is None or not (is_lost or handle in self._expired):
+                return False
+        self.end(handle, commit=False)
+        with self._mutex:
+            self._by_sql = None if self._by_sql == handle else self._by_sql
+        self._begin_for_driver(transaction)
+        return True
 
     def end(self, transaction: bytes, *, commit: bool, call: Call | None = None) -> None:
         """Commit a transaction, or roll it back."""
@@ -376,6 +403,16 @@ class SessionState:
             for each, _ in over:
                 self._finish_expired(each)
         return len(over)
+
+    def _lose(self, transaction: Transaction) -> None:
+        """Roll back a transaction whose engine has ended, unless it is ending already; the caller
+        holds its connection's lock.
+        """
+        with self._mutex:
+            if transaction.is_ending:
+                return
+            self._expire(transaction, Expiry.LOST)
+        self._finish_expired(transaction)
 
     def _expire(self, transaction: Transaction, expiry: Expiry) -> None:
         """Mark a transaction as ended, under the mutex: a statement that arrives now is refused."""

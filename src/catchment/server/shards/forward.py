@@ -17,6 +17,7 @@ from catchment.foundation.clock import Clock
 from catchment.server.shards.peers import PeerSession
 from catchment.server.shards.routing import TenantRouting
 from catchment.server.sql import sql_tokens
+from catchment.server.sql.sql_policy import StatementKind, transaction_kind
 from catchment.server.sql.statement_plan import Capture, CreateThroughQueue, NamedStatement, Plain, Step
 from catchment.server.values import Call, Principal
 from catchment.tenants.model import ShardId, ShardInfo, TenantId
@@ -30,7 +31,6 @@ _READS = frozenset(
         *("pivot", "pivot_wider", "unpivot", "pivot_longer", "("),
     }
 )
-_BEGINS = frozenset({"begin", "start"})
 
 T = TypeVar("T")
 
@@ -159,4 +159,4 @@ def may_change(step: Step) -> bool:
 
 def begins(step: Step) -> bool:
     """Return whether a statement opens a transaction."""
-    return isinstance(step, Plain) and step.tokens[0].text in _BEGINS
+    return isinstance(step, Plain) and transaction_kind(step.tokens) is StatementKind.BEGIN

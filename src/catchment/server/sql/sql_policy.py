@@ -8,6 +8,7 @@ names in a statement are found.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, lru_cache
@@ -119,6 +120,11 @@ _TRANSACTIONS = {
 }
 
 
+def transaction_kind(tokens: Sequence[Token]) -> StatementKind | None:
+    """Return how a statement begins or ends a transaction; None if it does neither."""
+    return _TRANSACTIONS.get(tokens[0].text) if tokens else None
+
+
 def authorize(reading: SqlReading, principal: Principal) -> Permission:
     """Return the statement's permission; NotAllowedError if the caller may not run it."""
     compute = _cached if len(reading.text) <= _CACHED_CHARACTERS_MAX else _permit
@@ -144,10 +150,11 @@ def _permit(reading: SqlReading) -> Permission:
     kind, text, tokens = reading.kind, reading.text, reading.tokens
     first = tokens[0].text if tokens else ""
     if kind == StatementType.TRANSACTION:
-        if first not in _TRANSACTIONS:
+        control = transaction_kind(tokens)
+        if control is None:
             # If a PIVOT has to look up its values first, DuckDB turns it into several statements.
             raise NotSupportedError("A PIVOT inside a statement must list its values.", hint="PIVOT … ON … IN (…)")
-        return Permission(_TRANSACTIONS[first], Role.READER)
+        return Permission(control, Role.READER)
     if kind == StatementType.EXPLAIN:
         return _permit_explained(*reading.explained())
     if kind == StatementType.CALL and _is_commit_message(tokens):
