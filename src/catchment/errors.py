@@ -100,7 +100,7 @@ class ConflictError(RetryableError):
 
 
 class EngineFailedError(ConflictError):
-    """DuckDB failed internally in another session and was replaced; this work was rolled back."""
+    """The DuckDB instance of the session ended and was replaced; this work was rolled back."""
 
     default_hint = "Run the statement again, or the transaction from its beginning."
 

@@ -184,17 +184,16 @@ def test_a_lost_transaction_fails_once_releases_the_lock_and_can_be_rolled_back(
     running: FlightServer, connect: Connect, is_running: bool
 ) -> None:
     owner, writer = connect(), connect()
-    for number in range(2):
-        owner.update("BEGIN")
-        owner.update("INSERT INTO t VALUES (200)")
-        if is_running:
-            call = start(running, owner, f"{ENDLESS} WHERE a.range >= {number}")
-            kill(running)
-            refused(AGAIN, call.result)
-        else:
-            kill(running)
-        owner.update("ROLLBACK")
-        assert writer.update("INSERT INTO t VALUES (201)") == 1
+    owner.update("BEGIN")
+    owner.update("INSERT INTO t VALUES (200)")
+    if is_running:
+        call = start(running, owner, f"{ENDLESS} WHERE a.range > 0")
+        kill(running)
+        refused(AGAIN, call.result)
+    else:
+        kill(running)
+    owner.update("ROLLBACK")
+    assert writer.update("INSERT INTO t VALUES (201)") == 1
     owner.update("BEGIN")
     kill(running)
     assert "Run" in refused(AGAIN, owner.update, "INSERT INTO t VALUES (200)")
@@ -271,7 +270,7 @@ def test_a_statement_that_does_not_react_to_its_cancellation_takes_its_engine_al
     before = pid(running)
     call = start(running, client, DEAF)
     call.cancel()
-    wait_until(lambda: engine(running).pid not in (None, before), "it was replaced")
+    wait_until(lambda: engine(running).pid != before, "its engine is killed")
     assert engine(running).last_end == "a statement did not react to its interruption"
     assert other.query("SELECT 42 AS x") == [{"x": 42}]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from catchment import errors
-from catchment.errors import InvariantError, LakeUnavailableError
+from catchment.errors import InvariantError, LakeUnavailableError, LimitError
 from catchment.server.engine import frames
 
 UTC = datetime.UTC
@@ -195,3 +195,12 @@ def test_an_error_keeps_its_class_and_its_text(error: Exception) -> None:
 def test_an_error_of_an_unknown_class_is_reported_by_name() -> None:
     assert "KeyError: 'x'" in str(frames.reported(frames.error_answer(KeyError("x"))))
     assert isinstance(frames.reported({"error": ["EXIT_NEEDS_YOU", "x", None]}), errors.InvariantError)
+
+
+def test_values_that_are_too_large_are_neither_sent_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = frames.packed(["x" * 100])
+    monkeypatch.setattr(frames, "_VALUES_BYTES_MAX", 50)
+    with pytest.raises(LimitError, match="more than 50 bytes"):
+        frames.packed(["x" * 100])
+    with pytest.raises(InvariantError, match=f"{len(body)} bytes"):
+        frames.unpacked(pa.py_buffer(body))

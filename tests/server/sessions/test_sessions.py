@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -26,6 +26,8 @@ from catchment.errors import (
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
 from catchment.server.access.users import ANONYMOUS
+from catchment.server.engine import remote_connection
+from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.server.flight.watchdog import Watchdog
 from catchment.server.sessions import capture
 from catchment.server.sessions import registry as registries
@@ -633,3 +635,33 @@ def test_transactions_that_fail_to_begin_do_not_disturb_a_sweep(
         assert isinstance(failing.exception(WAIT_S), EngineFailedError)
     monkeypatch.undo()
     session.end(open_one, commit=False)
+
+
+def test_rows_that_are_too_large_for_the_server_stay_in_the_engine(
+    session: Session, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(session, "CREATE TEMP TABLE kept (a INTEGER)")
+    monkeypatch.setattr(session.state.own_connection(), "_bytes_max", 1_000)
+    returning = "INSERT INTO kept SELECT range FROM range(1000) RETURNING a"
+    for text in (returning, f"INSERT INTO duckling_queue.{table} SELECT range, 1 FROM range(1000)"):
+        with pytest.raises(LimitError, match="more than 1,000 bytes"):
+            run(session, text)
+    transaction = session.begin()
+    with pytest.raises(LimitError):
+        run(session, returning, transaction=transaction)
+    with pytest.raises(ConflictError, match="nothing was committed"):
+        session.end(transaction, commit=True)
+    assert run(session, f"SELECT count(*) AS n FROM catchment_fresh.{table}") == [{"n": 0}]
+    assert run(session, "SELECT count(*) AS n FROM kept") == [{"n": 0}]
+
+
+def test_an_engine_that_sends_more_rows_than_it_may_is_not_listened_to(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = cast(RemoteConnection, session.state.own_connection().raw)
+    monkeypatch.setattr(remote_connection, "_ENCODING_BYTES_MAX", -(2**40))
+    with pytest.raises(LimitError):
+        raw.execute("SELECT 42").to_arrow_table()
+    assert raw.is_closed
+    monkeypatch.undo()
+    assert run(session, "SELECT 42 AS x") == [{"x": 42}]

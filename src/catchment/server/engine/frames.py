@@ -33,6 +33,8 @@ from catchment.server.encoding import wire
 _PREFIX = struct.Struct("<IQ")
 _HEADER_BYTES_MAX = 64 * MIB
 BODY_BYTES_MAX = 1024 * MIB
+# Python's objects for values take many times their length.
+_VALUES_BYTES_MAX = 64 * MIB
 # A batch above this size is sent in pieces, so that the server holds little of a result at a time.
 _PIECE_BYTES = 16 * MIB
 _SOCKET_BYTES = 4 * MIB
@@ -178,13 +180,26 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def too_large(bytes_max: int) -> LimitError:
+    """Return the error for rows that do not fit into the server's memory."""
+    return LimitError(
+        f"The rows of the statement have more than {bytes_max:,} bytes.",
+        hint="Write or return fewer rows at a time.",
+    )
+
+
 def packed(rows: object) -> bytes:
-    """Return the values of rows as a body."""
-    return json.dumps(_tagged(rows)).encode()
+    """Return the values of rows as a body; LimitError if they are too large."""
+    body = json.dumps(_tagged(rows)).encode()
+    if len(body) > _VALUES_BYTES_MAX:
+        raise too_large(_VALUES_BYTES_MAX)
+    return body
 
 
 def unpacked(body: pa.Buffer) -> Any:
     """Return the values of a body; InvariantError if it has any other form."""
+    if body.size > _VALUES_BYTES_MAX:
+        raise InvariantError(f"An engine has sent values of {body.size:,} bytes.")
     try:
         return _untagged(json.loads(body.to_pybytes()))
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:

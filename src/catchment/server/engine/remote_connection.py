@@ -15,6 +15,8 @@ import grpc
 import pyarrow as pa
 
 from catchment.errors import EngineFailedError
+from catchment.foundation.settings import MIB
+from catchment.server.encoding import wire
 from catchment.server.engine import frames
 from catchment.server.engine.databases import EngineDatabase
 from catchment.server.engine.engine_process import EngineProcess, EngineStatement
@@ -23,6 +25,8 @@ Parameters = Sequence[object] | dict[str, object]
 # Requests that run no statement of a client end within this time, or the engine is broken.
 # Attaching a lake takes as long as its catalog takes to answer.
 _SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "end": 60.0, "statements": 60.0, "tree": 60.0}
+# What Arrow's encoding of rows may add to them, beside a quarter of their size.
+_ENCODING_BYTES_MAX = 16 * MIB
 
 
 class RemoteConnection:
@@ -108,15 +112,20 @@ class RemoteConnection:
         row = frames.unpacked(self._ask("row")[1])
         return None if row is None else tuple(row)
 
-    def to_arrow_table(self) -> pa.Table:
-        """Return the rows of the last statement as Arrow."""
-        with self._request("table"):
+    def to_arrow_table(self, bytes_max: int = wire.RESULT_BYTES_MAX) -> pa.Table:
+        """Return the rows of the last statement as Arrow; LimitError if they are larger."""
+        with self._request("table", bytes_max):
             schema = pa.ipc.read_schema(self._answer()[1])
             batches: list[pa.RecordBatch] = []
+            size = 0
             while True:
                 answer, body = self._answer()
                 if "batch" not in answer:
                     return pa.Table.from_batches(batches, schema)
+                size += body.size
+                # The engine has checked that; encoding adds little.
+                if size > bytes_max + bytes_max // 4 + _ENCODING_BYTES_MAX:
+                    raise frames.too_large(bytes_max)
                 batches.append(frames.batch_of(answer, body, schema))
 
     def to_arrow_reader(self, batch_rows: int) -> "RemoteReader":

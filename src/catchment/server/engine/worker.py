@@ -190,8 +190,10 @@ class Channel:
     def _row(self) -> None:
         self._reply({}, frames.packed(self._raw.fetchone()))
 
-    def _table(self) -> None:
+    def _table(self, bytes_max: int) -> None:
         table = self._raw.to_arrow_table()
+        if table.get_total_buffer_size() > bytes_max and table.nbytes > bytes_max:
+            raise frames.too_large(bytes_max)
         self._reply({}, table.schema.serialize())
         for batch in table.to_batches():
             frames.send_batch(self._socket, self._number, batch)

@@ -20,6 +20,7 @@ from catchment.lake import Lake, extensions, failures
 from catchment.lake.attach import DuckDbCatalog
 from catchment.lake.instance import Instance, Origin
 from catchment.queue import DqCoordinator
+from catchment.server.encoding import wire
 from catchment.server.engine.engine_process import EngineStatement
 from catchment.server.engine.engines import BARE, FILES, LAKE, Engine, Engines
 from catchment.server.engine.parsing import LocalParser
@@ -205,6 +206,7 @@ class Backend:
             parser=LocalParser() if engine is None else engine.parser,
             require_lake=require_lake or self.require_lake,
             clock=self.clock,
+            bytes_max=max(self.settings.server_write_bytes_max, wire.RESULT_BYTES_MAX),
             suspects=None if self.engines is None else self.engines.suspects,
         )
         with self._connections_mutex:

@@ -103,9 +103,11 @@ class Connection:
         parser: Parser,
         require_lake: Callable[[], None],
         clock: Clock,
+        bytes_max: int = wire.RESULT_BYTES_MAX,
         suspects: Suspects | None = None,
     ) -> None:
-        """`raw` is DuckDB's own connection, or one in an engine process.
+        """`raw` is DuckDB's own connection, or one in an engine process, from which the server reads
+        at most `bytes_max` into its memory for one statement.
 
         `require_lake` is called if a name or a file is not found; it raises LakeUnavailableError if
         the lake is the cause. `suspects` are the statements that ended engines.
@@ -118,6 +120,7 @@ class Connection:
         self._remote = found if isinstance(found, RemoteConnection) else None
         self.origin = origin
         self.parser = parser
+        self._bytes_max = bytes_max
         # Whether it has state that a new connection would lack: USE, variables, temporary tables.
         self.has_state = False
         # Whether a statement failed while it ran. On an instance that errors do not invalidate,
@@ -140,11 +143,20 @@ class Connection:
             return self.raw.execute(statement, parameters) if parameters else self.raw.execute(statement)
 
     def table(self, statement: str, call: Call, parameters: Parameters | None = None) -> pa.Table:
-        """Run a statement and return its whole result. The caller holds the lock."""
+        """Run a statement and return its whole result; LimitError if it is too large. The caller
+        holds the lock.
+        """
         self.park_result(call)
         with self.interruptible(call):
             executed = self.raw.execute(statement, parameters) if parameters else self.raw.execute(statement)
-            return executed.to_arrow_table()
+            if self._remote is None:
+                return executed.to_arrow_table()
+            try:
+                return self._remote.to_arrow_table(self._bytes_max)
+            except LimitError:
+                # The statement has run: its changes must not be committed.
+                self.has_failed = True
+                raise
 
     def stream(
         self,
