@@ -418,7 +418,9 @@ def test_users_of_a_tenant_find_and_read_what_is_theirs_in_the_queue_and_nothing
             execute(user, f"CREATE TABLE duckling_queue.events AS SELECT '{schema}' AS a")
         execute(users["t8"], "CREATE TABLE duckling_queue.secrets AS SELECT 'sesame' AS a")
         for schema, user in users.items():
-            found = metadata.answer(sql.CommandGetTables(db_schema_filter_pattern="duckling%"), user.state, settings)
+            found = metadata.answer(
+                sql.CommandGetTables(db_schema_filter_pattern="duckling%"), user.state, settings, Call()
+            )
             assert found["table_name"].to_pylist() == (["events"] if schema == "t7" else ["events", "secrets"])
             if FACTS[layout].separates_sessions:
                 assert execute(user, "FROM duckling_queue.events").to_pylist() == [{"a": schema}]

@@ -191,6 +191,11 @@ class Call:
                 self._interrupt()
 
 
+def running_call() -> Call:
+    """Return the call whose statement this thread runs, or a new one, which is never stopped."""
+    return current_call() or Call()
+
+
 @lru_cache(maxsize=64)
 def _counts(*rows: int) -> pa.Table:
     return pa.table({"Count": pa.array(rows, pa.int64())})

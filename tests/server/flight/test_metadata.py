@@ -1,9 +1,11 @@
 """The metadata of the catalog, as drivers request it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import adbc_driver_flightsql.dbapi as adbc
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -147,3 +149,24 @@ def test_the_driver_lists_catalogs_schemas_tables_and_columns(running: FlightSer
         schemas = {each["db_schema_name"]: each["db_schema_tables"] for each in catalog["catalog_db_schemas"]}
         assert list(schemas) == ["duckling_queue", "main", "other"]
         assert [each["column_name"] for each in schemas["main"][1]["table_columns"]] == ["id", "price", "tags"]
+
+
+def test_columns_of_a_type_that_arrow_lacks_are_listed_as_text(client: Client) -> None:
+    client.update("CREATE TABLE odd (id BIGINT, v VARIANT, w VARIANT)")
+    listed = client.read(sql.CommandGetTables(include_schema=True, table_name_filter_pattern="odd"))
+    schema = pa.ipc.read_schema(pa.py_buffer(listed["table_schema"][0].as_py()))
+    assert [(field.name, str(field.type)) for field in schema] == [("id", "int64"), ("v", "string"), ("w", "string")]
+    client.update("DROP TABLE odd")
+
+
+def test_a_pattern_that_takes_for_ever_to_match_ends_with_its_call(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, server_port=0, server_statement_seconds_max=1.0, server_statements_max=1)
+    hard = sql.CommandGetTables(table_name_filter_pattern="%a" * 60 + "b")
+    with server(settings) as running, Client(running.uri, keeps_session=True) as client:
+        client.update(f"CREATE TABLE {'a' * 200} (id BIGINT)")
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as ended:
+                client.read(hard)
+            assert ended.value.code() in (grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+            # The only slot is free again.
+            assert client.query("SELECT 42 AS x") == [{"x": 42}]

@@ -288,7 +288,7 @@ def test_an_ingest_without_a_schema_goes_to_the_tenants(
 
 def test_metadata_shows_the_tenants_schema_only(place: Place, client: Session) -> None:
     def answer(command: Message) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = metadata.answer(command, client.state, place.settings).to_pylist()
+        rows: list[dict[str, object]] = metadata.answer(command, client.state, place.settings, Call()).to_pylist()
         return rows
 
     schemas = [row["db_schema_name"] for row in answer(commands.CommandGetDbSchemas())]
@@ -346,7 +346,9 @@ def test_users_without_a_tenant_see_every_schema(place: Place) -> None:
     founder = place.session(Role.READER, None)
     for name in ("secrets", "main.secrets", "t8.secrets", "t7.events", "staging.secrets", "information_schema.tables"):
         assert run(founder, f"FROM {name}").num_rows
-    listed = metadata.answer(commands.CommandGetDbSchemas(), founder.state, place.settings).column(1).to_pylist()
+    listed = (
+        metadata.answer(commands.CommandGetDbSchemas(), founder.state, place.settings, Call()).column(1).to_pylist()
+    )
     assert listed == ["duckling_queue", "main", "staging", "t7", "t8"]
 
 

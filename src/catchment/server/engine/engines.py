@@ -37,7 +37,7 @@ from catchment.server.engine.databases import BareDatabase, EngineDatabase, Lake
 from catchment.server.engine.engine_process import EngineProcess, EngineStatement
 from catchment.server.engine.parsing import ParsedStatement
 from catchment.server.engine.remote_connection import RemoteConnection
-from catchment.server.values import Call, current_call
+from catchment.server.values import running_call
 from catchment.status.model import EngineStatus
 
 # The databases of an engine: for clients' statements, for the files of long ingest streams, and for
@@ -361,7 +361,7 @@ class EngineParser:
     def _connection(self, text: str) -> Iterator[RemoteConnection]:
         connection = self._idle_connection() or self.instance.remote_cursor()
         connection.statement = EngineStatement.current(text)
-        call = current_call() or Call()
+        call = running_call()
         try:
             with connection.stoppable(), call.interruptible(connection.interrupt):
                 yield connection

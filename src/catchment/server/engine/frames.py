@@ -183,8 +183,9 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 def too_large(bytes_max: int) -> LimitError:
     """Return the error for rows that do not fit into the server's memory."""
     return LimitError(
-        f"The rows of the statement have more than {bytes_max:,} bytes.",
-        hint="Write or return fewer rows at a time.",
+        f"The rows have more than {bytes_max:,} bytes, the maximum for one write to the queue and for rows that a "
+        "write returns.",
+        hint="Write fewer at a time.",
     )
 
 

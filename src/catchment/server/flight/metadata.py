@@ -6,6 +6,8 @@ all. These tables have a separate table type, and the columns of the lake's tabl
 user sees the tenant's schema and its tables in the queue, and nothing else. DuckLake has no keys.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -19,6 +21,7 @@ from catchment.foundation.settings import Settings
 from catchment.lake.tables import LEDGER_SCHEMA
 from catchment.server.encoding import wire
 from catchment.server.flight import sql_info, type_info
+from catchment.server.sessions.connections import Connection, Parameters
 from catchment.server.sessions.session import Session
 from catchment.server.sessions.session_state import SessionState
 from catchment.server.sql.statement_plan import QUEUE
@@ -114,21 +117,21 @@ def result(command: Message, session: Session, settings: Settings, call: Call) -
     """Return the answer to a command; for a tenant, from the tenant's primary."""
 
     def here() -> Result:
-        return TableResult(answer(command, session.state, settings))
+        return TableResult(answer(command, session.state, settings, call))
 
     return session.describe(command, schema_of(command), here, call)
 
 
-def answer(command: Message, state: SessionState, settings: Settings) -> pa.Table:
+def answer(command: Message, state: SessionState, settings: Settings, call: Call) -> pa.Table:
     """Return the answer to a command, as of now."""
     lake = settings.lake_name
     match command:
         case commands.CommandGetCatalogs():
             return _table(_CATALOGS, [(lake,)])
         case commands.CommandGetDbSchemas():
-            return _table(_SCHEMAS, _schemas(command, state, settings))
+            return _table(_SCHEMAS, _schemas(command, state, settings, call))
         case commands.CommandGetTables():
-            return _table(schema_of(command), _tables(command, state, lake))
+            return _table(schema_of(command), _tables(command, state, lake, call))
         case commands.CommandGetTableTypes():
             return _table(_TABLE_TYPES, [(each,) for each in TABLE_TYPES])
         case commands.CommandGetXdbcTypeInfo():
@@ -139,62 +142,62 @@ def answer(command: Message, state: SessionState, settings: Settings) -> pa.Tabl
             return schema_of(command).empty_table()
 
 
-def _schemas(command: commands.CommandGetDbSchemas, state: SessionState, settings: Settings) -> list[tuple[str, str]]:
+def _schemas(
+    command: commands.CommandGetDbSchemas, state: SessionState, settings: Settings, call: Call
+) -> list[tuple[str, str]]:
     if not _includes_lake(command, settings.lake_name):
         return []
     pattern = _given(command, "db_schema_filter_pattern")
-    with state.backend.snapshot(state.engine) as (connection, _):
-        values = {
+    with _snapshot(state, call) as catalog:
+        values: dict[str, object] = {
             "lake": settings.lake_name,
             "ledger": LEDGER_SCHEMA,
             "pattern": pattern,
             "own": _own(state),
         }
-        found = connection.execute(sql.statement(_PACKAGE, "metadata_schemas"), values).fetchall()
-        names = [name for (name,) in found if name not in _moved_schemas(state)]
-        if settings.queue_enable and QUEUE not in names and _is_like(connection, QUEUE, pattern):
+        found = catalog.rows(sql.statement(_PACKAGE, "metadata_schemas"), values)
+        names = [str(name) for (name,) in found if name not in _moved_schemas(state)]
+        if settings.queue_enable and QUEUE not in names and catalog.is_like(QUEUE, pattern):
             names.append(QUEUE)
     return [(settings.lake_name, name) for name in sorted(names)]
 
 
-def _tables(command: commands.CommandGetTables, state: SessionState, lake: str) -> list[tuple[object, ...]]:
+def _tables(command: commands.CommandGetTables, state: SessionState, lake: str, call: Call) -> list[tuple[object, ...]]:
     if not _includes_lake(command, lake):
         return []
-    values = {
+    values: dict[str, object] = {
         "lake": lake,
         "ledger": LEDGER_SCHEMA,
         "schemas": _given(command, "db_schema_filter_pattern"),
         "tables": _given(command, "table_name_filter_pattern"),
         "own": _own(state),
     }
-    with state.backend.snapshot(state.engine) as (connection, _):
+    with _snapshot(state, call) as catalog:
         statement = sql.statement(_PACKAGE, "metadata_tables")
-        listed = connection.execute(statement, {**values, "types": list(command.table_types)}).fetchall()
+        listed = catalog.rows(statement, {**values, "types": list(command.table_types)})
         away = _moved_schemas(state)
-        queued = _queued(command, state, connection)
+        queued = _queued(command, state, catalog)
         found = sorted(
             [*(each for each in listed if each[0] not in away), *((QUEUE, name, _QUEUED) for name in queued)]
         )
         if not command.include_schema:
             return [(lake, *each) for each in found]
-        schemas = _table_schemas(connection, values)
+        schemas = _table_schemas(catalog, values)
         if queued:
-            every = _table_schemas(connection, {**values, "schemas": None, "tables": None})
+            every = _table_schemas(catalog, {**values, "schemas": None, "tables": None})
             schemas |= {(QUEUE, name): _renamed(every.get(table), name) for name, table in queued.items()}
     empty = pa.schema([])
     return [(lake, *each, wire.encode_schema(schemas.get(each[:2], empty))) for each in found]
 
 
-def _queued(
-    command: commands.CommandGetTables, state: SessionState, connection: duckdb.DuckDBPyConnection
-) -> dict[str, tuple[str, str]]:
+def _queued(command: commands.CommandGetTables, state: SessionState, catalog: "_Catalog") -> dict[str, tuple[str, str]]:
     """Return the tables with buffered rows that the caller can name after `duckling_queue.`, each
     with its table in the lake.
     """
     of_type = not command.table_types or _QUEUED in command.table_types
     if state.queue is None or not of_type:
         return {}
-    if not _is_like(connection, QUEUE, _given(command, "db_schema_filter_pattern")):
+    if not catalog.is_like(QUEUE, _given(command, "db_schema_filter_pattern")):
         return {}
     own, away, pattern = _own(state), _moved_schemas(state), _given(command, "table_name_filter_pattern")
     tables = [state.table for state in state.queue.buffer.tables(state.queue_name) if state.rows]
@@ -203,7 +206,7 @@ def _queued(
         each.name if each.schema == (own or DEFAULT_SCHEMA) else f"{each.schema}.{each.name}": (each.schema, each.name)
         for each in seen
     }
-    return {name: table for name, table in names.items() if _is_like(connection, name, pattern)}
+    return {name: table for name, table in names.items() if catalog.is_like(name, pattern)}
 
 
 def _renamed(columns: pa.Schema | None, name: str) -> pa.Schema:
@@ -212,12 +215,10 @@ def _renamed(columns: pa.Schema | None, name: str) -> pa.Schema:
     return pa.schema([field.with_metadata({**field.metadata, **named}) for field in columns or ()])
 
 
-def _table_schemas(
-    connection: duckdb.DuckDBPyConnection, values: dict[str, str | None]
-) -> dict[tuple[str, str], pa.Schema]:
+def _table_schemas(catalog: "_Catalog", values: dict[str, object]) -> dict[tuple[str, str], pa.Schema]:
     """Return the columns of all the tables in one pass, by schema and table."""
-    columns = connection.execute(sql.statement(_PACKAGE, "metadata_columns"), values).fetchall()
-    types = _arrow_types(connection, {kind for _, _, _, kind, *_ in columns})
+    columns = catalog.rows(sql.statement(_PACKAGE, "metadata_columns"), values)
+    types = _arrow_types(catalog, sorted({kind for _, _, _, kind, *_ in columns}))
     fields: dict[tuple[str, str], list[pa.Field]] = {}
     for schema, table, column, kind, is_nullable, precision, scale, comment in columns:
         facts = {
@@ -236,13 +237,20 @@ def _table_schemas(
     return {name: pa.schema(own) for name, own in fields.items()}
 
 
-def _arrow_types(connection: duckdb.DuckDBPyConnection, kinds: set[str]) -> dict[str, pa.DataType]:
-    """Return the Arrow type that DuckDB produces for each of its types, by type name."""
-    names = sorted(kinds)
+def _arrow_types(catalog: "_Catalog", names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Return the Arrow type that DuckDB produces for each of its types, by name: text for those that
+    Arrow lacks.
+    """
     if not names:
         return {}
     nulls = ", ".join(f"NULL::{name} AS {sql.identifier(str(at))}" for at, name in enumerate(names))
-    schema = connection.execute(f"SELECT {nulls}").to_arrow_table().schema
+    try:
+        schema = catalog.table(f"SELECT {nulls}").schema
+    except (duckdb.Error, pa.ArrowException):
+        if len(names) == 1:
+            return {names[0]: pa.string()}
+        middle = len(names) // 2
+        return _arrow_types(catalog, names[:middle]) | _arrow_types(catalog, names[middle:])
     return {name: field.type for name, field in zip(names, schema, strict=True)}
 
 
@@ -257,11 +265,33 @@ def _moved_schemas(state: SessionState) -> frozenset[str]:
     return frozenset() if routing is None or state.scope is not None else routing.residents().away
 
 
-def _is_like(connection: duckdb.DuckDBPyConnection, name: str, pattern: str | None) -> bool:
-    if pattern is None:
-        return True
-    row = connection.execute("SELECT ? ILIKE ? ESCAPE '\\'", [name, pattern]).fetchone()
-    return bool(row and row[0])
+class _Catalog:
+    """One snapshot of the catalog, read within a call."""
+
+    def __init__(self, connection: Connection, call: Call) -> None:
+        self._connection = connection
+        self._call = call
+
+    def table(self, statement: str, values: Parameters | None = None) -> pa.Table:
+        """Return the rows of a query as Arrow."""
+        return self._connection.table(statement, self._call, values)
+
+    def rows(self, statement: str, values: Parameters) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        return list(zip(*(column.to_pylist() for column in self.table(statement, values).columns), strict=True))
+
+    def is_like(self, name: str, pattern: str | None) -> bool:
+        """Whether a name matches a pattern, as DuckDB matches those of tables."""
+        return pattern is None or self.rows("SELECT ? ILIKE ? ESCAPE '\\'", [name, pattern]) == [(True,)]
+
+
+@contextmanager
+def _snapshot(state: SessionState, call: Call) -> Iterator[_Catalog]:
+    backend = state.backend
+    with backend.snapshot(state.engine) as (raw, origin):
+        connection = backend.wrap(raw, origin, state.engine)
+        with connection.lock:
+            yield _Catalog(connection, call)
 
 
 def _includes_lake(command: commands.CommandGetDbSchemas | commands.CommandGetTables, lake: str) -> bool:

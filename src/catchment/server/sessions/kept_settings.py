@@ -7,7 +7,7 @@ import duckdb
 from catchment.errors import StateError
 from catchment.foundation.ids import DEFAULT_SCHEMA
 from catchment.server.sessions.connections import Connection
-from catchment.server.values import Call
+from catchment.server.values import running_call
 
 # The setting that USE and SET schema change.
 PATH = "search_path"
@@ -53,7 +53,7 @@ class KeptSettings:
         with connection.lock:
             for name, statement in statements.items():
                 try:
-                    connection.run(statement, Call())
+                    connection.run(statement, running_call())
                 except duckdb.CatalogException as error:
                     if forgets:
                         self._forget(name, statement)

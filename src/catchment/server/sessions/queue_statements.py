@@ -19,7 +19,7 @@ from catchment.server.sql import literals
 from catchment.server.sql import sql_tokens as scanner
 from catchment.server.sql.statement_plan import Capture, Plain
 from catchment.server.sql.syntax import SqlReading
-from catchment.server.values import Call, Role, StatementOutcome
+from catchment.server.values import Call, Role, StatementOutcome, running_call
 
 
 class QueueStatements:
@@ -110,7 +110,7 @@ class QueueStatements:
             self.state.enqueue(table, rows)
         else:
             with self.state.connection(transaction):
-                transaction.refuse_changed(table, Call())
+                transaction.refuse_changed(table, running_call())
                 self._require_existing(table, transaction)
                 queue.examine(table, rows, session=self.state.queue_name)
                 transaction.keep(table, rows)

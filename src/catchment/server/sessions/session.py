@@ -220,23 +220,29 @@ class Session:
     def begin(self, call: Call | None = None) -> bytes:
         """Open a transaction; for a tenant, only on its primary."""
         self._refuse_closed()
-        return self._execution.begin(call or Call())
+        call = call or Call()
+        with call.as_current():
+            return self._execution.begin(call)
 
     def end(self, transaction: bytes, *, commit: bool, call: Call | None = None) -> None:
         """Commit a transaction, or roll it back."""
-        self.state.end(transaction, commit=commit, call=call)
+        call = call or Call()
+        with call.as_current():
+            self.state.end(transaction, commit=commit, call=call)
 
     def ingest(
         self, target: IngestTarget, rows: pa.RecordBatchReader, call: Call, *, transaction: bytes | None = None
     ) -> int:
         """Write a stream of rows to a table, or to the queue; all of them, or none."""
         self._refuse_closed()
-        return self._execution.ingest(target, rows, call, transaction)
+        with call.as_current():
+            return self._execution.ingest(target, rows, call, transaction)
 
     def describe(self, command: Message, schema: pa.Schema, answer: Callable[[], Result], call: Call) -> Result:
         """Answer a command about the catalog, by `answer` if the tenant has its primary here."""
         self._refuse_closed()
-        return self._execution.describe(command, schema, answer, call)
+        with call.as_current():
+            return self._execution.describe(command, schema, answer, call)
 
     def keep(self, outcome: StatementOutcome) -> bytes:
         """Keep a result until it is read."""

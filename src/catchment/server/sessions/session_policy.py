@@ -14,7 +14,7 @@ from catchment.server.sql.catalog_lists import Reader, limit_lists
 from catchment.server.sql.sql_policy import Permission, authorize
 from catchment.server.sql.statement_plan import FRESH, QUEUE, FreshRead, Plain
 from catchment.server.sql.syntax import SqlReading
-from catchment.server.values import Call, Role
+from catchment.server.values import Role, running_call
 from catchment.tenants.model import TenantId
 
 # Schemas that a fresh read names, but reads from elsewhere.
@@ -93,7 +93,7 @@ class SessionPolicy:
         found = connection.table(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'table_macro' "
             f"AND NOT internal AND {own} AND lower(function_name) IN ({listed})",
-            Call(),
+            running_call(),
         )
         missing = names - set(found.column(0).to_pylist())
         if missing:

@@ -26,7 +26,7 @@ from catchment.server.sql.sql_tokens import Token
 from catchment.server.sql.statement_plan import FRESH, QUEUE
 from catchment.server.sql.syntax import SqlReading, macro_of, named, parse, query_tree
 from catchment.server.sql.tenant_isolation import names_by_tokens
-from catchment.server.values import Call
+from catchment.server.values import running_call
 from catchment.tenants.model import DEFAULT_TENANT, TenantId
 from catchment.tenants.records import Residents
 
@@ -73,7 +73,7 @@ class Views:
         is_new = known is not None and known[0] is residents and now_s - known[1] < _VIEWS_SECONDS_MAX
         if known is not None and is_new and not connection.has_state:
             return known[2]
-        found = connection.table(_VIEWS, Call(), [self.lake]).to_pylist()
+        found = connection.table(_VIEWS, running_call(), [self.lake]).to_pylist()
         views: dict[Name, str] = {}
         for view in found:
             place = (_place(view), sql.fold(view["view_name"]))

@@ -26,7 +26,7 @@ from catchment.lake import Lake
 from catchment.lake.instance import Origin
 from catchment.server.encoding import decoded_size
 from catchment.server.sessions.connections import Connection
-from catchment.server.values import Call
+from catchment.server.values import Call, running_call
 from catchment.tenants.model import TenantId
 
 # How often a call that waits for the lake checks whether it was cancelled.
@@ -242,7 +242,7 @@ class Transaction:
                 hint="Commit more often; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
             )
         if self.has_written and table not in self._shapes:
-            self._shapes[table] = self._shape(table, Call())
+            self._shapes[table] = self._shape(table, running_call())
         self._kept_bytes += size
         self._kept.setdefault(table, []).append(rows)
 
