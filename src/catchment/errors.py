@@ -103,6 +103,8 @@ class EngineFailedError(ConflictError):
     """The DuckDB instance of the session ended and was replaced; this work was rolled back."""
 
     default_hint = "Run the statement again, or the transaction from its beginning."
+    # False if the engine had ended before it got the request.
+    may_have_run = True
 
 
 class LakeUnavailableError(RetryableError):

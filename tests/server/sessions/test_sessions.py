@@ -1,6 +1,7 @@
 """Concurrent calls of one session, and transactions that end while calls wait for them."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,6 +17,7 @@ import pytest
 from catchment.app import App
 from catchment.errors import (
     CancelledError,
+    CommitUnknownError,
     ConflictError,
     EngineFailedError,
     InputError,
@@ -25,8 +27,10 @@ from catchment.errors import (
 )
 from catchment.foundation.ids import TableId
 from catchment.foundation.settings import Settings
+from catchment.lake import Lake
+from catchment.lake.instance import Origin
 from catchment.server.access.users import ANONYMOUS
-from catchment.server.engine import remote_connection
+from catchment.server.engine import engine_process, remote_connection
 from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.server.flight.watchdog import Watchdog
 from catchment.server.sessions import capture
@@ -665,3 +669,40 @@ def test_an_engine_that_sends_more_rows_than_it_may_is_not_listened_to(
     assert raw.is_closed
     monkeypatch.undo()
     assert run(session, "SELECT 42 AS x") == [{"x": 42}]
+
+
+def test_only_a_commit_that_changes_the_lake_can_have_an_unknown_result(
+    session: Session, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(_lake: Lake, connection: duckdb.DuckDBPyConnection, _origin: Origin) -> None:
+        connection.execute("ROLLBACK")
+        raise CommitUnknownError
+
+    kept = f"INSERT INTO duckling_queue.{table} VALUES (1, 1)"
+    for text in (f"FROM {table}", kept):
+        transaction = session.begin()
+        run(session, text, transaction=transaction)
+        with monkeypatch.context() as patched:
+            patched.setattr(Lake, "commit_on", lose)
+            session.end(transaction, commit=True)
+    transaction = session.begin()
+    for text in (kept, "CREATE TEMP TABLE changed (a INTEGER)"):
+        run(session, text, transaction=transaction)
+    monkeypatch.setattr(Lake, "commit_on", lose)
+    with pytest.raises(CommitUnknownError) as unknown:
+        session.end(transaction, commit=True)
+    assert "rows for the queue were not enqueued" in unknown.value.message
+    monkeypatch.undo()
+    assert run(session, f"SELECT count(*) AS n FROM catchment_fresh.{table}") == [{"n": 1}]
+
+
+def test_a_commit_that_did_not_reach_its_engine_is_not_unknown(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_REAP_S", 0.01)
+    transaction = session.begin()
+    run(session, "CREATE TEMP TABLE changed (a INTEGER)", transaction=transaction)
+    raw = cast(RemoteConnection, session.state.own_connection().raw)
+    raw._socket.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(EngineFailedError, match="its connection broke"):
+        session.end(transaction, commit=True)

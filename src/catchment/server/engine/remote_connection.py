@@ -235,7 +235,10 @@ class RemoteConnection:
         except BaseException as error:
             self.finish()
             if isinstance(error, EOFError | OSError):
-                raise self._failed(error) from None
+                failed = self._failed(error)
+                if isinstance(failed, EngineFailedError):
+                    failed.may_have_run = False
+                raise failed from None
             raise
 
     def finish(self) -> None:

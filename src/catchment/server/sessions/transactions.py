@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from catchment.errors import (
     CatchmentError,
+    CommitUnknownError,
     ConflictError,
     EngineFailedError,
     LimitError,
@@ -285,6 +286,13 @@ class Transaction:
                 if self.has_written:
                     self._refuse_old()
                 self._lake.commit_on(self.connection.raw, self.connection.origin)
+        except CommitUnknownError as error:
+            if self.has_written:
+                if self._kept:
+                    error.message += " The transaction's rows for the queue were not enqueued."
+                raise
+            # The lake had nothing to commit.
+            self.connection.shapes.clear()
         finally:
             self._lock.close()
         self._enqueue(enqueue)
