@@ -11,7 +11,7 @@ _ROWS = 10_000_000
 
 
 def slow_unit(folder: Path, unit_id: str) -> tuple[UnitPart, ...]:
-    """One unit of many files, each a link to the same rows of `id`; DuckDB can be interrupted between them."""
+    """One unit of many files, each a link to the same rows of `id`."""
     first = folder / f"{unit_id}-0.parquet"
     duckdb.execute(f"COPY (SELECT 1 AS id FROM range({_ROWS})) TO '{first}'")
     paths = [first, *(folder / f"{unit_id}-{number}.parquet" for number in range(1, _FILES))]

@@ -8,6 +8,7 @@ from catchment.errors import (
     CatchmentError,
     CommitUnknownError,
     ConflictError,
+    EngineFailedError,
     InputError,
     InvariantError,
     LakeUnavailableError,
@@ -35,6 +36,11 @@ def during_commit(error: duckdb.Error, address: LakeAddress) -> CatchmentError:
     """Translate a COMMIT's error: a conflict, or, with any other error, an unknown result."""
     text = error_text(error, address)
     return ConflictError(text) if _is_conflict(text) else CommitUnknownError(f"COMMIT failed: {text}")
+
+
+def of_engine(error: EngineFailedError) -> CatchmentError:
+    """Translate the end of an engine during COMMIT: an unknown result, if it may have run."""
+    return CommitUnknownError(f"COMMIT failed: {error.message}") if error.may_have_run else error
 
 
 def spoils_instance(error: duckdb.Error, address: LakeAddress) -> bool:

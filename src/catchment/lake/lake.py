@@ -572,9 +572,7 @@ class Lake:
             self._discard(error, origin, alone=alone)
             raise failures.during_commit(error, self.address) from None
         except EngineFailedError as error:
-            if not error.may_have_run:
-                raise
-            raise CommitUnknownError(f"COMMIT failed: {error.message}") from None
+            raise failures.of_engine(error) from None
         finally:
             self.commits = next(self._counter)
 

@@ -2,39 +2,28 @@
 
 from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
 
-from catchment.app import App
 from catchment.errors import StateError
 from catchment.foundation.settings import Settings
 from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
-from catchment.server.values import Call, Principal, Role
+from tests.server.sessions.in_process import FOUNDER, run, sessions_of
 
 SETTINGS = "SELECT current_setting('TimeZone') AS zone, current_schema() AS schema"
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegistry]:
-    with App(Settings(home=tmp_path_factory.mktemp("settings"), lake_threads_max=1), sandboxed=True) as app:
-        registry = SessionRegistry(app)
+    with sessions_of(Settings(home=tmp_path_factory.mktemp("settings"), lake_threads_max=1)) as registry:
         yield registry
-        registry.close_all()
 
 
 @pytest.fixture
 def session(registry: SessionRegistry) -> Iterator[Session]:
-    session = registry.open(Principal("founder", Role.ADMIN))
+    session = registry.open(FOUNDER)
     yield session
     registry.close(session)
-
-
-def run(session: Session, text: str, *, transaction: bytes | None = None) -> list[dict[str, object]]:
-    call = Call()
-    result = session.execute(text, call, transaction=transaction).result
-    rows: list[dict[str, object]] = pa.Table.from_batches(result.batches(call), result.schema).to_pylist()
-    return rows
 
 
 def test_a_session_has_its_settings_in_all_its_transactions_and_beside_them(session: Session) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from catchment.app import App
@@ -14,11 +13,11 @@ from catchment.errors import ConflictError, LockTimeoutError, StateError
 from catchment.foundation.settings import Settings
 from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
-from catchment.server.values import Call, Principal, Role
+from catchment.server.values import Call
 from catchment.testing import FakeClock, InlineRunner
 from tests.conftest import MakeSettings
+from tests.server.sessions.in_process import FOUNDER, run
 
-FOUNDER = Principal("founder", Role.ADMIN)
 WAIT_S = 20.0
 TRANSACTION_S_MAX = 600
 IDLE_S_MAX = 60
@@ -44,13 +43,6 @@ def sessions(
             yield registry, first, second
         finally:
             registry.close_all()
-
-
-def run(session: Session, text: str) -> list[dict[str, object]]:
-    call = Call()
-    result = session.execute(text, call).result
-    rows: list[dict[str, object]] = pa.Table.from_batches(result.batches(call), result.schema).to_pylist()
-    return rows
 
 
 def values(session: Session) -> list[object]:

@@ -238,8 +238,8 @@ def _table_schemas(catalog: "_Catalog", values: dict[str, object]) -> dict[tuple
 
 
 def _arrow_types(catalog: "_Catalog", names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Return the Arrow type that DuckDB produces for each of its types, by name: text for those that
-    Arrow lacks.
+    """Return the Arrow type that DuckDB produces for each of its types, by name; text if Arrow has
+    none.
     """
     if not names:
         return {}

@@ -106,8 +106,8 @@ class Connection:
         bytes_max: int = wire.RESULT_BYTES_MAX,
         suspects: Suspects | None = None,
     ) -> None:
-        """`raw` is DuckDB's own connection, or one in an engine process, from which the server reads
-        at most `bytes_max` into its memory for one statement.
+        """`raw` is DuckDB's own connection, or one in an engine process, from which a statement's
+        whole result is read if it has at most `bytes_max`.
 
         `require_lake` is called if a name or a file is not found; it raises LakeUnavailableError if
         the lake is the cause. `suspects` are the statements that ended engines.
