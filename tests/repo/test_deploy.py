@@ -48,7 +48,7 @@ DIRECTIVES = {
     "Unit": "Description Documentation Wants After",
     "Service": (
         "Type User EnvironmentFile ExecStart Restart RestartSec RestartPreventExitStatus KillMode KillSignal "
-        "TimeoutStopSec LimitNOFILE StateDirectory StateDirectoryMode WorkingDirectory UMask NoNewPrivileges "
+        "TimeoutStopSec OOMPolicy LimitNOFILE StateDirectory StateDirectoryMode WorkingDirectory UMask NoNewPrivileges "
         "CapabilityBoundingSet ProtectSystem ProtectHome PrivateTmp PrivateDevices ProtectClock ProtectHostname "
         "ProtectControlGroups ProtectKernelLogs ProtectKernelModules ProtectKernelTunables RestrictAddressFamilies "
         "RestrictNamespaces RestrictRealtime RestrictSUIDSGID LockPersonality SystemCallArchitectures"

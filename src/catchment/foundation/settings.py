@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     )
     server_memory_mb: int = _setting(
         0,
-        "DuckDB memory limit of each engine process; it spills to the home beyond that; 0: DuckDB's default.",
+        "DuckDB memory limit of each engine process; it spills to the home beyond that; 0: its part of the machine.",
         unit="MiB",
         ge=0,
     )

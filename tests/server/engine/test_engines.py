@@ -92,13 +92,37 @@ def test_the_memory_of_each_engine_is_as_set(engines: int) -> None:
     assert found.connections_max == 256
 
 
-def test_without_a_setting_engines_share_the_memory_of_the_machine() -> None:
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    one, four = EngineMemory.of(0, 1, sessions=100), EngineMemory.of(0, 4, sessions=100)
-    # DuckDB's own default.
-    assert one.duckdb_mb == 0
-    assert four.duckdb_mb == pytest.approx(physical * 0.8 / 4 / MIB, abs=1)
-    assert four.data_bytes_max < one.data_bytes_max
+@pytest.mark.parametrize("engines", [1, 2, 3])
+def test_without_a_setting_engines_share_the_memory_that_there_is(
+    monkeypatch: pytest.MonkeyPatch, engines: int
+) -> None:
+    monkeypatch.setattr("catchment.server.engine.engines.memory_bytes", lambda: 24 * GIB)
+    found = EngineMemory.of(0, engines, sessions=106)
+    assert found.data_bytes_max * engines == pytest.approx(24 * GIB, abs=MIB)
+    # Less 1 GiB, and 2 GiB for stacks.
+    assert found.duckdb_mb == pytest.approx((24 / engines - 3) * 1024 * 0.8, abs=1)
+
+
+@pytest.mark.parametrize("memory_gib", [3, 4, 6])
+def test_on_a_small_machine_unused_stacks_take_nothing_from_duckdb(
+    monkeypatch: pytest.MonkeyPatch, memory_gib: int
+) -> None:
+    monkeypatch.setattr("catchment.server.engine.engines.memory_bytes", lambda: memory_gib * GIB)
+    found = EngineMemory.of(0, 1, sessions=106)
+    assert found.duckdb_mb == memory_gib * 1024 // 2
+    # Without the stacks, it fits.
+    assert found.data_bytes_max - 2 * GIB <= memory_gib * GIB
+
+
+def test_if_memory_runs_out_the_kernel_ends_an_engine_and_not_the_server(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, server_port=0, lake_threads_max=1)
+    with server(settings) as running, Client(running.uri) as client:
+        assert client.query("SELECT 42 AS x") == [{"x": 42}]
+        assert running._sessions is not None
+        engines = running._sessions.backend.engines
+        assert engines is not None
+        (found,) = engines.status()
+        assert Path(f"/proc/{found.pid}/oom_score_adj").read_text(encoding="ascii") == "1000\n"
 
 
 def test_sessions_are_spread_over_engines_and_the_end_of_one_spares_the_other(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ internally in it, or a statement went on after its interruption. The next one is
 """
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from catchment.foundation import events, files
 from catchment.foundation.clock import Clock
 from catchment.foundation.lasting_thread import LastingThread
 from catchment.foundation.meters import Counter
+from catchment.foundation.process import memory_bytes
 from catchment.foundation.settings import MIB
 from catchment.lake.attach import LakeAddress
 from catchment.lake.instance import Instance, Origin, has_failed_inside
@@ -61,8 +61,6 @@ _FORGOTTEN_S = 600.0
 # The end of a transaction is not a text to avoid.
 _NEVER_SUSPECT = re.compile(r"\s*(?:begin|start|commit|end|rollback|abort)\b", re.IGNORECASE)
 _SUSPECTS_MAX = 1_000
-# DuckDB's default share of the machine's memory.
-_DUCKDB_SHARE = 0.8
 # What a process allocates beside DuckDB's buffers: code, Arrow, and for each connection a thread,
 # whose stack counts whole.
 _BESIDE_DUCKDB_BYTES = 1_024 * MIB
@@ -487,6 +485,12 @@ def _databases(sandbox: Sandbox, address: LakeAddress, threads_max: int) -> dict
 class EngineMemory:
     """Limits of one engine: DuckDB's, which spills, and the operating system's, which is hard; and
     the number of connections that fit in.
+
+        hard limit = DuckDB's limit × 5/4 + 1 GiB + a stack for each connection
+
+    Without a setting, the hard limits of all engines are together the memory that there is. On a
+    small machine the stacks would leave nothing, but nearly all of them stays unused: there, half
+    of the memory is DuckDB's.
     """
 
     duckdb_mb: int
@@ -495,15 +499,12 @@ class EngineMemory:
 
     @classmethod
     def of(cls, memory_mb: int, engines: int, *, sessions: int) -> "EngineMemory":
-        """Return the limits of each of so many engines; `memory_mb` 0 is DuckDB's default for one.
+        """Return the limits of each of so many engines; `memory_mb` 0 is a part of the memory.
 
         One engine may have to serve all of the `sessions`.
         """
         connections = sessions + _CONNECTIONS_MORE_MAX
-        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        duckdb_bytes = memory_mb * MIB or int(physical * _DUCKDB_SHARE) // engines
-        return cls(
-            memory_mb if memory_mb or engines == 1 else duckdb_bytes // MIB,
-            duckdb_bytes * 5 // 4 + _BESIDE_DUCKDB_BYTES + connections * _STACK_BYTES,
-            connections,
-        )
+        beside_bytes = _BESIDE_DUCKDB_BYTES + connections * _STACK_BYTES
+        part_bytes = memory_bytes() // engines
+        duckdb_bytes = memory_mb * MIB or max((part_bytes - beside_bytes) * 4 // 5, part_bytes // 2)
+        return cls(duckdb_bytes // MIB, duckdb_bytes * 5 // 4 + beside_bytes, connections)

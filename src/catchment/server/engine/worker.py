@@ -18,6 +18,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -33,6 +34,9 @@ _CONTROL_BYTES_MAX = 4_096
 _PINGS_PER_TRIM = 5
 # Between two interrupts of a closed connection: DuckDB loses those that come before a query begins.
 _DROP_S = 0.1
+# Linux: the highest probability that the kernel ends this process if memory runs out.
+_OOM_SCORE_PATH = Path("/proc/self/oom_score_adj")
+_OOM_SCORE_MAX = "1000"
 # Linux: the signal for this process when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
 
@@ -320,7 +324,12 @@ def _run(channel: Channel, channels: dict[int, Channel]) -> None:
 
 
 def _limit(data_bytes_max: int) -> None:
-    """Limit the memory that the process may allocate; DuckDB reports an error, or the process ends."""
+    """Limit the memory that the process may allocate; DuckDB reports an error, or the process ends.
+
+    If the machine or its cgroup runs out of memory before that, this process ends, not the server.
+    """
+    with suppress(OSError):
+        _OOM_SCORE_PATH.write_text(_OOM_SCORE_MAX, encoding="ascii")
     if data_bytes_max:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes_max, data_bytes_max))
     # No core dumps: a process of clients' data dies every day.
