@@ -13,19 +13,26 @@ import pytest
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.foundation.settings import Settings
 from catchment.server.access.users import Users
-from catchment.server.engine.engine_process import EngineStatement
+from catchment.server.engine.engine_process import EngineProcess, EngineStatement
 from catchment.server.engine.engines import Engine
 from catchment.server.flight_server import FlightServer
 from catchment.server.values import Role
 from catchment.status.model import EngineStatus
 from tests.conftest import MakeSettings
-from tests.server.raw_client import Client, refused, server
+from tests.server.engine.cpu_time import cpu_s
+from tests.server.raw_client import ENDLESS, Client, refused, server
 from tests.waiting import wait_until
 
 AGAIN = grpc.StatusCode.ABORTED
 CRASH = "json_structure(repeat('[', 100000) || repeat(']', 100000))"
 COMMON = "SELECT a FROM t"
 STATEMENT_S_MAX = 1.0
+# A row takes minutes, in one function, which does not look at interrupts.
+DEAF = "SELECT levenshtein(repeat('a', 400000 + i), repeat('b', i)) AS x FROM range(400000, 400001) t(i)"
+# Less than the time after which an engine is ended because of a statement that only waits.
+SOON_S = 20.0
+# More than a statement that does not react may compute after its interruption.
+COMPUTED_S = 2.5
 PASSWORD = "sesame-sesame"
 
 
@@ -142,3 +149,52 @@ def test_a_statement_that_waits_for_the_catalog_costs_neither_its_engine_nor_its
         assert status(running).pid == before
         assert other.query("SELECT a FROM mine") == [{"a": 1}]
         assert client.query("SELECT count(*) AS n FROM t") == [{"n": 0}]
+
+
+def test_a_statement_that_waits_is_not_taken_for_one_that_computes_beside_it(make_settings: MakeSettings) -> None:
+    settings = make_settings("postgres", server_port=0, lake_threads_max=1)
+    assert settings.lake_catalog is not None
+    url = settings.lake_catalog.get_secret_value().removeprefix("postgres:")
+    waiting = "SELECT count(*) AS n FROM t"
+    with server(settings) as running, Client(running.uri) as client, Client(running.uri) as other:
+        for each in (client, other):
+            each.authorization = f"Bearer {each.handshake()}"
+        client.update("CREATE TABLE t (a BIGINT)")
+        client.update("INSERT INTO t VALUES (1)")
+        engine = only_engine(running).process()
+        computed = other.asking(sql.CommandStatementQuery(query=ENDLESS))
+        wait_until(lambda: texts(engine) == {ENDLESS}, "the other statement runs")
+        with psycopg.connect(url) as catalog:
+            # The other statement has read the snapshot, but no table's files.
+            catalog.execute("LOCK TABLE ducklake_data_file IN ACCESS EXCLUSIVE MODE")
+            waited = client.asking(sql.CommandStatementQuery(query=waiting))
+            wait_until(lambda: catalog.execute("SELECT FROM pg_locks WHERE NOT granted").rowcount > 0, "it waits")
+            waited.cancel()
+            begun_s = cpu_s(engine.pid)
+            wait_until(lambda: not engine.is_running or cpu_s(engine.pid) - begun_s > COMPUTED_S, "it has computed")
+            assert engine.is_running
+            assert texts(engine) == {ENDLESS, waiting}
+        wait_until(lambda: texts(engine) == {ENDLESS}, "the wait has ended")
+        assert engine.is_running
+        assert not computed.done()
+        computed.cancel()
+
+
+def test_a_statement_that_several_threads_compute_is_ended_as_soon(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, server_port=0, lake_threads_max=4)
+    with server(settings) as running, Client(running.uri) as client:
+        client.authorization = f"Bearer {client.handshake()}"
+        assert client.query("SELECT 42 AS x") == [{"x": 42}]
+        engine = only_engine(running).process()
+        begun_s = cpu_s(engine.pid)
+        call = client.asking(
+            sql.CommandStatementQuery(query=f"SELECT max(x) AS x FROM ({' UNION ALL '.join([DEAF] * 3)})")
+        )
+        wait_until(lambda: cpu_s(engine.pid) - begun_s > 1, "the engine computes it")
+        call.cancel()
+        wait_until(lambda: has_replaced(running, 1), "it was replaced", patience_s=SOON_S)
+        assert status(running).last_end == "a statement did not react to its interruption"
+
+
+def texts(engine: EngineProcess) -> set[str]:
+    return {each.text for each in engine.statements()}

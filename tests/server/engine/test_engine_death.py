@@ -28,6 +28,7 @@ from catchment.server.sessions.connections import Connection, Parameters
 from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.values import Call, Principal, Role
 from catchment.status.model import EngineStatus
+from tests.server.engine.cpu_time import cpu_s
 from tests.server.raw_client import ENDLESS, Client, ingest, put_messages, refused, server
 from tests.server.server_process import serving
 from tests.waiting import wait_until
@@ -115,9 +116,9 @@ def start(running: FlightServer, client: Client, text: str) -> Any:
 def until_computing(running: FlightServer, text: str) -> Iterator[None]:
     """Wait at the end of the block until the engine computes the text."""
     found = engines(running)._engines[0].process()
-    before_s = found._cpu_s()
+    before_s = cpu_s(found.pid)
     yield
-    wait_until(lambda: found._cpu_s() - before_s > CPU_S_MIN and _runs(found, text), "the engine computes it")
+    wait_until(lambda: cpu_s(found.pid) - before_s > CPU_S_MIN and _runs(found, text), "the engine computes it")
 
 
 def _runs(engine: EngineProcess, text: str) -> bool:

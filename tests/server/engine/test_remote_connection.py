@@ -48,7 +48,8 @@ class Engine:
             try:
                 while True:
                     number, verb, _ = frames.receive_request(self._theirs)
-                    frames.send(self._theirs, number, self._answer(verb))
+                    answer = {"thread": threading.get_native_id()} if verb == "connect" else self._answer(verb)
+                    frames.send(self._theirs, number, answer)
             except (EOFError, pickle.UnpicklingError):
                 # Its end, or rows, which this engine does not expect.
                 pass

@@ -30,8 +30,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # so it reacts at once, or not before its function returns. On a busy machine, where an engine gets
 # less of the processor, it may take longer. A statement that computes nothing waits for the
 # catalog or a file: it may have to, and its engine's other sessions should not suffer from that.
+# What it computes is what the thread of its connection does, whatever runs beside it: while
+# DuckDB's other threads work for that one, it works, too, or spins.
 _REACTION_S = 1.0
-_REACTION_CPU_S = 0.5
+_REACTION_CPU_S = 0.25
 _REACTION_S_MAX = 30.0
 _REACTION_POLL_S = 0.25
 # How long the kernel may take to report the end of a process whose sockets are closed; then the
@@ -164,14 +166,15 @@ class EngineProcess:
         running: Callable[[], tuple[int, int] | None],
         is_over: Callable[[], bool],
         statement: EngineStatement | None,
+        thread: int,
     ) -> None:
         """Interrupt a connection's requests until `is_over`; kill the process if it does not react.
 
         `running` returns channel and number of the request to interrupt, or None if there is none;
-        `statement` is what it runs.
+        `statement` is what it runs, and `thread` the process's thread that runs it.
         """
         self._interrupt(running)
-        arguments = (running, is_over, statement)
+        arguments = (running, is_over, statement, thread)
         threading.Thread(target=self._stop, args=arguments, name="catchment-stop", daemon=True).start()
 
     def drop(self, channel: int) -> None:
@@ -264,8 +267,9 @@ class EngineProcess:
         running: Callable[[], tuple[int, int] | None],
         is_over: Callable[[], bool],
         statement: EngineStatement | None,
+        thread: int,
     ) -> None:
-        begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(), 0.0, _CLOCK.monotonic_s(), threading.Event()
+        begun_cpu_s, waited_s, asked_s, ended = self._cpu_s(thread), 0.0, _CLOCK.monotonic_s(), threading.Event()
         while not is_over() and self.is_running:
             ended.wait(_REACTION_POLL_S)
             # Again and again: DuckDB loses an interrupt that comes before its query begins.
@@ -274,14 +278,16 @@ class EngineProcess:
             waited_s += _REACTION_POLL_S
             # An engine that has not read the interrupt parses a long text, or gets no processor.
             has_read = self._answered_s > asked_s
-            is_due = waited_s >= _REACTION_S and self._cpu_s() - begun_cpu_s >= _REACTION_CPU_S
+            is_due = waited_s >= _REACTION_S and self._cpu_s(thread) - begun_cpu_s >= _REACTION_CPU_S
             if has_read and (is_due or waited_s >= _REACTION_S_MAX) and not is_over():
                 culprits = (statement,) if is_due and statement is not None else ()
                 self.kill("a statement did not react to its interruption", *culprits)
 
-    def _cpu_s(self) -> float:
+    def _cpu_s(self, thread: int) -> float:
+        """Return the CPU time of a thread of the process; 0 if there is none."""
+        path = Path(f"/proc/{self.pid}/task/{thread}/stat")
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
         except OSError:
             return 0.0
         user, system = fields.split()[11:13]

@@ -59,7 +59,8 @@ class RemoteConnection:
         try:
             with theirs:
                 process.open_channel(self._channel, self, theirs)
-            self._ask("connect", number, database)
+            # The engine's thread that runs this connection's statements.
+            self._thread = int(self._ask("connect", number, database)[0]["thread"])
         except BaseException:
             self.close()
             raise
@@ -176,7 +177,10 @@ class RemoteConnection:
         with self._mutex:
             self._is_stopped, block = True, self._block
         self._process.stop(
-            lambda: self._running(block=block), lambda: self._block != block or self.is_closed, self.statement
+            lambda: self._running(block=block),
+            lambda: self._block != block or self.is_closed,
+            self.statement,
+            self._thread,
         )
 
     def close(self) -> None:

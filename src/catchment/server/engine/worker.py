@@ -178,7 +178,7 @@ class Channel:
         made = self._databases.cursor(number, database)
         with self._mutex:
             self._duckdb = made
-        self._reply({})
+        self._reply({"thread": threading.get_native_id()})
 
     def _execute(self, text: str, parameters: Any) -> None:
         self._reader = None
