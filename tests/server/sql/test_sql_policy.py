@@ -8,6 +8,7 @@ import pytest
 
 from catchment.errors import CatchmentError, InputError, NotAllowedError, NotSupportedError
 from catchment.server.engine.parsing import LocalParser
+from catchment.server.sql import sql_tokens
 from catchment.server.sql.session_settings import require_harmless_path
 from catchment.server.sql.sql_policy import Permission, StatementKind, authorize
 from catchment.server.sql.statement_plan import Plain, plan
@@ -143,3 +144,51 @@ def test_the_time_to_check_a_statement_grows_with_its_length_only(text: str) -> 
             judged(step.text)
     # Under a third of it is used; with the square of the length, it would take minutes.
     assert time.process_time() - before_s < 20
+
+
+MANY_CONDITIONS = "true" + " OR true" * 501
+MANY_WORDS = "[1" + ", 1" * 5_000 + "]"
+
+
+@pytest.mark.parametrize("stored", [MANY_CONDITIONS, MANY_WORDS], ids=["conditions", "words"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE MACRO m(x) AS {}",
+        "CREATE OR REPLACE MACRO temp(x) AS {}",
+        "CREATE FUNCTION lake.main.m(x) AS TABLE SELECT {} AS a",
+        "CREATE TABLE t (a VARCHAR DEFAULT ({}::VARCHAR), b INTEGER)",
+        "CREATE TABLE IF NOT EXISTS lake.main.t (a VARCHAR DEFAULT CAST({} AS VARCHAR) NOT NULL)",
+        "ALTER TABLE t ALTER COLUMN a SET DEFAULT ({}::VARCHAR)",
+        "EXPLAIN CREATE MACRO m(x) AS {}",
+    ],
+)
+def test_what_every_process_parses_that_opens_the_lake_is_small(text: str, stored: str) -> None:
+    with pytest.raises(InputError, match=r"A macro may have at most|The defaults of a statement may have at most"):
+        judged(text.format(stored))
+    judged(text.format("(1 OR (2 AND 3))"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"CREATE TEMP MACRO m(x) AS {MANY_CONDITIONS}",
+        f"CREATE OR REPLACE TEMPORARY FUNCTION m(x) AS {MANY_WORDS}",
+        f"CREATE TEMP TABLE t (a BOOLEAN DEFAULT ({MANY_CONDITIONS}))",
+        f"CREATE TABLE t AS SELECT {MANY_WORDS} AS a WHERE {MANY_CONDITIONS}",
+        f"CREATE VIEW v AS SELECT {MANY_CONDITIONS} AS a",
+        f"SELECT {MANY_CONDITIONS} AS a",
+        'CREATE TABLE t ("default" INTEGER, ' + ", ".join(f"column_{at} INTEGER" for at in range(2_000)) + ")",
+        "CREATE TABLE t (" + ", ".join(f"a{at} VARCHAR DEFAULT upper('x') NOT NULL" for at in range(1_600)) + ")",
+        "CREATE TABLE t (" + ", ".join(f"a{at} STRUCT(b INTEGER, c DATE) DEFAULT NULL" for at in range(2_000)) + ")",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_what_only_its_statement_needs_is_bounded_as_a_statement(text: str) -> None:
+    judged(text)
+
+
+def test_the_defaults_of_a_statement_are_found() -> None:
+    text = "CREATE TABLE t (a INT[] DEFAULT [1, f(2, 3)] NOT NULL, b INT, c VARCHAR DEFAULT {'x': (4, ')')}, d INT)"
+    found = sql_tokens.defaults(sql_tokens.read(text.encode()))
+    assert "".join(token.text for token in found) == "[1,f(2,3)]notnull{':(4,')}"

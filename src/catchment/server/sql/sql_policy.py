@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from duckdb import StatementType
@@ -21,7 +21,7 @@ from sqlglot import exp
 from catchment.errors import NotAllowedError, NotSupportedError
 from catchment.lake import extensions
 from catchment.lake.tables import LEDGER_SCHEMA
-from catchment.server.sql import functions, session_settings, sql_forms
+from catchment.server.sql import functions, session_settings, sql_forms, sql_tokens
 from catchment.server.sql.catalog_lists import LISTED_SHOWS, LISTS, is_list
 from catchment.server.sql.functions import TABLE_FUNCTIONS
 from catchment.server.sql.sql_tokens import Token, calls
@@ -52,6 +52,7 @@ _CREATABLE = frozenset({"table", "view", "schema", "macro", "function"})
 _MACROS = frozenset({"macro", "function"})
 _BEFORE_DROPPED = frozenset({"table", "if", "exists"})
 _CREATE_HOW = frozenset({"or", "replace", "temp", "temporary", "local", "global", "recursive", "persistent"})
+_TEMPORARY = frozenset({"temp", "temporary"})
 _PERMISSIONS_MAX = 2_000
 # Longer texts are not cached: a cached one takes many times its length.
 _CACHED_CHARACTERS_MAX = 2_000
@@ -174,6 +175,7 @@ def _permit(reading: SqlReading) -> Permission:
     if kind in (StatementType.CREATE, StatementType.DROP):
         _require_creatable(tokens)
     macro = macro_of(reading)
+    _require_small_stored(kind, tokens, macro)
     if macro is not None:
         return _permit_macro(reading, macro)
     refuse_calls(tokens, functions.refused())
@@ -227,6 +229,16 @@ def _permit_query(reading: SqlReading, permission: Permission) -> Permission:
     lists |= any(called.name in LISTS for called in found.table_functions)
     macros = frozenset(called.name for called in found.table_functions if called.name not in functions.known())
     return replace(permission, lists=lists, tables=tuple(by_text), macros=macros)
+
+
+def _require_small_stored(kind: StatementType, tokens: tuple[Token, ...], macro: Macro | None) -> None:
+    """Refuse a large macro, and large defaults of a table, unless they are temporary."""
+    if kind not in (StatementType.CREATE, StatementType.ALTER):
+        return
+    how = takewhile(lambda token: token.text in _CREATE_HOW, tokens[1:])
+    if _TEMPORARY.isdisjoint(token.text for token in how):
+        stored = tuple(sql_tokens.defaults(tokens)) if macro is None else tokens
+        sql_tokens.require_small_stored(stored, "The defaults of a statement" if macro is None else "A macro")
 
 
 def _permit_macro(reading: SqlReading, macro: Macro) -> Permission:
