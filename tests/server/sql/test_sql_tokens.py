@@ -77,6 +77,11 @@ def test_more_conditions_than_the_parser_can_take_are_refused() -> None:
         sql_tokens.read(f"{most} AND a".encode())
 
 
+def test_columns_that_are_named_like_conditions_do_not_count_as_such() -> None:
+    columns = ", ".join(['"and"'] * 20_001)
+    assert sql_tokens.read(f"SELECT {columns} FROM t".encode())
+
+
 def test_pieces_of_a_text_are_replaced_and_outer_ones_take_inner_ones_along() -> None:
     assert sql_tokens.replaced(b"abcdef", [(4, 5, b"E"), (1, 1, b"-"), (1, 3, b"BC")]) == b"a-BCdEf"
     assert sql_tokens.replaced(b"abcdef", [(2, 3, b"C"), (1, 4, b"?")]) == b"a?ef"

@@ -66,7 +66,7 @@ def read(source: bytes) -> tuple[Token, ...]:
 
 
 def _conditions(tokens: Iterable[Token]) -> int:
-    return sum(token.is_name and token.text in _CONNECTIVES for token in tokens)
+    return sum(token.text in _CONNECTIVES and token.is_name and not token.is_quoted for token in tokens)
 
 
 def require_small_stored(tokens: Sequence[Token], what: str) -> None:
