@@ -1,29 +1,12 @@
 """The settings of a session: the same on all of its connections."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from catchment.errors import StateError
-from catchment.foundation.settings import Settings
-from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
-from tests.server.sessions.in_process import FOUNDER, run, sessions_of
+from tests.server.sessions.in_process import run
 
 SETTINGS = "SELECT current_setting('TimeZone') AS zone, current_schema() AS schema"
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegistry]:
-    with sessions_of(Settings(home=tmp_path_factory.mktemp("settings"), lake_threads_max=1)) as registry:
-        yield registry
-
-
-@pytest.fixture
-def session(registry: SessionRegistry) -> Iterator[Session]:
-    session = registry.open(FOUNDER)
-    yield session
-    registry.close(session)
 
 
 def test_a_session_has_its_settings_in_all_its_transactions_and_beside_them(session: Session) -> None:

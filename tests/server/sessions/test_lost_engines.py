@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import cast
 
@@ -10,30 +9,15 @@ import duckdb
 import pytest
 
 from catchment.errors import CommitUnknownError, ConflictError, EngineFailedError, LimitError
-from catchment.foundation.settings import Settings
 from catchment.lake import Lake
 from catchment.lake.instance import Origin
 from catchment.server.engine import engine_process, remote_connection
 from catchment.server.engine.remote_connection import RemoteConnection
-from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.values import Call
-from tests.server.sessions.in_process import FOUNDER, run, sessions_of
+from tests.server.sessions.in_process import run
 from tests.waiting import BEAT_S, PATIENCE_S, wait_until
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegistry]:
-    with sessions_of(Settings(home=tmp_path_factory.mktemp("engines"), lake_threads_max=1)) as registry:
-        yield registry
-
-
-@pytest.fixture
-def session(registry: SessionRegistry) -> Iterator[Session]:
-    session = registry.open(FOUNDER)
-    yield session
-    registry.close(session)
 
 
 @pytest.fixture

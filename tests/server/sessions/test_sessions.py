@@ -21,7 +21,6 @@ from catchment.errors import (
     StateError,
 )
 from catchment.foundation.ids import TableId
-from catchment.foundation.settings import Settings
 from catchment.server.access.users import ANONYMOUS
 from catchment.server.flight.watchdog import Watchdog
 from catchment.server.sessions import capture
@@ -32,28 +31,10 @@ from catchment.server.sessions.session import Session
 from catchment.server.sessions.session_state import SessionState
 from catchment.server.sessions.transactions import Transaction
 from catchment.server.values import Call, Principal, Role, StatementOutcome, TableResult
-from tests.server.sessions.in_process import FOUNDER, run, sessions_of
+from tests.server.sessions.in_process import FOUNDER, run
 
 NOBODY = Principal(ANONYMOUS, Role.ADMIN)
 WAIT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionRegistry]:
-    settings = Settings(
-        home=tmp_path_factory.mktemp("sessions"),
-        lake_threads_max=1,
-        queue_auto_create_tables=True,
-    )
-    with sessions_of(settings) as registry:
-        yield registry
-
-
-@pytest.fixture
-def session(registry: SessionRegistry) -> Iterator[Session]:
-    session = registry.open(FOUNDER)
-    yield session
-    registry.close(session)
 
 
 @pytest.fixture
