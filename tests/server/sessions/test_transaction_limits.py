@@ -3,27 +3,24 @@
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from catchment.app import App
-from catchment.errors import CancelledError, ConflictError, LockTimeoutError, StateError
+from catchment.errors import ConflictError, LockTimeoutError, StateError
 from catchment.foundation.settings import Settings
 from catchment.lake import Lake
-from catchment.server.sessions import plain_statements
-from catchment.server.sessions.connections import Connection
 from catchment.server.sessions.registry import SessionRegistry
 from catchment.server.sessions.session import Session
 from catchment.server.values import Call
 from catchment.testing import FakeClock, InlineRunner
 from tests.conftest import MakeSettings
-from tests.server.raw_client import ENDLESS
 from tests.server.sessions.in_process import FOUNDER, run
-from tests.waiting import wait_until
+from tests.waiting import BEAT_S
 
 WAIT_S = 20.0
 TRANSACTION_S_MAX = 600
@@ -82,46 +79,25 @@ def test_a_transaction_whose_changes_conflict_with_others_commits_nothing(
 
 
 @pytest.mark.parametrize("catalog", DETECTING)
-def test_a_long_statement_blocks_no_other_writer(catalog: str, make_settings: MakeSettings) -> None:
-    endless = f"INSERT INTO t SELECT a.range FROM ({ENDLESS}) s(x), range(1) a"
-    with sessions(make_settings(catalog, lake_threads_max=1)) as (_, first, second):
-        call, connection = Call(), first.state.own_connection()
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(first.execute, endless, call)
-            wait_until(lambda: not lock_is_free(connection), "the statement runs")
-            run(second, "INSERT INTO t VALUES (2)")
-            assert not running.done()
-            call.cancel()
-            assert isinstance(running.exception(WAIT_S), CancelledError)
-        assert values(second) == [0, 2]
-
-
-def lock_is_free(connection: Connection) -> bool:
-    is_free = connection.lock.acquire(blocking=False)
-    if is_free:
-        connection.lock.release()
-    return is_free
-
-
-@pytest.mark.parametrize("catalog", DETECTING)
-def test_a_statement_that_conflicts_with_others_is_repeated_without_them(
+def test_two_statements_that_insert_a_missing_key_do_not_both_insert_it(
     catalog: str, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = [2, 3]
-    commit_on = Lake.commit_on
+    missing = "INSERT INTO t SELECT 7 WHERE NOT EXISTS (FROM t WHERE a = 7)"
+    commit_on, others = Lake.commit_on, list[Future[object]]()
 
-    def overtaken(lake: Lake, *given: Any) -> None:
-        if len(others) == 2:
-            value = others.pop(0)
-            run(second, f"INSERT INTO t VALUES ({value})")
+    def overlapping(lake: Lake, *given: Any) -> None:
+        if not others:
+            others.append(pool.submit(run, second, missing))
+            # It must wait for this one, and gets a moment in which it could fail to.
+            wait(others, timeout=BEAT_S)
         commit_on(lake, *given)
 
-    with sessions(make_settings(catalog, lake_threads_max=1)) as (_, first, second):
-        monkeypatch.setattr(Lake, "commit_on", overtaken)
-        # The other one would wait for the lock.
-        monkeypatch.setattr(plain_statements, "exclusive", lambda *_: nullcontext())
-        run(first, "UPDATE t SET a = a + 10")
-        assert values(second) == [10, 12]
+    with sessions(make_settings(catalog, lake_threads_max=1)) as (_, first, second), ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(Lake, "commit_on", overlapping)
+        first.state.lake.limits = replace(first.state.lake.limits, lock_timeout_s=WAIT_S)
+        run(first, missing)
+        others[0].result(WAIT_S)
+        assert values(second) == [0, 7]
 
 
 @pytest.mark.parametrize("catalog", DETECTING)

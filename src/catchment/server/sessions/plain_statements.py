@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from catchment.errors import (
-    ConflictError,
-    EngineFailedError,
-    LakeUnavailableError,
-    LimitError,
-    NotAllowedError,
-    StateError,
-)
+from catchment.errors import ConflictError, LakeUnavailableError, LimitError, NotAllowedError, StateError
 from catchment.foundation import sql
 from catchment.foundation.ids import DEFAULT_SCHEMA
 from catchment.queue import incoming
@@ -44,10 +37,13 @@ class PlainStatements:
     def run(self, step: Plain, call: Call, transaction: bytes | None, bound: pa.Table | None) -> StatementOutcome:
         """Run a statement; `bound` are the rows of its parameters."""
         state = self.state
-        if transaction_kind(step.tokens) is StatementKind.ROLLBACK:
+        control = transaction_kind(step.tokens)
+        if control is StatementKind.ROLLBACK:
             state.parser.statements(step.text)
             if state.roll_back_expired(transaction):
                 return StatementOutcome.none()
+        elif control is StatementKind.BEGIN:
+            state.forget_reported_loss()
         joined = state.find(transaction)
         with self.state.connection(joined) as connection:
             statement, permission = self.policy.authorized(step, connection)
@@ -150,44 +146,23 @@ class PlainStatements:
             transaction.touched |= permission.touched
             outcome = self._changed(step, permission, connection, call, bound, on_partial=transaction.fail)
         else:
-            outcome = self._write_alone(step, permission, connection, call, bound)
+            with self.state.reading_lake(permission.touched), self.autocommit_write(connection, call):
+                outcome = self._changed(step, permission, connection, call, bound)
         return outcome
 
-    def _write_alone(
-        self, step: Plain, permission: Permission, connection: Connection, call: Call, bound: pa.Table | None
-    ) -> StatementOutcome:
-        """Run a statement in a write transaction; if it conflicts, once more while others wait."""
-        keeps_others_out = not self.state.lake.address.detects_conflicts
-        while True:
-            try:
-                with (
-                    self.state.reading_lake(permission.touched),
-                    self.autocommit_write(connection, call, keeps_others_out=keeps_others_out),
-                ):
-                    outcome = self._changed(step, permission, connection, call, bound)
-            except EngineFailedError:
-                raise
-            except ConflictError:
-                if keeps_others_out or not self.state.backend.is_current(connection):
-                    raise
-                keeps_others_out = True
-            else:
-                return outcome
+    @contextmanager
+    def autocommit_write(self, connection: Connection, call: Call) -> Iterator[None]:
+        """Run one statement in a separate write transaction."""
+        with self.state.changing_lake(), self.write_transaction(connection, call):
+            yield
 
     @contextmanager
-    def autocommit_write(self, connection: Connection, call: Call, *, keeps_others_out: bool = False) -> Iterator[None]:
-        """Run one statement in a separate write transaction.
-
-        Others can commit in the meantime, if the lake detects conflicts, unless it keeps them out.
-        """
-        state, backend, lake = self.state, self.state.backend, self.state.lake
+    def write_transaction(self, connection: Connection, call: Call) -> Iterator[None]:
+        """Open a write transaction under the lake's commit lock."""
+        lake, backend = self.state.lake, self.state.backend
         if not backend.is_current(connection):
             raise LakeUnavailableError("The lake is unavailable.")
-        lock = exclusive(lake, call, f"a statement of session {state.shown_id}")
-        keeps_others_out = keeps_others_out or not lake.address.detects_conflicts
-        with state.changing_lake(), ExitStack() as held:
-            if keeps_others_out:
-                held.enter_context(lock)
+        with exclusive(lake, call, f"a statement of session {self.state.shown_id}"):
             if not backend.is_current(connection):
                 raise ConflictError("The lake was opened again while the statement waited.", hint="Run it again.")
             connection.run("BEGIN", call)
@@ -195,8 +170,6 @@ class PlainStatements:
                 yield
                 call.refuse_stopped()
                 connection.origin.refuse_lost()
-                if not keeps_others_out:
-                    held.enter_context(lock)
             except BaseException:
                 connection.abandon("The statement failed.")
                 connection.roll_back()
