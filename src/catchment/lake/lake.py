@@ -586,7 +586,8 @@ class Lake:
     def _discard(self, error: duckdb.Error, origin: Origin, *, alone: bool) -> None:
         """Replace the instance after a failed COMMIT if needed; if `alone`, it is closed anyway."""
         origin.note(error)
-        if not alone and not origin.is_lost and failures.spoils_instance(error, self.address):
+        is_current = origin == origin.instance.origin()
+        if not alone and is_current and failures.spoils_instance(error, self.address):
             origin.instance.give_up()
 
     def _refuse_overlong(self, started_s: float) -> None:

@@ -25,8 +25,6 @@ Parameters = Sequence[object] | dict[str, object]
 # Requests that run no statement of a client end within this time, or the engine is broken.
 # Attaching a lake takes as long as its catalog takes to answer.
 _SECONDS_MAX = {"connect": 180.0, "unregister": 60.0, "end": 60.0, "statements": 60.0, "tree": 60.0}
-# So do those that nothing can stop, such as a ROLLBACK.
-_UNATTENDED_S_MAX = 60.0
 # What Arrow's encoding of rows may add to them, beside a quarter of their size.
 _ENCODING_BYTES_MAX = 16 * MIB
 
@@ -46,8 +44,6 @@ class RemoteConnection:
         # A block of requests that can be stopped together: its number, and whether it was stopped.
         self._block = 0
         self._is_stopped = False
-        # Whether such a block runs, which something may stop.
-        self._is_stoppable = False
         # While the server sends rows, the engine waits for them, and cannot react to an interrupt.
         self._is_sending = False
         self._sources: dict[str, Iterator[pa.RecordBatch]] = {}
@@ -91,12 +87,12 @@ class RemoteConnection:
     def stoppable(self) -> Iterator[None]:
         """Make the requests of the block a unit, which `interrupt` stops: the next ones fail, too."""
         with self._mutex:
-            self._block, self._is_stopped, self._is_stoppable = self._block + 1, False, True
+            self._block, self._is_stopped = self._block + 1, False
         try:
             yield
         finally:
             with self._mutex:
-                self._block, self._is_stopped, self._is_stoppable = self._block + 1, False, False
+                self._block, self._is_stopped = self._block + 1, False
 
     @property
     def is_closed(self) -> bool:
@@ -234,7 +230,7 @@ class RemoteConnection:
             self._number += 1
             self._is_running = True
         try:
-            self._socket.settimeout(_SECONDS_MAX.get(verb, None if self._is_stoppable else _UNATTENDED_S_MAX))
+            self._socket.settimeout(_SECONDS_MAX.get(verb))
             frames.send_request(self._socket, self._number, verb, arguments)
         except BaseException as error:
             self.finish()

@@ -65,9 +65,8 @@ class Databases:
         """Close the instance once its last connection is closed."""
         with self._lock(number):
             self._closed.add(number)
-            found = self._open.pop(number, None)
-        if found is not None:
-            found.close()
+            # It ends with its last connection. Its own method would close those, too.
+            self._open.pop(number, None)
 
     def _lock(self, number: int) -> threading.Lock:
         with self._mutex:
