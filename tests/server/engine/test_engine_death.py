@@ -197,6 +197,11 @@ def test_a_lost_transaction_fails_once_releases_the_lock_and_can_be_rolled_back(
     assert writer.update("INSERT INTO t VALUES (201)") == 1
     owner.update("BEGIN")
     kill(running)
+    refused(AGAIN, owner.update, "INSERT INTO t VALUES (200)")
+    owner.update("BEGIN")
+    owner.update("ROLLBACK")
+    owner.update("BEGIN")
+    kill(running)
     assert "Run" in refused(AGAIN, owner.update, "INSERT INTO t VALUES (200)")
     assert owner.update("INSERT INTO t VALUES (202)") == 1
     owner.prepare("ROLLBACK")

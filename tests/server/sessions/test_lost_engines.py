@@ -12,6 +12,7 @@ from catchment.errors import CommitUnknownError, ConflictError, EngineFailedErro
 from catchment.lake import Lake
 from catchment.lake.instance import Origin
 from catchment.server.engine import engine_process, remote_connection
+from catchment.server.engine.engines import LAKE
 from catchment.server.engine.remote_connection import RemoteConnection
 from catchment.server.sessions.session import Session
 from catchment.server.sessions.transactions import Transaction
@@ -118,3 +119,49 @@ def test_a_commit_that_did_not_reach_its_engine_is_not_unknown(
     raw._socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(EngineFailedError, match="its connection broke"):
         session.end(transaction, commit=True)
+
+
+def test_a_transaction_whose_commit_fails_in_any_way_is_rolled_back(
+    session: Session, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise duckdb.OutOfMemoryException
+
+    transaction = session.begin()
+    run(session, f"INSERT INTO {table} VALUES (1, 1)", transaction=transaction)
+    with monkeypatch.context() as patched:
+        patched.setattr(Lake, "commit_on", fail)
+        with pytest.raises(duckdb.OutOfMemoryException):
+            session.end(transaction, commit=True)
+    run(session, f"INSERT INTO {table} VALUES (2, 2)")
+    assert run(session, f"SELECT a FROM {table}") == [{"a": 2}]
+
+
+def test_the_end_of_a_transaction_leaves_the_next_one_of_its_handle(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, roll_back = session.begin(), Transaction.roll_back
+
+    def slowly(ended: Transaction) -> None:
+        monkeypatch.undo()
+        roll_back(ended)
+        # As a driver's transaction that SQL has ended is opened again.
+        session.state.begin(Call(), handle)
+
+    monkeypatch.setattr(Transaction, "roll_back", slowly)
+    session.end(handle, commit=False)
+    assert session.state.has_transactions
+    session.end(handle, commit=False)
+
+
+def test_a_replaced_lake_of_an_engine_ends_with_its_last_connection(session: Session) -> None:
+    transaction = session.begin()
+    run(session, "CREATE TEMP TABLE kept (a INTEGER)", transaction=transaction)
+    engine = session.state.engine
+    assert engine is not None
+    engine.instances[LAKE].give_up()
+    other = session.state.backend.connect(engine)
+    assert other.table("SELECT 42 AS x", Call()).to_pylist() == [{"x": 42}]
+    assert run(session, "SELECT count(*) AS n FROM kept", transaction=transaction) == [{"n": 0}]
+    other.close()
+    session.end(transaction, commit=False)

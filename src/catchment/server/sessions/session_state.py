@@ -61,6 +61,8 @@ class SessionState:
         # Transactions that were rolled back for idling, or with their DuckDB instance.
         self._expired = RolledBackTransactions(_TRANSACTIONS_MAX)
         self._by_sql: bytes | None = None
+        # A transaction whose client got the error that its engine has ended.
+        self._reported_loss: bytes | None = None
         self._is_closed = False
 
     # What statements need of the server.
@@ -165,6 +167,9 @@ class SessionState:
                 try:
                     transaction.refuse_ended()
                     yield transaction.connection
+                except EngineFailedError:
+                    self._reported_loss = transaction.handle
+                    raise
                 finally:
                     transaction.touched_s = self.backend.clock.monotonic_s()
                     if transaction.connection.origin.is_lost:
@@ -345,6 +350,12 @@ class SessionState:
         self._begin_for_driver(transaction)
         return True
 
+    def forget_reported_loss(self) -> None:
+        """Let BEGIN open another transaction after one whose loss a statement has reported."""
+        with self._mutex:
+            if self._by_sql is not None and self._by_sql == self._reported_loss and self._by_sql in self._expired:
+                self._by_sql = None
+
     def end(self, transaction: bytes, *, commit: bool, call: Call | None = None) -> None:
         """Commit a transaction, or roll it back."""
         if call is not None:
@@ -376,12 +387,13 @@ class SessionState:
                         ended.commit(self.enqueue, call)
                 else:
                     ended.roll_back()
-            except CatchmentError:
+            except BaseException:
                 ended.roll_back()
                 raise
             finally:
                 with self._mutex:
-                    self._transactions.pop(ended.handle, None)
+                    if self._transactions.get(ended.handle) is ended:
+                        del self._transactions[ended.handle]
                     if self._by_sql == ended.handle and ended.handle not in self._expired:
                         self._by_sql = None
                 if ended.connection is not self._own:
