@@ -90,7 +90,8 @@ def _fail_once(running: FlightServer, seen: list[Event]) -> None:
     code, text = _refusal(named.query, "SELECT * FROM mine")
     assert (code, "temporary tables" in text) == (grpc.StatusCode.ABORTED, True), text
     assert named.query("SELECT 42 AS x") == [{"x": 42}]
-    assert _refusal(lambda: [*stream]) == said[0]
+    # The end of its engine may be known from its own connection, or from the others.
+    assert _refusal(lambda: [*stream])[0] is grpc.StatusCode.ABORTED
 
     running.app.queue.force_flush_all()
     assert sorted(row["a"] for row in idle.query("SELECT a FROM t WHERE a < 0")) == []
