@@ -165,3 +165,15 @@ def test_a_replaced_lake_of_an_engine_ends_with_its_last_connection(session: Ses
     assert run(session, "SELECT count(*) AS n FROM kept", transaction=transaction) == [{"n": 0}]
     other.close()
     session.end(transaction, commit=False)
+
+
+def test_a_session_that_drops_the_table_through_which_its_rows_pass_gets_another(session: Session, table: str) -> None:
+    text = f"INSERT INTO duckling_queue.{table} (a) SELECT range FROM range(3)"
+    run(session, text)
+    (name,) = run(session, "SELECT table_name AS x FROM duckdb_tables() WHERE database_name = 'temp'")
+    for change in (f'DROP TABLE temp.main."{name["x"]}"', f'ALTER TABLE temp.main."{name["x"]}" DROP COLUMN b'):
+        run(session, change)
+        with pytest.raises(duckdb.Error):
+            run(session, text)
+        run(session, text)
+    assert run(session, f"SELECT count(*) AS n FROM catchment_fresh.{table}") == [{"n": 9}]

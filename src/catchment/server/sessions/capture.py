@@ -86,7 +86,7 @@ def inserted(
         return _selected(step, connection, authorize, call)
     try:
         rows = _insert(step, columns, connection, authorize, call, bound, in_transaction=in_transaction)
-    except (duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
+    except (duckdb.CatalogException, duckdb.BinderException, duckdb.ConversionException, duckdb.ConstraintException):
         # The table may have changed since its columns were read.
         asked = queue.columns(step.table, ask=True)
         if asked == columns:
@@ -117,6 +117,10 @@ def _insert(
         connection.run("BEGIN", call)
     try:
         return incoming.restored(_run(text, connection, call, bound, is_bulk=is_bulk), columns)
+    except (duckdb.CatalogException, duckdb.BinderException):
+        # The client can see the table, and may have dropped or changed it.
+        connection.shapes.pop(step.table, None)
+        raise
     finally:
         # Leave no rows in the shape, however the statement ended.
         with suppress(duckdb.Error):
