@@ -3,7 +3,7 @@
     CatchmentError
     ├── RetryableError            wait, then do the same again
     │   ├── ConflictError         another transaction committed first: redo the commit, keep the files
-    │   │   └── EngineFailedError   DuckDB failed internally and was replaced: all its statements failed
+    │   │   └── EngineFailedError   the engine ended and was replaced: all its statements failed
     │   ├── LakeUnavailableError  catalog or storage cannot be reached
     │   ├── ControlUnavailableError  the control database cannot be reached: the change may have been made
     │   ├── StorageFailedError    a file or folder cannot be written, moved or removed
@@ -100,9 +100,9 @@ class ConflictError(RetryableError):
 
 
 class EngineFailedError(ConflictError):
-    """The DuckDB instance of the session ended and was replaced; this work was rolled back."""
+    """The engine of the session ended and was replaced; this work was rolled back."""
 
-    default_hint = "Run the statement again, or the transaction from its beginning."
+    default_hint = "Run the statement again; if a transaction was open, roll it back and run all of it again."
     # False if the engine had ended before it got the request.
     may_have_run = True
 

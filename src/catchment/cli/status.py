@@ -124,12 +124,13 @@ def _describe_sessions(sessions: Facts) -> str:
         f"{sessions['sessions_total']} of {sessions['sessions_max']}, "
         f"{plural(sessions['statements_running'], 'statement')} running, "
         f"{plural(len(sessions['slow']), 'slow statement')} recorded"
-        + "".join(
-            f"; {each['name']} was replaced {plural(each['replaced'], 'time')}, last because of {each['last_end']}"
-            for each in sessions["engines"]
-            if each["replaced"]
-        )
+        + "".join(f"; {_describe_engine(each)}" for each in sessions["engines"])
     )
+
+
+def _describe_engine(engine: Facts) -> str:
+    replaced = f", replaced {plural(engine['replaced'], 'time')}, the last time because of {engine['last_end']}"
+    return f"{engine['name']} occupies {_size(engine['bytes'])}{replaced if engine['replaced'] else ''}"
 
 
 _PARTS = {

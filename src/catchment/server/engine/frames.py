@@ -185,7 +185,7 @@ def too_large(bytes_max: int) -> LimitError:
     return LimitError(
         f"The rows have more than {bytes_max:,} bytes, the maximum for one write to the queue and for rows that a "
         "write returns.",
-        hint="Write fewer at a time.",
+        hint="Write fewer at a time; CATCHMENT_SERVER_WRITE_BYTES_MAX is the limit.",
     )
 
 

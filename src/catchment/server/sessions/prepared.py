@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from catchment.errors import CatchmentError, StateError
 from catchment.foundation import sql
+from catchment.foundation.text import plural
 from catchment.lake import extensions
 from catchment.lake.types import Column
 from catchment.server.sessions import queue_results
@@ -59,7 +60,7 @@ class PreparedStatement:
         """Return the rows of parameters for an execution: those given, or else those bound."""
         rows = given if given is not None and given.num_columns else self._bound
         if rows is None and len(self.parameters):
-            raise StateError(f"The statement has {len(self.parameters)} parameters, and none of them is bound.")
+            raise StateError(f"The statement has {plural(len(self.parameters), 'parameter')}, and no value is bound.")
         return rows if rows is not None and rows.num_columns else None
 
 

@@ -74,7 +74,7 @@ class Expiry(Enum):
             case Expiry.IDLE:
                 return StateError(
                     "The transaction was rolled back for idling.",
-                    hint="Begin it again. CATCHMENT_SERVER_TRANSACTION_IDLE_SECONDS is the limit.",
+                    hint="Roll it back, and run it again. CATCHMENT_SERVER_TRANSACTION_IDLE_SECONDS is the limit.",
                 )
             case Expiry.OVERLONG:
                 return StateError(
