@@ -1,11 +1,14 @@
 """Calls over a limit are refused with the limit's name, and the next call is served."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import cast
 
 import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.flight_protocol import flight_pb2 as flight
 from catchment.flight_protocol import flight_sql_pb2 as sql
 from catchment.flight_protocol import message_sizes
 from catchment.foundation.settings import MIB, Settings
@@ -175,3 +178,18 @@ def test_rows_that_a_transaction_keeps_for_the_queue_are_bounded(client: Client)
     assert "transaction" in refused(OVER, client.update, text, transaction)
     client.end(transaction, commit=False)
     assert client.query("SELECT count(*) AS n FROM catchment_fresh.target") == [{"n": 0}]
+
+
+@pytest.mark.parametrize("messages", [2, 5])
+def test_a_client_that_leaves_a_long_result_leaves_no_slot_taken(tmp_path: Path, messages: int) -> None:
+    """After some batches, the next one takes hours; it is built while the client has not read all."""
+    endless = "SELECT i FROM range(1000000000000) r(i) WHERE i < 500000 OR hash(i) = 1"
+    settings = Settings(home=tmp_path, server_port=0, server_statements_max=1, lake_threads_max=1)
+    with server(settings) as running, Client(running.uri, keeps_session=True) as client, Client(running.uri) as other:
+        ticket = client.info(sql.CommandStatementQuery(query=endless)).endpoint[0].ticket.ticket
+        stream = client.stream("DoGet", flight.Ticket(ticket=ticket).SerializeToString())
+        for _ in range(messages):
+            next(stream)
+        cast(Generator[bytes, None, None], stream).close()
+        assert other.query("SELECT 42 AS x") == [{"x": 42}]
+        assert client.query("SELECT 42 AS x") == [{"x": 42}]

@@ -7,7 +7,9 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import duckdb
@@ -44,6 +46,10 @@ _STATEMENT = re.compile(r"\b((?:query|COPY) \")(?:.*(?=\": )|.*(?=\")|.*)", re.D
 _STATEMENTS = ("GetFlightInfo", "GetSchema", "DoGet", "DoPut", "CreatePreparedStatement", "EndTransaction")
 
 
+# Results of fewer messages are short: the schema, and batches.
+_SHORT_MESSAGES = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
     """Limits on calls. `streams_max` is the number of results that are read concurrently."""
@@ -68,6 +74,7 @@ class Calls:
         self._streams: Counter[str] = Counter()
         self._streams_mutex = threading.Lock()
         self._watchdog = Watchdog(self._clock)
+        self._builders = ThreadPoolExecutor(limits.streams_max, thread_name_prefix="catchment-builder")
 
     @contextmanager
     def answering(self, context: grpc.ServicerContext, name: str) -> Iterator[Call]:
@@ -107,17 +114,26 @@ class Calls:
         """Yield the messages of a result to the client.
 
         A slot is held while a message is built, not while the client reads it; reading has a
-        separate time limit.
+        separate time limit. While the client reads one message of a long result, the next is built
+        in another thread, within the same call.
         """
-        with self._watchdog.pacing(call, context.cancel, STALL_SECONDS_MAX) as pace:
-            while True:
-                with self._read_slot(call):
-                    message = next(messages, None)
-                if message is None:
-                    return
+
+        def build() -> bytes | None:
+            with self._read_slot(call):
+                return next(messages, None)
+
+        with self._watchdog.pacing(call, context.cancel, STALL_SECONDS_MAX) as pace, ExitStack() as ahead:
+            message, count = build(), 0
+            while message is not None:
+                count += 1
+                built = self._builders.submit(copy_context().run, build) if count >= _SHORT_MESSAGES else None
+                if built is not None:
+                    ahead.callback(_abandon, built, call)
                 pace.begin()
                 yield message
                 pace.end()
+                ahead.pop_all()
+                message = build() if built is None else built.result()
 
     def arriving(self, requests: Iterator[bytes], context: grpc.ServicerContext, call: Call) -> Iterator[bytes]:
         """Yield the client's messages, with a time limit for each.
@@ -178,6 +194,7 @@ class Calls:
     def close(self) -> None:
         """Stop the watchdog; no call may be running."""
         self._watchdog.close()
+        self._builders.shutdown()
 
     def _log_failure(self, call: Call, reason: Exception, code: grpc.StatusCode, seconds: float) -> None:
         is_server_fault = code in _SERVER_FAULTS or isinstance(reason, EngineFailedError)
@@ -198,6 +215,13 @@ class Calls:
             events.emit("statement_failed", level=level, **facts)
         else:
             events.emit("call_failed", level=level, **facts)
+
+
+def _abandon(built: "Future[bytes | None]", call: Call) -> None:
+    """Stop a call whose client is gone, and wait until nothing is built for it any more."""
+    if not built.cancel():
+        call.cancel()
+        wait([built])
 
 
 def _without_statement(reason: Exception) -> str | None:
