@@ -1,5 +1,7 @@
-"""The log of a failed call has the reason of an internal failure, never the statement."""
+"""Calls: what the log has of a failure, and the end of a result that is not read to its end."""
 
+import threading
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, cast
 
@@ -8,10 +10,13 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from catchment.errors import CancelledError
 from catchment.foundation import events
 from catchment.foundation.events import Event
 from catchment.server.flight.calls import CallLimits, Calls
+from catchment.server.values import Call
 from tests.server.flight.test_request_ids import AbortedError, Context
+from tests.waiting import BEAT_S, PATIENCE_S
 
 
 def _facts(error: Exception) -> dict[str, Any]:
@@ -65,3 +70,28 @@ def test_internal_failures_are_logged_with_duckdbs_message_and_without_the_state
 )
 def test_other_errors_of_duckdb_are_not_repeated_in_the_log(error: Exception) -> None:
     assert "reason" not in _facts(error)
+
+
+def test_nothing_is_built_for_a_result_once_its_reader_has_left() -> None:
+    call, building, ended = Call(), threading.Event(), threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        for number in range(3):
+            yield bytes([number])
+        building.set()
+        try:
+            while not ended.wait(BEAT_S):
+                call.refuse_stopped()
+        finally:
+            ended.set()
+
+    with closing(Calls(CallLimits(statements_max=1, seconds_max=60.0))) as calls:
+        stream = calls.streamed(messages(), call, cast("grpc.ServicerContext", Context()))
+        assert [next(stream) for _ in range(3)] == [bytes([number]) for number in range(3)]
+        assert building.wait(PATIENCE_S)
+        cast("Generator[bytes, None, None]", stream).close()
+        was_waited_for = ended.is_set()
+        ended.set()
+    assert was_waited_for
+    with pytest.raises(CancelledError):
+        call.refuse_stopped()
